@@ -1,0 +1,40 @@
+// An arena is one reserved range of addresses whose pages can be given to it and taken away. The pool decides where blocks
+// lie; the arena only knows pages, so the same pool runs on host memory, on CUDA's virtual memory, or on addresses alone
+// (the simulator). Addresses are cheap and pages are not: a range larger than the budget lets the pool form a hole out of
+// scattered free pages instead of evicting for it.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace dtr {
+
+using Bytes = std::int64_t;
+using Nanos = std::int64_t;
+
+class Arena {
+ public:
+  virtual ~Arena() = default;
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  virtual const char* name() const = 0;       // "host", "virtual", "cuda"
+  virtual std::uintptr_t base() const = 0;    // First address; a multiple of kArenaAlignment.
+  virtual Bytes capacity() const = 0;         // Addresses reserved; a multiple of page().
+  virtual Bytes page() const = 0;             // Unit of commit and release.
+
+  // Gives pages to [begin, end) / takes them away; offsets are multiples of page(). Contents of committed pages are
+  // unspecified. commit throws std::bad_alloc where the machine has no page left.
+  virtual void commit(Bytes begin, Bytes end) = 0;
+  virtual void release(Bytes begin, Bytes end) = 0;
+};
+
+// Every arena starts at a multiple of this, so that an address names its arena by a shift (Pool::owner_of).
+constexpr Bytes kArenaAlignment = Bytes{1} << 30;
+
+std::unique_ptr<Arena> make_host_arena(Bytes capacity);     // Anonymous private memory of this process.
+std::unique_ptr<Arena> make_virtual_arena(Bytes capacity);  // Addresses without memory.
+
+}  // namespace dtr

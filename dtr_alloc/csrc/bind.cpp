@@ -1,0 +1,13 @@
+// The compiled module `dtr_alloc._core`: one function per part registers its classes, this file lists them.
+
+#include <pybind11/pybind11.h>
+#include <torch/headeronly/version.h>
+
+namespace dtr {
+void bind_pool(pybind11::module_& m);
+}  // namespace dtr
+
+PYBIND11_MODULE(_core, m) {
+  m.attr("torch_version") = TORCH_VERSION;
+  dtr::bind_pool(m);
+}
