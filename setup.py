@@ -1,7 +1,8 @@
-"""Builds `dtr_alloc._core`, the one compiled module, against the torch of the environment it runs in.
+"""Builds `dtr_alloc._core`, the one compiled module, against the torch that is installed.
 
-PyTorch's C++ ABI holds for one release only, so the build writes the torch it saw into the package's requirements
-(and into `_core.torch_version`, which the import compares). Metadata lives in pyproject.toml.
+PyTorch's C++ ABI holds for one release only, so the build writes the torch it saw into the
+package's requirements (and into `_core.torch_version`, which the import compares). Metadata lives
+in pyproject.toml.
 """
 
 from pathlib import Path

@@ -1,12 +1,14 @@
-// An arena is one reserved range of addresses whose pages can be given to it and taken away. The pool decides where blocks
-// lie; the arena only knows pages, so the same pool runs on host memory, on CUDA's virtual memory, or on addresses alone
-// (the simulator). Addresses are cheap and pages are not: a range larger than the budget lets the pool form a hole out of
-// scattered free pages instead of evicting for it.
+// An arena is one reserved range of addresses whose pages can be given to it and taken away. The
+// pool decides where blocks lie; the arena only knows pages, so the same pool runs on host memory,
+// on CUDA's virtual memory, or on addresses alone (the simulator). Addresses are cheap and pages
+// are not: a range larger than the budget lets the pool form a hole out of scattered free pages
+// instead of evicting for it.
 
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 
 namespace dtr {
 
@@ -20,21 +22,41 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  virtual const char* name() const = 0;       // "host", "virtual", "cuda"
-  virtual std::uintptr_t base() const = 0;    // First address; a multiple of kArenaAlignment.
-  virtual Bytes capacity() const = 0;         // Addresses reserved; a multiple of page().
-  virtual Bytes page() const = 0;             // Unit of commit and release.
+  virtual const char* name() const = 0;     // "host", "virtual", "cuda"
+  virtual std::uintptr_t base() const = 0;  // First address; a multiple of kArenaAlignment.
+  virtual Bytes capacity() const = 0;       // Addresses reserved; a multiple of page().
+  virtual Bytes page() const = 0;  // Unit of commit and release; a power of two, at least 512.
 
-  // Gives pages to [begin, end) / takes them away; offsets are multiples of page(). Contents of committed pages are
-  // unspecified. commit throws std::bad_alloc where the machine has no page left.
+  // Gives pages to [begin, end) / takes them away; offsets are multiples of page(). Contents of
+  // committed pages are unspecified. commit throws std::bad_alloc where the machine has no page
+  // left; the pages it was asked for are then as they were.
   virtual void commit(Bytes begin, Bytes end) = 0;
   virtual void release(Bytes begin, Bytes end) = 0;
 };
 
-// Every arena starts at a multiple of this, so that an address names its arena by a shift (Pool::owner_of).
+// Every arena starts at a multiple of this and keeps others out of all addresses up to the next
+// multiple after its end, so that an address names its arena by a shift (Pool::owner_of).
 constexpr Bytes kArenaAlignment = Bytes{1} << 30;
 
-std::unique_ptr<Arena> make_host_arena(Bytes capacity);     // Anonymous private memory of this process.
-std::unique_ptr<Arena> make_virtual_arena(Bytes capacity);  // Addresses without memory.
+// Arenas with memory lie below kVirtualBegin, those without in [kVirtualBegin, kVirtualEnd).
+constexpr Bytes kVirtualBegin = Bytes{1} << 48;
+constexpr Bytes kVirtualEnd = Bytes{1} << 49;
+
+// Both round `capacity` up to a page and throw std::invalid_argument unless it is above 0 and up to
+// kMaxCapacity.
+constexpr Bytes kMaxCapacity = Bytes{1} << 40;
+
+// Anonymous private memory of this process.
+std::unique_ptr<Arena> make_host_arena(Bytes capacity);
+
+// Addresses without memory. `page` is the page size to imitate (CUDA: 2 MiB); the default moves
+// every granule by itself.
+std::unique_ptr<Arena> make_virtual_arena(Bytes capacity, Bytes page = 512);
+
+inline void check_capacity(Bytes capacity) {
+  if (capacity <= 0 || capacity > kMaxCapacity) {
+    throw std::invalid_argument("an arena must have more than 0 and up to 1 TiB of addresses");
+  }
+}
 
 }  // namespace dtr

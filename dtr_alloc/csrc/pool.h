@@ -1,19 +1,26 @@
-// A pool hands out ranges of one arena and never passes its budget. It does not touch the memory: all bookkeeping is outside,
-// so the arena may be on a device.
+// A pool hands out ranges of one arena and never passes its budget. It does not touch the memory:
+// all bookkeeping is outside, so the arena may be on a device.
 //
-// Sizes are rounded to 512-byte granules. Free neighbours merge at once, so two free blocks are never adjacent. Placement is
-// best fit (smallest hole that holds the request, lowest address among equals): one list per size for holes below 64
-// granules, a set ordered by (size, offset) above; allocate and free are O(1) for small blocks and O(log holes) for large.
+// Sizes are rounded to 512-byte granules, and 0 to one. Free neighbours merge at once, so two free
+// blocks are never adjacent. Placement is best fit, at the low end of the smallest hole that holds
+// the request. Among equal holes: below 64 granules the one freed last, from 64 on the one of the
+// lowest address (holes.h). allocate and free are O(1) for small blocks and O(log holes) for large,
+// plus the holes that are passed over for want of pages.
 //
-// The budget bounds two things, both exactly: bytes in live blocks, and bytes of committed pages. The arena reserves more
-// addresses than the budget. Fit::kCommitted only takes a hole that needs no page beyond the budget; Fit::kRemap may take
-// pages away from other holes to back this one.
+// The budget bounds two things, both exactly: bytes in live blocks, and bytes of committed pages
+// (the budget rounded up to a page). The arena reserves more addresses than the budget.
+// Fit::kCommitted only takes a hole that needs no page beyond the budget; Fit::kRemap, where there
+// is none, takes pages away from other holes, largest first, to back this one.
+//
+// Every member is thread-safe. One mutex a pool, held for some ten nanoseconds, longer only while
+// pages change hands.
 
 #pragma once
 
 #include <cstddef>
 #include <memory>
-#include <string>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "dtr_alloc/csrc/arena.h"
@@ -23,7 +30,8 @@ namespace dtr {
 constexpr Bytes kGranule = 512;
 constexpr Bytes round_to_granule(Bytes n) { return (n + kGranule - 1) / kGranule * kGranule; }
 
-// One range of the arena, free or live. Blocks form a list in address order that covers the arena without gaps.
+// One range of the arena, free or live. Blocks form a list in address order that covers the arena
+// without gaps.
 struct Block {
   Bytes offset = 0;
   Bytes size = 0;
@@ -36,10 +44,18 @@ struct Block {
 enum class Fit { kCommitted, kRemap };
 
 struct PoolStats {
-  Bytes budget, live, peak, committed, largest_hole;
-  double external_fragmentation;  // 1 - largest hole / free bytes, both within the budget; 0 where nothing is free.
-  std::int64_t live_blocks, allocations, frees, failures, remaps;
+  Bytes budget, live, peak, committed;
+  Bytes largest_hole;  // Within the budget: min(bytes of the largest hole, budget - live).
+  double external_fragmentation;  // 1 - largest_hole / (budget - live); 0 where nothing is free.
+  std::int64_t live_blocks, allocations, frees;
+  std::int64_t failures;  // Requests that allocate answered with null.
+  std::int64_t remaps;    // Allocations that took pages away from holes.
 };
+
+struct Node;
+class Blocks;
+class Holes;
+class Pages;
 
 class Pool {
  public:
@@ -52,11 +68,15 @@ class Pool {
   // Throws std::invalid_argument unless 0 < budget <= the arena's capacity.
   static Handle create(std::unique_ptr<Arena> arena, Bytes budget);
 
-  Block* allocate(Bytes size, Fit fit);  // Null where no hole is large enough, or live + size would pass the budget.
+  // Null where no hole is large enough, or live + size would pass the budget. Throws
+  // std::bad_alloc, and has allocated nothing, where the machine has no page for a block that the
+  // budget allows; std::invalid_argument where size is negative.
+  Block* allocate(Bytes size, Fit fit);
   void free(Block* block);
   Block* find(const void* data) const;  // The live block that starts at `data`, or null. O(1).
   void* data(const Block* block) const;
-  std::pair<Bytes, Bytes> free_neighbours(const Block* block) const;  // Free bytes directly left and right. O(1).
+  // Free bytes directly left and right. O(1).
+  std::pair<Bytes, Bytes> free_neighbours(const Block* block) const;
 
   Bytes trim();  // Gives the pages of holes back; returns the bytes given back.
   void reset_peak();
@@ -65,17 +85,48 @@ class Pool {
   Bytes live() const;
   const Arena& arena() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
-  void check() const;                   // Walks everything; throws std::logic_error with a sentence. For tests.
+  void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
 
-  // The pool whose arena holds `address`, or null. O(1), lock-free; valid while a block of that pool is live.
+  // The pool whose arena holds `address`, or null. O(1), lock-free; valid while a block of that
+  // pool is live.
   static Pool* owner_of(const void* address);
 
-  // All pools' locks, taken and given around fork() so that a child never inherits a lock that nobody will open.
+  // All pools' locks, taken and given around fork() so that a child never inherits a lock that
+  // nobody will open. The first create() hands them to pthread_atfork; handlers registered later
+  // run earlier on the way in, so whoever holds a lock of its own while it calls a pool registers
+  // that lock after its first create() and does not call these.
   static void lock_all();
   static void unlock_all();
 
  private:
-  // ...
+  Pool(std::unique_ptr<Arena> arena, Bytes budget);
+  ~Pool();
+
+  void retire();
+  void announce(Pool* pool) const;  // Writes `pool` into the slots of this arena's addresses.
+
+  // These run under the lock.
+  Block* carve(Node* hole, Bytes size);
+  void give_back(Node* block);
+  void unlink(Node* block);
+  bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;
+  std::int64_t take_pages(std::int64_t count);
+
+  const std::unique_ptr<Arena> arena_;
+  const Bytes budget_;
+  const std::unique_ptr<Blocks> blocks_;
+  const std::unique_ptr<Holes> holes_;
+  const std::unique_ptr<Pages> pages_;
+
+  mutable std::mutex mutex_;
+  Block* first_;  // The block at offset 0.
+  Bytes live_ = 0;
+  Bytes peak_ = 0;
+  std::int64_t allocations_ = 0;
+  std::int64_t frees_ = 0;
+  std::int64_t failures_ = 0;
+  std::int64_t remaps_ = 0;
+  bool retired_ = false;
 };
 
 }  // namespace dtr

@@ -1,0 +1,142 @@
+// `_core.Pool`: a pool for Python, which knows blocks by address. An address is a number without a
+// lifetime, so the object keeps the set of addresses it handed out: a wrong or second free is an
+// error and not a corrupted pool, and the blocks go with the object. The set is only touched under
+// the GIL; the pool itself is entered without it, because taking pages away can block.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_set>
+
+#include "dtr_alloc/csrc/pool.h"
+
+namespace py = pybind11;
+
+namespace dtr {
+namespace {
+
+std::unique_ptr<Arena> make_arena(const std::string& arena, Bytes address_space) {
+  if (arena == "host") return make_host_arena(address_space);
+  if (arena == "virtual") return make_virtual_arena(address_space);
+  throw std::invalid_argument("arena \"" + arena + "\" is unknown: \"host\" or \"virtual\"");
+}
+
+class PyPool {
+ public:
+  PyPool(Bytes budget, const std::string& arena, Bytes address_space)
+      : pool_(Pool::create(make_arena(arena, address_space), budget)) {}
+
+  ~PyPool() {
+    Pool* pool = pool_.get();
+    pool_.reset();
+    for (const std::uintptr_t address : addresses_) pool->free(find(pool, address));
+  }
+
+  std::optional<std::uintptr_t> allocate(Bytes size, bool remap) {
+    std::uintptr_t address = 0;
+    {
+      const py::gil_scoped_release release;
+      const Block* block = pool_->allocate(size, remap ? Fit::kRemap : Fit::kCommitted);
+      if (block == nullptr) return std::nullopt;
+      address = reinterpret_cast<std::uintptr_t>(pool_->data(block));
+    }
+    addresses_.insert(address);
+    return address;
+  }
+
+  void free(std::uintptr_t address) {
+    Block* block = at(address);
+    addresses_.erase(address);
+    const py::gil_scoped_release release;
+    pool_->free(block);
+  }
+
+  std::pair<Bytes, Bytes> free_neighbours(std::uintptr_t address) const {
+    return pool_->free_neighbours(at(address));
+  }
+
+  std::vector<std::tuple<std::uintptr_t, Bytes, bool>> snapshot() const {
+    std::vector<std::tuple<std::uintptr_t, Bytes, bool>> rows;
+    for (const Block& block : pool_->snapshot()) {
+      rows.emplace_back(pool_->arena().base() + block.offset, block.size, block.free);
+    }
+    return rows;
+  }
+
+  const Pool& pool() const { return *pool_; }
+  Pool& pool() { return *pool_; }
+
+ private:
+  static Block* find(const Pool* pool, std::uintptr_t address) {
+    return pool->find(reinterpret_cast<const void*>(address));
+  }
+
+  Block* at(std::uintptr_t address) const {
+    if (!addresses_.contains(address)) {
+      throw std::invalid_argument("no live block of this pool starts at address " +
+                                  std::to_string(address) +
+                                  ": it was freed before, or never allocated here");
+    }
+    return find(pool_.get(), address);
+  }
+
+  Pool::Handle pool_;
+  std::unordered_set<std::uintptr_t> addresses_;
+};
+
+}  // namespace
+
+void bind_pool(py::module_& m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<PoolStats>(m, "PoolStats")
+      .def_readonly("budget", &PoolStats::budget)
+      .def_readonly("live", &PoolStats::live)
+      .def_readonly("peak", &PoolStats::peak)
+      .def_readonly("committed", &PoolStats::committed)
+      .def_readonly("largest_hole", &PoolStats::largest_hole)
+      .def_readonly("external_fragmentation", &PoolStats::external_fragmentation)
+      .def_readonly("live_blocks", &PoolStats::live_blocks)
+      .def_readonly("allocations", &PoolStats::allocations)
+      .def_readonly("frees", &PoolStats::frees)
+      .def_readonly("failures", &PoolStats::failures)
+      .def_readonly("remaps", &PoolStats::remaps);
+
+  py::class_<PyPool>(m, "Pool")
+      .def(py::init<Bytes, const std::string&, Bytes>(), py::arg("budget"), py::arg("arena"),
+           py::arg("address_space"))
+      .def("allocate", &PyPool::allocate, py::arg("size"), py::arg("remap") = true)
+      .def("free", &PyPool::free, py::arg("address"))
+      .def("free_neighbours", &PyPool::free_neighbours, py::arg("address"))
+      .def("snapshot", &PyPool::snapshot)
+      .def(
+          "stats", [](const PyPool& self) { return self.pool().stats(); }, Unlocked())
+      .def(
+          "trim", [](PyPool& self) { return self.pool().trim(); }, Unlocked())
+      .def(
+          "reset_peak", [](PyPool& self) { self.pool().reset_peak(); }, Unlocked())
+      .def(
+          "check", [](const PyPool& self) { self.pool().check(); }, Unlocked())
+      .def(
+          "holds",
+          [](const PyPool& self, std::uintptr_t address) {
+            return Pool::owner_of(reinterpret_cast<const void*>(address)) == &self.pool();
+          },
+          py::arg("address"))
+      .def_property_readonly("budget", [](const PyPool& self) { return self.pool().budget(); })
+      .def_property_readonly("arena", [](const PyPool& self) { return self.pool().arena().name(); })
+      .def_property_readonly("page", [](const PyPool& self) { return self.pool().arena().page(); })
+      .def_property_readonly("address_space",
+                             [](const PyPool& self) { return self.pool().arena().capacity(); })
+      .def_static(
+          "is_owned",
+          [](std::uintptr_t address) {
+            return Pool::owner_of(reinterpret_cast<const void*>(address)) != nullptr;
+          },
+          py::arg("address"));
+}
+
+}  // namespace dtr

@@ -1,0 +1,115 @@
+// The free blocks of a pool in the order of best fit.
+//
+// Small requests are the most frequent (a scalar argument of an operator may be one), and they come
+// back in few sizes: below 64 granules (32 KiB) each size has its own list, and a word with one bit
+// a size finds the smallest that fits in one instruction. Among holes of one size the last one
+// freed comes first: it is in the cache. From 64 granules on, a tree ordered by (size, offset):
+// lowest address first. Tree nodes are kept for reuse, so that neither insert nor remove calls
+// malloc once the pool is warm.
+
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "dtr_alloc/csrc/blocks.h"
+
+namespace dtr {
+
+class Holes {
+ public:
+  void insert(Node* hole) {
+    count_++;
+    if (!small(hole->size)) return insert_large(hole);
+    Node*& head = lists_[bin(hole->size)];
+    hole->hole_previous = nullptr;
+    hole->hole_next = head;
+    if (head != nullptr) head->hole_previous = hole;
+    head = hole;
+    filled_ |= std::uint64_t{1} << bin(hole->size);
+  }
+
+  void remove(Node* hole) {
+    count_--;
+    if (!small(hole->size)) return remove_large(hole);
+    if (hole->hole_next != nullptr) hole->hole_next->hole_previous = hole->hole_previous;
+    if (hole->hole_previous != nullptr) {
+      hole->hole_previous->hole_next = hole->hole_next;
+    } else if ((lists_[bin(hole->size)] = hole->hole_next) == nullptr) {
+      filled_ &= ~(std::uint64_t{1} << bin(hole->size));
+    }
+  }
+
+  // Gives a hole another extent. Cheap where its place in the order stays the same.
+  void resize(Node* hole, Bytes offset, Bytes size);
+
+  // The first hole in the order of best fit that holds `size` and that `accept` takes, or null.
+  template <class Accept>
+  Node* best_fit(Bytes size, const Accept& accept) const {
+    if (small(size)) {
+      for (std::uint64_t left = filled_ >> bin(size) << bin(size); left != 0; left &= left - 1) {
+        for (Node* hole = lists_[std::countr_zero(left)]; hole != nullptr; hole = hole->hole_next) {
+          if (accept(hole)) return hole;
+        }
+      }
+    }
+    for (Tree::iterator at = tree_.lower_bound(size); at != tree_.end(); ++at) {
+      if (accept(*at)) return *at;
+    }
+    return nullptr;
+  }
+
+  // Calls `visit` with every hole, largest first, until it returns false.
+  template <class Visit>
+  void largest_first(const Visit& visit) const {
+    for (Tree::reverse_iterator at = tree_.rbegin(); at != tree_.rend(); ++at) {
+      if (!visit(*at)) return;
+    }
+    for (std::uint64_t left = filled_; left != 0;) {
+      const int size = 63 - std::countl_zero(left);
+      left &= ~(std::uint64_t{1} << size);
+      for (Node* hole = lists_[size]; hole != nullptr; hole = hole->hole_next) {
+        if (!visit(hole)) return;
+      }
+    }
+  }
+
+  Bytes largest() const {
+    if (!tree_.empty()) return (*tree_.rbegin())->size;
+    return filled_ == 0 ? 0 : (63 - std::countl_zero(filled_)) * kGranule;
+  }
+
+  std::int64_t count() const { return count_; }
+  // Throws std::logic_error with a sentence. That these are the pool's free blocks, the pool
+  // checks.
+  void check() const;
+
+ private:
+  struct BySizeThenOffset {
+    using is_transparent = void;
+    bool operator()(const Node* a, const Node* b) const {
+      return a->size != b->size ? a->size < b->size : a->offset < b->offset;
+    }
+    bool operator()(const Node* a, Bytes size) const { return a->size < size; }
+    bool operator()(Bytes size, const Node* a) const { return size < a->size; }
+  };
+  using Tree = std::set<Node*, BySizeThenOffset>;
+
+  static bool small(Bytes size) { return size < 64 * kGranule; }
+  static int bin(Bytes size) { return static_cast<int>(size / kGranule); }
+  void insert_large(Node* hole);
+  void remove_large(Node* hole);
+
+  std::array<Node*, 64> lists_ = {};
+  std::uint64_t filled_ = 0;  // Bit i: lists_[i] is not empty.
+  Tree tree_;
+  std::vector<Tree::node_type> spare_;
+  std::int64_t count_ = 0;
+};
+
+}  // namespace dtr

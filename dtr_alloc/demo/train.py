@@ -1,0 +1,324 @@
+"""Trains a job eagerly and under memory budgets, and compares bytes, time, and every bit.
+
+What a budget means here. Gradients and optimizer state are live at every step boundary and cannot
+be recomputed, so a share of the whole peak would say little. The activation peak is eager's peak of
+pool bytes minus those two, and the budget for a ratio R is R times the activation peak plus those
+two. Parameters are made before the scope and lie outside the pool.
+
+Each training starts from scratch, on the same seed. One training per budget keeps a timeline and is
+not timed. Then follow rounds that are: eager, no budget, each budget, in turn, so that a machine
+that slows down does so for all. The first step of each training warms up and does not count. A
+slowdown is the median over rounds of the round's median step over that of eager in the same round.
+"""
+
+import gc
+import hashlib
+import itertools
+import re
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.demo.models import Job
+
+GRANULE_BYTES = 512  # The pool rounds each allocation up to this.
+
+Timeline = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: budgets as shares of the activation peak, steps of a training, timed rounds."""
+
+    budgets: tuple[float, ...] = (0.7, 0.5, 0.3)
+    steps: int = 4
+    rounds: int = 5
+    seed: int = 0
+
+    def trainings(self) -> int:
+        """How many trainings `compare` makes of one model: what a progress bar counts."""
+        scopes = 1 + len(self.budgets)
+        return 2 + scopes + self.rounds * (1 + scopes)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one training left behind.
+
+    `digests` has an entry per loss, gradient, parameter, buffer, and tensor of optimizer state.
+    Byte counts are sums of tensors, each rounded up as the pool does. `stats` are the session's
+    after each step, and once more after the scope. `timeline` holds the pool bytes live after each
+    operator of the last step.
+    """
+
+    step_ns: list[int]
+    digests: dict[str, str]
+    gradient_bytes: int
+    optimizer_bytes: int
+    stats: list[Any]
+    timeline: Timeline | None
+
+
+@dataclass
+class Row:
+    """One budget of one model.
+
+    `ratio` is None without a budget. An infeasible row has no measurements but the floor. Counts
+    are of one training of `Plan.steps` steps. Shares are of the wall time of the timed steps.
+    """
+
+    ratio: float | None
+    budget_bytes: int | None
+    feasible: bool = True
+    floor_bytes: int | None = None
+    peak_bytes: int = 0
+    evictions: int = 0
+    rematerializations: int = 0
+    step_ms: float = 0.0
+    slowdown: float = 0.0
+    remat_share: float = 0.0
+    search_share: float = 0.0
+    bookkeeping_share: float = 0.0
+    differences: list[str] = field(default_factory=list)
+    timeline: Timeline | None = field(default=None, repr=False)
+
+    @property
+    def identical(self) -> bool:
+        """Whether all that `Training.digests` covers equals eager's, to the bit."""
+        return self.feasible and not self.differences
+
+
+@dataclass
+class Comparison:
+    """One model: what eager needs, and a row per budget."""
+
+    model: str
+    peak_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    steps: int
+    step_ms: float = 0.0
+    differences: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    timeline: Timeline | None = field(default=None, repr=False)
+
+    @property
+    def activation_bytes(self) -> int:
+        """The activation peak: what budgets are shares of."""
+        return self.peak_bytes - self.gradient_bytes - self.optimizer_bytes
+
+    def budget_bytes(self, ratio: float) -> int:
+        """The budget for a share of the activation peak."""
+        return int(ratio * self.activation_bytes) + self.gradient_bytes + self.optimizer_bytes
+
+    def failures(self) -> list[str]:
+        """A sentence for each promise that was not kept; empty if all is well."""
+        found = []
+        if self.differences:
+            found.append(f"{self.model} in the pool, nothing evicted: {_differ(self.differences)}")
+        for row in self.rows:
+            where = f"{self.model} {label(row.ratio)}"
+            if not row.feasible:
+                if row.ratio is not None and row.ratio >= 0.5:
+                    found.append(f"{where}: below the floor, where half must be enough")
+                continue
+            if row.differences:
+                found.append(f"{where}: {_differ(row.differences)}")
+            if row.budget_bytes is not None:
+                if row.peak_bytes > row.budget_bytes:
+                    over = row.peak_bytes - row.budget_bytes
+                    found.append(f"{where}: the pool's peak is {over} bytes above the budget")
+                if row.budget_bytes < self.peak_bytes and row.evictions == 0:
+                    found.append(f"{where}: nothing was evicted, so nothing was shown")
+        return found
+
+
+def label(ratio: float | None) -> str:
+    """How a budget is called in tables and pictures."""
+    return "no budget" if ratio is None else f"at {ratio:.0%}"
+
+
+def train(
+    make: Callable[[], Job], plan: Plan, scope: Callable[[], AbstractContextManager[Any]] | None
+) -> Training:
+    """Builds a job and trains it for `plan.steps` steps inside `scope()`, or in plain eager mode
+    where it is None.
+
+    Raises torch.OutOfMemoryError where the budget is below the floor.
+    """
+    gc.collect()
+    torch.manual_seed(plan.seed)
+    job = make()
+    optimizer = job.optimizer(job.model.parameters())
+    generator = torch.Generator().manual_seed(plan.seed)
+    torch.manual_seed(plan.seed)
+    losses: list[float] = []
+    step_ns: list[int] = []
+    stats: list[Any] = []
+    with nullcontext() if scope is None else scope() as session:
+        for _ in range(plan.steps):
+            begin = time.perf_counter_ns()
+            optimizer.zero_grad()
+            loss = job.loss(job.model, job.batch(generator))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+            step_ns.append(time.perf_counter_ns() - begin)
+            if session is not None:
+                stats.append(session.stats())
+        timeline = None if session is None else session.timeline()
+    if session is not None:
+        stats.append(session.stats())
+    if timeline is not None:
+        timeline = timeline[stats[-3].operators if plan.steps > 1 else 0 :]
+
+    parameters = dict(job.model.named_parameters())
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    state = {
+        f"{name} of {parameter}": value
+        for parameter, p in parameters.items()
+        for name, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor)
+    }
+    digests = {f"loss {step}": struct.pack("d", loss).hex() for step, loss in enumerate(losses)}
+    for kind, tensors in (
+        ("gradient", gradients),
+        ("parameter", parameters),
+        ("buffer", dict(job.model.named_buffers())),
+        ("state", state),
+    ):
+        digests |= {f"{kind} {name}": _digest(tensor) for name, tensor in tensors.items()}
+    return Training(step_ns, digests, _pool_bytes(gradients), _pool_bytes(state), stats, timeline)
+
+
+def compare(
+    model: str,
+    make: Callable[[], Job],
+    plan: Plan,
+    advance: Callable[[int, str], None] = lambda done, doing: None,
+) -> Comparison:
+    """Runs all of `plan` on one model.
+
+    Before each training, `advance` is told how many are done and what comes next.
+    """
+    done = itertools.count()
+    advance(next(done), "eager")
+    eager = train(make, plan, None)
+    advance(next(done), "eager, measured")
+    measured = train(make, plan, lambda: dtr_alloc.measure(device="cpu", timeline=True))
+    result = Comparison(
+        model,
+        measured.stats[-1].peak_bytes,
+        measured.gradient_bytes,
+        measured.optimizer_bytes,
+        plan.steps,
+        differences=_differences(eager, measured),
+        timeline=measured.timeline,
+    )
+    for ratio in (None, *plan.budgets):
+        advance(next(done), label(ratio))
+        result.rows.append(_prove(make, plan, ratio, result, eager))
+
+    step_ns: list[list[int]] = []
+    timed: dict[int, list[Training]] = {n: [] for n, row in enumerate(result.rows) if row.feasible}
+    for turn in range(plan.rounds):
+        advance(next(done), f"round {turn + 1}, eager")
+        step_ns.append(train(make, plan, None).step_ns[1:])
+        for n, row in enumerate(result.rows):
+            advance(next(done), f"round {turn + 1}, {label(row.ratio)}")
+            if n in timed:
+                training = train(make, plan, _scope(row.budget_bytes, timeline=False))
+                row.differences = sorted({*row.differences, *_differences(eager, training)})
+                row.peak_bytes = max(row.peak_bytes, training.stats[-1].peak_bytes)
+                timed[n].append(training)
+    result.step_ms = statistics.median(ns for turn in step_ns for ns in turn) / 1e6
+    for n, trainings in timed.items():
+        _add_times(result.rows[n], trainings, step_ns)
+    return result
+
+
+def _scope(budget: int | None, *, timeline: bool) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: dtr_alloc.rematerialize(budget, device="cpu", timeline=timeline)
+
+
+def _prove(
+    make: Callable[[], Job], plan: Plan, ratio: float | None, result: Comparison, eager: Training
+) -> Row:
+    """Trains once at a budget, with a timeline: everything but the times."""
+    budget = None if ratio is None else result.budget_bytes(ratio)
+    try:
+        training = train(make, plan, _scope(budget, timeline=True))
+    except torch.OutOfMemoryError as error:
+        return Row(ratio, budget, feasible=False, floor_bytes=_floor(error))
+    last = training.stats[-1]
+    return Row(
+        ratio,
+        budget,
+        peak_bytes=last.peak_bytes,
+        evictions=last.evictions,
+        rematerializations=last.rematerializations,
+        differences=_differences(eager, training),
+        timeline=training.timeline,
+    )
+
+
+def _add_times(row: Row, trainings: list[Training], eager_ns: list[list[int]]) -> None:
+    """Fills in times and shares of time from one training per round; each training's first step is
+    left out.
+    """
+    if not trainings:
+        return
+    steps = [ns for training in trainings for ns in training.step_ns[1:]]
+    row.step_ms = statistics.median(steps) / 1e6
+    row.slowdown = statistics.median(
+        statistics.median(training.step_ns[1:]) / statistics.median(eager)
+        for training, eager in zip(trainings, eager_ns, strict=True)
+    )
+
+    def share(counter: str) -> float:
+        spent = sum(
+            getattr(training.stats[-2], counter) - getattr(training.stats[0], counter)
+            for training in trainings
+        )
+        return float(spent / sum(steps))
+
+    row.remat_share = share("remat_ns")
+    row.search_share = share("search_ns")
+    row.bookkeeping_share = share("bookkeeping_ns")
+
+
+def _floor(error: torch.OutOfMemoryError) -> int | None:
+    """The smallest budget that would do, in bytes, as the error tells it; None if it does not."""
+    found = re.search(r"raise the budget to at least ([\d.]+) ([KMG]i)?B", str(error))
+    if found is None:
+        return None
+    unit = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}[found[2]]
+    return int(float(found[1]) * unit)
+
+
+def _pool_bytes(tensors: dict[str, Tensor]) -> int:
+    return sum(-(-tensor.nbytes // GRANULE_BYTES) * GRANULE_BYTES for tensor in tensors.values())
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _differences(eager: Training, other: Training) -> list[str]:
+    names = eager.digests.keys() | other.digests.keys()
+    return sorted(n for n in names if eager.digests.get(n) != other.digests.get(n))
+
+
+def _differ(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"differs from eager in {', '.join(names[:3])}{more}"

@@ -1,0 +1,208 @@
+"""A memory pool with a budget that holds.
+
+The pool that the runtime evicts from, for use by hand: in tests, in simulations, and by libraries
+that allocate by address. It is a thin layer over `_core.Pool`; how blocks are placed and how pages
+move is told in `csrc/pool.h`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from dtr_alloc import _core
+from dtr_alloc.size import format_size, parse_size
+
+__all__ = ["Block", "Pool", "PoolStats"]
+
+_MIB = 1 << 20
+_LARGEST_ARENA = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """State of a pool at one moment, in bytes; the sizes of blocks are rounded up to 512."""
+
+    budget: int
+    live: int
+    """Bytes in live blocks; never more than the budget."""
+    peak: int
+    """The most that `live` was since the pool was made or `reset_peak` was called; exact."""
+    committed: int
+    """Bytes of pages that the pool holds; never more than the budget rounded up to a page."""
+    largest_hole: int
+    """Bytes of the largest free range of addresses, or `budget - live` where that is less."""
+    external_fragmentation: float
+    """`1 - largest_hole / (budget - live)`, what one request cannot get of it; 0 when full."""
+    live_blocks: int
+    allocations: int
+    frees: int
+    failures: int
+    """Requests that were turned down."""
+    remaps: int
+    """Allocations for which pages were taken away from free ranges."""
+
+
+class Block(NamedTuple):
+    """A range of a pool's addresses: a live block, or a hole between live blocks."""
+
+    address: int
+    size: int
+    free: bool
+
+
+class Pool:
+    """Memory of one arena, handed out by address, up to a budget of bytes.
+
+    A request takes the smallest hole that holds it (best fit); holes that touch are merged at once.
+    Sizes are rounded up to 512 bytes. The pool may have more addresses than budget: where the free
+    bytes lie scattered, it takes the pages of other holes away and backs one hole with them.
+
+    All methods may be called from any thread, and after `os.fork` in the child. Blocks that are
+    still live when the pool is dropped are freed with it: keep the pool as long as its addresses
+    are in use.
+
+    Args:
+        budget: The most that live blocks may hold together: an int of bytes, or a string such as
+            `"8GiB"`.
+        arena: Where the memory is. `"host"`: this process. `"virtual"`: nowhere; addresses that
+            must not be touched, to see what a program of allocations would do. `"cuda"`: not built
+            yet.
+        placement: `"best_fit"`.
+        address_space: Bytes of addresses to reserve, at least the budget; rounded up to a page. By
+            default the budget for `"virtual"`, so that fragmentation shows as it would on memory
+            that cannot be remapped, and twice the budget and 64 MiB for `"host"`.
+
+    Raises:
+        TypeError: `budget` or `address_space` is neither an int nor a string.
+        ValueError: `arena` or `placement` has no such name, a size is not one, `address_space` is
+            less than the budget, or either is more than 1 TiB.
+        RuntimeError: `arena` is `"cuda"`.
+        MemoryError: the process cannot reserve that many addresses.
+    """
+
+    def __init__(
+        self,
+        budget: int | str,
+        arena: Literal["host", "cuda", "virtual"] = "host",
+        placement: Literal["best_fit"] = "best_fit",
+        *,
+        address_space: int | str | None = None,
+    ) -> None:
+        if placement != "best_fit":
+            raise ValueError(f'placement "{placement}" is unknown: "best_fit" is the only one')
+        if arena == "cuda":
+            raise RuntimeError(
+                'arena "cuda" is not built yet: use "host" for memory of this process, '
+                'or "virtual" for addresses without memory'
+            )
+        if arena not in ("host", "virtual"):
+            raise ValueError(f'arena "{arena}" is unknown: use "host" or "virtual"')
+        limit = parse_size(budget)
+        if address_space is not None:
+            space = parse_size(address_space, "address_space")
+        elif arena == "virtual":
+            space = limit
+        else:
+            space = max(limit, min(2 * limit + 64 * _MIB, _LARGEST_ARENA))
+        if space < limit:
+            raise ValueError(
+                f"address_space {format_size(space)} is less than the budget, {format_size(limit)}"
+            )
+        self._core = _core.Pool(limit, arena, space)
+
+    def allocate(self, size: int) -> int:
+        """Returns the address of a new block of `size` bytes, rounded up to 512 (0 as 1). Its
+        contents are undefined.
+
+        Raises:
+            torch.OutOfMemoryError: The block would pass the budget, or no hole holds it.
+            ValueError: `size` is negative.
+            MemoryError: The budget allows the block, but the machine has no memory for it.
+        """
+        address = self._core.allocate(size)
+        if address is None:
+            raise torch.OutOfMemoryError(self._full(size))
+        return address
+
+    def free(self, address: int) -> None:
+        """Frees the block that starts at `address`.
+
+        Raises:
+            ValueError: No live block starts there: it was freed before, or is not of this pool.
+        """
+        self._core.free(address)
+
+    def free_neighbours(self, address: int) -> tuple[int, int]:
+        """Returns the free bytes directly before and after the block that starts at `address`.
+
+        Raises:
+            ValueError: No live block starts there.
+        """
+        return self._core.free_neighbours(address)
+
+    def stats(self) -> PoolStats:
+        """Returns sizes and counts, all of the same moment."""
+        now = self._core.stats()
+        return PoolStats(
+            budget=now.budget,
+            live=now.live,
+            peak=now.peak,
+            committed=now.committed,
+            largest_hole=now.largest_hole,
+            external_fragmentation=now.external_fragmentation,
+            live_blocks=now.live_blocks,
+            allocations=now.allocations,
+            frees=now.frees,
+            failures=now.failures,
+            remaps=now.remaps,
+        )
+
+    def snapshot(self) -> list[Block]:
+        """Returns all blocks in address order, live and free; together they cover the address
+        space."""
+        return [Block(*row) for row in self._core.snapshot()]
+
+    def trim(self) -> int:
+        """Gives every page that holds no live byte back to the machine. Returns the bytes given
+        back."""
+        return self._core.trim()
+
+    def reset_peak(self) -> None:
+        """Sets `stats().peak` to the bytes that are live now."""
+        self._core.reset_peak()
+
+    def check(self) -> None:
+        """Walks all bookkeeping, for tests: O(blocks + pages).
+
+        Raises:
+            RuntimeError: Something does not hold, which would be a fault of the pool.
+        """
+        self._core.check()
+
+    @property
+    def budget(self) -> int:
+        """The most bytes that live blocks may hold together."""
+        return self._core.budget
+
+    @property
+    def arena(self) -> str:
+        """`"host"` or `"virtual"`."""
+        return self._core.arena
+
+    @property
+    def address_space(self) -> int:
+        """Bytes of addresses reserved."""
+        return self._core.address_space
+
+    def _full(self, size: int) -> str:
+        now = self.stats()
+        text = (
+            f"pool is full: {format_size(size)} asked, {format_size(now.budget - now.live)} free, "
+            f"largest hole {format_size(now.largest_hole)}; budget {format_size(now.budget)}"
+        )
+        if size <= now.largest_hole:
+            text += (
+                f"; the free bytes share pages of {format_size(self._core.page)} with live blocks"
+            )
+        return text

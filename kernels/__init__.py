@@ -1,0 +1,1 @@
+"""Scoring and selection on the device (Triton). Nothing here yet."""

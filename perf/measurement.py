@@ -1,0 +1,57 @@
+"""What the measurements in this folder share: thread time, a table with limits, and a JSON file.
+
+A measurement is a name, a figure, its unit, and the limit it has to keep, if any. The JSON file
+holds them with the command that made them, so that a number in results/ can be made again.
+"""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure. `limit` is the largest that is acceptable; None where the figure only informs."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the figure is within its limit."""
+        return self.limit is None or self.value <= self.limit
+
+
+def rss_bytes() -> int:
+    """Bytes of this process's memory that are in RAM."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def report(measurements: list[Measurement], out: Path | None) -> int:
+    """Prints a table, writes JSON to `out` if given, and returns the exit code: 1 if a limit was
+    passed.
+    """
+    width = max(len(m.name) for m in measurements)
+    for m in measurements:
+        limit = "" if m.limit is None else f"limit {m.limit:g}{'' if m.kept else '  PASSED OVER'}"
+        print(f"{m.name:<{width}}  {m.value:>12,.3f} {m.unit:<8} {limit}".rstrip())
+    if out is not None:
+        document = {
+            "command": shlex.join(["python", *sys.argv]),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "measurements": [asdict(m) | {"kept": m.kept} for m in measurements],
+        }
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(m.kept for m in measurements) else 1

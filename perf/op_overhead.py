@@ -1,0 +1,121 @@
+"""What does interception add to an operator, and how large is a record?
+
+Thread-CPU time per Python call, in a scope without a budget against plain eager. Batches of the
+two alternate, so that a machine that slows down does so for both, and the difference of the two
+medians counts. Results are dropped at once, so the figure holds both making a record and freeing
+it. Inputs are themselves results of recorded operators.
+
+The size of a record is the growth of the process over a chain of additions whose intermediates are
+dropped and whose recipes are kept by the chain's end, divided by the number of additions.
+
+    python perf/op_overhead.py --out perf/results/op_overhead.json
+"""
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measurement import Measurement, report, rss_bytes
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+import dtr_alloc
+
+LIMITS_US = {"add, 256 elements": 0.5, "view": 0.15}
+RECORD_LIMIT_BYTES = 400
+
+
+def calls() -> dict[str, Callable[[], object]]:
+    """The operators to time, on inputs made here: in a scope these are recorded values."""
+    ones = torch.ones(256) * 1
+    twos = torch.ones(256) * 2
+    few = torch.ones(8) * 1
+    matrix = torch.ones(64, 64) * 1
+    rows = torch.ones(16, 64) * 1
+    bias = torch.ones(64) * 1
+    ten = [torch.ones(256) * n for n in range(10)]
+    target = torch.zeros(256) * 1
+    return {
+        "add, 256 elements": lambda: torch.add(ones, twos),
+        "add, 8 elements (too small to record)": lambda: torch.add(few, few),
+        "mul by a number": lambda: torch.mul(ones, 2.5),
+        "view": lambda: matrix.view(32, 128),
+        "transpose": lambda: matrix.t(),
+        "slice": lambda: matrix[2:9],
+        "mm, 16x64x64": lambda: torch.mm(rows, matrix),
+        "linear, 16x64x64": lambda: F.linear(rows, matrix, bias),
+        "cat of 10": lambda: torch.cat(ten),
+        "dropout": lambda: F.dropout(ones, 0.1),
+        "_foreach_add of 10": lambda: torch._foreach_add(ten, 1.0),
+        "add_ (in place)": lambda: target.add_(1.0),
+    }
+
+
+def batch_ns(call: Callable[[], object], count: int) -> float:
+    """Thread-CPU ns per call over `count` calls, after a few that warm up."""
+    for _ in range(min(100, count)):
+        call()
+    begin = time.thread_time_ns()
+    for _ in range(count):
+        call()
+    return (time.thread_time_ns() - begin) / count
+
+
+def overheads(batches: int, count: int) -> list[Measurement]:
+    """Added us per call of each operator, in the order of `calls`."""
+    eager: dict[str, list[float]] = {}
+    added: dict[str, list[float]] = {}
+    for _ in range(batches):
+        for name, call in calls().items():
+            eager.setdefault(name, []).append(batch_ns(call, count))
+        with dtr_alloc.rematerialize(None, device="cpu"):
+            for name, call in calls().items():
+                added.setdefault(name, []).append(batch_ns(call, count))
+    found = []
+    for name in eager:
+        base, scope = statistics.median(eager[name]), statistics.median(added[name])
+        found.append(Measurement(f"{name}: eager", base / 1e3, "us"))
+        found.append(Measurement(f"{name}: added", (scope - base) / 1e3, "us", LIMITS_US.get(name)))
+    return found
+
+
+def record_bytes(length: int) -> Measurement:
+    """Growth of the process per record, over a chain of `length` additions of 1 KiB tensors."""
+    y = torch.ones(256)
+
+    def extend(x: Tensor, count: int) -> Tensor:
+        for _ in range(count):
+            x = x + y
+        return x
+
+    with dtr_alloc.rematerialize(None, device="cpu") as session:
+        x = extend(torch.zeros(256) + y, 1000)
+        gc.collect()
+        before, records = rss_bytes(), session.stats().records
+        x = extend(x, length)
+        grown, made = rss_bytes() - before, session.stats().records - records
+        del x
+    if made < length:
+        print(f"only {made} of {length} records are kept: the figure is the process's growth")
+    return Measurement("record, two inputs", grown / length, "bytes", RECORD_LIMIT_BYTES)
+
+
+def main() -> int:
+    """Runs both measurements; returns 1 if a limit was passed."""
+    parser = argparse.ArgumentParser(description="Added time per operator, bytes per record.")
+    parser.add_argument("--quick", action="store_true", help="fewer batches and records")
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    record = record_bytes(30_000 if options.quick else 300_000)  # First: on a fresh heap.
+    found = overheads(5, 500) if options.quick else overheads(25, 2000)
+    return report([*found, record], options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+#include "runtime/csrc/allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+
+#include "runtime/csrc/session.h"
+
+namespace dtr {
+namespace {
+
+class CpuAllocator final : public at::Allocator {
+ public:
+  explicit CpuAllocator(at::Allocator& ordinary) : ordinary_(ordinary) {}
+
+  at::DataPtr allocate(std::size_t bytes) override {
+    Session* session = Session::active();
+    if (!session) return ordinary_.allocate(bytes);
+    void* data = bytes ? session->allocate(bytes) : nullptr;
+    return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
+  }
+
+  // Serves memory from inside and from outside a scope alike.
+  at::DeleterFnPtr raw_deleter() const override { return &any_deleter; }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  static void any_deleter(void* data) {
+    if (Pool::owner_of(data)) return pool_deleter(data);
+    c10::GetDefaultCPUAllocator()->raw_deallocate(data);
+  }
+
+  at::Allocator& ordinary_;
+};
+
+}  // namespace
+
+void pool_deleter(void* data) {
+  if (!data) return;
+  Pool* pool = Pool::owner_of(data);
+  pool->free(pool->find(data));
+}
+
+void install_cpu_allocator() {
+  constexpr std::uint8_t kPriority = 10;  // Above torch's own; a lower one is ignored without a word.
+  c10::SetCPUAllocator(new CpuAllocator(*c10::GetCPUAllocator()), kPriority);
+  pthread_atfork(&Session::lock_for_fork, &Session::unlock_after_fork, &Session::unlock_after_fork);
+}
+
+}  // namespace dtr

@@ -1,0 +1,79 @@
+// Python's view of the live runtime: sessions, by-hand control, and what the optimizer hooks call.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "runtime/csrc/allocator.h"
+#include "runtime/csrc/guard.h"
+#include "runtime/csrc/operators.h"
+#include "runtime/csrc/session.h"
+
+namespace py = pybind11;
+
+namespace dtr {
+
+void bind_session(py::module_& m) {
+  register_interception();
+  install_cpu_allocator();
+  m.attr("sees_raw_access") = kSeesRawAccess;
+
+  py::enum_<NeighbourhoodKind>(m, "Neighbourhood")
+      .value("none", NeighbourhoodKind::kNone)
+      .value("eqclass", NeighbourhoodKind::kEvictedClass);
+  py::enum_<Selection>(m, "Selection")
+      .value("single", Selection::kSingle)
+      .value("sample", Selection::kSample);
+  py::class_<Heuristic>(m, "Heuristic")
+      .def(py::init([](NeighbourhoodKind neighbourhood, double cost_exp, double size_exp,
+                       double staleness_exp, double fragmentation, double recompute_penalty,
+                       Selection selection) {
+             return Heuristic{neighbourhood, cost_exp,          size_exp, staleness_exp,
+                              fragmentation, recompute_penalty, selection};
+           }),
+           py::arg("neighbourhood"), py::arg("cost_exp"), py::arg("size_exp"),
+           py::arg("staleness_exp"), py::arg("fragmentation"), py::arg("recompute_penalty"),
+           py::arg("selection"));
+
+  py::class_<SessionStats>(m, "SessionStats")
+      .def_readonly("operators", &SessionStats::operators)
+      .def_readonly("recorded", &SessionStats::recorded)
+      .def_readonly("evictions", &SessionStats::evictions)
+      .def_readonly("rematerializations", &SessionStats::rematerializations)
+      .def_readonly("records", &SessionStats::records)
+      .def_readonly("kernel_ns", &SessionStats::kernel_ns)
+      .def_readonly("remat_ns", &SessionStats::remat_ns)
+      .def_readonly("search_ns", &SessionStats::search_ns)
+      .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
+      .def_readonly("live_bytes", &SessionStats::live_bytes)
+      .def_readonly("peak_bytes", &SessionStats::peak_bytes)
+      .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
+      .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes);
+
+  using Open = py::call_guard<py::gil_scoped_release>;
+  py::class_<Session>(m, "Session")
+      .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, bool record,
+                       bool logical_clock, bool timeline, bool evict_always, bool verify,
+                       std::int64_t fail_allocation, double thrash_limit) {
+             return std::make_unique<Session>(SessionOptions{
+                 budget, limited, heuristic, record, logical_clock, timeline, evict_always, verify,
+                 fail_allocation, thrash_limit});
+           }),
+           py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("record"),
+           py::arg("logical_clock"), py::arg("timeline"), py::arg("evict_always"),
+           py::arg("verify"), py::arg("fail_allocation"), py::arg("thrash_limit"))
+      .def("enter", &Session::enter)
+      .def("leave", &Session::leave, Open())
+      .def("evict", &Session::evict, Open())
+      .def("materialize", &Session::materialize, Open())
+      .def("pin", &Session::pin, Open())
+      .def("is_evicted", &Session::is_evicted)
+      .def("commit", &Session::commit, Open())
+      .def("step", &Session::step, Open())
+      .def("abandon_in_child", &Session::abandon_in_child)
+      .def("stats", &Session::stats)
+      .def("reset_peak", &Session::reset_peak)
+      .def("timeline", &Session::timeline)
+      .def("check", &Session::check);
+  m.def("set_in_optimizer", &Session::set_in_optimizer);
+}
+
+}  // namespace dtr

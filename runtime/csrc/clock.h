@@ -1,0 +1,38 @@
+// Time in the processor's own ticks, turned into nanoseconds only when somebody asks. An operator needs four readings; the
+// system clock costs 24 ns each where it was measured, the counter 10.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "dtr_alloc/csrc/arena.h"
+
+namespace dtr {
+
+#if defined(__x86_64__)
+inline std::int64_t ticks() { return static_cast<std::int64_t>(__builtin_ia32_rdtsc()); }
+#else
+inline std::int64_t ticks() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+#endif
+
+// Nanoseconds a tick, measured once over about two milliseconds.
+inline double nanoseconds_per_tick() {
+  static const double ratio = [] {
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point start = Clock::now();
+    std::int64_t first = ticks();
+    while (Clock::now() - start < std::chrono::milliseconds(2)) {
+    }
+    std::int64_t last = ticks();
+    std::chrono::duration<double, std::nano> passed = Clock::now() - start;
+    return passed.count() / static_cast<double>(last - first);
+  }();
+  return ratio;
+}
+
+inline Nanos to_nanoseconds(std::int64_t ticks) {
+  return static_cast<Nanos>(static_cast<double>(ticks) * nanoseconds_per_tick());
+}
+
+}  // namespace dtr

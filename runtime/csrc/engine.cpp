@@ -1,0 +1,455 @@
+#include "runtime/csrc/engine.h"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <unordered_set>
+
+namespace dtr {
+
+// ---- Recording ------------------------------------------------------------------------------------------------------
+
+Op* Engine::begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes) {
+  std::size_t bytes =
+      sizeof(Op) + inputs * sizeof(Use) + outputs * sizeof(Value*) + payload_bytes;
+  Op* op = new (::operator new(bytes)) Op{.use_count = inputs, .output_count = outputs};
+  for (std::uint32_t i = 0; i < inputs; ++i) op->uses()[i] = Use{nullptr, op, nullptr, nullptr};
+  std::fill_n(op->outputs(), outputs, nullptr);
+  return op;
+}
+
+void Engine::read(Op& op, std::uint32_t index, Value& value) {
+  Use& use = op.uses()[index];
+  use.value = &value;
+  use.next = value.uses;
+  use.link = &value.uses;
+  if (value.uses) value.uses->link = &use.next;
+  value.uses = &use;
+}
+
+Value& Engine::write(Op& op, std::uint16_t output, Bytes size, void* home, void* data) {
+  Value* value = new Value{.size = size, .producer = &op, .home = home, .data = data};
+  value->output = output;
+  op.outputs()[output] = value;
+  ++op.live_outputs;
+  ++stats_.values;
+  return *value;
+}
+
+void Engine::finish(Op& op, Nanos cost) {
+  advance(cost);
+  if (op.live_outputs == 0) return abandon(op);
+  ++stats_.ops;
+  op.cost = cost;
+  std::int32_t oldest = generation_;
+  for (std::uint32_t i = 0; i < op.use_count; ++i) {
+    oldest = std::min(oldest, op.uses()[i].value->oldest);
+  }
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value* value = op.outputs()[i];
+    if (!value) continue;
+    value->oldest = oldest;
+    touch(*value);
+    value->owned = static_cast<std::int32_t>(owned_.size());
+    owned_.push_back(value);
+    add_candidate(*value);
+  }
+}
+
+void Engine::abandon(Op& op) {
+  ++stats_.ops;  // erase() takes it back: recipes count from finish() on.
+  erase(op);
+  while (!garbage_.empty()) {
+    Value* value = garbage_.back();
+    garbage_.pop_back();
+    collect(*value);
+  }
+}
+
+Value& Engine::constant(Bytes size, void* home, void* data) {
+  ++stats_.values;
+  return *new Value{.size = size, .home = home, .data = data};
+}
+
+// ---- Ways to lose content -------------------------------------------------------------------------------------------
+
+void Engine::unlock(Value& value) {
+  if (--value.locks > 0) return;
+  if (value.dropped_while_locked) {
+    value.dropped_while_locked = false;
+    if (value.resident() && value.uses) {
+      executor_.release(value);
+      lose(value);
+    }
+  }
+  collect(value);
+}
+
+void Engine::dropped(Value& value) {
+  disown(value);
+  value.home = nullptr;
+  if (value.locks) {
+    value.dropped_while_locked = true;
+    return;
+  }
+  if (value.resident() && value.uses) {
+    executor_.release(value);
+    lose(value);
+  }
+  collect(value);
+}
+
+void Engine::superseded(Value& value) {
+  disown(value);
+  value.home = nullptr;
+  lose(value);
+  collect(value);
+}
+
+void* Engine::steal(Value& value) {
+  void* data = value.data;
+  lose(value);
+  return data;
+}
+
+void Engine::evict(Value& value) {
+  executor_.release(value);
+  lose(value);
+  ++stats_.evictions;
+}
+
+void Engine::lose(Value& value) {
+  remove_candidate(value);
+  value.data = nullptr;
+  neighbourhood_.lost(value);
+}
+
+void Engine::restore(Value& value, void* data) {
+  neighbourhood_.returned(value);
+  value.data = data;
+  ++value.recomputes;
+  add_candidate(value);
+}
+
+void Engine::freeze(Value& value) {
+  remove_candidate(value);
+  disown(value);
+  executor_.settle(value);
+  unlink(value);
+  collect(value);
+}
+
+// ---- Lifetime -------------------------------------------------------------------------------------------------------
+
+void Engine::unlink(Value& value) {
+  Op& op = *value.producer;
+  value.producer = nullptr;
+  value.oldest = kNeverRecomputed;
+  op.outputs()[value.output] = nullptr;
+  if (--op.live_outputs == 0) erase(op);
+}
+
+void Engine::erase(Op& op) {
+  for (std::uint32_t i = 0; i < op.use_count; ++i) {
+    Use& use = op.uses()[i];
+    if (!use.value) continue;
+    *use.link = use.next;
+    if (use.next) use.next->link = use.link;
+    if (!use.value->uses) garbage_.push_back(use.value);
+  }
+  executor_.forget(op);
+  ::operator delete(&op);
+  --stats_.ops;
+}
+
+// A chain of recipes goes one record at a time through `garbage_`: its length must not be the depth of the C stack.
+void Engine::collect(Value& first) {
+  Value* value = &first;
+  while (true) {
+    if (!value->needed()) {
+      if (value->constant()) {
+        executor_.forget(*value);
+      } else {
+        if (value->resident()) {
+          remove_candidate(*value);
+          executor_.release(*value);
+        } else {
+          neighbourhood_.returned(*value);
+        }
+        unlink(*value);
+      }
+      delete value;
+      --stats_.values;
+    }
+    if (garbage_.empty()) return;
+    value = garbage_.back();
+    garbage_.pop_back();
+  }
+}
+
+void Engine::add_candidate(Value& value) {
+  value.candidate = static_cast<std::int32_t>(candidates_.size());
+  candidates_.push_back(&value);
+  stats_.evictable += value.size;
+}
+
+void Engine::remove_candidate(Value& value) {
+  if (value.candidate == kNowhere) return;
+  Value* last = candidates_.back();
+  candidates_[value.candidate] = last;
+  last->candidate = value.candidate;
+  candidates_.pop_back();
+  value.candidate = kNowhere;
+  stats_.evictable -= value.size;
+}
+
+void Engine::disown(Value& value) {
+  if (value.owned == kNowhere) return;
+  Value* last = owned_.back();
+  owned_[value.owned] = last;
+  last->owned = value.owned;
+  owned_.pop_back();
+  value.owned = kNowhere;
+}
+
+// ---- Choosing -------------------------------------------------------------------------------------------------------
+
+double Engine::score_of(const Value& value) {
+  Nanos cost = Neighbourhood::own_cost(value);
+  if (heuristic_.neighbourhood == NeighbourhoodKind::kEvictedClass) {
+    cost += neighbourhood_.cost(value);
+  }
+  Bytes free = heuristic_.fragmentation == 0 ? 0 : executor_.free_neighbours(value);
+  return score(heuristic_, cost, value.size, stats_.clock - value.last_access, value.recomputes,
+               free);
+}
+
+// Sampling looks at sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over tensors below a hundredth of
+// the mean size (paper, appendix E.2): eviction stays cheap with thousands of candidates and the choice hardly differs.
+Value* Engine::choose() {
+  constexpr std::size_t kSampleAtLeast = 32;
+  Value* best = nullptr;
+  double best_score = std::numeric_limits<double>::infinity();
+  const auto consider = [&](Value* value) {
+    if (value->locks) return;
+    double score = score_of(*value);
+    if (score <= best_score) {
+      best = value;
+      best_score = score;
+    }
+  };
+  std::size_t n = candidates_.size();
+  if (heuristic_.selection == Selection::kSample && n > kSampleAtLeast) {
+    Bytes small = stats_.evictable / static_cast<Bytes>(n) / 100;
+    std::size_t draws = std::max(kSampleAtLeast, static_cast<std::size_t>(std::sqrt(n)));
+    for (std::size_t i = 0; i < draws; ++i) {
+      random_ = random_ * 6364136223846793005 + 1442695040888963407;  // Knuth's MMIX generator.
+      Value* value = candidates_[(random_ >> 32) * n >> 32];
+      if (value->size >= small) consider(value);
+    }
+    if (best) return best;
+  }
+  for (Value* value : candidates_) consider(value);
+  return best;
+}
+
+bool Engine::evict_one() {
+  Value* victim = choose();
+  if (victim) evict(*victim);
+  return victim != nullptr;
+}
+
+void Engine::evict_all() {
+  for (std::size_t i = candidates_.size(); i-- > 0;) {
+    if (!candidates_[i]->locks) evict(*candidates_[i]);
+  }
+}
+
+Bytes Engine::locked_bytes() const {
+  Bytes sum = 0;
+  for (const Value* value : candidates_) sum += value->locks ? value->size : 0;
+  return sum;
+}
+
+void Engine::note_operator(Bytes bytes) {
+  stats_.largest_operator = std::max(stats_.largest_operator, bytes);
+}
+
+// ---- Rematerialization ----------------------------------------------------------------------------------------------
+
+void Engine::unlock_inputs(Op& op) {
+  for (std::uint32_t i = 0; i < op.use_count; ++i) unlock(*op.uses()[i].value);
+}
+
+void Engine::materialize(Value& target, Lock& lock) {
+  struct Pending {
+    Op* op;
+    std::uint32_t next;
+  };
+  std::vector<Pending> pending;
+  // All inputs are locked before the first missing one is recomputed: a resident one must not be evicted to bring back
+  // its sibling.
+  const auto push = [&](Op& op) {
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      Value& input = *op.uses()[i].value;
+      this->lock(input);
+      touch(input);
+    }
+    pending.push_back({&op, 0});
+  };
+  if (target.resident()) return;
+  push(*target.producer);
+  try {
+    while (!pending.empty()) {
+      auto& [op, next] = pending.back();
+      while (next < op->use_count && op->uses()[next].value->resident()) ++next;
+      if (next < op->use_count) {
+        push(*op->uses()[next].value->producer);
+        continue;
+      }
+      // Another thread, or a shared subexpression, may have been here meanwhile.
+      bool missing = false;
+      for (std::uint32_t i = 0; i < op->output_count; ++i) {
+        missing |= op->outputs()[i] && !op->outputs()[i]->resident();
+      }
+      if (missing) {
+        executor_.run(*op, lock);
+        ++stats_.rematerializations;
+        stats_.clock += op->cost;
+        stats_.remat_cost += op->cost;
+      }
+      Op* done = op;
+      pending.pop_back();
+      unlock_inputs(*done);
+    }
+  } catch (...) {
+    for (; !pending.empty(); pending.pop_back()) unlock_inputs(*pending.back().op);
+    throw;
+  }
+}
+
+void Engine::settle(Value& value, Lock& lock) {
+  this->lock(value);
+  try {
+    materialize(value, lock);
+  } catch (...) {
+    unlock(value);
+    throw;
+  }
+  if (value.producer && value.home) freeze(value);  // Else the program dropped it meanwhile.
+  unlock(value);
+}
+
+void Engine::retire(Value& constant, Lock& lock) {
+  std::unordered_set<const Op*> seen;
+  std::vector<Value*> frontier{&constant}, live;
+  while (!frontier.empty()) {
+    Value* value = frontier.back();
+    frontier.pop_back();
+    for (Use* use = value->uses; use; use = use->next) {
+      if (!seen.insert(use->op).second) continue;
+      for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
+        Value* output = use->op->outputs()[i];
+        if (!output) continue;
+        frontier.push_back(output);
+        if (!output->home) continue;
+        this->lock(*output);
+        live.push_back(output);
+      }
+    }
+  }
+  try {
+    for (; !live.empty(); live.pop_back()) {
+      settle(*live.back(), lock);
+      unlock(*live.back());
+    }
+  } catch (...) {
+    for (Value* value : live) unlock(*value);
+    throw;
+  }
+}
+
+void Engine::age(Lock& lock) {
+  ++generation_;
+  for (std::size_t i = owned_.size(); i-- > 0;) {
+    if (i >= owned_.size() || owned_[i]->oldest >= generation_ - 2) continue;
+    try {
+      settle(*owned_[i], lock);
+    } catch (const std::exception&) {  // Out of memory: it stays recomputable.
+    }
+  }
+}
+
+void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
+  for (std::size_t i = owned_.size(); i-- > 0;) {
+    if (i < owned_.size() && owned_[i]->resident()) freeze(*owned_[i]);
+  }
+  while (!owned_.empty()) {
+    try {
+      settle(*owned_.back(), lock);
+    } catch (const std::exception&) {
+      if (!spill()) throw;
+    }
+  }
+}
+
+// ---- Consistency ----------------------------------------------------------------------------------------------------
+
+void Engine::check() const {
+  const auto insist = [](bool truth, const char* sentence) {
+    if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
+  };
+  Bytes evictable = 0;
+  std::unordered_set<const Value*> values;
+  std::unordered_set<Op*> ops;
+  std::vector<const Value*> frontier;
+  const auto reach = [&](const Value* value) {
+    if (value && values.insert(value).second) frontier.push_back(value);
+  };
+  for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    const Value* value = candidates_[i];
+    insist(value->candidate == static_cast<std::int32_t>(i), "a candidate knows its place");
+    insist(value->resident() && value->producer, "a candidate is resident and has a recipe");
+    evictable += value->size;
+    reach(value);
+  }
+  insist(evictable == stats_.evictable, "the evictable bytes are the sum over the candidates");
+  for (std::size_t i = 0; i < owned_.size(); ++i) {
+    const Value* value = owned_[i];
+    insist(value->owned == static_cast<std::int32_t>(i), "an owned value knows its place");
+    insist(value->home && value->producer, "an owned value has a storage and a recipe");
+    reach(value);
+  }
+  while (!frontier.empty()) {
+    const Value* value = frontier.back();
+    frontier.pop_back();
+    insist(value->needed() || value->resident(), "no value outlives its last reader");
+    if (value->producer) {
+      insist(value->resident() == (value->evicted_class == nullptr),
+             "exactly the missing values are in an evicted class");
+      insist(value->resident() == (value->candidate != kNowhere),
+             "exactly the resident values are candidates");
+      insist(value->producer->outputs()[value->output] == value, "a producer knows its output");
+      ops.insert(value->producer);
+      for (std::uint32_t i = 0; i < value->producer->use_count; ++i) {
+        reach(value->producer->uses()[i].value);
+      }
+    } else {
+      insist(value->resident(), "a constant is resident");
+    }
+    for (const Use* use = value->uses; use; use = use->next) {
+      insist(use->value == value && *use->link == use, "a list of readers is sound");
+      ops.insert(use->op);
+      for (std::uint32_t i = 0; i < use->op->output_count; ++i) reach(use->op->outputs()[i]);
+    }
+  }
+  for (Op* op : ops) {
+    std::uint16_t live = 0;
+    for (std::uint32_t i = 0; i < op->output_count; ++i) live += op->outputs()[i] != nullptr;
+    insist(live == op->live_outputs && live > 0, "an operator lives as long as its outputs");
+  }
+  insist(static_cast<std::int64_t>(values.size()) == stats_.values, "every value is reachable");
+  insist(static_cast<std::int64_t>(ops.size()) == stats_.ops, "every recipe is reachable");
+}
+
+}  // namespace dtr

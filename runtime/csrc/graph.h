@@ -1,0 +1,68 @@
+// The recorded computation: what the runtime may forget, and how to get it back.
+//
+// A Value is the content of a storage at one version, an Op is the recipe that made it. A storage that is written in place
+// gets a new Value; the old one lives on, without a storage, for as long as a recipe reads it. Ownership runs
+// Value -> producer -> inputs and so has no cycle, which a graph over storages would have under mutation.
+//
+// An Op is one block of memory: the struct, its uses, its outputs, then whatever the executor needs to run it. Records are
+// what the budget costs besides the budget, so they are kept small (about 100 bytes a Value, 350 a two-input operator).
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "dtr_alloc/csrc/arena.h"
+
+namespace dtr {
+
+struct Op;
+struct Value;
+struct EvictedClass;
+
+// One place where an Op reads a Value: a link of the Value's list of readers.
+struct Use {
+  Value* value;
+  Op* op;
+  Use* next;
+  Use** link;  // What points at this Use: the Value's head, or the previous Use's `next`.
+};
+
+constexpr std::int32_t kNowhere = -1;
+constexpr std::int32_t kNeverRecomputed = std::numeric_limits<std::int32_t>::max();
+
+struct Value {
+  Bytes size = 0;
+  Nanos last_access = 0;  // On the engine's clock, which advances by the cost of each operator run.
+  Op* producer = nullptr;  // Null: a constant. It is never evicted.
+  Use* uses = nullptr;
+  EvictedClass* evicted_class = nullptr;  // Its evicted neighbourhood; null while resident.
+  void* home = nullptr;                   // Executor's: the program's storage. Null once that is gone.
+  void* data = nullptr;                   // Executor's: the content. Null while evicted.
+  std::int32_t candidate = kNowhere;      // Index in the engine's list of evictable values.
+  std::int32_t owned = kNowhere;          // Index in the engine's list of recomputable values the program holds.
+  std::int32_t locks = 0;                 // Running and pending operators that need the content where it is.
+  std::int32_t recomputes = 0;
+  std::int32_t oldest = kNeverRecomputed;  // Generation of the oldest recipe it rests on (Engine::age).
+  std::uint16_t output = 0;                // Which output of its producer.
+  std::uint16_t version = 0;               // In-place writes since the storage was fresh.
+  bool dropped_while_locked = false;       // The content goes with the last lock.
+
+  bool constant() const { return producer == nullptr; }
+  bool resident() const { return data != nullptr; }
+  bool needed() const { return uses || locks || (producer && home); }
+};
+
+struct Op {
+  Nanos cost = 0;
+  std::uint32_t use_count = 0;
+  std::uint16_t output_count = 0;
+  std::uint16_t live_outputs = 0;  // Outputs still in the graph; the Op goes with the last.
+
+  Use* uses() { return reinterpret_cast<Use*>(this + 1); }
+  Value** outputs() { return reinterpret_cast<Value**>(uses() + use_count); }
+  void* payload() { return outputs() + output_count; }
+};
+
+}  // namespace dtr

@@ -1,0 +1,54 @@
+// Small scopes of the live runtime: who holds the engine's lock, and whether this thread is inside an operator.
+
+#pragma once
+
+#include "runtime/csrc/session.h"
+
+namespace dtr {
+
+// Holds the engine's lock. What died meanwhile is let go after the lock: a storage of somebody else may run any code when
+// it dies, such as Python's, which waits for locks of its own.
+class Session::Guard {
+ public:
+  explicit Guard(Session& session) : session_(session), lock_(session.engine_.mutex()) {}
+  ~Guard() {
+    if (session_.graveyard_.empty()) return;
+    std::vector<c10::intrusive_ptr<c10::StorageImpl>> dead = std::move(session_.graveyard_);
+    session_.graveyard_.clear();
+    if (lock_.owns_lock()) lock_.unlock();
+  }
+  Lock& lock() { return lock_; }
+
+ private:
+  Session& session_;
+  Lock lock_;
+};
+
+// Opens a held lock for a while.
+class Unlocked {
+ public:
+  explicit Unlocked(Lock& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+
+ private:
+  Lock& lock_;
+};
+
+// This thread runs an operator: pointers that torch hands out now go to a kernel, not to the program.
+class InOperator {
+ public:
+  InOperator() { ++depth; }
+  ~InOperator() { --depth; }
+  static thread_local int depth;
+  static thread_local std::int64_t search_ticks;  // Spent looking for memory, not computing.
+};
+
+#if __has_include(<c10/core/StorageMaterializer.h>)
+constexpr bool kSeesRawAccess = true;
+inline void disarm(c10::StorageImpl* storage) { storage->clear_materializer(); }
+#else
+constexpr bool kSeesRawAccess = false;  // Before torch 2.13: only the Python methods can be watched.
+inline void disarm(c10::StorageImpl*) {}
+#endif
+
+}  // namespace dtr

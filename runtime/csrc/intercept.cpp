@@ -1,0 +1,404 @@
+// What happens to one operator inside a scope. The order matters:
+//
+//   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
+//   2. Where the operator writes a constant that recipes read: keep the old content for them (a copy if it is small,
+//      else the readers are computed and become constants themselves).
+//   3. Record the recipe, before the call: the call consumes its arguments and advances the generator.
+//   4. Run it, with the lock open and interception off for what it calls.
+//   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
+//
+// Not recorded, so that their results are constants: first-order backward, whose gradients look large and cheap but need
+// the whole backward pass again; optimizer steps, whose state would drag its history along; operators that we cannot keep.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstring>
+
+#include "runtime/csrc/clock.h"
+#include "runtime/csrc/guard.h"
+
+namespace torch::autograd {
+TORCH_API int get_current_graph_task_id();  // -1 outside a backward pass. Its header costs 20 s to compile.
+}
+
+namespace dtr {
+
+thread_local int InOperator::depth = 0;
+thread_local std::int64_t InOperator::search_ticks = 0;
+
+namespace {
+
+thread_local bool in_optimizer = false;
+
+// Smaller results are constants at birth: a record costs as much as they do. Small integers and booleans too, because
+// composite kernels read such arguments (lengths, split points) without asking the dispatcher.
+constexpr Bytes kSmallestValue = 512;
+constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
+// A constant up to this size is copied before it is written, a larger one retires its readers.
+constexpr Bytes kLargestCopy = Bytes{64} << 10;
+// A buffer written in place over and over would keep a recipe for each write.
+constexpr std::uint16_t kLongestWriteChain = 256;
+
+const c10::DispatchKeySet kDense =
+    c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
+                         c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
+                         c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+bool is_dense(const c10::TensorImpl& tensor) {
+  return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
+}
+
+bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
+  c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
+  bool index = c10::isIntegralType(type, /*includeBool=*/true);
+  return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
+}
+
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (is_defined_tensor(value)) {
+    visit(*value.unsafeToTensorImpl(), 0);
+  } else if (value.isList()) {
+    std::uint16_t item = 0;
+    for (const c10::IValue& element : value.toListRef()) {
+      if (is_defined_tensor(element)) visit(*element.unsafeToTensorImpl(), item);
+      ++item;
+    }
+  }
+}
+
+}  // namespace
+
+struct Session::Call {
+  const OperatorInfo& info;
+  c10::DispatchKeySet keys;  // Of the call below ours.
+  TensorArguments arguments;
+  c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
+  Bytes bytes = 0;
+  bool foreign = false;  // An argument is sparse, quantized, on another device, ...
+  bool tracked = false;
+  bool locked = false;
+  bool recording = false;
+  std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
+};
+
+void Session::set_in_optimizer(bool inside) { in_optimizer = inside; }
+
+void Session::arm(c10::StorageImpl* storage) {
+#if __has_include(<c10/core/StorageMaterializer.h>)
+  if (!storage->has_materializer()) storage->set_materializer(&raw_access);
+#endif
+}
+
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+               torch::jit::Stack* stack) {
+  keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (Session* session = Session::active()) {
+    session->execute(operator_info(op), keys, stack);
+  } else {
+    op.redispatchBoxed(keys, stack);
+  }
+}
+
+void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack) {
+  std::int64_t begin = ticks();
+  Call call{.info = info, .keys = keys};
+  gather(call, *stack);
+  bool differentiating =
+      !c10::GradMode::is_enabled() && (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
+  call.recording = options_.record && info.recordable && !call.foreign && !differentiating;
+
+  Op* op = nullptr;
+  if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
+
+  std::int64_t start = ticks();
+  std::int64_t search = InOperator::search_ticks;
+  try {
+    InOperator inside;
+    c10::impl::ExcludeDispatchKeyGuard below(kKey);
+    info.handle.redispatchBoxed(keys, stack);
+  } catch (...) {
+    after_failure(call, op);
+    throw;
+  }
+  std::int64_t end = ticks();
+  after(call, op, *stack, end - start - (InOperator::search_ticks - search));
+  bookkeeping_ticks_ += (start - begin - call.remat_ticks) + (ticks() - end);
+}
+
+void Session::gather(Call& call, const torch::jit::Stack& stack) const {
+  const OperatorInfo& info = call.info;
+  const c10::IValue* first = stack.data() + stack.size() - info.arguments;
+  for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
+    std::uint8_t argument = static_cast<std::uint8_t>(__builtin_ctzll(bits));
+    bool written = info.is(info.writes, argument);
+    for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
+      if (!is_dense(tensor)) {
+        call.foreign = true;
+        return;
+      }
+      c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+      call.bytes += static_cast<Bytes>(storage->nbytes());
+      bool tracked = !info.shape_only && value_of(storage) != nullptr;
+      call.tracked |= tracked;
+      call.arguments.push_back({&tensor, storage, nullptr, argument, written, item});
+    });
+  }
+}
+
+Op* Session::before(Call& call, const torch::jit::Stack& stack) {
+  Guard guard(*this);
+  bool missing = false;
+  if (call.tracked) {
+    for (TensorArgument& argument : call.arguments) {
+      argument.value = value_of(argument.storage);
+      if (!argument.value) continue;
+      engine_.lock(*argument.value);
+      engine_.touch(*argument.value);
+      missing |= !argument.value->resident();
+    }
+  }
+  call.locked = true;
+  try {
+    if (missing) {
+      std::int64_t begin = ticks();
+      for (const TensorArgument& argument : call.arguments) {
+        if (argument.value && !argument.value->resident()) bring_back(*argument.value, guard.lock());
+      }
+      call.remat_ticks = ticks() - begin;
+    }
+    if (call.info.writes) prepare_writes(call, guard.lock());
+    if (!call.recording) return nullptr;
+    Op* op = Recipe::record(call.info, call.keys, stack, call.arguments);
+    if (!op || call.info.shape_only) return op;
+    for (std::uint32_t i = 0; i < op->use_count; ++i) {
+      const TensorArgument& argument = call.arguments[i];
+      Value* source = call.sources.empty() ? nullptr : call.sources[i];
+      if (!source) source = argument.value ? argument.value : &constant_for(argument.storage);
+      engine_.read(*op, i, *source);
+    }
+    for (Value* source : call.sources) {
+      if (source) engine_.unlock(*source);
+    }
+    call.sources.clear();
+    return op;
+  } catch (...) {
+    for (Value* source : call.sources) {
+      if (source) engine_.unlock(*source);
+    }
+    for (const TensorArgument& argument : call.arguments) {
+      if (argument.value) engine_.unlock(*argument.value);
+    }
+    throw;
+  }
+}
+
+void Session::prepare_writes(Call& call, Lock& lock) {
+  bool versions = false;  // Some result is worth recording.
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.written) continue;
+    disarm(argument.storage);
+    versions |= argument.value != nullptr;
+  }
+  if (!call.info.fresh && !versions) call.recording = false;
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const TensorArgument& argument = call.arguments[i];
+    if (!argument.written || argument.value) continue;
+    bool small = static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
+    if (call.recording && !small) call.recording = false;
+    auto found = constants_.find(argument.storage);
+    bool has_readers = found != constants_.end();
+    if (!has_readers && !call.recording) continue;
+    Value& constant = constant_for(argument.storage);
+    engine_.lock(constant);
+    try {
+      if (small) {
+        privatize(constant, lock);
+      } else {
+        engine_.retire(constant, lock);
+      }
+    } catch (...) {
+      engine_.unlock(constant);
+      throw;
+    }
+    if (!call.recording) {
+      engine_.unlock(constant);
+      continue;
+    }
+    // The recipe reads the old content through every argument over this storage. before() unlocks.
+    call.sources.resize(call.arguments.size(), nullptr);
+    for (std::size_t j = 0; j < call.arguments.size(); ++j) {
+      if (call.arguments[j].storage != argument.storage || call.sources[j]) continue;
+      if (j != i) engine_.lock(constant);
+      call.sources[j] = &constant;
+    }
+  }
+}
+
+// Gives the recipes that read a constant a copy of their own, locked by the caller.
+void Session::privatize(Value& constant, Lock& lock) {
+  auto* storage = static_cast<c10::StorageImpl*>(constant.home);
+  at::Allocator* allocator = c10::GetCPUAllocator();
+  c10::intrusive_ptr<c10::StorageImpl> copy;
+  {
+    Unlocked open(lock);
+    at::DataPtr data = allocator->allocate(constant.size);
+    std::memcpy(data.get(), storage->_mutable_data_ptr_no_checks().get(), constant.size);
+    copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), constant.size,
+                                                 std::move(data), allocator, false);
+  }
+  constants_.erase(storage);
+  graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+  constant.home = constant.data = copy.release();
+}
+
+void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) {
+  const c10::IValue* results = stack.data() + stack.size() - call.info.returns;
+  for (std::uint32_t i = 0; i < call.info.returns; ++i) {
+    if (!is_defined_tensor(results[i])) continue;
+    c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
+    if (!is_dense(tensor)) continue;
+    c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+    Bytes bytes = static_cast<Bytes>(storage->nbytes());
+    if (!worth_evicting(tensor, bytes)) continue;
+    bool argument = false;
+    for (const TensorArgument& other : call.arguments) argument |= other.storage == storage;
+    Block* block = argument ? nullptr : block_of(storage);
+    if (!block) continue;
+    call.bytes += bytes;
+    attach(storage, engine_.write(op, i, bytes, storage, block), block);
+  }
+}
+
+void Session::after(Call& call, Op* op, const torch::jit::Stack& stack, std::int64_t kernel_ticks) {
+  Guard guard(*this);
+  const c10::IValue* results = stack.data() + stack.size() - call.info.returns;
+  ++operators_;
+  kernel_ticks_ += kernel_ticks;
+  window_kernel_ += kernel_ticks;
+  if (op) adopt_outputs(call, *op, stack);
+
+  // A written storage holds another value now: a new version, or what nobody can recompute.
+  c10::SmallVector<Value*, 2> old;
+  std::uint16_t output = call.info.returns;
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.written) continue;
+    std::uint16_t slot = output++;
+    Value* value = argument.value;
+    auto* storage = value ? static_cast<c10::StorageImpl*>(value->home) : nullptr;
+    if (!storage || value_of(storage) != value) continue;
+    Block* block = static_cast<Block*>(value->data);
+    old.push_back(value);
+    if (op && value->version < kLongestWriteChain) {
+      Value& next = engine_.write(*op, slot, static_cast<Bytes>(storage->nbytes()), storage, block);
+      next.version = value->version + 1;
+      attach(storage, next, block);
+    } else {
+      detach(storage, block);
+    }
+  }
+  Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(kernel_ticks);
+  engine_.note_operator(call.bytes);
+  bool kept = op && op->live_outputs;
+  if (op) {
+    engine_.finish(*op, cost);
+    recorded_ += kept;
+  } else {
+    engine_.advance(cost);
+  }
+  for (Value* value : old) engine_.superseded(*value);
+
+  bool foreign = call.foreign;
+  for (std::uint32_t i = 0; i < call.info.returns; ++i) {
+    for_each_tensor(results[i], [&](c10::TensorImpl& tensor, std::uint16_t) {
+      foreign |= !is_dense(tensor);
+    });
+  }
+  for (const TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
+    if (!value) continue;
+    if (value->producer && value->home) {
+      // A sparse or quantized tensor may hold on to its arguments and read them without the dispatcher.
+      if (foreign) {
+        engine_.freeze(*value);
+      } else {
+        arm(static_cast<c10::StorageImpl*>(value->home));
+      }
+    }
+    if (call.locked) engine_.unlock(*value);
+  }
+  if (options_.timeline) timeline_.push_back(pool_->live());
+  if (options_.verify && kept) verify(*op, guard.lock());
+  if (options_.evict_always) engine_.evict_all();
+}
+
+void Session::after_failure(Call& call, Op* op) {
+  Guard guard(*this);
+  for (const TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
+    if (!value) continue;
+    auto* storage = static_cast<c10::StorageImpl*>(value->home);
+    if (argument.written && storage && value_of(storage) == value) {
+      detach(storage, static_cast<Block*>(value->data));  // Perhaps half written: as it is, for ever.
+      engine_.superseded(*value);
+    }
+  }
+  if (op) engine_.abandon(*op);
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.value) continue;
+    if (argument.value->producer && argument.value->home) {
+      arm(static_cast<c10::StorageImpl*>(argument.value->home));
+    }
+    if (call.locked) engine_.unlock(*argument.value);
+  }
+}
+
+// Runs the recipe at once and compares with what the program got, byte for byte.
+void Session::verify(Op& op, Lock& lock) {
+  std::vector<Value*> held;
+  const auto hold = [&](Value& value) {
+    engine_.lock(value);
+    held.push_back(&value);
+  };
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    if (op.outputs()[i]) hold(*op.outputs()[i]);
+  }
+  for (std::uint32_t i = 0; i < op.use_count; ++i) hold(*op.uses()[i].value);
+  for (std::uint32_t i = 0; i < op.use_count; ++i) bring_back(*op.uses()[i].value, lock);
+  std::string different;
+  {
+    auto results = replay(op, lock);
+    for (std::uint32_t i = 0; i < op.output_count; ++i) {
+      Value* value = op.outputs()[i];
+      if (!value || !value->resident()) continue;
+      const at::Tensor& again = results[i];
+      const char* first = static_cast<const char*>(pool_->data(static_cast<Block*>(value->data)));
+      const char* second = static_cast<const char*>(
+          again.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+      // Only what the tensor shows: bytes that no element covers are never initialised.
+      auto sizes = again.sizes();
+      auto strides = again.strides();
+      std::int64_t item = static_cast<std::int64_t>(again.element_size());
+      for (std::int64_t n = 0; n < again.numel() && different.empty(); ++n) {
+        std::int64_t rest = n, offset = again.storage_offset();
+        for (std::size_t d = sizes.size(); d-- > 0;) {
+          offset += rest % sizes[d] * strides[d];
+          rest /= sizes[d];
+        }
+        if (std::memcmp(first + offset * item, second + offset * item, item) != 0) {
+          different = c10::str(Recipe::of(op).info().handle.operator_name(), ", output ", i,
+                               ", element ", n);
+        }
+      }
+    }
+  }
+  for (Value* value : held) engine_.unlock(*value);
+  TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
+}
+
+}  // namespace dtr

@@ -1,0 +1,251 @@
+#include "runtime/csrc/recipe.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <limits>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "runtime/csrc/engine.h"
+
+namespace dtr {
+namespace {
+
+// A list of distinct small structs, each named by its index. It only grows: a program has a few dozen. The last hit is
+// remembered because neighbouring operators agree. Guarded by the engine's lock.
+template <typename T>
+class Interned {
+ public:
+  std::uint16_t index(const T& item) {
+    if (last_ < items_.size() && items_[last_] == item) return last_;
+    for (last_ = 0; last_ < items_.size(); ++last_) {
+      if (items_[last_] == item) return last_;
+    }
+    TORCH_CHECK(last_ < std::numeric_limits<std::uint16_t>::max(),
+                "dtr_alloc: more than 65535 kinds of tensor or dispatch state");
+    items_.push_back(item);
+    return last_;
+  }
+  const T& operator[](std::uint16_t index) const { return items_[index]; }
+
+ private:
+  std::vector<T> items_;
+  std::uint16_t last_ = 0;
+};
+
+struct TensorKind {
+  c10::DispatchKeySet keys;
+  caffe2::TypeMeta dtype;
+  c10::Device device;
+  bool operator==(const TensorKind&) const = default;
+};
+
+struct Context {
+  c10::DispatchKeySet keys, included, excluded;
+  bool grad_mode;
+  bool operator==(const Context&) const = default;
+};
+
+Interned<TensorKind>& kinds() {
+  static auto* kinds = new Interned<TensorKind>;
+  return *kinds;
+}
+
+Interned<Context>& contexts() {
+  static auto* contexts = new Interned<Context>;
+  return *contexts;
+}
+
+// What a replay must not enter: it runs below autograd, and is not recorded itself.
+const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                   c10::DispatchKeySet(kKey) |
+                                   c10::DispatchKeySet(c10::DispatchKey::Python) |
+                                   c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
+
+at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
+
+c10::GeneratorImpl* copy_of(at::Generator generator) {
+  std::lock_guard<std::mutex> guard(generator.mutex());
+  return generator.unsafeGetGeneratorImpl()->clone().release();
+}
+
+// For operators that draw from the default generator without taking one: puts a recorded state in its place.
+class DefaultGeneratorState {
+ public:
+  explicit DefaultGeneratorState(const c10::GeneratorImpl* state) {
+    if (!state) return;
+    at::Generator generator = default_generator();
+    saved_ = c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(copy_of(generator));
+    set(*state);
+  }
+  ~DefaultGeneratorState() {
+    if (saved_) set(*saved_);
+  }
+
+ private:
+  static void set(const c10::GeneratorImpl& state) {
+    at::Generator generator = default_generator();
+    std::lock_guard<std::mutex> guard(generator.mutex());
+    generator.unsafeGetGeneratorImpl()->set_state(*state.get_state());
+  }
+  c10::intrusive_ptr<c10::GeneratorImpl> saved_;
+};
+
+}  // namespace
+
+Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
+                   const torch::jit::Stack& stack, const TensorArguments& arguments) {
+  static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
+  std::size_t dims = 0, written = 0;
+  for (const TensorArgument& argument : arguments) {
+    const c10::TensorImpl& tensor = *argument.tensor;
+    if (tensor.dim() > 255) return nullptr;
+    dims += tensor.dim() * (tensor.is_contiguous() ? 1 : 2);
+    written += argument.written;
+  }
+  const c10::IValue* first = stack.data() + stack.size() - info.arguments;
+  std::size_t plain = 0;
+  for (std::uint32_t i = 0; i < info.arguments; ++i) {
+    plain += info.is(info.lists, i) || !is_defined_tensor(first[i]);
+  }
+  if (arguments.size() > 60000 || info.returns + written > 60000) return nullptr;
+
+  Op* op = Engine::begin(info.shape_only ? 0 : arguments.size(), info.returns + written,
+                         sizeof(Recipe) + arguments.size() * sizeof(TensorRecipe) +
+                             plain * sizeof(c10::IValue) + dims * sizeof(std::int64_t));
+  Recipe& recipe = *new (op->payload()) Recipe;
+  recipe.info_ = &info;
+  recipe.tensors_ = arguments.size();
+  recipe.plain_ = plain;
+  c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  recipe.context_ = contexts().index(
+      Context{keys, local.included_, local.excluded_, c10::GradMode::is_enabled()});
+
+  c10::IValue* copy = recipe.plain();
+  for (std::uint32_t i = 0; i < info.arguments; ++i) {
+    if (info.is(info.lists, i) && first[i].isList()) {
+      new (copy++) c10::IValue(static_cast<std::int64_t>(first[i].toListRef().size()));
+    } else if (info.is(info.lists, i) || !is_defined_tensor(first[i])) {
+      new (copy++) c10::IValue(first[i]);
+    }
+  }
+  TensorRecipe* slot = const_cast<TensorRecipe*>(recipe.tensors().data());
+  std::int64_t* numbers = recipe.geometry();
+  std::int32_t use = 0;
+  for (const TensorArgument& argument : arguments) {
+    const c10::TensorImpl& tensor = *argument.tensor;
+    bool contiguous = tensor.is_contiguous();
+    new (slot++) TensorRecipe{
+        .use = info.shape_only ? kShapeOnly : use++,
+        .item = argument.item,
+        .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
+        .argument = argument.argument,
+        .dims = static_cast<std::uint8_t>(tensor.dim()),
+        .contiguous = contiguous,
+        .wrapped_number = tensor.is_wrapped_number(),
+        .requires_grad = tensor.requires_grad(),
+        .written = argument.written,
+        .offset = tensor.storage_offset()};
+    for (std::int64_t size : tensor.sizes()) *numbers++ = size;
+    if (contiguous) continue;
+    for (std::int64_t stride : tensor.strides()) *numbers++ = stride;
+  }
+  if (info.random) {
+    bool given = info.generator >= 0 && first[info.generator].isGenerator();
+    recipe.generator_ = copy_of(given ? first[info.generator].toGenerator() : default_generator());
+  }
+  return op;
+}
+
+void Recipe::destroy() {
+  for (std::uint16_t i = 0; i < plain_; ++i) plain()[i].~IValue();
+  if (generator_) c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(generator_);
+  this->~Recipe();
+}
+
+bool Recipe::writes(std::uint32_t use) const {
+  return tensors()[use].written;
+}
+
+Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
+  const Context& context = contexts()[context_];
+  Replay replay{.info = info_,
+                .stack = {},
+                .written = {},
+                .keys = context.keys,
+                .included = context.included,
+                .excluded = context.excluded | kAbove,
+                .grad_mode = context.grad_mode,
+                .default_generator = {}};
+  c10::SmallVector<at::Tensor, 8> tensors;
+  const std::int64_t* numbers = geometry();
+  for (const TensorRecipe& recipe : this->tensors()) {
+    const TensorKind& kind = kinds()[recipe.kind];
+    c10::IntArrayRef sizes(numbers, recipe.dims);
+    numbers += recipe.dims;
+    c10::Storage storage =
+        recipe.use == kShapeOnly
+            ? c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device))
+            : storages[recipe.use];
+    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), kind.keys, kind.dtype);
+    if (recipe.contiguous) {
+      impl->set_sizes_contiguous(sizes);
+      impl->set_storage_offset(recipe.offset);
+    } else {
+      impl->set_sizes_and_strides(sizes, {numbers, recipe.dims}, recipe.offset);
+      numbers += recipe.dims;
+    }
+    if (recipe.wrapped_number) impl->set_wrapped_number(true);
+    if (recipe.requires_grad) impl->set_requires_grad(true);
+    tensors.emplace_back(std::move(impl));
+    if (recipe.written) replay.written.push_back(tensors.back());
+  }
+  std::size_t next_tensor = 0, next_plain = 0;
+  const auto at_argument = [&](std::uint32_t i) {
+    return next_tensor < tensors.size() && this->tensors()[next_tensor].argument == i;
+  };
+  for (std::uint32_t i = 0; i < info_->arguments; ++i) {
+    if (info_->is(info_->lists, i) && plain()[next_plain].isInt()) {
+      std::int64_t length = plain()[next_plain++].toInt();
+      c10::List<std::optional<at::Tensor>> optional;
+      c10::List<at::Tensor> list;
+      for (std::int64_t item = 0; item < length; ++item) {
+        bool present = at_argument(i) && this->tensors()[next_tensor].item == item;
+        std::optional<at::Tensor> tensor;
+        if (present) tensor = tensors[next_tensor++];
+        if (info_->is(info_->optional_lists, i)) {
+          optional.push_back(tensor);
+        } else {
+          list.push_back(tensor.value_or(at::Tensor()));
+        }
+      }
+      if (info_->is(info_->optional_lists, i)) {
+        replay.stack.emplace_back(std::move(optional));
+      } else {
+        replay.stack.emplace_back(std::move(list));
+      }
+    } else if (at_argument(i)) {
+      replay.stack.emplace_back(tensors[next_tensor++]);
+    } else if (generator_ && static_cast<std::int32_t>(i) == info_->generator) {
+      replay.stack.emplace_back(at::Generator(generator_->clone()));
+      ++next_plain;
+    } else {
+      replay.stack.emplace_back(plain()[next_plain++]);
+    }
+  }
+  if (generator_ && info_->generator < 0) replay.default_generator = generator_->clone();
+  return replay;
+}
+
+void Replay::run() {
+  c10::impl::ForceDispatchKeyGuard dispatch(included, excluded);
+  c10::AutoGradMode grad(grad_mode);
+  DefaultGeneratorState state(default_generator.get());
+  info->handle.redispatchBoxed(keys, &stack);
+}
+
+}  // namespace dtr

@@ -1,0 +1,93 @@
+// How to run one torch operator again: the live executor's part of an Op.
+//
+// Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj and neg bits, wrapped
+// numbers, requires_grad, grad mode, the thread's dispatch keys, and the state of the random generator. What many recipes
+// share (dispatch state; key set, dtype and device of a tensor) is kept once and named by a 16-bit index.
+
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/stack.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include "runtime/csrc/graph.h"
+#include "runtime/csrc/operators.h"
+
+namespace dtr {
+
+// One tensor among the arguments of a call. The pointers are good until the operator runs, which consumes the arguments.
+struct TensorArgument {
+  c10::TensorImpl* tensor;
+  c10::StorageImpl* storage;
+  Value* value;  // Null where the storage is not tracked.
+  std::uint8_t argument;
+  bool written;
+  std::uint16_t item;  // Position in its list.
+};
+inline bool is_defined_tensor(const c10::IValue& value) {
+  return value.isTensor() && value.unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton();
+}
+using TensorArguments = c10::SmallVector<TensorArgument, 8>;
+
+struct TensorRecipe {
+  std::int32_t use;  // Index of the Op's Use it reads, kShapeOnly if its content does not matter.
+  std::uint16_t item;
+  std::uint16_t kind;  // Interned key set, dtype and device.
+  std::uint8_t argument;
+  std::uint8_t dims;
+  bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
+  std::int64_t offset;
+};
+constexpr std::int32_t kShapeOnly = -1;
+
+// A recipe made ready to run: arguments on a stack, and the state the operator saw.
+struct Replay {
+  const OperatorInfo* info;
+  torch::jit::Stack stack;
+  c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
+  c10::DispatchKeySet keys, included, excluded;
+  bool grad_mode;
+  c10::intrusive_ptr<c10::GeneratorImpl> default_generator;  // Null unless it must be put in place.
+
+  // Runs the operator; afterwards `stack` holds its returns. Throws what the operator throws.
+  void run();
+};
+
+class Recipe {
+ public:
+  // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Use i is the i-th of `arguments`
+  // whose content matters; the caller links it. Outputs are the returns, then the written arguments. Null for a call that
+  // cannot be kept. The engine's lock must be held, here and in prepare().
+  static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
+                    const torch::jit::Stack& stack, const TensorArguments& arguments);
+  static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
+  void destroy();
+
+  const OperatorInfo& info() const { return *info_; }
+  bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
+  std::uint16_t returns() const { return info_->returns; }
+
+  // Arguments over `storages`, one for each Use; those of one value are the same.
+  Replay prepare(c10::ArrayRef<c10::Storage> storages) const;
+
+ private:
+  Recipe() = default;
+  c10::ArrayRef<TensorRecipe> tensors() const {
+    return {reinterpret_cast<const TensorRecipe*>(this + 1), tensors_};
+  }
+  c10::IValue* plain() const {
+    return reinterpret_cast<c10::IValue*>(const_cast<TensorRecipe*>(tensors().end()));
+  }
+  std::int64_t* geometry() const { return reinterpret_cast<std::int64_t*>(plain() + plain_); }
+
+  const OperatorInfo* info_ = nullptr;
+  c10::GeneratorImpl* generator_ = nullptr;  // State before the call; owned.
+  std::uint16_t context_ = 0;                // Interned dispatch state.
+  std::uint16_t tensors_ = 0;
+  std::uint16_t plain_ = 0;  // Arguments that are not tensors, in order; for a list of tensors, its length.
+};
+
+}  // namespace dtr

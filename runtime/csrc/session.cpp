@@ -1,0 +1,453 @@
+#include "runtime/csrc/session.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+
+#include "runtime/csrc/allocator.h"
+#include "runtime/csrc/clock.h"
+#include "runtime/csrc/guard.h"
+
+namespace dtr {
+namespace {
+
+// The text of raw access to an evicted tensor. It is copied at every eviction, hence short.
+const char kEvictedText[] =
+    "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back (inside the scope, in its thread)";
+
+std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
+  // Twice the addresses of the budget, so that a hole can be made of scattered pages; see pool.h.
+  return make_host_arena(options.limited ? 2 * options.budget + (Bytes{64} << 20) : options.budget);
+}
+
+std::string in_mib(Bytes bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+}  // namespace
+
+std::atomic<Session*> Session::active_{nullptr};
+
+Session::Session(const SessionOptions& options)
+    : options_(options),
+      pool_(Pool::create(arena_for(options), options.budget)),
+      engine_(*this, options.heuristic) {}
+
+Session::~Session() {
+  if (active() == this) active_ = nullptr;
+}
+
+void Session::enter() {
+  Session* none = nullptr;
+  TORCH_CHECK(active_.compare_exchange_strong(none, this),
+              "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+void Session::leave() {
+  struct Close {
+    Session* session;
+    ~Close() {
+      c10::impl::tls_set_dispatch_key_included(kKey, false);
+      session->leaving_ = false;
+      active_ = nullptr;
+    }
+  } close{this};
+  leaving_ = true;
+  commit();
+  pool_->trim();
+}
+
+void Session::abandon_in_child() {
+  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  active_ = nullptr;
+}
+
+// ---- Storages -------------------------------------------------------------------------------------------------------
+
+Value* Session::value_of(const c10::StorageImpl* storage) {
+  const at::DataPtr& pointer =
+      const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  return pointer.get_deleter() == &storage_died ? static_cast<Value*>(pointer.get_context())
+                                                : nullptr;
+}
+
+// The block of an ordinary storage that lies in this session's pool, else null.
+Block* Session::block_of(const c10::StorageImpl* storage) const {
+  const at::DataPtr& pointer =
+      const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  if (pointer.get_deleter() != &pool_deleter) return nullptr;
+  return Pool::owner_of(pointer.get()) == pool_.get() ? pool_->find(pointer.get()) : nullptr;
+}
+
+void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
+  at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
+  pointer.release_context();
+  pointer = at::DataPtr(pool_->data(block), &value, &storage_died, c10::Device(c10::kCPU));
+  block->owner = &value;
+  arm(storage);
+}
+
+void Session::detach(c10::StorageImpl* storage, Block* block) {
+  at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
+  void* data = pool_->data(block);
+  pointer.release_context();
+  pointer = at::DataPtr(data, data, &pool_deleter, c10::Device(c10::kCPU));
+  block->owner = nullptr;
+  disarm(storage);
+}
+
+Value& Session::constant_for(c10::StorageImpl* storage) {
+  Value*& slot = constants_[storage];
+  if (!slot) {
+    c10::raw::intrusive_ptr::incref(storage);
+    slot = &engine_.constant(storage->nbytes(), storage, storage);
+  }
+  return *slot;
+}
+
+// ---- Executor -------------------------------------------------------------------------------------------------------
+
+void Session::release(Value& value) {
+  Block* block = static_cast<Block*>(value.data);
+  block->owner = nullptr;
+  pool_->free(block);
+  if (!value.home) return;
+  auto* storage = static_cast<c10::StorageImpl*>(value.home);
+  at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
+  pointer.release_context();
+  pointer = at::DataPtr(nullptr, &value, &storage_died, c10::Device(c10::kCPU));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvictedText);
+}
+
+void Session::settle(Value& value) {
+  auto* storage = static_cast<c10::StorageImpl*>(value.home);
+  detach(storage, static_cast<Block*>(value.data));
+  if (leaving_) settled_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  c10::raw::intrusive_ptr::incref(storage);
+  value.data = storage;
+  constants_[storage] = &value;
+}
+
+Bytes Session::free_neighbours(const Value& value) const {
+  auto [left, right] = pool_->free_neighbours(static_cast<const Block*>(value.data));
+  return left + right;
+}
+
+void Session::forget(Value& value) {
+  auto* storage = static_cast<c10::StorageImpl*>(value.home);
+  auto found = constants_.find(storage);
+  if (found != constants_.end() && found->second == &value) constants_.erase(found);
+  graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+}
+
+void Session::forget(Op& op) { Recipe::of(op).destroy(); }
+
+c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
+  const Recipe& recipe = Recipe::of(op);
+  c10::SmallVector<c10::Storage, 8> storages;
+  struct Copy {
+    std::uint32_t use;
+    const void* from;
+    Bytes size;
+  };
+  c10::SmallVector<Copy, 2> copies;
+  at::Allocator* allocator = c10::GetCPUAllocator();
+  const auto storage_over = [&](at::DataPtr&& data, Bytes size) {
+    return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(data), allocator, true);
+  };
+  Use* uses = op.uses();
+  for (std::uint32_t i = 0; i < op.use_count; ++i) {
+    Value& value = *uses[i].value;
+    bool written = false;
+    std::int32_t places = 0, first = -1;
+    for (std::uint32_t j = 0; j < op.use_count; ++j) {
+      if (uses[j].value != &value) continue;
+      if (first < 0) first = static_cast<std::int32_t>(j);
+      written |= recipe.writes(j);
+      ++places;
+    }
+    void* content = value.constant()
+                        ? static_cast<c10::StorageImpl*>(value.data)->_mutable_data_ptr_no_checks().get()
+                        : pool_->data(static_cast<Block*>(value.data));
+    if (first < static_cast<std::int32_t>(i)) {
+      storages.push_back(storages[first]);
+    } else if (!written) {
+      storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
+                            at::DataPtr(content, c10::Device(c10::kCPU)));
+    } else if (!value.constant() && !value.home && value.locks == places) {
+      static_cast<Block*>(value.data)->owner = nullptr;
+      engine_.steal(value);
+      storages.push_back(storage_over(
+          at::DataPtr(content, content, &pool_deleter, c10::Device(c10::kCPU)), value.size));
+    } else {
+      copies.push_back({i, content, value.size});
+      storages.emplace_back(storage_over(at::DataPtr(nullptr, c10::Device(c10::kCPU)), value.size));
+    }
+  }
+  if (!copies.empty()) {
+    Unlocked open(lock);
+    for (const Copy& copy : copies) {
+      at::DataPtr data = allocator->allocate(copy.size);
+      std::memcpy(data.get(), copy.from, copy.size);
+      storages[copy.use].unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
+    }
+  }
+  Replay ready = recipe.prepare(storages);
+  storages.clear();
+  {
+    Unlocked open(lock);
+    InOperator inside;
+    ready.run();
+  }
+  c10::SmallVector<at::Tensor, 4> results;
+  for (const c10::IValue& result : ready.stack) {
+    results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
+  }
+  for (at::Tensor& tensor : ready.written) results.push_back(std::move(tensor));
+  return results;
+}
+
+void Session::run(Op& op, Lock& lock) {
+  std::int64_t begin = ticks();
+  auto results = replay(op, lock);
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value* value = op.outputs()[i];
+    if (!value || value->resident()) continue;
+    c10::StorageImpl* storage = results[i].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    Block* block = block_of(storage);
+    TORCH_INTERNAL_ASSERT(block && static_cast<Bytes>(storage->nbytes()) == value->size,
+                          "a replay of ", Recipe::of(op).info().handle.operator_name(),
+                          " made a storage of ", storage->nbytes(), " bytes, the first run one of ",
+                          value->size);
+    at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
+    pointer.release_context();
+    pointer = at::DataPtr();
+    if (value->home) {
+      auto* home = static_cast<c10::StorageImpl*>(value->home);
+      home->clear_data_ptr_access_error_msg_();
+      attach(home, *value, block);
+    } else {
+      block->owner = value;
+    }
+    engine_.restore(*value, block);
+  }
+  std::int64_t passed = ticks() - begin;
+  remat_ticks_ += passed;
+  window_remat_ += passed;
+  watch_for_thrash(lock);
+}
+
+void Session::bring_back(Value& value, Lock& lock) {
+  engine_.lock(value);
+  lock.unlock();
+  std::unique_lock<std::mutex> alone(remat_mutex_);
+  lock.lock();
+  try {
+    engine_.materialize(value, lock);
+  } catch (...) {
+    engine_.unlock(value);
+    throw;
+  }
+  engine_.unlock(value);
+}
+
+// A budget far below what the program needs does not fail by itself: it recomputes for ever.
+void Session::watch_for_thrash(Lock& lock) {
+  if (options_.thrash_limit == 0 || to_nanoseconds(window_remat_) < 2'000'000'000) return;
+  double ratio = static_cast<double>(window_remat_) / static_cast<double>(window_kernel_ + 1);
+  bool thrashes = ratio > options_.thrash_limit;
+  window_remat_ = window_kernel_ = 0;
+  if (!thrashes) return;
+  Bytes floor = pool_->budget() + pool_->budget() / 4;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(pool_->budget()),
+                   ": the program recomputes ", static_cast<std::int64_t>(ratio),
+                   " times longer than it computes, which is above the limit of ",
+                   options_.thrash_limit, "; raise the budget to at least ", in_mib(floor),
+                   ", or set thrash_limit=0 to go on regardless");
+}
+
+// ---- Allocation -----------------------------------------------------------------------------------------------------
+
+void* Session::allocate(std::size_t bytes) {
+  Bytes asked = static_cast<Bytes>(bytes);
+  if (options_.fail_allocation == 0) {
+    if (Block* block = pool_->allocate(asked, Fit::kCommitted)) return pool_->data(block);
+  }
+  std::int64_t begin = ticks();
+  Guard guard(*this);
+  if (options_.fail_allocation && ++allocations_ == options_.fail_allocation) {
+    out_of_memory(asked, guard.lock());
+  }
+  Block* block;
+  while (true) {
+    block = pool_->allocate(asked, Fit::kCommitted);
+    if (!block && pool_->live() + round_to_granule(asked) <= pool_->budget()) {
+      block = pool_->allocate(asked, Fit::kRemap);
+    }
+    if (block) break;
+    if (!engine_.evict_one()) out_of_memory(asked, guard.lock());
+  }
+  std::int64_t passed = ticks() - begin;
+  search_ticks_ += passed;
+  InOperator::search_ticks += passed;
+  return pool_->data(block);
+}
+
+void Session::out_of_memory(Bytes asked, Lock& lock) {
+  PoolStats pool = pool_->stats();
+  Bytes locked = engine_.locked_bytes();
+  Bytes floor = std::max(pool.live + round_to_granule(asked), pool.budget + kGranule);
+  Bytes largest = engine_.stats().largest_operator;
+  lock.unlock();
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
+      in_mib(pool.budget - pool.live), " free, nothing left to evict: ", in_mib(locked),
+      " are read by operators now running or being recomputed, ", in_mib(pool.live - locked),
+      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); the largest operator so far needs ",
+      in_mib(largest), "; raise the budget to at least ", in_mib(floor));
+}
+
+// ---- By hand --------------------------------------------------------------------------------------------------------
+
+namespace {
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->has_storage()) return nullptr;
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+}  // namespace
+
+bool Session::evict(const at::Tensor& tensor) {
+  Guard guard(*this);
+  c10::StorageImpl* storage = storage_of(tensor);
+  Value* value = storage ? value_of(storage) : nullptr;
+  if (!value || !value->resident() || value->locks) return false;
+  engine_.evict(*value);
+  return true;
+}
+
+void Session::materialize(const at::Tensor& tensor) {
+  Guard guard(*this);
+  c10::StorageImpl* storage = storage_of(tensor);
+  Value* value = storage ? value_of(storage) : nullptr;
+  if (value && !value->resident()) bring_back(*value, guard.lock());
+}
+
+void Session::pin(const at::Tensor& tensor) {
+  Guard guard(*this);
+  c10::StorageImpl* storage = storage_of(tensor);
+  Value* value = storage ? value_of(storage) : nullptr;
+  if (!value) return;
+  if (!value->resident()) bring_back(*value, guard.lock());
+  value = value_of(storage);
+  if (value && value->resident()) engine_.freeze(*value);
+}
+
+bool Session::is_evicted(const at::Tensor& tensor) const {
+  std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
+  c10::StorageImpl* storage = storage_of(tensor);
+  Value* value = storage ? value_of(storage) : nullptr;
+  return value && !value->resident();
+}
+
+void Session::storage_died(void* context) {
+  Session* session = active();
+  if (!session) return;  // A forked child: the record is the parent's.
+  Guard guard(*session);
+  session->engine_.dropped(*static_cast<Value*>(context));
+}
+
+void Session::raw_access(c10::StorageImpl* storage) {
+  Session* session = active();
+  if (!session || InOperator::depth) return;
+  Guard guard(*session);
+  Value* value = value_of(storage);
+  if (value && value->resident()) session->engine_.freeze(*value);
+}
+
+// ---- Commit ---------------------------------------------------------------------------------------------------------
+
+void Session::commit() {
+  std::lock_guard<std::mutex> alone(remat_mutex_);
+  {
+    Guard guard(*this);
+    engine_.commit(guard.lock(), [this] { return leaving_ && spill(); });
+  }
+  settled_.clear();
+}
+
+// What outlives the scope and does not fit the budget together goes to ordinary memory: nothing is lost, and the pool
+// still keeps its bound. The lock is held.
+bool Session::spill() {
+  Bytes moved = 0;
+  for (const auto& storage : settled_) {
+    Block* block = block_of(storage.get());
+    if (!block) continue;
+    std::size_t bytes = storage->nbytes();
+    at::DataPtr copy = c10::GetDefaultCPUAllocator()->allocate(bytes);
+    std::memcpy(copy.get(), pool_->data(block), bytes);
+    storage->_mutable_data_ptr_no_checks() = std::move(copy);
+    moved += static_cast<Bytes>(bytes);
+  }
+  settled_.clear();
+  if (moved) {
+    TORCH_WARN("tensors that outlive the scope do not fit its budget together: ", in_mib(moved),
+               " of them now lie in ordinary memory");
+  }
+  return moved > 0;
+}
+
+void Session::step() {
+  std::lock_guard<std::mutex> alone(remat_mutex_);
+  Guard guard(*this);
+  engine_.age(guard.lock());
+}
+
+// ---- Figures --------------------------------------------------------------------------------------------------------
+
+SessionStats Session::stats() const {
+  std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
+  EngineStats engine = engine_.stats();
+  PoolStats pool = pool_->stats();
+  return {.operators = operators_,
+          .recorded = recorded_,
+          .evictions = engine.evictions,
+          .rematerializations = engine.rematerializations,
+          .records = engine.values + engine.ops,
+          .kernel_ns = to_nanoseconds(kernel_ticks_),
+          .remat_ns = to_nanoseconds(remat_ticks_),
+          .search_ns = to_nanoseconds(search_ticks_),
+          .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
+          .live_bytes = pool.live,
+          .peak_bytes = pool.peak,
+          .evictable_bytes = engine.evictable,
+          .largest_operator_bytes = engine.largest_operator};
+}
+
+std::vector<std::int64_t> Session::timeline() const {
+  std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
+  return timeline_;
+}
+
+void Session::check() const {
+  pool_->check();
+  std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
+  engine_.check();
+}
+
+void Session::lock_for_fork() {
+  if (Session* session = active()) session->engine_.mutex().lock();
+  Pool::lock_all();
+}
+
+void Session::unlock_after_fork() {
+  Pool::unlock_all();
+  if (Session* session = active()) session->engine_.mutex().unlock();
+}
+
+}  // namespace dtr

@@ -1,0 +1,131 @@
+// One scope of rematerialization: it owns the pool and the engine, and holds the bytes for the engine.
+//
+// A tracked storage carries its Value in its DataPtr (context = Value, deleter = storage_died), resident or evicted, so
+// storage and value find each other without a table, and the death of the storage is the deleter's call. An evicted
+// storage has a null pointer and refuses raw access with a text that says what to do. A storage we do not track is a
+// constant; while recipes read it, it is in a table that keeps it alive.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine.h"
+#include "runtime/csrc/recipe.h"
+
+namespace dtr {
+
+struct SessionOptions {
+  Bytes budget = 0;  // Of the pool.
+  bool limited = true;
+  Heuristic heuristic;
+  bool record = true;         // False: the pool serves and counts, nothing is recorded.
+  bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
+  bool timeline = false;
+  bool evict_always = false;  // Test instrument: evict everything after every operator.
+  bool verify = false;        // Test instrument: replay every recorded operator at once and compare.
+  std::int64_t fail_allocation = 0;  // Test instrument: the k-th allocation fails; 0 for none.
+  double thrash_limit = 0;  // Rematerialization time over useful time, in a window, that is an error; 0 for none.
+};
+
+struct SessionStats {
+  std::int64_t operators, recorded, evictions, rematerializations, records;
+  Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
+  Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
+};
+
+class Session final : public Executor {
+ public:
+  explicit Session(const SessionOptions& options);
+  ~Session() override;
+
+  // The scope that CPU allocations and operators of this process belong to, or null.
+  static Session* active() { return active_.load(std::memory_order_acquire); }
+  void enter();  // Throws std::runtime_error where another scope is active.
+  void leave();  // Commits, then gives up the pool; tensors that live on keep their memory.
+
+  void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  void* allocate(std::size_t bytes);  // Throws torch.OutOfMemoryError.
+
+  // By hand. `tensor` may be any; those that are not tracked are resident constants.
+  bool evict(const at::Tensor& tensor);  // Whether there was something to evict.
+  void materialize(const at::Tensor& tensor);
+  void pin(const at::Tensor& tensor);  // Resident, and never evicted again.
+  bool is_evicted(const at::Tensor& tensor) const;
+
+  void commit();
+  void step();  // An optimizer step is over.
+  static void set_in_optimizer(bool inside);
+  void abandon_in_child();  // After fork: the parent's scope is not the child's.
+
+  SessionStats stats() const;
+  void reset_peak() { pool_->reset_peak(); }
+  std::vector<std::int64_t> timeline() const;
+  const SessionOptions& options() const { return options_; }
+  void check() const;
+
+  // Executor.
+  void run(Op& op, Lock& lock) override;
+  void release(Value& value) override;
+  void settle(Value& value) override;
+  Bytes free_neighbours(const Value& value) const override;
+  void forget(Value& value) override;
+  void forget(Op& op) override;
+
+  static void storage_died(void* value);       // Deleter of tracked storages.
+  static void raw_access(c10::StorageImpl*);   // A mutable pointer is about to leave torch.
+  static void lock_for_fork();
+  static void unlock_after_fork();
+
+ private:
+  class Guard;  // Holds the engine's lock; afterwards drops what must not die under it.
+  struct Call;
+
+  static Value* value_of(const c10::StorageImpl* storage);
+  Value& constant_for(c10::StorageImpl* storage);
+  void attach(c10::StorageImpl* storage, Value& value, Block* block);
+  void detach(c10::StorageImpl* storage, Block* block);
+  void arm(c10::StorageImpl* storage);
+  Block* block_of(const c10::StorageImpl* storage) const;
+
+  // The stages of execute(), in intercept.cpp.
+  void gather(Call& call, const torch::jit::Stack& stack) const;
+  Op* before(Call& call, const torch::jit::Stack& stack);
+  void prepare_writes(Call& call, Lock& lock);
+  void privatize(Value& constant, Lock& lock);
+  void after(Call& call, Op* op, const torch::jit::Stack& stack, std::int64_t kernel_ticks);
+  void after_failure(Call& call, Op* op);
+  void adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack);
+  void verify(Op& op, Lock& lock);
+
+  void bring_back(Value& value, Lock& lock);
+  c10::SmallVector<at::Tensor, 4> replay(Op& op, Lock& lock);
+  [[noreturn]] void out_of_memory(Bytes asked, Lock& lock);
+  bool spill();
+  void watch_for_thrash(Lock& lock);
+
+  static std::atomic<Session*> active_;
+
+  const SessionOptions options_;
+  Pool::Handle pool_;
+  Engine engine_;
+  std::mutex remat_mutex_;  // One thread recomputes at a time, so that each value is recomputed once.
+  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;    // By the commit that ends the scope.
+  std::vector<std::int64_t> timeline_;
+  std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
+  std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, allocations_ = 0;
+  std::int64_t window_remat_ = 0, window_kernel_ = 0;
+  bool leaving_ = false;
+};
+
+}  // namespace dtr

@@ -1,0 +1,343 @@
+"""The scope in which a program runs under a memory budget, and what it did there.
+
+Entering a scope makes torch take CPU memory from a pool of the budget's size and routes the operators of this thread (and of
+the autograd threads it starts) through the runtime. Leaving it makes everything the program still holds an ordinary tensor.
+Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.size import format_size, parse_size
+
+_NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
+_EXPOSING = (
+    "numpy",
+    "__array__",
+    "data_ptr",
+    "tolist",
+    "untyped_storage",
+    "storage",
+    "_typed_storage",
+    "__dlpack__",
+    "__deepcopy__",
+    "__reduce_ex__",
+    "share_memory_",
+)
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """What a session did so far. Times are nanoseconds, sizes bytes.
+
+    Attributes:
+        operators: torch operators run by the program, without recomputations.
+        recorded: those whose results can be recomputed.
+        evictions: tensors evicted; what the program itself dropped does not count.
+        rematerializations: operators run again.
+        records: live entries of the runtime's own book-keeping; 0 after a commit.
+        kernel_ns: time in the program's operators.
+        remat_ns: time in operators run again.
+        search_ns: time spent finding memory: choosing victims and giving their blocks back.
+        bookkeeping_ns: everything else the runtime did around operators.
+        live_bytes: pool bytes in use.
+        peak_bytes: most pool bytes ever in use since the scope was opened or the peak reset.
+        evictable_bytes: pool bytes that could be evicted now.
+        largest_operator_bytes: arguments and results of the largest operator so far.
+        budget_bytes: the budget, or None without one.
+    """
+
+    operators: int
+    recorded: int
+    evictions: int
+    rematerializations: int
+    records: int
+    kernel_ns: int
+    remat_ns: int
+    search_ns: int
+    bookkeeping_ns: int
+    live_bytes: int
+    peak_bytes: int
+    evictable_bytes: int
+    largest_operator_bytes: int
+    budget_bytes: int | None
+
+
+class Session:
+    """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the scope is left."""
+
+    def __init__(self, core: _core.Session, budget_bytes: int | None) -> None:
+        self._core = core
+        self._budget = budget_bytes
+
+    def stats(self) -> SessionStats:
+        """The figures up to now."""
+        core = self._core.stats()
+        figures = {
+            name: getattr(core, name)
+            for name in SessionStats.__dataclass_fields__
+            if name != "budget_bytes"
+        }
+        return SessionStats(**figures, budget_bytes=self._budget)
+
+    def summary(self) -> str:
+        """A table of where time and memory went, for people."""
+        s = self.stats()
+        total = s.kernel_ns + s.remat_ns + s.search_ns + s.bookkeeping_ns or 1
+        rows = [
+            ("operators", f"{s.operators:,}", f"{s.recorded:,} can be recomputed"),
+            ("evictions", f"{s.evictions:,}", f"{s.rematerializations:,} operators run again"),
+            ("peak", format_size(s.peak_bytes), f"budget {_show_budget(s.budget_bytes)}"),
+            ("in use", format_size(s.live_bytes), f"{format_size(s.evictable_bytes)} evictable"),
+            ("largest operator", format_size(s.largest_operator_bytes), "arguments and results"),
+        ]
+        for name, spent in (
+            ("computing", s.kernel_ns),
+            ("recomputing", s.remat_ns),
+            ("finding memory", s.search_ns),
+            ("book-keeping", s.bookkeeping_ns),
+        ):
+            rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
+        return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
+
+    def reset_peak(self) -> None:
+        """Starts the peak again from what is in use now."""
+        self._core.reset_peak()
+
+    def timeline(self) -> npt.NDArray[np.int64]:
+        """Pool bytes in use after each operator, shape (operators,); empty unless the scope was opened with timeline."""
+        return np.asarray(self._core.timeline(), dtype=np.int64)
+
+    def commit(self) -> None:
+        """Makes everything the program holds an ordinary tensor that is never evicted; what was evicted is recomputed.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit the budget together. What was not reached stays as it was.
+        """
+        self._core.commit()
+
+    def check(self) -> None:
+        """Walks the whole book-keeping. For tests.
+
+        Raises:
+            RuntimeError: something does not add up; the text says what.
+        """
+        self._core.check()
+
+
+def _show_budget(budget: int | None) -> str:
+    return "none" if budget is None else format_size(budget)
+
+
+_open: _core.Session | None = None
+
+
+@contextmanager
+def rematerialize(
+    budget: int | str | None,
+    *,
+    device: str = "cpu",
+    heuristic: str | Heuristic = "dtr",
+    clock: str = "wall",
+    timeline: bool = False,
+    thrash_limit: float = 100.0,
+    _instruments: dict[str, Any] | None = None,
+) -> Iterator[Session]:
+    """Runs the body under a memory budget: CPU tensors made inside come from a pool that never passes it.
+
+    When an allocation would, the tensors cheapest to recompute are evicted, and recomputed when next touched. Results are
+    bit for bit those of plain torch. Tensors made before the scope (parameters, usually) lie outside the budget. What
+    lives on after the scope is an ordinary tensor.
+
+    Args:
+        budget: bytes, or a text such as ``"2GiB"``; None records everything but never evicts.
+        device: ``"cpu"``.
+        heuristic: a preset's name or a ``Heuristic``.
+        clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches, which makes the
+            evictions of a run repeatable.
+        timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
+        thrash_limit: recomputing this many times longer than computing, over two seconds, is an error; 0 for no limit.
+
+    Raises:
+        ValueError: an argument that is not understood.
+        RuntimeError: a scope is already open in this process.
+        torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator needs together with what
+            cannot be recomputed; the text names the budget that would do.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB") as session:
+        ...     x = torch.ones(1000).exp().sum()
+        >>> session.stats().peak_bytes <= 64 << 20
+        True
+    """
+    size = None if budget is None else parse_size(budget)
+    if clock not in ("wall", "logical"):
+        raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
+    if thrash_limit < 0:
+        raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
+    options: dict[str, Any] = {"evict_always": False, "verify": False, "fail_allocation": 0}
+    options.update(_instruments or {})
+    core = _core.Session(
+        budget=_NO_LIMIT if size is None else size,
+        limited=size is not None,
+        heuristic=resolve(heuristic)._native(),
+        record=True,
+        logical_clock=clock == "logical",
+        timeline=timeline,
+        thrash_limit=float(thrash_limit),
+        **options,
+    )
+    with _scope(core, device):
+        yield Session(core, size)
+
+
+@contextmanager
+def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]:
+    """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool, nothing is ever evicted.
+
+    ``session.stats().peak_bytes`` is what the body needs without a budget.
+
+    Args:
+        device: ``"cpu"``.
+        timeline: keep the pool's bytes in use after every operator.
+
+    Raises:
+        ValueError: another device.
+        RuntimeError: a scope is already open in this process.
+    """
+    core = _core.Session(
+        budget=_NO_LIMIT,
+        limited=False,
+        heuristic=resolve("dtr")._native(),
+        record=False,
+        logical_clock=False,
+        timeline=timeline,
+        evict_always=False,
+        verify=False,
+        fail_allocation=0,
+        thrash_limit=0.0,
+    )
+    with _scope(core, device):
+        yield Session(core, None)
+
+
+@contextmanager
+def _scope(core: _core.Session, device: str) -> Iterator[None]:
+    if torch.device(device).type != "cpu":
+        raise ValueError(f'device {device!r} is not served yet; only "cpu" is')
+    global _open
+    core.enter()
+    _open = core
+    hooks = (
+        register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True)),
+        register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(core)),
+    )
+    restore = _watch_raw_access()
+    try:
+        yield
+    finally:
+        try:
+            if _open is core:  # Not in a forked child.
+                core.leave()
+        finally:
+            restore()
+            for hook in hooks:
+                hook.remove()
+            _core.set_in_optimizer(False)
+            _open = None
+
+
+def _optimizer_stepped(core: _core.Session) -> None:
+    _core.set_in_optimizer(False)
+    core.step()
+
+
+def _watch_raw_access() -> Callable[[], None]:
+    """Makes the methods of Tensor that hand out its memory bring it back first and pin it. Returns the undo."""
+
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if _open is not None and isinstance(self, torch.Tensor):
+                _open.pin(self)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    missing = object()
+    before = {name: torch.Tensor.__dict__.get(name, missing) for name in _EXPOSING}
+    for name in _EXPOSING:
+        setattr(torch.Tensor, name, watched(getattr(torch.Tensor, name)))
+
+    def restore() -> None:
+        for name, method in before.items():
+            if method is missing:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, method)
+
+    return restore
+
+
+def _before_fork() -> None:
+    if _open is not None:
+        _open.commit()
+
+
+def _in_child() -> None:
+    global _open
+    if _open is not None:
+        _open.abandon_in_child()
+        _open = None
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+
+
+def evict(tensor: torch.Tensor) -> bool:
+    """Evicts a tensor's content now; it comes back when next touched.
+
+    Returns:
+        Whether there was something to evict: False for parameters, inputs and whatever else cannot be recomputed.
+    """
+    return _open is not None and _open.evict(tensor)
+
+
+def materialize(tensor: torch.Tensor) -> None:
+    """Brings an evicted tensor back now. One that is resident, or was never evictable, stays as it is.
+
+    Raises:
+        torch.OutOfMemoryError: it does not fit the budget.
+    """
+    if _open is not None:
+        _open.materialize(tensor)
+
+
+def pin(tensor: torch.Tensor) -> None:
+    """Brings a tensor back if it is evicted, and never evicts it again.
+
+    Raises:
+        torch.OutOfMemoryError: it does not fit the budget.
+    """
+    if _open is not None:
+        _open.pin(tensor)
+
+
+def is_evicted(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's content is gone for now."""
+    return _open is not None and _open.is_evicted(tensor)

@@ -1,0 +1,128 @@
+"""The pool as a list: what each call must answer, written to be read and not to be fast.
+
+Made from the rules in `dtr_alloc/csrc/pool.h` and not from the code: best fit, the low end of the
+hole; among equal holes the one that became a hole last below 64 granules, the lowest address from
+there on; committed pages stay until another hole needs them.
+"""
+
+from dataclasses import dataclass
+
+GRANULE = 512
+SMALL = 64 * GRANULE
+
+
+@dataclass
+class Range:
+    offset: int
+    size: int
+    free: bool
+    since: int = 0
+    """When it became a hole of this extent."""
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+class Model:
+    def __init__(self, budget: int, capacity: int, page: int) -> None:
+        self.budget = budget
+        self.page = page
+        self.limit = -(-budget // page)
+        self.ranges = [Range(0, capacity, free=True)]
+        self.pages: set[int] = set()
+        self.peak = self.allocations = self.frees = self.failures = self.remaps = 0
+        self.clock = 0
+
+    def live(self) -> int:
+        return sum(r.size for r in self.ranges if not r.free)
+
+    def largest_hole(self) -> int:
+        largest = max((r.size for r in self.ranges if r.free), default=0)
+        return min(largest, self.budget - self.live())
+
+    def allocate(self, size: int, remap: bool) -> int | None:
+        """Returns the offset of the new block, or None."""
+        size = max(-(-size // GRANULE), 1) * GRANULE
+        if self.live() + size > self.budget:
+            self.failures += 1
+            return None
+        holes = sorted((r for r in self.ranges if r.free and r.size >= size), key=self._best_fit)
+        hole = next((h for h in holes if self._fits(self.pages, h.offset, size)), None)
+        if hole is None and remap:
+            hole = next((h for h in holes if self._fits(self._held(), h.offset, size)), None)
+        if hole is None:
+            self.failures += 1
+            return None
+
+        at = self.ranges.index(hole)
+        block = Range(hole.offset, size, free=False)
+        rest = Range(block.end, hole.size - size, free=True, since=self._tick())
+        self.ranges[at : at + 1] = [block, rest] if rest.size else [block]
+        needed = self._touched(block.offset, block.end)
+        excess = len(self.pages | needed) - self.limit
+        if excess > 0:
+            self.remaps += 1
+            for page in self._page_order()[:excess]:
+                self.pages.remove(page)
+        self.pages |= needed
+        self.allocations += 1
+        self.peak = max(self.peak, self.live())
+        return block.offset
+
+    def free(self, offset: int) -> None:
+        at = next(i for i, r in enumerate(self.ranges) if r.offset == offset and not r.free)
+        first = at - 1 if at > 0 and self.ranges[at - 1].free else at
+        last = at + 1 if at + 1 < len(self.ranges) and self.ranges[at + 1].free else at
+        begin, end = self.ranges[first].offset, self.ranges[last].end
+        hole = Range(begin, end - begin, free=True, since=self._tick())
+        self.ranges[first : last + 1] = [hole]
+        self.frees += 1
+
+    def free_neighbours(self, offset: int) -> tuple[int, int]:
+        at = next(i for i, r in enumerate(self.ranges) if r.offset == offset)
+        left = self.ranges[at - 1] if at > 0 else None
+        right = self.ranges[at + 1] if at + 1 < len(self.ranges) else None
+        return (
+            left.size if left is not None and left.free else 0,
+            right.size if right is not None and right.free else 0,
+        )
+
+    def trim(self) -> int:
+        before = len(self.pages)
+        self.pages = self._held()
+        return (before - len(self.pages)) * self.page
+
+    def _tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    @staticmethod
+    def _best_fit(hole: Range) -> tuple[int, int]:
+        return (hole.size, -hole.since if hole.size < SMALL else hole.offset)
+
+    def _touched(self, begin: int, end: int) -> set[int]:
+        return set(range(begin // self.page, -(-end // self.page)))
+
+    def _held(self) -> set[int]:
+        """The pages that live blocks cannot do without."""
+        held: set[int] = set()
+        for r in self.ranges:
+            if not r.free:
+                held |= self._touched(r.offset, r.end)
+        return held
+
+    def _fits(self, pages: set[int], offset: int, size: int) -> bool:
+        return len(pages | self._touched(offset, offset + size)) <= self.limit
+
+    def _page_order(self) -> list[int]:
+        """Committed pages without a live byte as they are taken: largest holes first, end first."""
+        holes = sorted(
+            (r for r in self.ranges if r.free),
+            key=lambda r: (-r.size, -r.since if r.size < SMALL else -r.offset),
+        )
+        order = []
+        for hole in holes:
+            inside = range(-(-hole.offset // self.page), hole.end // self.page)
+            order += [page for page in reversed(inside) if page in self.pages]
+        return order
