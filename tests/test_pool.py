@@ -444,57 +444,46 @@ def test_a_forked_child_can_use_the_pool_whatever_other_threads_did() -> None:
 # Against the model
 
 
-class PoolMachine(RuleBasedStateMachine):
-    """Any sequence of calls gives the addresses, blocks and counts that the model gives."""
+class Pair:
+    """A pool and its model, given the same calls; every answer must be the same."""
 
-    @initialize(
-        arena=st.sampled_from(["host", "virtual"]),
-        budget=st.sampled_from([30_000, 128 * KIB, 300 * KIB]),
-        spare=st.sampled_from([0, 20 * KIB, 512 * KIB]),
-    )
-    def start(self, arena: str, budget: int, spare: int) -> None:
+    def __init__(self, arena: str, budget: int, spare: int) -> None:
         self.pool = _core.Pool(budget, arena, budget + spare)
         self.base = self.pool.snapshot()[0][0]
         self.model = Model(budget, self.pool.address_space, self.pool.page)
         self.live: list[int] = []
 
-    @rule(
-        size=st.one_of(
-            st.integers(0, 40 * KIB),
-            st.sampled_from(
-                [1, 512, 4096, 4608, 16 * KIB, 32 * KIB, 33 * KIB, 64 * KIB, 100 * KIB]
-            ),
-            st.integers(32 * KIB, 310 * KIB),
-        ),
-        remap=st.booleans(),
-    )
-    def allocate(self, size: int, remap: bool) -> None:
+    def allocate(self, size: int, remap: bool) -> bool:
         address = self.pool.allocate(size, remap)
         expected = self.model.allocate(size, remap)
         assert (None if address is None else address - self.base) == expected
         if address is not None:
             self.live.append(address)
+        return address is not None
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        address = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
+    def free(self, at: int) -> None:
+        address = self.live.pop(at % len(self.live))
         expected = self.model.free_neighbours(address - self.base)
         assert self.pool.free_neighbours(address) == expected
         self.pool.free(address)
         self.model.free(address - self.base)
 
-    @rule()
+    def fill(self, size: int, keep_every: int) -> None:
+        """Fills the pool with blocks of one size, then frees all but every n-th: many holes."""
+        while self.allocate(size, remap=False):
+            pass
+        for at in reversed(range(len(self.live))):
+            if at % keep_every:
+                self.free(at)
+
     def trim(self) -> None:
         assert self.pool.trim() == self.model.trim()
 
-    @rule()
     def reset_peak(self) -> None:
         self.pool.reset_peak()
         self.model.peak = self.model.live()
 
-    @invariant()
-    def agrees_with_the_model(self) -> None:
+    def compare(self) -> None:
         self.pool.check()
         assert self.pool.snapshot() == [
             (self.base + r.offset, r.size, r.free) for r in self.model.ranges
@@ -514,5 +503,64 @@ class PoolMachine(RuleBasedStateMachine):
         assert stats.remaps == self.model.remaps
 
 
-PoolMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+ARENAS = [("host", 0), ("host", 512 * KIB), ("virtual", 0), ("virtual", 20 * KIB)]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    @initialize(arena=st.sampled_from(ARENAS), budget=st.sampled_from([30_000, 130 * KIB]))
+    def start(self, arena: tuple[str, int], budget: int) -> None:
+        self.pair = Pair(arena[0], budget, arena[1])
+
+    @rule(
+        size=st.one_of(
+            st.integers(0, 8 * KIB),
+            st.integers(8 * KIB, 140 * KIB),
+            st.sampled_from([512, 4096, 4608, 16 * KIB, 32 * KIB - 512, 32 * KIB]),
+        ),
+        remap=st.booleans(),
+    )
+    def allocate(self, size: int, remap: bool) -> None:
+        self.pair.allocate(size, remap)
+
+    @precondition(lambda self: self.pair.live)
+    @rule(at=st.integers(0, 100))
+    def free(self, at: int) -> None:
+        self.pair.free(at)
+
+    @rule(size=st.sampled_from([3000, 8 * KIB, 9000, 33 * KIB]), keep_every=st.integers(1, 4))
+    def fill(self, size: int, keep_every: int) -> None:
+        self.pair.fill(size, keep_every)
+
+    @rule()
+    def trim(self) -> None:
+        self.pair.trim()
+
+    @rule()
+    def reset_peak(self) -> None:
+        self.pair.reset_peak()
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        self.pair.compare()
+
+
+PoolMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestPoolAgainstModel = PoolMachine.TestCase
+
+
+@pytest.mark.parametrize("arena", ARENAS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_crowded_run_agrees_with_the_model(arena: tuple[str, int], seed: int) -> None:
+    rng = random.Random(seed)
+    pair = Pair(arena[0], 300 * KIB, arena[1])
+    for _ in range(1000):
+        if pair.live and rng.random() < 0.4:
+            pair.free(rng.randrange(len(pair.live)))
+        else:
+            largest = rng.choice([2 * KIB, 30 * KIB, 100 * KIB])
+            pair.allocate(rng.randrange(largest), remap=rng.random() < 0.7)
+        if rng.random() < 0.01:
+            pair.trim()
+        pair.compare()
+    assert pair.model.failures > 20
+    assert (pair.model.remaps > 0) == (arena[1] > 0)

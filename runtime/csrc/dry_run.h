@@ -1,0 +1,76 @@
+// The engine without tensors: values are sizes and a number that stands for their content, operators are costs, memory is
+// addresses. Tests drive it against a naive model; the simulator replays traces on it. Time is the sum of costs, so every
+// decision can be repeated.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine.h"
+
+namespace dtr {
+
+class DryRun final : public Executor {
+ public:
+  // What a program holds: one storage. Ids are given in order, from 0.
+  using Id = std::int64_t;
+
+  DryRun(Bytes budget, const Heuristic& heuristic);
+  ~DryRun() override;
+
+  Id constant(Bytes size, std::uint64_t content);
+
+  // Runs operator `name` and returns the ids of its fresh results. `written` are positions in `inputs`: those storages
+  // hold a new version afterwards. The content of result i, fresh results first and then written ones, is
+  // content_of(name, contents of the inputs, i). Throws std::bad_alloc where the budget cannot hold it, with nothing changed.
+  std::vector<Id> call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
+                       const std::vector<std::uint32_t>& written, const std::vector<Bytes>& results);
+
+  void drop(Id id);
+  std::uint64_t read(Id id);  // Materializes it and returns its content.
+  bool evict(Id id);
+  void freeze(Id id);
+  void age();
+  void commit();
+  bool resident(Id id) const;
+
+  EngineStats stats() const { return engine_.stats(); }
+  PoolStats pool_stats() const { return pool_->stats(); }
+  std::vector<Id> take_evicted();  // Ids evicted to make room since last asked; -1 for what no id holds.
+  void check() const;
+
+  static std::uint64_t content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,
+                                  std::uint64_t result);
+
+  // Executor.
+  void run(Op& op, Lock& lock) override;
+  void release(Value& value) override;
+  void settle(Value& value) override;
+  Bytes free_neighbours(const Value& value) const override;
+  void forget(Value& value) override;
+  void forget(Op& op) override;
+
+ private:
+  struct Content;
+  struct Holder;
+  struct Payload;
+
+  Holder& holder(Id id) const;
+  Value& value_of(Holder& holder);
+  Content* make(Bytes size, std::uint64_t number);
+  void unreference(Content* content);
+  void require(Value& value, Lock& lock);
+  std::vector<std::uint64_t> results_of(Op& op) const;
+
+  Pool::Handle pool_;
+  Engine engine_;
+  std::unordered_map<Id, std::unique_ptr<Holder>> holders_;
+  std::vector<Id> evicted_;
+  Id next_ = 0;
+};
+
+}  // namespace dtr
