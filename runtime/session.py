@@ -8,6 +8,7 @@ Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ def rematerialize(
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     if thrash_limit < 0:
         raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
-    options: dict[str, Any] = {"evict_always": False, "verify": False, "fail_allocation": 0}
+    options: dict[str, Any] = {"evict_always": False, "verify": False}
     options.update(_instruments or {})
     core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
@@ -230,7 +231,6 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         timeline=timeline,
         evict_always=False,
         verify=False,
-        fail_allocation=0,
         thrash_limit=0.0,
     )
     with _scope(core, device):
@@ -254,7 +254,13 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
     finally:
         try:
             if _open is core:  # Not in a forked child.
-                core.leave()
+                spilled = core.leave()
+                if spilled:
+                    warnings.warn(
+                        "tensors that outlive the scope do not fit its budget together: "
+                        f"{format_size(spilled)} of them now lie in ordinary memory",
+                        stacklevel=4,
+                    )
         finally:
             restore()
             for hook in hooks:

@@ -416,7 +416,7 @@ ended_well = 0
 for _ in range(50):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # A child that hangs is killed by it.
+        signal.alarm(10)  # A child that hangs is killed by it.
         pool.free(pool.allocate(1000))
         other = _core.Pool(1 << 20, "virtual", 1 << 20)
         other.free(other.allocate(1000))
@@ -435,7 +435,7 @@ def test_a_forked_child_can_use_the_pool_whatever_other_threads_did() -> None:
         env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "50"), done.stderr

@@ -44,6 +44,13 @@ Registry& registry() {
   return instance;
 }
 
+// Not a recursive mutex: that remembers the id of its thread, and the child's is another.
+thread_local int lock_all_depth = 0;
+
+// When the library is loaded, so before anyone else's handlers: see lock_all().
+[[maybe_unused]] const int registered =
+    pthread_atfork(&Pool::lock_all, &Pool::unlock_all, &Pool::unlock_all);
+
 void insist(bool holds, const char* sentence) {
   if (!holds) throw std::logic_error(sentence);
 }
@@ -64,8 +71,6 @@ Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
 Pool::~Pool() = default;
 
 Pool::Handle Pool::create(std::unique_ptr<Arena> arena, Bytes budget) {
-  static const int registered = pthread_atfork(&lock_all, &unlock_all, &unlock_all);
-  if (registered != 0) throw std::bad_alloc();
   if (budget <= 0 || budget > arena->capacity()) {
     throw std::invalid_argument("the budget of a pool must be above 0 and within its arena");
   }
@@ -106,12 +111,14 @@ Pool* Pool::owner_of(const void* address) {
 }
 
 void Pool::lock_all() {
+  if (lock_all_depth++ > 0) return;
   Registry& all = registry();
   all.mutex.lock();
   for (Pool* pool : all.pools) pool->mutex_.lock();
 }
 
 void Pool::unlock_all() {
+  if (--lock_all_depth > 0) return;
   Registry& all = registry();
   for (Pool* pool : all.pools) pool->mutex_.unlock();
   all.mutex.unlock();

@@ -92,9 +92,9 @@ class Pool {
   static Pool* owner_of(const void* address);
 
   // All pools' locks, taken and given around fork() so that a child never inherits a lock that
-  // nobody will open. The first create() hands them to pthread_atfork; handlers registered later
-  // run earlier on the way in, so whoever holds a lock of its own while it calls a pool registers
-  // that lock after its first create() and does not call these.
+  // nobody will open; calls nest. pthread_atfork has them from the time the library is loaded.
+  // Handlers registered later run earlier on the way in, so a lock that is held while a pool is
+  // called needs handlers of its own and is then taken before the pools' locks, as it must be.
   static void lock_all();
   static void unlock_all();
 

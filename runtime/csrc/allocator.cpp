@@ -1,6 +1,7 @@
 #include "runtime/csrc/allocator.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 
 #include "runtime/csrc/session.h"
@@ -14,7 +15,7 @@ class CpuAllocator final : public at::Allocator {
 
   at::DataPtr allocate(std::size_t bytes) override {
     Session* session = Session::active();
-    if (!session) return ordinary_.allocate(bytes);
+    if (!session || !in_scope()) return ordinary_.allocate(bytes);
     void* data = bytes ? session->allocate(bytes) : nullptr;
     return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
   }
@@ -27,6 +28,10 @@ class CpuAllocator final : public at::Allocator {
   }
 
  private:
+  // Whether this thread belongs to the scope: autograd's threads inherit it, others keep to ordinary memory, because
+  // what they make could not be evicted.
+  static bool in_scope() { return c10::impl::tls_local_dispatch_key_set().included_.has(kKey); }
+
   static void any_deleter(void* data) {
     if (Pool::owner_of(data)) return pool_deleter(data);
     c10::GetDefaultCPUAllocator()->raw_deallocate(data);

@@ -43,6 +43,7 @@ void bind_session(py::module_& m) {
       .def_readonly("remat_ns", &SessionStats::remat_ns)
       .def_readonly("search_ns", &SessionStats::search_ns)
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
+      .def_readonly("verified", &SessionStats::verified)
       .def_readonly("live_bytes", &SessionStats::live_bytes)
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
@@ -52,14 +53,14 @@ void bind_session(py::module_& m) {
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, bool record,
                        bool logical_clock, bool timeline, bool evict_always, bool verify,
-                       std::int64_t fail_allocation, double thrash_limit) {
+                       double thrash_limit) {
              return std::make_unique<Session>(SessionOptions{
                  budget, limited, heuristic, record, logical_clock, timeline, evict_always, verify,
-                 fail_allocation, thrash_limit});
+                 thrash_limit});
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("record"),
            py::arg("logical_clock"), py::arg("timeline"), py::arg("evict_always"),
-           py::arg("verify"), py::arg("fail_allocation"), py::arg("thrash_limit"))
+           py::arg("verify"), py::arg("thrash_limit"))
       .def("enter", &Session::enter)
       .def("leave", &Session::leave, Open())
       .def("evict", &Session::evict, Open())
@@ -68,6 +69,7 @@ void bind_session(py::module_& m) {
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())
       .def("step", &Session::step, Open())
+      .def("fail_allocation", &Session::fail_allocation)
       .def("abandon_in_child", &Session::abandon_in_child)
       .def("stats", &Session::stats)
       .def("reset_peak", &Session::reset_peak)

@@ -43,12 +43,10 @@ class InOperator {
   static thread_local std::int64_t search_ticks;  // Spent looking for memory, not computing.
 };
 
+inline void disarm(c10::StorageImpl* storage) {
 #if __has_include(<c10/core/StorageMaterializer.h>)
-constexpr bool kSeesRawAccess = true;
-inline void disarm(c10::StorageImpl* storage) { storage->clear_materializer(); }
-#else
-constexpr bool kSeesRawAccess = false;  // Before torch 2.13: only the Python methods can be watched.
-inline void disarm(c10::StorageImpl*) {}
+  storage->clear_materializer();
 #endif
+}
 
 }  // namespace dtr

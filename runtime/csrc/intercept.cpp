@@ -176,11 +176,13 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
     if (!call.recording) return nullptr;
     Op* op = Recipe::record(call.info, call.keys, stack, call.arguments);
     if (!op || call.info.shape_only) return op;
-    for (std::uint32_t i = 0; i < op->use_count; ++i) {
+    std::uint32_t use = 0;
+    for (std::size_t i = 0; i < call.arguments.size(); ++i) {
       const TensorArgument& argument = call.arguments[i];
+      if (argument.inlined()) continue;
       Value* source = call.sources.empty() ? nullptr : call.sources[i];
       if (!source) source = argument.value ? argument.value : &constant_for(argument.storage);
-      engine_.read(*op, i, *source);
+      engine_.read(*op, use++, *source);
     }
     for (Value* source : call.sources) {
       if (source) engine_.unlock(*source);
@@ -333,7 +335,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack, std::int
     if (call.locked) engine_.unlock(*value);
   }
   if (options_.timeline) timeline_.push_back(pool_->live());
-  if (options_.verify && kept) verify(*op, guard.lock());
+  if (options_.verify && kept && !call.info.uninitialized) verify(*op, guard.lock());
   if (options_.evict_always) engine_.evict_all();
 }
 
@@ -397,6 +399,7 @@ void Session::verify(Op& op, Lock& lock) {
       }
     }
   }
+  ++verified_;
   for (Value* value : held) engine_.unlock(*value);
   TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
 }

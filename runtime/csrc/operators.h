@@ -26,6 +26,7 @@ struct OperatorInfo {
   std::int32_t generator = -1;  // Index of the Generator argument.
   bool random = false;
   bool shape_only = false;   // Reads the geometry of its tensor arguments, never their content.
+  bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
   bool fresh = false;        // May return a tensor that is not one of its arguments.
   bool recordable = true;    // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
 
@@ -37,6 +38,14 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 // Registers the fallthroughs and, for everything else, intercept() on kKey.
 void register_interception();
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// Whether torch tells us when a pointer to a storage is about to leave it (from 2.13 on). Without, only the methods of
+// torch.Tensor that hand out memory can be watched.
+#if __has_include(<c10/core/StorageMaterializer.h>)
+constexpr bool kSeesRawAccess = true;
+#else
+constexpr bool kSeesRawAccess = false;
+#endif
 
 // DispatchKey::Fake lies below autograd, autocast, Python modes and subclasses and above every backend; torch reserves it
 // for its own C++ FakeTensor mode and registers nothing on it yet.

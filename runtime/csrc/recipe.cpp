@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <new>
@@ -100,11 +101,16 @@ class DefaultGeneratorState {
 Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
                    const torch::jit::Stack& stack, const TensorArguments& arguments) {
   static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
-  std::size_t dims = 0, written = 0;
+  std::size_t words = 0, uses = 0, written = 0;
   for (const TensorArgument& argument : arguments) {
     const c10::TensorImpl& tensor = *argument.tensor;
     if (tensor.dim() > 255) return nullptr;
-    dims += tensor.dim() * (tensor.is_contiguous() ? 1 : 2);
+    words += tensor.dim() * (tensor.is_contiguous() ? 1 : 2);
+    if (!info.shape_only && argument.inlined()) {
+      words += kLargestInline / sizeof(std::int64_t);
+    } else {
+      ++uses;
+    }
     written += argument.written;
   }
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
@@ -114,9 +120,9 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
   }
   if (arguments.size() > 60000 || info.returns + written > 60000) return nullptr;
 
-  Op* op = Engine::begin(info.shape_only ? 0 : arguments.size(), info.returns + written,
+  Op* op = Engine::begin(info.shape_only ? 0 : uses, info.returns + written,
                          sizeof(Recipe) + arguments.size() * sizeof(TensorRecipe) +
-                             plain * sizeof(c10::IValue) + dims * sizeof(std::int64_t));
+                             plain * sizeof(c10::IValue) + words * sizeof(std::int64_t));
   Recipe& recipe = *new (op->payload()) Recipe;
   recipe.info_ = &info;
   recipe.tensors_ = arguments.size();
@@ -139,8 +145,9 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
   for (const TensorArgument& argument : arguments) {
     const c10::TensorImpl& tensor = *argument.tensor;
     bool contiguous = tensor.is_contiguous();
+    bool inlined = !info.shape_only && argument.inlined();
     new (slot++) TensorRecipe{
-        .use = info.shape_only ? kShapeOnly : use++,
+        .use = info.shape_only ? kShapeOnly : inlined ? kInline : use++,
         .item = argument.item,
         .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
         .argument = argument.argument,
@@ -151,8 +158,14 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
         .written = argument.written,
         .offset = tensor.storage_offset()};
     for (std::int64_t size : tensor.sizes()) *numbers++ = size;
-    if (contiguous) continue;
-    for (std::int64_t stride : tensor.strides()) *numbers++ = stride;
+    if (!contiguous) {
+      for (std::int64_t stride : tensor.strides()) *numbers++ = stride;
+    }
+    if (inlined) {
+      std::memcpy(numbers, argument.storage->_mutable_data_ptr_no_checks().get(),
+                  argument.storage->nbytes());
+      numbers += kLargestInline / sizeof(std::int64_t);
+    }
   }
   if (info.random) {
     bool given = info.generator >= 0 && first[info.generator].isGenerator();
@@ -168,7 +181,10 @@ void Recipe::destroy() {
 }
 
 bool Recipe::writes(std::uint32_t use) const {
-  return tensors()[use].written;
+  for (const TensorRecipe& tensor : tensors()) {
+    if (tensor.use == static_cast<std::int32_t>(use)) return tensor.written;
+  }
+  return false;
 }
 
 Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
@@ -187,17 +203,26 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
     const TensorKind& kind = kinds()[recipe.kind];
     c10::IntArrayRef sizes(numbers, recipe.dims);
     numbers += recipe.dims;
-    c10::Storage storage =
-        recipe.use == kShapeOnly
-            ? c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device))
-            : storages[recipe.use];
+    c10::IntArrayRef strides(numbers, recipe.contiguous ? 0 : recipe.dims);
+    numbers += strides.size();
+    c10::Storage storage;
+    if (recipe.use >= 0) {
+      storage = storages[recipe.use];
+    } else if (recipe.use == kShapeOnly) {
+      storage =
+          c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device));
+    } else {
+      auto* content = const_cast<std::int64_t*>(numbers);  // In the recipe, which outlives the call.
+      storage = c10::Storage(c10::Storage::use_byte_size_t(), kLargestInline,
+                             at::DataPtr(content, kind.device));
+      numbers += kLargestInline / sizeof(std::int64_t);
+    }
     auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), kind.keys, kind.dtype);
     if (recipe.contiguous) {
       impl->set_sizes_contiguous(sizes);
       impl->set_storage_offset(recipe.offset);
     } else {
-      impl->set_sizes_and_strides(sizes, {numbers, recipe.dims}, recipe.offset);
-      numbers += recipe.dims;
+      impl->set_sizes_and_strides(sizes, strides, recipe.offset);
     }
     if (recipe.wrapped_number) impl->set_wrapped_number(true);
     if (recipe.requires_grad) impl->set_requires_grad(true);

@@ -18,6 +18,10 @@
 
 namespace dtr {
 
+// A constant this small, such as the number in `x + 1`, is copied into the recipe: kept as a storage it would cost a
+// block of the pool and three records.
+constexpr std::size_t kLargestInline = 16;
+
 // One tensor among the arguments of a call. The pointers are good until the operator runs, which consumes the arguments.
 struct TensorArgument {
   c10::TensorImpl* tensor;
@@ -26,6 +30,9 @@ struct TensorArgument {
   std::uint8_t argument;
   bool written;
   std::uint16_t item;  // Position in its list.
+
+  // Whether a recipe keeps the content itself instead of reading a Value.
+  bool inlined() const { return !value && !written && storage->nbytes() <= kLargestInline; }
 };
 inline bool is_defined_tensor(const c10::IValue& value) {
   return value.isTensor() && value.unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton();
@@ -33,7 +40,7 @@ inline bool is_defined_tensor(const c10::IValue& value) {
 using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 
 struct TensorRecipe {
-  std::int32_t use;  // Index of the Op's Use it reads, kShapeOnly if its content does not matter.
+  std::int32_t use;  // Index of the Op's Use it reads, or one of the two below.
   std::uint16_t item;
   std::uint16_t kind;  // Interned key set, dtype and device.
   std::uint8_t argument;
@@ -41,7 +48,9 @@ struct TensorRecipe {
   bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
   std::int64_t offset;
 };
-constexpr std::int32_t kShapeOnly = -1;
+constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
+constexpr std::int32_t kInline = -2;     // Its storage is kept in the recipe.
+
 
 // A recipe made ready to run: arguments on a stack, and the state the operator saw.
 struct Replay {
@@ -58,8 +67,8 @@ struct Replay {
 
 class Recipe {
  public:
-  // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Use i is the i-th of `arguments`
-  // whose content matters; the caller links it. Outputs are the returns, then the written arguments. Null for a call that
+  // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Its uses are the `arguments` that
+  // are not inlined, in order, or none for an operator that reads only shapes; the caller links them. Outputs are the returns, then the written arguments. Null for a call that
   // cannot be kept. The engine's lock must be held, here and in prepare().
   static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments);
@@ -67,6 +76,7 @@ class Recipe {
   void destroy();
 
   const OperatorInfo& info() const { return *info_; }
+  bool writes() const { return info_->writes != 0; }
   bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
   std::uint16_t returns() const { return info_->returns; }
 

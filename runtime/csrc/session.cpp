@@ -49,7 +49,7 @@ void Session::enter() {
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
-void Session::leave() {
+Bytes Session::leave() {
   struct Close {
     Session* session;
     ~Close() {
@@ -61,7 +61,10 @@ void Session::leave() {
   leaving_ = true;
   commit();
   pool_->trim();
+  return spilled_;
 }
+
+void Session::fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
 
 void Session::abandon_in_child() {
   c10::impl::tls_set_dispatch_key_included(kKey, false);
@@ -165,19 +168,22 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
     Value& value = *uses[i].value;
     bool written = false;
-    std::int32_t places = 0, first = -1;
-    for (std::uint32_t j = 0; j < op.use_count; ++j) {
+    std::int32_t places = 0;
+    std::uint32_t first = i;
+    for (std::uint32_t j = 0; recipe.writes() && j < op.use_count; ++j) {
       if (uses[j].value != &value) continue;
-      if (first < 0) first = static_cast<std::int32_t>(j);
+      first = std::min(first, j);
       written |= recipe.writes(j);
       ++places;
+    }
+    if (first < i) {
+      storages.push_back(storages[first]);
+      continue;
     }
     void* content = value.constant()
                         ? static_cast<c10::StorageImpl*>(value.data)->_mutable_data_ptr_no_checks().get()
                         : pool_->data(static_cast<Block*>(value.data));
-    if (first < static_cast<std::int32_t>(i)) {
-      storages.push_back(storages[first]);
-    } else if (!written) {
+    if (!written) {
       storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                             at::DataPtr(content, c10::Device(c10::kCPU)));
     } else if (!value.constant() && !value.home && value.locks == places) {
@@ -193,9 +199,10 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
   if (!copies.empty()) {
     Unlocked open(lock);
     for (const Copy& copy : copies) {
-      at::DataPtr data = allocator->allocate(copy.size);
-      std::memcpy(data.get(), copy.from, copy.size);
-      storages[copy.use].unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
+      void* data = allocate(copy.size);
+      std::memcpy(data, copy.from, copy.size);
+      storages[copy.use].unsafeGetStorageImpl()->set_data_ptr_noswap(
+          at::DataPtr(data, data, &pool_deleter, c10::Device(c10::kCPU)));
     }
   }
   Replay ready = recipe.prepare(storages);
@@ -276,14 +283,13 @@ void Session::watch_for_thrash(Lock& lock) {
 
 void* Session::allocate(std::size_t bytes) {
   Bytes asked = static_cast<Bytes>(bytes);
-  if (options_.fail_allocation == 0) {
+  bool fails = allocations_to_failure_ > 0 && --allocations_to_failure_ == 0;
+  if (!fails) {
     if (Block* block = pool_->allocate(asked, Fit::kCommitted)) return pool_->data(block);
   }
   std::int64_t begin = ticks();
   Guard guard(*this);
-  if (options_.fail_allocation && ++allocations_ == options_.fail_allocation) {
-    out_of_memory(asked, guard.lock());
-  }
+  if (fails) out_of_memory(asked, guard.lock());
   Block* block;
   while (true) {
     block = pool_->allocate(asked, Fit::kCommitted);
@@ -395,10 +401,7 @@ bool Session::spill() {
     moved += static_cast<Bytes>(bytes);
   }
   settled_.clear();
-  if (moved) {
-    TORCH_WARN("tensors that outlive the scope do not fit its budget together: ", in_mib(moved),
-               " of them now lie in ordinary memory");
-  }
+  spilled_ += moved;
   return moved > 0;
 }
 
@@ -423,6 +426,7 @@ SessionStats Session::stats() const {
           .remat_ns = to_nanoseconds(remat_ticks_),
           .search_ns = to_nanoseconds(search_ticks_),
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
+          .verified = verified_,
           .live_bytes = pool.live,
           .peak_bytes = pool.peak,
           .evictable_bytes = engine.evictable,
@@ -442,11 +446,9 @@ void Session::check() const {
 
 void Session::lock_for_fork() {
   if (Session* session = active()) session->engine_.mutex().lock();
-  Pool::lock_all();
 }
 
 void Session::unlock_after_fork() {
-  Pool::unlock_all();
   if (Session* session = active()) session->engine_.mutex().unlock();
 }
 

@@ -32,13 +32,13 @@ struct SessionOptions {
   bool timeline = false;
   bool evict_always = false;  // Test instrument: evict everything after every operator.
   bool verify = false;        // Test instrument: replay every recorded operator at once and compare.
-  std::int64_t fail_allocation = 0;  // Test instrument: the k-th allocation fails; 0 for none.
   double thrash_limit = 0;  // Rematerialization time over useful time, in a window, that is an error; 0 for none.
 };
 
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
+  std::int64_t verified;  // Recipes that verify mode replayed.
   Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
 };
 
@@ -50,7 +50,7 @@ class Session final : public Executor {
   // The scope that CPU allocations and operators of this process belong to, or null.
   static Session* active() { return active_.load(std::memory_order_acquire); }
   void enter();  // Throws std::runtime_error where another scope is active.
-  void leave();  // Commits, then gives up the pool; tensors that live on keep their memory.
+  Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
 
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   void* allocate(std::size_t bytes);  // Throws torch.OutOfMemoryError.
@@ -64,6 +64,7 @@ class Session final : public Executor {
   void commit();
   void step();  // An optimizer step is over.
   static void set_in_optimizer(bool inside);
+  void fail_allocation(std::int64_t k);  // Test instrument: the k-th from now fails, once.
   void abandon_in_child();  // After fork: the parent's scope is not the child's.
 
   SessionStats stats() const;
@@ -123,9 +124,11 @@ class Session final : public Executor {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;    // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
   std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
-  std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, allocations_ = 0;
+  std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
+  std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0;
   bool leaving_ = false;
+  Bytes spilled_ = 0;
 };
 
 }  // namespace dtr

@@ -1,0 +1,441 @@
+"""The engine as dicts, sets and recursion: what a `DryRun` must do, written to be read.
+
+Made from the paper (section 3, section 4.1, appendix C.2) and from the rules in `engine.h`,
+`neighbourhood.h`, `score.h` and `dry_run.h`. The memory is the pool's own model, so fragmentation
+forces the same evictions. Two orders decide between equal scores and are therefore modelled too:
+that of the candidates (the last takes the place of one that goes) and that of the readers (newest
+first). Only selection "single" is modelled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dtr_alloc.runtime.heuristic import Heuristic
+from tests import pool_model
+
+MASK = (1 << 64) - 1
+NEVER = 1 << 31
+
+
+class OutOfMemoryError(Exception):
+    """The budget cannot hold it, whatever is evicted."""
+
+
+def rounded(size: int) -> int:
+    return max(-(-size // pool_model.GRANULE), 1) * pool_model.GRANULE
+
+
+def content_of(name: int, inputs: Sequence[int], result: int) -> int:
+    number = (name * 0x9E3779B97F4A7C15 + result) & MASK
+    for content in inputs:
+        number = ((number ^ content) * 0x100000001B3 + 1) & MASK
+    return number
+
+
+@dataclass(eq=False)
+class Content:
+    number: int
+    offset: int
+
+
+@dataclass(eq=False)
+class Value:
+    """Without a recipe it is a constant."""
+
+    size: int
+    content: Content | None
+    recipe: "Recipe | None" = None
+    home: int | None = None
+    """The id of the storage that holds it; None once the program let it go."""
+    readers: "list[Recipe]" = field(default_factory=list)
+    """One entry for each place that reads it."""
+    evicted_class: "EvictedClass | None" = None
+    last_access: int = 0
+    locks: int = 0
+    recomputes: int = 0
+    oldest: int = NEVER
+
+
+@dataclass(eq=False)
+class Recipe:
+    name: int
+    cost: int
+    inputs: list[Value]
+    outputs: list[Value | None]
+    """None where the value is frozen or gone."""
+
+
+@dataclass(eq=False)
+class EvictedClass:
+    """Missing values that touch, or did when they got lost: it is never split."""
+
+    members: set[Value]
+    cost: int
+
+
+class Model:
+    def __init__(self, budget: int, heuristic: Heuristic) -> None:
+        self.pool = pool_model.Model(budget, rounded(budget), pool_model.GRANULE)
+        self.heuristic = heuristic
+        self.storages: dict[int, Value] = {}
+        self.candidates: list[Value] = []
+        self.owned: list[Value] = []
+        self.next_id = 0
+        self.generation = 0
+        self.evicted: list[int] = []
+        """Ids in the order of their eviction; values that no id holds are left out."""
+        self.evictions = self.rematerializations = 0
+        self.clock = self.base_cost = self.remat_cost = 0
+
+    # What a program does
+
+    def constant(self, size: int, number: int) -> int:
+        return self._new_storage(Value(rounded(size), self._allocate(size, number)))
+
+    def call(
+        self,
+        name: int,
+        cost: int,
+        inputs: Sequence[int],
+        written: Sequence[int],
+        results: Sequence[int],
+    ) -> list[int]:
+        values = [self.storages[at] for at in inputs]
+        for value in values:
+            value.locks += 1
+            value.last_access = self.clock
+        made: list[Content] = []
+        try:
+            for value in values:
+                self._materialize(value)
+            for position in written:
+                if values[position].recipe is None:
+                    self._retire(values[position])
+            for size in results:
+                made.append(self._allocate(size, 0))
+        except OutOfMemoryError:
+            for content in made:
+                self.pool.free(content.offset)
+            self._unlock(values)
+            raise
+
+        # Nothing can fail from here on.
+        numbers = [number_of(value) for value in values]
+        overwritten = [values[position] for position in written]
+        recorded = all(value.recipe for value in overwritten) and bool(results or written)
+        for i, content in enumerate(made):
+            content.number = content_of(name, numbers, i)
+        fresh = [Value(rounded(size), content) for size, content in zip(results, made, strict=True)]
+        ids = [self._new_storage(value) for value in fresh]
+        superseded = []
+        for i, old in enumerate(overwritten, len(results)):
+            assert old.content is not None
+            old.content.number = content_of(name, numbers, i)
+            if old.recipe is None:
+                continue  # It is no recipe's input any more: its new content is just there.
+            new = Value(old.size, old.content, home=old.home)
+            assert old.home is not None
+            self.storages[old.home] = new
+            superseded.append(old)
+            fresh.append(new)
+        self.clock += cost
+        self.base_cost += cost
+        if recorded:
+            recipe = Recipe(name, cost, values, list(fresh))
+            for value in values:
+                value.readers.append(recipe)
+            for value in fresh:
+                value.recipe = recipe
+                value.oldest = min([self.generation, *(v.oldest for v in values)])
+                value.last_access = self.clock
+                self.owned.append(value)
+                self.candidates.append(value)
+        for value in superseded:
+            self._let_go(value)
+            self._lose(value)
+        self._unlock(values)
+        return ids
+
+    def drop(self, at: int) -> None:
+        value = self.storages.pop(at)
+        self._let_go(value)
+        if value.recipe and value.content and value.readers:
+            self._release(value)
+        self._collect(value)
+
+    def read(self, at: int) -> int:
+        value = self.storages[at]
+        value.locks += 1
+        value.last_access = self.clock
+        try:
+            self._materialize(value)
+            return number_of(value)
+        finally:
+            self._unlock([value])
+
+    def evict(self, at: int) -> bool:
+        value = self.storages[at]
+        if value.recipe is None or value.content is None:
+            return False
+        self._evict(value)
+        return True
+
+    def freeze(self, at: int) -> None:
+        self.read(at)
+        if self.storages[at].recipe is not None:
+            self._freeze(self.storages[at])
+
+    def age(self) -> None:
+        self.generation += 1
+        for i in reversed(range(len(self.owned))):
+            if i < len(self.owned) and self.owned[i].oldest < self.generation - 2:
+                try:
+                    self._settle(self.owned[i])
+                except OutOfMemoryError:
+                    pass  # A later step's.
+
+    def commit(self) -> None:
+        for i in reversed(range(len(self.owned))):
+            if i < len(self.owned) and self.owned[i].content is not None:
+                self._freeze(self.owned[i])
+        while self.owned:
+            self._settle(self.owned[-1])
+
+    # What can be seen
+
+    def resident(self, at: int) -> bool:
+        return self.storages[at].content is not None
+
+    def records(self) -> tuple[int, int]:
+        """Live values and recipes; a constant counts while a recipe reads it."""
+        values = set(self.storages.values())
+        recipes: set[Recipe] = set()
+        frontier = list(values)
+        while frontier:
+            value = frontier.pop()
+            near = {*value.readers, value.recipe} - {None} - recipes
+            for recipe in near:
+                assert recipe is not None
+                recipes.add(recipe)
+                around = {*recipe.inputs, *recipe.outputs} - {None} - values
+                for other in around:
+                    assert other is not None
+                    values.add(other)
+                    frontier.append(other)
+        return sum(1 for v in values if v.recipe or v.readers), len(recipes)
+
+    def neighbourhood_cost(self, value: Value) -> int:
+        classes = {v.evicted_class for v in neighbours(value) if v.evicted_class}
+        return sum(c.cost for c in classes)
+
+    def score(self, value: Value) -> float:
+        h = self.heuristic
+        assert value.recipe is not None
+        assert value.content is not None
+        cost = value.recipe.cost
+        if h.neighbourhood == "eqclass":
+            cost += self.neighbourhood_cost(value)
+        free = 0
+        if h.fragmentation != 0:
+            free = sum(self.pool.free_neighbours(value.content.offset))
+        numerator = (float(cost) + 1) ** h.cost_exp
+        if h.recompute_penalty != 1:
+            numerator *= h.recompute_penalty**value.recomputes
+        size = float(value.size) + h.fragmentation * float(free)
+        staleness = float(self.clock - value.last_access) + 1
+        return numerator / (size**h.size_exp * staleness**h.staleness_exp)
+
+    # Memory
+
+    def _allocate(self, size: int, number: int) -> Content:
+        while True:
+            offset = self.pool.allocate(size, remap=True)
+            if offset is not None:
+                return Content(number, offset)
+            if not self._evict_one():
+                raise OutOfMemoryError
+
+    def _evict_one(self) -> bool:
+        victim = None
+        least = float("inf")
+        for value in self.candidates:
+            if not value.locks and self.score(value) <= least:
+                victim, least = value, self.score(value)
+        if victim:
+            self._evict(victim)
+        return victim is not None
+
+    def _evict(self, value: Value) -> None:
+        if value.home is not None:
+            self.evicted.append(value.home)
+        self._release(value)
+        self.evictions += 1
+
+    def _release(self, value: Value) -> None:
+        assert value.content is not None
+        self.pool.free(value.content.offset)
+        self._lose(value)
+
+    def _lose(self, value: Value) -> None:
+        """However it lost its content, it joins the classes around it to one."""
+        swap_remove(self.candidates, value)
+        value.content = None
+        assert value.recipe is not None
+        joined = EvictedClass({value}, value.recipe.cost)
+        for other in {v.evicted_class for v in neighbours(value) if v.evicted_class}:
+            joined.members |= other.members
+            joined.cost += other.cost
+        for member in joined.members:
+            member.evicted_class = joined
+
+    def _return(self, value: Value) -> None:
+        assert value.evicted_class is not None
+        assert value.recipe is not None
+        value.evicted_class.members.remove(value)
+        value.evicted_class.cost -= value.recipe.cost
+        value.evicted_class = None
+
+    # Coming back
+
+    def _materialize(self, value: Value) -> None:
+        if value.content is None:
+            assert value.recipe is not None
+            self._replay(value.recipe)
+
+    def _replay(self, recipe: Recipe) -> None:
+        for value in recipe.inputs:
+            value.locks += 1
+            value.last_access = self.clock
+        try:
+            for value in recipe.inputs:
+                self._materialize(value)
+            self._run(recipe)
+            self.rematerializations += 1
+            self.clock += recipe.cost
+            self.remat_cost += recipe.cost
+        finally:
+            self._unlock(recipe.inputs)
+
+    def _run(self, recipe: Recipe) -> None:
+        """Brings back what is missing when it starts. A sibling that goes meanwhile stays gone."""
+        numbers = [number_of(value) for value in recipe.inputs]
+        made: list[tuple[Value, Content]] = []
+        missing = [(i, v) for i, v in enumerate(recipe.outputs) if v and v.content is None]
+        try:
+            for i, value in missing:
+                number = content_of(recipe.name, numbers, i)
+                made.append((value, self._allocate(value.size, number)))
+        except OutOfMemoryError:
+            for _, content in made:
+                self.pool.free(content.offset)
+            raise
+        for value, content in made:
+            self._return(value)
+            value.content = content
+            value.recomputes += 1
+            self.candidates.append(value)
+
+    # Lifetime
+
+    def _new_storage(self, value: Value) -> int:
+        value.home = self.next_id
+        self.storages[self.next_id] = value
+        self.next_id += 1
+        return value.home
+
+    def _let_go(self, value: Value) -> None:
+        swap_remove(self.owned, value)
+        value.home = None
+
+    def _unlock(self, values: Sequence[Value]) -> None:
+        for value in values:
+            value.locks -= 1
+            self._collect(value)
+
+    def _collect(self, value: Value) -> None:
+        """Frees it, and whatever only it kept, if nothing needs it."""
+        if value.home is not None or value.readers or value.locks:
+            return
+        recipe = value.recipe
+        if value.content is not None:
+            swap_remove(self.candidates, value)
+            self.pool.free(value.content.offset)
+        else:
+            self._return(value)
+        value.content = None
+        if recipe:
+            self._cut(value, recipe)
+
+    def _cut(self, value: Value, recipe: Recipe) -> None:
+        """The recipe makes `value` no more; with its last output it goes."""
+        value.recipe = None
+        recipe.outputs[recipe.outputs.index(value)] = None
+        if any(recipe.outputs):
+            return
+        for read in recipe.inputs:
+            read.readers.remove(recipe)
+        for read in reversed(recipe.inputs):
+            if read.recipe or read.content:  # Else it went with another input.
+                self._collect(read)
+
+    def _freeze(self, value: Value) -> None:
+        swap_remove(self.candidates, value)
+        swap_remove(self.owned, value)
+        value.oldest = NEVER
+        assert value.recipe is not None
+        self._cut(value, value.recipe)
+
+    def _settle(self, value: Value) -> None:
+        value.locks += 1
+        try:
+            self._materialize(value)
+            if value.recipe:
+                self._freeze(value)
+        finally:
+            self._unlock([value])
+
+    def _retire(self, constant: Value) -> None:
+        """Freezes all that rests on `constant` and that the program holds, the newest first."""
+        seen: set[Recipe] = set()
+        frontier = [constant]
+        live: list[Value] = []
+        while frontier:
+            for recipe in reversed(frontier.pop().readers):
+                if recipe not in seen:
+                    seen.add(recipe)
+                    outputs = [output for output in recipe.outputs if output]
+                    frontier += outputs
+                    live += [output for output in outputs if output.home is not None]
+        for value in live:
+            value.locks += 1
+        while live:
+            try:
+                self._settle(live[-1])
+            except OutOfMemoryError:
+                self._unlock(live)
+                raise
+            self._unlock([live.pop()])
+
+
+def number_of(value: Value) -> int:
+    assert value.content is not None
+    return value.content.number
+
+
+def neighbours(value: Value) -> list[Value]:
+    """What it is computed from and what is computed from it, missing or not."""
+    inputs = value.recipe.inputs if value.recipe else []
+    outputs = [output for recipe in value.readers for output in recipe.outputs if output]
+    return inputs + outputs
+
+
+def swap_remove(values: list[Value], value: Value) -> None:
+    """Without it the last one takes its place."""
+    if value in values:
+        at = values.index(value)
+        last = values.pop()
+        if at < len(values):
+            values[at] = last
+
+
+Random = Callable[[int], int]

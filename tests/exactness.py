@@ -1,0 +1,68 @@
+"""Runs a program eagerly and under the runtime's hardest modes, and compares bit for bit.
+
+evict_always evicts every tensor after every operator, so each touch is a recomputation; verify replays
+every recorded operator at once. Both compare with plain torch on the same seed.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.runtime.session import Session
+
+Program = Callable[[], Iterable[Tensor]]
+
+MODES: dict[str, dict[str, Any]] = {
+    "recorded": {},
+    "evict_always": {"evict_always": True},
+    "verify": {"verify": True},
+}
+
+
+def bits(tensor: Tensor) -> tuple[Any, ...]:
+    """What two equal tensors agree on: geometry, type and every byte (so NaN equals NaN)."""
+    tensor = tensor.detach()
+    content = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), content.clone()
+
+
+def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    return first[:2] == second[:2] and torch.equal(first[2], second[2])
+
+
+def run(program: Program, seed: int = 0) -> list[tuple[Any, ...]]:
+    torch.manual_seed(seed)
+    return [bits(tensor) for tensor in program()]
+
+
+def assert_exact(program: Program, *, evictions: bool = True) -> None:
+    """The program's results, and the generator after it, are eager's in every mode.
+
+    With `evictions`, something must have been evicted in evict_always mode: else nothing was shown.
+    """
+    expected = run(program)
+    generator = torch.get_rng_state()
+    for mode, instruments in MODES.items():
+        with scope(None, **instruments) as session:
+            found = run(program)
+            assert torch.equal(torch.get_rng_state(), generator), f"{mode}: the generator differs"
+            session.check()
+        assert len(found) == len(expected)
+        for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+            assert same(one, other), f"{mode}: result {index} differs from eager"
+        stats = session.stats()
+        assert stats.records == 0, f"{mode}: {stats.records} records outlive the scope"
+        if mode == "evict_always" and evictions:
+            assert stats.evictions > 0
+
+
+def scope(budget: int | str | None, **instruments: Any) -> Any:
+    return dtr_alloc.rematerialize(
+        budget, clock="logical", thrash_limit=0, _instruments=instruments
+    )
+
+
+__all__ = ["MODES", "Program", "Session", "assert_exact", "bits", "run", "same", "scope"]
