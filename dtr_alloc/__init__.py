@@ -1,7 +1,8 @@
 """A memory budget that holds, for any program on stock PyTorch.
 
-Inside ``with dtr_alloc.rematerialize("2GiB", device="cpu"):`` tensors come from a pool that never passes the budget: the ones
-cheapest to recompute are evicted, and recomputed when next touched. Results are bit for bit those of plain torch.
+Inside ``with dtr_alloc.rematerialize("2GiB", device="cpu"):`` tensors come from a pool that never
+passes the budget: the ones cheapest to recompute are evicted, and recomputed when next touched.
+Results are bit for bit those of plain torch.
 """
 
 import torch  # Loads libc10, which the compiled module needs.
@@ -10,14 +11,14 @@ try:
     from dtr_alloc import _core
 except ImportError as error:
     raise ImportError(
-        f"dtr_alloc's compiled part does not load with torch {torch.__version__}; build it again in this environment: "
-        "pip install --no-build-isolation -e ."
+        f"dtr_alloc's compiled part does not load with torch {torch.__version__}; build it again "
+        "in this environment: pip install --no-build-isolation -e ."
     ) from error
 
 if _core.torch_version != torch.__version__.split("+")[0]:
     raise ImportError(
-        f"dtr_alloc was built with torch {_core.torch_version}, but torch {torch.__version__} is installed; build it "
-        "again in this environment: pip install --no-build-isolation -e ."
+        f"dtr_alloc was built with torch {_core.torch_version}, but torch {torch.__version__} is "
+        "installed; build it again in this environment: pip install --no-build-isolation -e ."
     )
 
 from dtr_alloc.pool import Pool

@@ -5,8 +5,10 @@ The lowest score is evicted first::
     score = (c + n)^cost_exp * recompute_penalty^(times recomputed)
             / ((size + fragmentation * free neighbours)^size_exp * staleness^staleness_exp)
 
-c is the cost of the tensor's own operator, n that of its evicted neighbourhood, staleness the time since its last use.
-Source: "Dynamic Tensor Rematerialization", section 4.1 and appendix D; the penalty and the free neighbours are MegEngine's.
+c is the cost of the tensor's own operator, n that of its evicted neighbourhood, staleness the time
+since its last use.
+Source: "Dynamic Tensor Rematerialization", section 4.1 and appendix D; the penalty and the free
+neighbours are MegEngine's.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ class Heuristic:
     """A point in the family of scores.
 
     Args:
-        neighbourhood: what n counts: ``"none"``, or ``"eqclass"``, the paper's union-find approximation of all that
-            must be recomputed besides the tensor itself.
+        neighbourhood: what n counts: ``"none"``, or ``"eqclass"``, the paper's union-find
+            approximation of all that must be recomputed besides the tensor itself.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
-        fragmentation: weight of the free bytes next to the tensor's block, per byte of its own size.
+        fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
+            size.
         recompute_penalty: factor for each time the tensor has been recomputed; 1 for none.
-        selection: ``"sample"`` looks at about sqrt(candidates), at least 32, and passes over tensors below a hundredth
-            of the mean size (appendix E.2); ``"single"`` looks at all.
+        selection: ``"sample"`` looks at about sqrt(candidates), at least 32, and passes over
+            tensors below a hundredth of the mean size (appendix E.2); ``"single"`` looks at all.
 
     Raises:
-        ValueError: a name that is not known, a number that is not finite, or a penalty that is not positive.
+        ValueError: a name that is not known, a number that is not finite, or a penalty that is not
+            positive.
 
     Example:
         >>> Heuristic(staleness_exp=0.5).size_exp
@@ -55,8 +59,9 @@ class Heuristic:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
-        if not 0 < self.recompute_penalty < float("inf"):
-            raise ValueError(f"recompute_penalty is {self.recompute_penalty!r}; it must be positive")
+        penalty = self.recompute_penalty
+        if not 0 < penalty < float("inf"):
+            raise ValueError(f"recompute_penalty is {penalty!r}; it must be positive")
 
     def _native(self) -> _core.Heuristic:
         return _core.Heuristic(

@@ -1,7 +1,8 @@
 """The scope in which a program runs under a memory budget, and what it did there.
 
-Entering a scope makes torch take CPU memory from a pool of the budget's size and routes the operators of this thread (and of
-the autograd threads it starts) through the runtime. Leaving it makes everything the program still holds an ordinary tensor.
+Entering a scope makes torch take CPU memory from a pool of the budget's size and routes the
+operators of this thread (and of the autograd threads it starts) through the runtime. Leaving it
+makes everything the program still holds an ordinary tensor.
 Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 """
 
@@ -80,7 +81,8 @@ class SessionStats:
 
 
 class Session:
-    """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the scope is left."""
+    """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
+    scope is left."""
 
     def __init__(self, core: _core.Session, budget_bytes: int | None) -> None:
         self._core = core
@@ -121,14 +123,17 @@ class Session:
         self._core.reset_peak()
 
     def timeline(self) -> npt.NDArray[np.int64]:
-        """Pool bytes in use after each operator, shape (operators,); empty unless the scope was opened with timeline."""
+        """Pool bytes in use after each operator, shape (operators,); empty unless the scope was
+        opened with timeline."""
         return np.asarray(self._core.timeline(), dtype=np.int64)
 
     def commit(self) -> None:
-        """Makes everything the program holds an ordinary tensor that is never evicted; what was evicted is recomputed.
+        """Makes everything the program holds an ordinary tensor that is never evicted; what was
+        evicted is recomputed.
 
         Raises:
-            torch.OutOfMemoryError: it does not fit the budget together. What was not reached stays as it was.
+            torch.OutOfMemoryError: it does not fit the budget together. What was not reached stays
+            as it was.
         """
         self._core.commit()
 
@@ -159,25 +164,29 @@ def rematerialize(
     thrash_limit: float = 100.0,
     _instruments: dict[str, Any] | None = None,
 ) -> Iterator[Session]:
-    """Runs the body under a memory budget: CPU tensors made inside come from a pool that never passes it.
+    """Runs the body under a memory budget: CPU tensors made inside come from a pool that never
+    passes it.
 
-    When an allocation would, the tensors cheapest to recompute are evicted, and recomputed when next touched. Results are
-    bit for bit those of plain torch. Tensors made before the scope (parameters, usually) lie outside the budget. What
-    lives on after the scope is an ordinary tensor.
+    When an allocation would, the tensors cheapest to recompute are evicted, and recomputed when
+    next touched. Results are bit for bit those of plain torch. Tensors made before the scope
+    (parameters, usually) lie outside the budget. What lives on after the scope is an ordinary
+    tensor.
 
     Args:
         budget: bytes, or a text such as ``"2GiB"``; None records everything but never evicts.
         device: ``"cpu"``.
         heuristic: a preset's name or a ``Heuristic``.
-        clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches, which makes the
-            evictions of a run repeatable.
+        clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
+            which makes the evictions of a run repeatable.
         timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
-        thrash_limit: recomputing this many times longer than computing, over two seconds, is an error; 0 for no limit.
+        thrash_limit: recomputing this many times longer than computing, over two seconds, is an
+            error; 0 for no limit.
 
     Raises:
         ValueError: an argument that is not understood.
         RuntimeError: a scope is already open in this process.
-        torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator needs together with what
+        torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator
+        needs together with what
             cannot be recomputed; the text names the budget that would do.
 
     Example:
@@ -210,7 +219,8 @@ def rematerialize(
 
 @contextmanager
 def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]:
-    """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool, nothing is ever evicted.
+    """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
+    nothing is ever evicted.
 
     ``session.stats().peak_bytes`` is what the body needs without a budget.
 
@@ -275,7 +285,8 @@ def _optimizer_stepped(core: _core.Session) -> None:
 
 
 def _watch_raw_access() -> Callable[[], None]:
-    """Makes the methods of Tensor that hand out its memory bring it back first and pin it. Returns the undo."""
+    """Makes the methods of Tensor that hand out its memory bring it back first and pin it. Returns
+    the undo."""
 
     def watched(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -319,13 +330,15 @@ def evict(tensor: torch.Tensor) -> bool:
     """Evicts a tensor's content now; it comes back when next touched.
 
     Returns:
-        Whether there was something to evict: False for parameters, inputs and whatever else cannot be recomputed.
+        Whether there was something to evict: False for parameters, inputs and whatever else cannot
+            be recomputed.
     """
     return _open is not None and _open.evict(tensor)
 
 
 def materialize(tensor: torch.Tensor) -> None:
-    """Brings an evicted tensor back now. One that is resident, or was never evictable, stays as it is.
+    """Brings an evicted tensor back now. One that is resident, or was never evictable, stays as it
+    is.
 
     Raises:
         torch.OutOfMemoryError: it does not fit the budget.

@@ -7,7 +7,8 @@ that of the candidates (the last takes the place of one that goes) and that of t
 first). Only selection "single" is modelled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dtr_alloc.runtime.heuristic import Heuristic
@@ -17,7 +18,7 @@ MASK = (1 << 64) - 1
 NEVER = 1 << 31
 
 
-class OutOfMemoryError(Exception):
+class OutOfMemoryError(MemoryError):
     """The budget cannot hold it, whatever is evicted."""
 
 
@@ -189,10 +190,8 @@ class Model:
         self.generation += 1
         for i in reversed(range(len(self.owned))):
             if i < len(self.owned) and self.owned[i].oldest < self.generation - 2:
-                try:
+                with suppress(OutOfMemoryError):  # Then it is a later step's.
                     self._settle(self.owned[i])
-                except OutOfMemoryError:
-                    pass  # A later step's.
 
     def commit(self) -> None:
         for i in reversed(range(len(self.owned))):
@@ -202,6 +201,10 @@ class Model:
             self._settle(self.owned[-1])
 
     # What can be seen
+
+    def take_evicted(self) -> list[int]:
+        evicted, self.evicted = self.evicted, []
+        return evicted
 
     def resident(self, at: int) -> bool:
         return self.storages[at].content is not None
@@ -238,12 +241,13 @@ class Model:
         free = 0
         if h.fragmentation != 0:
             free = sum(self.pool.free_neighbours(value.content.offset))
-        numerator = (float(cost) + 1) ** h.cost_exp
+        numerator: float = (float(cost) + 1) ** h.cost_exp
         if h.recompute_penalty != 1:
             numerator *= h.recompute_penalty**value.recomputes
         size = float(value.size) + h.fragmentation * float(free)
         staleness = float(self.clock - value.last_access) + 1
-        return numerator / (size**h.size_exp * staleness**h.staleness_exp)
+        denominator: float = size**h.size_exp * staleness**h.staleness_exp
+        return numerator / denominator
 
     # Memory
 
@@ -436,6 +440,3 @@ def swap_remove(values: list[Value], value: Value) -> None:
         last = values.pop()
         if at < len(values):
             values[at] = last
-
-
-Random = Callable[[int], int]

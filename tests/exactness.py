@@ -1,7 +1,7 @@
 """Runs a program eagerly and under the runtime's hardest modes, and compares bit for bit.
 
-evict_always evicts every tensor after every operator, so each touch is a recomputation; verify replays
-every recorded operator at once. Both compare with plain torch on the same seed.
+evict_always evicts every tensor after every operator, so each touch is a recomputation; verify
+replays every recorded operator at once. Both compare with plain torch on the same seed.
 """
 
 from collections.abc import Callable, Iterable

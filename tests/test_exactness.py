@@ -1,11 +1,11 @@
-"""What ordinary training does gives eager's bits, however much is evicted (DESIGN.md, section 4)."""
+"""What ordinary training does gives eager's bits, however much is evicted (DESIGN.md, rules)."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from tests.exactness import assert_exact
@@ -36,7 +36,12 @@ def after_training(
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)
+        nn.Linear(32, 64),
+        nn.GELU(),
+        nn.Dropout(0.2),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, 8),
     )
 
 
@@ -269,7 +274,7 @@ def test_parameters_made_inside_the_scope_and_ema_of_weights() -> None:
             with torch.no_grad():
                 for parameter, mean in zip(model.parameters(), average, strict=True):
                     assert parameter.grad is not None
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(parameter.grad, alpha=0.1)
                     parameter.grad = None
                     mean.mul_(0.9).add_(parameter, alpha=0.1)
         yield from average

@@ -81,7 +81,7 @@ def test_without_a_budget_nothing_is_evicted() -> None:
 @pytest.mark.filterwarnings("ignore:tensors that outlive")
 def test_thrashing_is_an_error_that_names_the_ratio() -> None:
     with (
-        pytest.raises(torch.OutOfMemoryError, match="recomputes .* times longer than it computes"),
+        pytest.raises(torch.OutOfMemoryError, match=r"recomputes \d+ times longer than"),
         dtr_alloc.rematerialize("2MiB", heuristic="lru", thrash_limit=0.5),
     ):
         for _ in range(1000):
@@ -124,7 +124,8 @@ def test_measure_counts_eagers_peak_and_evicts_nothing() -> None:
         del a, b
         c = torch.ones(256)
         stats = session.stats()
-        assert 0 <= stats.peak_bytes - 2 * 256 * 256 * 4 <= 1024  # And the numbers they were made of.
+        numbers = stats.peak_bytes - 2 * 256 * 256 * 4  # The 1s, a granule each.
+        assert 0 <= numbers <= 1024
         assert stats.live_bytes == c.numel() * 4
         assert stats.recorded == 0
         assert session.timeline()[-1] == stats.live_bytes
@@ -157,10 +158,12 @@ def test_tensors_that_outlive_the_scope_are_ordinary_and_exact() -> None:
 
 def test_what_does_not_fit_the_budget_together_survives_the_scope() -> None:
     expected = [bits(t) for t in chain(40)]
+    scope = dtr_alloc.rematerialize("1MiB")
+    session = scope.__enter__()
+    tensors = chain(40)
     with pytest.warns(UserWarning, match="now lie in ordinary memory"):
-        with dtr_alloc.rematerialize("1MiB") as session:
-            tensors = chain(40)
-        assert session.stats().peak_bytes <= MIB
+        scope.__exit__(None, None, None)
+    assert session.stats().peak_bytes <= MIB
     assert all(same(bits(t), want) for t, want in zip(tensors, expected, strict=True))
 
 
@@ -193,7 +196,7 @@ def test_resize_set_and_data_swaps_of_evicted_tensors() -> None:
         a.resize_(300, 64)
         assert same(bits(a[:256]), want)
         b.data = c.exp()
-        b.set_(c)
+        b.set_(c)  # type: ignore[call-overload]
         session.check()
         assert same(bits(b), bits(c))
 
@@ -247,7 +250,7 @@ def raw_readers() -> dict[str, object]:
         "pickle": lambda t: pickle.loads(pickle.dumps(t)).numpy(),
         "deepcopy": lambda t: copy.deepcopy(t).numpy(),
         "save": lambda t: saved(t).numpy(),
-        "dlpack": lambda t: torch.from_dlpack(t).numpy(),
+        "dlpack": lambda t: torch.utils.dlpack.from_dlpack(t).numpy(),
         "storage": lambda t: np.frombuffer(bytes(t.untyped_storage()), np.float32).reshape(t.shape),
         "share_memory_": lambda t: t.share_memory_().numpy(),
     }
@@ -334,7 +337,7 @@ def test_a_scope_left_while_another_thread_holds_an_evicted_tensor() -> None:
     assert same(found[0], bits(torch.ones(256, 64).exp()))
 
 
-# ---- Autograd threads, forks, exits ----------------------------------------------------------------
+# ---- Autograd threads, forks, exits --------------------------------------------------------------
 
 
 def test_backward_called_from_another_thread_is_exact() -> None:

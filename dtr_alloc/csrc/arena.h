@@ -32,6 +32,13 @@ class Arena {
   // left; the pages it was asked for are then as they were.
   virtual void commit(Bytes begin, Bytes end) = 0;
   virtual void release(Bytes begin, Bytes end) = 0;
+
+  // Takes the pages of `bytes` from one offset to another, where there are none. Pages that are
+  // moved need not be cleared and touched for the first time again.
+  virtual void move(Bytes from, Bytes to, Bytes bytes) {
+    release(from, from + bytes);
+    commit(to, to + bytes);
+  }
 };
 
 // Every arena starts at a multiple of this and keeps others out of all addresses up to the next

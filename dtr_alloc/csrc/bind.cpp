@@ -1,4 +1,5 @@
-// The compiled module `dtr_alloc._core`: one function per part registers its classes, this file lists them.
+// The compiled module `dtr_alloc._core`: one function per part registers its classes, this file
+// lists them.
 
 #include <pybind11/pybind11.h>
 #include <torch/headeronly/version.h>

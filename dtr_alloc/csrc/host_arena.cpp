@@ -66,7 +66,35 @@ class HostArena final : public Arena {
     }
   }
 
+  // The kernel moves page tables, 10 to 400 ns a page by the length of the run, where a released
+  // page costs 2.4 us to clear and fault in again. It moves one mapping at a time, and every move
+  // makes another one: a range of several is halved until a piece is too short to be worth a call,
+  // which is released, and so becomes part of one mapping again.
+  void move(Bytes from, Bytes to, Bytes bytes) override {
+    constexpr Bytes kWorthACall = 64;
+    if (bytes >= kWorthACall * page_) {
+      constexpr int kFlags = MREMAP_MAYMOVE | MREMAP_FIXED;
+      const bool moved = mremap(at(from), bytes, bytes, kFlags, at(to)) != MAP_FAILED;
+      map(moved ? from : to,
+          bytes);  // A call that fails may have unmapped where it was to move to.
+      if (moved) return;
+      const Bytes half = bytes / page_ / 2 * page_;
+      move(from, to, half);
+      move(from + half, to + half, bytes - half);
+      return;
+    }
+    release(from, from + bytes);
+  }
+
  private:
+  void map(Bytes begin, Bytes bytes) {
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(at(begin), bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0) == MAP_FAILED) {
+      throw std::system_error(errno, std::generic_category(), "cannot map pages of the pool again");
+    }
+    madvise(at(begin), bytes, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  }
+
   void* at(Bytes offset) const { return reinterpret_cast<void*>(base_ + offset); }
 
   const Bytes page_;

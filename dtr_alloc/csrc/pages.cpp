@@ -82,21 +82,43 @@ void Pages::commit_missing(Run run) {
   }
 }
 
+Pages::Run Pages::last_committed(Run run, std::int64_t most) const {
+  Run piece;
+  piece.end = last_end(true, run);
+  if (piece.end == run.begin) return {run.begin, run.begin};
+  piece.begin = std::max(last_end(false, {run.begin, piece.end}), piece.end - most);
+  return piece;
+}
+
 std::int64_t Pages::release(Run run, std::int64_t most) {
   run.end = std::min(run.end, top_);
   std::int64_t released = 0;
   while (run.size() > 0 && released < most) {
-    Run piece;
-    piece.end = last_end(true, run);
-    if (piece.end == run.begin) break;
-    piece.begin = last_end(false, {run.begin, piece.end});
-    piece.begin = std::max(piece.begin, piece.end - (most - released));
+    const Run piece = last_committed(run, most - released);
+    if (piece.size() == 0) break;
     arena_.release(bytes(piece.begin), bytes(piece.end));
     set(piece, false);
     released += piece.size();
     run.end = piece.begin;
   }
   return released;
+}
+
+std::int64_t Pages::move(Run from, Run to, std::int64_t most) {
+  from.end = std::min(from.end, top_);
+  std::int64_t moved = 0;
+  while (from.size() > 0 && moved < most) {
+    to.begin = next(false, to);
+    const std::int64_t room = next(true, to) - to.begin;
+    const Run piece = last_committed(from, std::min(room, most - moved));
+    if (piece.size() == 0) break;
+    arena_.move(bytes(piece.begin), bytes(to.begin), bytes(piece.size()));
+    set(piece, false);
+    set({to.begin, to.begin + piece.size()}, true);
+    moved += piece.size();
+    from.end = piece.begin;
+  }
+  return moved;
 }
 
 void Pages::check() const {

@@ -46,6 +46,9 @@ class Pages {
   void commit(Run run) {
     if (!all_committed(run)) commit_missing(run);
   }
+  // Moves up to `most` committed pages of `from`, highest first, to where `to` has none; returns
+  // how many. `to` must miss that many.
+  std::int64_t move(Run from, Run to, std::int64_t most);
   // Releases up to `most` pages of the run, highest first; returns how many.
   std::int64_t release(Run run, std::int64_t most);
 
@@ -58,6 +61,7 @@ class Pages {
  private:
   // The first page of the run that is (not) committed, or its end.
   std::int64_t next(bool committed, Run run) const;
+  Run last_committed(Run run, std::int64_t most) const;  // Up to `most` pages; empty if none.
   // One past the last page of the run that is (not) committed, or its begin.
   std::int64_t last_end(bool committed, Run run) const;
   // Pages of the run that are not committed; stops counting once there are more than `enough`.

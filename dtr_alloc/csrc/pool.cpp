@@ -157,7 +157,10 @@ Block* Pool::allocate(Bytes size, Fit fit) {
     const Pages::Run run = pages_->touched(block->offset, block->offset + rounded);
     if (remap) {
       const std::int64_t needed = run.size() - pages_->committed(run);
-      remaps_ += take_pages(needed - (pages_->limit() - pages_->committed())) > 0;
+      const std::int64_t short_of = needed - (pages_->limit() - pages_->committed());
+      remaps_ += from_holes(short_of, [&](Pages::Run hole, std::int64_t most) {
+                   return pages_->move(hole, run, most);
+                 }) > 0;
     }
     pages_->commit(run);
   } catch (...) {
@@ -182,12 +185,12 @@ bool Pool::can_back(const Node* hole, Bytes size, std::int64_t releasable) const
 }
 
 // Few large holes before many small ones: each hole costs a call to the arena.
-std::int64_t Pool::take_pages(std::int64_t count) {
+template <class Take>
+std::int64_t Pool::from_holes(std::int64_t count, const Take& take) {
   std::int64_t taken = 0;
   holes_->largest_first([&](const Node* hole) {
     if (taken >= count) return false;
-    taken +=
-        pages_->release(pages_->inside(hole->offset, hole->offset + hole->size), count - taken);
+    taken += take(pages_->inside(hole->offset, hole->offset + hole->size), count - taken);
     return true;
   });
   return taken;
@@ -271,7 +274,9 @@ std::pair<Bytes, Bytes> Pool::free_neighbours(const Block* block) const {
 
 Bytes Pool::trim() {
   const std::lock_guard lock(mutex_);
-  return pages_->bytes(take_pages(pages_->committed()));
+  return pages_->bytes(from_holes(pages_->committed(), [&](Pages::Run hole, std::int64_t most) {
+    return pages_->release(hole, most);
+  }));
 }
 
 void Pool::reset_peak() {

@@ -110,7 +110,8 @@ class Pool {
   void give_back(Node* block);
   void unlink(Node* block);
   bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;
-  std::int64_t take_pages(std::int64_t count);
+  template <class Take>
+  std::int64_t from_holes(std::int64_t count, const Take& take);
 
   const std::unique_ptr<Arena> arena_;
   const Bytes budget_;

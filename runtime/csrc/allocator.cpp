@@ -28,8 +28,8 @@ class CpuAllocator final : public at::Allocator {
   }
 
  private:
-  // Whether this thread belongs to the scope: autograd's threads inherit it, others keep to ordinary memory, because
-  // what they make could not be evicted.
+  // Whether this thread belongs to the scope: autograd's threads inherit it, others keep to
+  // ordinary memory, because what they make could not be evicted.
   static bool in_scope() { return c10::impl::tls_local_dispatch_key_set().included_.has(kKey); }
 
   static void any_deleter(void* data) {
@@ -49,7 +49,8 @@ void pool_deleter(void* data) {
 }
 
 void install_cpu_allocator() {
-  constexpr std::uint8_t kPriority = 10;  // Above torch's own; a lower one is ignored without a word.
+  constexpr std::uint8_t kPriority =
+      10;  // Above torch's own; a lower one is ignored without a word.
   c10::SetCPUAllocator(new CpuAllocator(*c10::GetCPUAllocator()), kPriority);
   pthread_atfork(&Session::lock_for_fork, &Session::unlock_after_fork, &Session::unlock_after_fork);
 }

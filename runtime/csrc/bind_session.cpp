@@ -54,9 +54,9 @@ void bind_session(py::module_& m) {
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, bool record,
                        bool logical_clock, bool timeline, bool evict_always, bool verify,
                        double thrash_limit) {
-             return std::make_unique<Session>(SessionOptions{
-                 budget, limited, heuristic, record, logical_clock, timeline, evict_always, verify,
-                 thrash_limit});
+             return std::make_unique<Session>(SessionOptions{budget, limited, heuristic, record,
+                                                             logical_clock, timeline, evict_always,
+                                                             verify, thrash_limit});
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("record"),
            py::arg("logical_clock"), py::arg("timeline"), py::arg("evict_always"),
@@ -72,6 +72,7 @@ void bind_session(py::module_& m) {
       .def("fail_allocation", &Session::fail_allocation)
       .def("abandon_in_child", &Session::abandon_in_child)
       .def("stats", &Session::stats)
+      .def("pool_stats", [](const Session& session) { return session.pool().stats(); })
       .def("reset_peak", &Session::reset_peak)
       .def("timeline", &Session::timeline)
       .def("check", &Session::check);

@@ -1,5 +1,5 @@
-// Time in the processor's own ticks, turned into nanoseconds only when somebody asks. An operator needs four readings; the
-// system clock costs 24 ns each where it was measured, the counter 10.
+// Time in the processor's own ticks, turned into nanoseconds only when somebody asks. An operator
+// needs four readings; the system clock costs 24 ns each where it was measured, the counter 10.
 
 #pragma once
 

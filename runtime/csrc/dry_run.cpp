@@ -105,7 +105,8 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
       engine_.touch(value);
     }
     for (Value* value : locked) require(*value, lock);
-    // Constants are changed where they lie, so whoever reads the old content must not need it again.
+    // Constants are changed where they lie, so whoever reads the old content must not need it
+    // again.
     bool versions = false;
     for (std::uint32_t position : written) {
       if (locked[position]->constant()) {
@@ -122,7 +123,8 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
     bool record = !writes_constant && (versions || !results.empty());
     for (std::uint32_t position : written) record &= !locked[position]->constant();
     std::vector<Id> ids;
-    op = Engine::begin(record ? inputs.size() : 0, results.size() + written.size(), sizeof(Payload));
+    op =
+        Engine::begin(record ? inputs.size() : 0, results.size() + written.size(), sizeof(Payload));
     new (op->payload()) Payload{name, static_cast<std::uint32_t>(results.size()), is_written};
     for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(*op, i, *locked[i]);
     for (std::size_t i = 0; i < results.size(); ++i) {

@@ -1,6 +1,6 @@
-// The engine without tensors: values are sizes and a number that stands for their content, operators are costs, memory is
-// addresses. Tests drive it against a naive model; the simulator replays traces on it. Time is the sum of costs, so every
-// decision can be repeated.
+// The engine without tensors: values are sizes and a number that stands for their content,
+// operators are costs, memory is addresses. Tests drive it against a naive model; the simulator
+// replays traces on it. Time is the sum of costs, so every decision can be repeated.
 
 #pragma once
 
@@ -24,11 +24,13 @@ class DryRun final : public Executor {
 
   Id constant(Bytes size, std::uint64_t content);
 
-  // Runs operator `name` and returns the ids of its fresh results. `written` are positions in `inputs`: those storages
-  // hold a new version afterwards. The content of result i, fresh results first and then written ones, is
-  // content_of(name, contents of the inputs, i). Throws std::bad_alloc where the budget cannot hold it, with nothing changed.
+  // Runs operator `name` and returns the ids of its fresh results. `written` are positions in
+  // `inputs`: those storages hold a new version afterwards. The content of result i, fresh results
+  // first and then written ones, is content_of(name, contents of the inputs, i). Throws
+  // std::bad_alloc where the budget cannot hold it, with nothing changed.
   std::vector<Id> call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
-                       const std::vector<std::uint32_t>& written, const std::vector<Bytes>& results);
+                       const std::vector<std::uint32_t>& written,
+                       const std::vector<Bytes>& results);
 
   void drop(Id id);
   std::uint64_t read(Id id);  // Materializes it and returns its content.
@@ -40,7 +42,8 @@ class DryRun final : public Executor {
 
   EngineStats stats() const { return engine_.stats(); }
   PoolStats pool_stats() const { return pool_->stats(); }
-  std::vector<Id> take_evicted();  // Ids evicted to make room since last asked; -1 for what no id holds.
+  std::vector<Id>
+  take_evicted();  // Ids evicted to make room since last asked; -1 for what no id holds.
   void check() const;
 
   static std::uint64_t content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,

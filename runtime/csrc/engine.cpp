@@ -7,11 +7,11 @@
 
 namespace dtr {
 
-// ---- Recording ------------------------------------------------------------------------------------------------------
+// ---- Recording
+// ------------------------------------------------------------------------------------------------------
 
 Op* Engine::begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes) {
-  std::size_t bytes =
-      sizeof(Op) + inputs * sizeof(Use) + outputs * sizeof(Value*) + payload_bytes;
+  std::size_t bytes = sizeof(Op) + inputs * sizeof(Use) + outputs * sizeof(Value*) + payload_bytes;
   Op* op = new (::operator new(bytes)) Op{.use_count = inputs, .output_count = outputs};
   for (std::uint32_t i = 0; i < inputs; ++i) op->uses()[i] = Use{nullptr, op, nullptr, nullptr};
   std::fill_n(op->outputs(), outputs, nullptr);
@@ -71,7 +71,8 @@ Value& Engine::constant(Bytes size, void* home, void* data) {
   return *new Value{.size = size, .home = home, .data = data};
 }
 
-// ---- Ways to lose content -------------------------------------------------------------------------------------------
+// ---- Ways to lose content
+// -------------------------------------------------------------------------------------------
 
 void Engine::unlock(Value& value) {
   if (--value.locks > 0) return;
@@ -139,7 +140,8 @@ void Engine::freeze(Value& value) {
   collect(value);
 }
 
-// ---- Lifetime -------------------------------------------------------------------------------------------------------
+// ---- Lifetime
+// -------------------------------------------------------------------------------------------------------
 
 void Engine::unlink(Value& value) {
   Op& op = *value.producer;
@@ -162,7 +164,8 @@ void Engine::erase(Op& op) {
   --stats_.ops;
 }
 
-// A chain of recipes goes one record at a time through `garbage_`: its length must not be the depth of the C stack.
+// A chain of recipes goes one record at a time through `garbage_`: its length must not be the depth
+// of the C stack.
 void Engine::collect(Value& first) {
   Value* value = &first;
   while (true) {
@@ -212,7 +215,8 @@ void Engine::disown(Value& value) {
   value.owned = kNowhere;
 }
 
-// ---- Choosing -------------------------------------------------------------------------------------------------------
+// ---- Choosing
+// -------------------------------------------------------------------------------------------------------
 
 double Engine::score_of(const Value& value) {
   Nanos cost = Neighbourhood::own_cost(value);
@@ -224,8 +228,9 @@ double Engine::score_of(const Value& value) {
                free);
 }
 
-// Sampling looks at sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over tensors below a hundredth of
-// the mean size (paper, appendix E.2): eviction stays cheap with thousands of candidates and the choice hardly differs.
+// Sampling looks at sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over
+// tensors below a hundredth of the mean size (paper, appendix E.2): eviction stays cheap with
+// thousands of candidates and the choice hardly differs.
 Value* Engine::choose() {
   constexpr std::size_t kSampleAtLeast = 32;
   Value* best = nullptr;
@@ -275,7 +280,8 @@ void Engine::note_operator(Bytes bytes) {
   stats_.largest_operator = std::max(stats_.largest_operator, bytes);
 }
 
-// ---- Rematerialization ----------------------------------------------------------------------------------------------
+// ---- Rematerialization
+// ----------------------------------------------------------------------------------------------
 
 void Engine::unlock_inputs(Op& op) {
   for (std::uint32_t i = 0; i < op.use_count; ++i) unlock(*op.uses()[i].value);
@@ -287,8 +293,8 @@ void Engine::materialize(Value& target, Lock& lock) {
     std::uint32_t next;
   };
   std::vector<Pending> pending;
-  // All inputs are locked before the first missing one is recomputed: a resident one must not be evicted to bring back
-  // its sibling.
+  // All inputs are locked before the first missing one is recomputed: a resident one must not be
+  // evicted to bring back its sibling.
   const auto push = [&](Op& op) {
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
@@ -393,7 +399,8 @@ void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
   }
 }
 
-// ---- Consistency ----------------------------------------------------------------------------------------------------
+// ---- Consistency
+// ----------------------------------------------------------------------------------------------------
 
 void Engine::check() const {
   const auto insist = [](bool truth, const char* sentence) {

@@ -1,11 +1,14 @@
-// The DTR engine: which values are resident, which one goes next, and how a missing one comes back (paper, section 3 and
-// Figure 1). It knows neither torch nor memory; an Executor does both for it, so live training and simulation share it.
+// The DTR engine: which values are resident, which one goes next, and how a missing one comes back
+// (paper, section 3 and Figure 1). It knows neither torch nor memory; an Executor does both for it,
+// so live training and simulation share it.
 //
-// Deallocation is eager: a value the program drops loses its content at once, and its recipe stays for as long as
-// something reads it. Materializing walks producers with an explicit stack, so a chain of any length works; every input
-// of a pending operator is locked, as in the paper's recursion.
+// Deallocation is eager: a value the program drops loses its content at once, and its recipe stays
+// for as long as something reads it. Materializing walks producers with an explicit stack, so a
+// chain of any length works; every input of a pending operator is locked, as in the paper's
+// recursion.
 //
-// One lock guards all of it. Methods want it held unless they say otherwise; it is open whenever an operator runs.
+// One lock guards all of it. Methods want it held unless they say otherwise; it is open whenever an
+// operator runs.
 
 #pragma once
 
@@ -23,7 +26,8 @@
 namespace dtr {
 
 struct EngineStats {
-  std::int64_t evictions = 0;           // To make room, by hand or in evict_always mode; not what the program drops.
+  std::int64_t evictions =
+      0;  // To make room, by hand or in evict_always mode; not what the program drops.
   std::int64_t rematerializations = 0;  // Operators run again.
   std::int64_t values = 0, ops = 0;     // Live records.
   Bytes evictable = 0, largest_operator = 0;
@@ -38,15 +42,18 @@ class Engine {
 
   std::mutex& mutex() { return mutex_; }
 
-  // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it made, resident; finish()
-  // gives it its cost and makes the outputs evictable, or throws the recipe away where it made nothing to evict.
+  // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it
+  // made, resident; finish() gives it its cost and makes the outputs evictable, or throws the
+  // recipe away where it made nothing to evict.
   static Op* begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes);
   void read(Op& op, std::uint32_t index, Value& value);
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
   void abandon(Op& op);  // As if it had never been begun.
   Value& constant(Bytes size, void* home, void* data);
-  void advance(Nanos cost) { stats_.clock += cost, stats_.base_cost += cost; }  // An unrecorded operator ran.
+  void advance(Nanos cost) {
+    stats_.clock += cost, stats_.base_cost += cost;
+  }  // An unrecorded operator ran.
 
   void lock(Value& value) { ++value.locks; }
   void unlock(Value& value);
@@ -62,33 +69,36 @@ class Engine {
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
 
-  // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory above all) with all
-  // locks given back and every value as exact as before.
+  // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
+  // above all) with all locks given back and every value as exact as before.
   void materialize(Value& target, Lock& lock);
 
-  // Freezes every live value that reads `constant`, however indirectly, so that the constant may be changed.
+  // Freezes every live value that reads `constant`, however indirectly, so that the constant may be
+  // changed.
   void retire(Value& constant, Lock& lock);
 
-  // A step is over. Freezes what rests on recipes more than two generations old, so that state carried from step to step
-  // does not drag its whole history along. What does not fit the budget now is left for a later step.
+  // A step is over. Freezes what rests on recipes more than two generations old, so that state
+  // carried from step to step does not drag its whole history along. What does not fit the budget
+  // now is left for a later step.
   void age(Lock& lock);
 
-  // Freezes everything the program holds: afterwards nothing is recomputable and no record is left. `spill` is called
-  // when a value cannot be brought back within the budget; it makes room and returns true, or gives up.
+  // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
+  // `spill` is called when a value cannot be brought back within the budget; it makes room and
+  // returns true, or gives up.
   void commit(Lock& lock, const std::function<bool()>& spill);
 
   const Heuristic& heuristic() const { return heuristic_; }
   EngineStats stats() const { return stats_; }
   Bytes locked_bytes() const;
   void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
-  void check() const;               // Walks everything; throws std::logic_error with a sentence. For tests.
+  void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
 
  private:
   void add_candidate(Value& value);
   void remove_candidate(Value& value);
   void disown(Value& value);
   void lose(Value& value);
-  void unlink(Value& value);   // From its producer, which goes with its last output.
+  void unlink(Value& value);  // From its producer, which goes with its last output.
   void erase(Op& op);
   void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
   void settle(Value& value, Lock& lock);

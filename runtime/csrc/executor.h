@@ -1,4 +1,5 @@
-// What the engine asks of whoever holds the bytes and knows the operators: live torch tensors, or a simulated run.
+// What the engine asks of whoever holds the bytes and knows the operators: live torch tensors, or a
+// simulated run.
 
 #pragma once
 
@@ -14,15 +15,17 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Runs `op` again and hands every missing output's content to Engine::restore. All inputs are resident and locked. The
-  // engine's lock is held on entry and on return, also by exception, and must be open while the operator itself runs.
+  // Runs `op` again and hands every missing output's content to Engine::restore. All inputs are
+  // resident and locked. The engine's lock is held on entry and on return, also by exception, and
+  // must be open while the operator itself runs.
   virtual void run(Op& op, Lock& lock) = 0;
 
-  // Gives the bytes of a resident value back; its storage, if the program still holds one, becomes the evicted kind.
+  // Gives the bytes of a resident value back; its storage, if the program still holds one, becomes
+  // the evicted kind.
   virtual void release(Value& value) = 0;
 
-  // `value`, resident, is no longer the engine's to evict: its storage becomes an ordinary one. If recipes still read it,
-  // the executor keeps the content alive until `forget(value)`.
+  // `value`, resident, is no longer the engine's to evict: its storage becomes an ordinary one. If
+  // recipes still read it, the executor keeps the content alive until `forget(value)`.
   virtual void settle(Value& value) = 0;
 
   // Free bytes of the pool directly before and after a resident value.

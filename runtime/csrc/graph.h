@@ -1,11 +1,13 @@
 // The recorded computation: what the runtime may forget, and how to get it back.
 //
-// A Value is the content of a storage at one version, an Op is the recipe that made it. A storage that is written in place
-// gets a new Value; the old one lives on, without a storage, for as long as a recipe reads it. Ownership runs
-// Value -> producer -> inputs and so has no cycle, which a graph over storages would have under mutation.
+// A Value is the content of a storage at one version, an Op is the recipe that made it. A storage
+// that is written in place gets a new Value; the old one lives on, without a storage, for as long
+// as a recipe reads it. Ownership runs Value -> producer -> inputs and so has no cycle, which a
+// graph over storages would have under mutation.
 //
-// An Op is one block of memory: the struct, its uses, its outputs, then whatever the executor needs to run it. Records are
-// what the budget costs besides the budget, so they are kept small (about 100 bytes a Value, 350 a two-input operator).
+// An Op is one block of memory: the struct, its uses, its outputs, then whatever the executor needs
+// to run it. Records are what the budget costs besides the budget, so they are kept small (about
+// 100 bytes a Value, 350 a two-input operator).
 
 #pragma once
 
@@ -38,16 +40,18 @@ struct Value {
   Op* producer = nullptr;  // Null: a constant. It is never evicted.
   Use* uses = nullptr;
   EvictedClass* evicted_class = nullptr;  // Its evicted neighbourhood; null while resident.
-  void* home = nullptr;                   // Executor's: the program's storage. Null once that is gone.
-  void* data = nullptr;                   // Executor's: the content. Null while evicted.
-  std::int32_t candidate = kNowhere;      // Index in the engine's list of evictable values.
-  std::int32_t owned = kNowhere;          // Index in the engine's list of recomputable values the program holds.
-  std::int32_t locks = 0;                 // Running and pending operators that need the content where it is.
+  void* home = nullptr;               // Executor's: the program's storage. Null once that is gone.
+  void* data = nullptr;               // Executor's: the content. Null while evicted.
+  std::int32_t candidate = kNowhere;  // Index in the engine's list of evictable values.
+  std::int32_t owned =
+      kNowhere;            // Index in the engine's list of recomputable values the program holds.
+  std::int32_t locks = 0;  // Running and pending operators that need the content where it is.
   std::int32_t recomputes = 0;
-  std::int32_t oldest = kNeverRecomputed;  // Generation of the oldest recipe it rests on (Engine::age).
-  std::uint16_t output = 0;                // Which output of its producer.
-  std::uint16_t version = 0;               // In-place writes since the storage was fresh.
-  bool dropped_while_locked = false;       // The content goes with the last lock.
+  std::int32_t oldest =
+      kNeverRecomputed;               // Generation of the oldest recipe it rests on (Engine::age).
+  std::uint16_t output = 0;           // Which output of its producer.
+  std::uint16_t version = 0;          // In-place writes since the storage was fresh.
+  bool dropped_while_locked = false;  // The content goes with the last lock.
 
   bool constant() const { return producer == nullptr; }
   bool resident() const { return data != nullptr; }

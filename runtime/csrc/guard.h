@@ -1,4 +1,5 @@
-// Small scopes of the live runtime: who holds the engine's lock, and whether this thread is inside an operator.
+// Small scopes of the live runtime: who holds the engine's lock, and whether this thread is inside
+// an operator.
 
 #pragma once
 
@@ -6,8 +7,8 @@
 
 namespace dtr {
 
-// Holds the engine's lock. What died meanwhile is let go after the lock: a storage of somebody else may run any code when
-// it dies, such as Python's, which waits for locks of its own.
+// Holds the engine's lock. What died meanwhile is let go after the lock: a storage of somebody else
+// may run any code when it dies, such as Python's, which waits for locks of its own.
 class Session::Guard {
  public:
   explicit Guard(Session& session) : session_(session), lock_(session.engine_.mutex()) {}
@@ -34,7 +35,8 @@ class Unlocked {
   Lock& lock_;
 };
 
-// This thread runs an operator: pointers that torch hands out now go to a kernel, not to the program.
+// This thread runs an operator: pointers that torch hands out now go to a kernel, not to the
+// program.
 class InOperator {
  public:
   InOperator() { ++depth; }

@@ -1,14 +1,17 @@
 // What happens to one operator inside a scope. The order matters:
 //
 //   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
-//   2. Where the operator writes a constant that recipes read: keep the old content for them (a copy if it is small,
+//   2. Where the operator writes a constant that recipes read: keep the old content for them (a
+//   copy if it is small,
 //      else the readers are computed and become constants themselves).
-//   3. Record the recipe, before the call: the call consumes its arguments and advances the generator.
+//   3. Record the recipe, before the call: the call consumes its arguments and advances the
+//   generator.
 //   4. Run it, with the lock open and interception off for what it calls.
 //   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
 //
-// Not recorded, so that their results are constants: first-order backward, whose gradients look large and cheap but need
-// the whole backward pass again; optimizer steps, whose state would drag its history along; operators that we cannot keep.
+// Not recorded, so that their results are constants: first-order backward, whose gradients look
+// large and cheap but need the whole backward pass again; optimizer steps, whose state would drag
+// its history along; operators that we cannot keep.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -22,7 +25,8 @@
 #include "runtime/csrc/guard.h"
 
 namespace torch::autograd {
-TORCH_API int get_current_graph_task_id();  // -1 outside a backward pass. Its header costs 20 s to compile.
+TORCH_API int
+get_current_graph_task_id();  // -1 outside a backward pass. Its header costs 20 s to compile.
 }
 
 namespace dtr {
@@ -34,8 +38,9 @@ namespace {
 
 thread_local bool in_optimizer = false;
 
-// Smaller results are constants at birth: a record costs as much as they do. Small integers and booleans too, because
-// composite kernels read such arguments (lengths, split points) without asking the dispatcher.
+// Smaller results are constants at birth: a record costs as much as they do. Small integers and
+// booleans too, because composite kernels read such arguments (lengths, split points) without
+// asking the dispatcher.
 constexpr Bytes kSmallestValue = 512;
 constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
 // A constant up to this size is copied before it is written, a larger one retires its readers.
@@ -43,10 +48,9 @@ constexpr Bytes kLargestCopy = Bytes{64} << 10;
 // A buffer written in place over and over would keep a recipe for each write.
 constexpr std::uint16_t kLongestWriteChain = 256;
 
-const c10::DispatchKeySet kDense =
-    c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
-                         c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
-                         c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+const c10::DispatchKeySet kDense = c10::DispatchKeySet(
+    {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
+     c10::DispatchKey::AutocastCPU, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
@@ -94,8 +98,7 @@ void Session::arm(c10::StorageImpl* storage) {
 #endif
 }
 
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-               torch::jit::Stack* stack) {
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (Session* session = Session::active()) {
     session->execute(operator_info(op), keys, stack);
@@ -109,8 +112,8 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   std::int64_t begin = ticks();
   Call call{.info = info, .keys = keys};
   gather(call, *stack);
-  bool differentiating =
-      !c10::GradMode::is_enabled() && (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
+  bool differentiating = !c10::GradMode::is_enabled() &&
+                         (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && info.recordable && !call.foreign && !differentiating;
 
   Op* op = nullptr;
@@ -168,7 +171,8 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
     if (missing) {
       std::int64_t begin = ticks();
       for (const TensorArgument& argument : call.arguments) {
-        if (argument.value && !argument.value->resident()) bring_back(*argument.value, guard.lock());
+        if (argument.value && !argument.value->resident())
+          bring_back(*argument.value, guard.lock());
       }
       call.remat_ticks = ticks() - begin;
     }
@@ -317,15 +321,15 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack, std::int
 
   bool foreign = call.foreign;
   for (std::uint32_t i = 0; i < call.info.returns; ++i) {
-    for_each_tensor(results[i], [&](c10::TensorImpl& tensor, std::uint16_t) {
-      foreign |= !is_dense(tensor);
-    });
+    for_each_tensor(results[i],
+                    [&](c10::TensorImpl& tensor, std::uint16_t) { foreign |= !is_dense(tensor); });
   }
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value) continue;
     if (value->producer && value->home) {
-      // A sparse or quantized tensor may hold on to its arguments and read them without the dispatcher.
+      // A sparse or quantized tensor may hold on to its arguments and read them without the
+      // dispatcher.
       if (foreign) {
         engine_.freeze(*value);
       } else {
@@ -346,7 +350,8 @@ void Session::after_failure(Call& call, Op* op) {
     if (!value) continue;
     auto* storage = static_cast<c10::StorageImpl*>(value->home);
     if (argument.written && storage && value_of(storage) == value) {
-      detach(storage, static_cast<Block*>(value->data));  // Perhaps half written: as it is, for ever.
+      detach(storage,
+             static_cast<Block*>(value->data));  // Perhaps half written: as it is, for ever.
       engine_.superseded(*value);
     }
   }
@@ -380,8 +385,11 @@ void Session::verify(Op& op, Lock& lock) {
       if (!value || !value->resident()) continue;
       const at::Tensor& again = results[i];
       const char* first = static_cast<const char*>(pool_->data(static_cast<Block*>(value->data)));
-      const char* second = static_cast<const char*>(
-          again.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+      const char* second = static_cast<const char*>(again.unsafeGetTensorImpl()
+                                                        ->unsafe_storage()
+                                                        .unsafeGetStorageImpl()
+                                                        ->_mutable_data_ptr_no_checks()
+                                                        .get());
       // Only what the tensor shows: bytes that no element covers are never initialised.
       auto sizes = again.sizes();
       auto strides = again.strides();

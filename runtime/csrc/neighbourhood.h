@@ -1,11 +1,14 @@
-// The cost of a value's evicted neighbourhood: what must be recomputed besides the value itself if it goes too.
+// The cost of a value's evicted neighbourhood: what must be recomputed besides the value itself if
+// it goes too.
 //
-// Exact neighbourhoods (paper section 4.1, e*) are costly to maintain. This is the paper's relaxation (section 4.1 and
-// appendix C.2): evicted values that touch form a class in a union-find structure with one running sum of costs; a value
-// that comes back is subtracted from its class, which is not split, so classes may hold phantom connections. Every way in
-// which a value loses its content enters here: evicted, dropped by the program, superseded by a write, stolen by a replay.
+// Exact neighbourhoods (paper section 4.1, e*) are costly to maintain. This is the paper's
+// relaxation (section 4.1 and appendix C.2): evicted values that touch form a class in a union-find
+// structure with one running sum of costs; a value that comes back is subtracted from its class,
+// which is not split, so classes may hold phantom connections. Every way in which a value loses its
+// content enters here: evicted, dropped by the program, superseded by a write, stolen by a replay.
 //
-// Classes are counted by their members and by the classes merged into them, so a class goes when its last value does.
+// Classes are counted by their members and by the classes merged into them, so a class goes when
+// its last value does.
 
 #pragma once
 
@@ -26,8 +29,8 @@ class Neighbourhood {
  public:
   ~Neighbourhood() = default;
 
-  void lost(Value& value);      // `value` has just lost its content.
-  void returned(Value& value);  // It is back, or its record is about to go.
+  void lost(Value& value);         // `value` has just lost its content.
+  void returned(Value& value);     // It is back, or its record is about to go.
   Nanos cost(const Value& value);  // Sum over the distinct classes next to `value`.
 
   std::int64_t classes() const { return classes_; }

@@ -21,8 +21,8 @@ bool contains(const std::unordered_set<std::string_view>& set, std::string_view 
 
 // Storage surgery: the result is no function of the arguments' contents that a recipe could repeat.
 const std::unordered_set<std::string_view> kStorageSurgery = {
-    "aten::resize_", "aten::resize_as_", "aten::set_", "aten::_resize_output_", "aten::set_data",
-    "aten::_lazy_clone"};
+    "aten::resize_",         "aten::resize_as_", "aten::set_",
+    "aten::_resize_output_", "aten::set_data",   "aten::_lazy_clone"};
 
 // Batch norm in training mode writes its running statistics, which no schema but the newest says.
 bool writes_running_statistics(std::string_view name) {
@@ -32,9 +32,9 @@ bool writes_running_statistics(std::string_view name) {
 
 bool reads_only_shapes(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {
-      "aten::empty_like", "aten::zeros_like", "aten::ones_like",   "aten::full_like",
+      "aten::empty_like", "aten::zeros_like", "aten::ones_like",    "aten::full_like",
       "aten::rand_like",  "aten::randn_like", "aten::randint_like", "aten::new_empty",
-      "aten::new_zeros",  "aten::new_ones",   "aten::new_full",    "aten::new_empty_strided"};
+      "aten::new_zeros",  "aten::new_ones",   "aten::new_full",     "aten::new_empty_strided"};
   return contains(names, name);
 }
 
@@ -46,7 +46,8 @@ bool holds_tensors(const c10::Type& type) {
   return false;
 }
 
-// Whether a copy of the argument can be kept and used again: no Python object, no custom class, no live handle.
+// Whether a copy of the argument can be kept and used again: no Python object, no custom class, no
+// live handle.
 bool is_plain(const c10::Type& type) {
   switch (type.kind()) {
     case TypeKind::AnyType:
@@ -67,7 +68,8 @@ bool is_plain(const c10::Type& type) {
 }
 
 bool is_pure_view(const FunctionSchema& schema) {
-  if (schema.name() == "aten::_unsafe_view") return true;  // A view whose schema hides it from autograd.
+  if (schema.name() == "aten::_unsafe_view")
+    return true;  // A view whose schema hides it from autograd.
   if (schema.returns().empty()) return false;
   for (const auto& argument : schema.arguments()) {
     if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
@@ -88,7 +90,8 @@ bool is_composite(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-// An insert-only hash table of pointers. Readers probe it without a lock; there are a few thousand operators.
+// An insert-only hash table of pointers. Readers probe it without a lock; there are a few thousand
+// operators.
 class Table {
  public:
   const OperatorInfo& at(const c10::OperatorHandle& op) {

@@ -1,9 +1,11 @@
-// What the runtime must know of an operator before it can record it, worked out once from its schema.
+// What the runtime must know of an operator before it can record it, worked out once from its
+// schema.
 //
-// Pure views and composite operators never reach the runtime: a fallthrough is registered for each, so the dispatcher
-// itself skips us at no cost. Everything else is looked up by the address of its schema in a table that readers search
-// without a lock. Two facts no schema states are listed by hand in operators.cpp: undeclared writes, and operators that
-// read only the shape of their arguments.
+// Pure views and composite operators never reach the runtime: a fallthrough is registered for each,
+// so the dispatcher itself skips us at no cost. Everything else is looked up by the address of its
+// schema in a table that readers search without a lock. Two facts no schema states are listed by
+// hand in operators.cpp: undeclared writes, and operators that read only the shape of their
+// arguments.
 
 #pragma once
 
@@ -19,16 +21,17 @@ struct OperatorInfo {
   const c10::OperatorHandle handle;
   std::uint32_t arguments = 0;
   std::uint32_t returns = 0;
-  std::uint64_t tensors = 0;   // Bit i: argument i is or may hold tensors.
-  std::uint64_t lists = 0;     // Bit i: ... in a list.
+  std::uint64_t tensors = 0;         // Bit i: argument i is or may hold tensors.
+  std::uint64_t lists = 0;           // Bit i: ... in a list.
   std::uint64_t optional_lists = 0;  // Bit i: ... whose items may be None.
-  std::uint64_t writes = 0;    // Bit i: argument i is written.
-  std::int32_t generator = -1;  // Index of the Generator argument.
+  std::uint64_t writes = 0;          // Bit i: argument i is written.
+  std::int32_t generator = -1;       // Index of the Generator argument.
   bool random = false;
-  bool shape_only = false;   // Reads the geometry of its tensor arguments, never their content.
+  bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
-  bool fresh = false;        // May return a tensor that is not one of its arguments.
-  bool recordable = true;    // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
+  bool fresh = false;          // May return a tensor that is not one of its arguments.
+  bool recordable =
+      true;  // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
 
   bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
 };
@@ -39,16 +42,16 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 void register_interception();
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// Whether torch tells us when a pointer to a storage is about to leave it (from 2.13 on). Without, only the methods of
-// torch.Tensor that hand out memory can be watched.
+// Whether torch tells us when a pointer to a storage is about to leave it (from 2.13 on). Without,
+// only the methods of torch.Tensor that hand out memory can be watched.
 #if __has_include(<c10/core/StorageMaterializer.h>)
 constexpr bool kSeesRawAccess = true;
 #else
 constexpr bool kSeesRawAccess = false;
 #endif
 
-// DispatchKey::Fake lies below autograd, autocast, Python modes and subclasses and above every backend; torch reserves it
-// for its own C++ FakeTensor mode and registers nothing on it yet.
+// DispatchKey::Fake lies below autograd, autocast, Python modes and subclasses and above every
+// backend; torch reserves it for its own C++ FakeTensor mode and registers nothing on it yet.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 
 }  // namespace dtr

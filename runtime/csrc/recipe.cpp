@@ -16,8 +16,9 @@
 namespace dtr {
 namespace {
 
-// A list of distinct small structs, each named by its index. It only grows: a program has a few dozen. The last hit is
-// remembered because neighbouring operators agree. Guarded by the engine's lock.
+// A list of distinct small structs, each named by its index. It only grows: a program has a few
+// dozen. The last hit is remembered because neighbouring operators agree. Guarded by the engine's
+// lock.
 template <typename T>
 class Interned {
  public:
@@ -74,7 +75,8 @@ c10::GeneratorImpl* copy_of(at::Generator generator) {
   return generator.unsafeGetGeneratorImpl()->clone().release();
 }
 
-// For operators that draw from the default generator without taking one: puts a recorded state in its place.
+// For operators that draw from the default generator without taking one: puts a recorded state in
+// its place.
 class DefaultGeneratorState {
  public:
   explicit DefaultGeneratorState(const c10::GeneratorImpl* state) {
@@ -146,17 +148,19 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
     const c10::TensorImpl& tensor = *argument.tensor;
     bool contiguous = tensor.is_contiguous();
     bool inlined = !info.shape_only && argument.inlined();
-    new (slot++) TensorRecipe{
-        .use = info.shape_only ? kShapeOnly : inlined ? kInline : use++,
-        .item = argument.item,
-        .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
-        .argument = argument.argument,
-        .dims = static_cast<std::uint8_t>(tensor.dim()),
-        .contiguous = contiguous,
-        .wrapped_number = tensor.is_wrapped_number(),
-        .requires_grad = tensor.requires_grad(),
-        .written = argument.written,
-        .offset = tensor.storage_offset()};
+    new (slot++)
+        TensorRecipe{.use = info.shape_only ? kShapeOnly
+                            : inlined       ? kInline
+                                            : use++,
+                     .item = argument.item,
+                     .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
+                     .argument = argument.argument,
+                     .dims = static_cast<std::uint8_t>(tensor.dim()),
+                     .contiguous = contiguous,
+                     .wrapped_number = tensor.is_wrapped_number(),
+                     .requires_grad = tensor.requires_grad(),
+                     .written = argument.written,
+                     .offset = tensor.storage_offset()};
     for (std::int64_t size : tensor.sizes()) *numbers++ = size;
     if (!contiguous) {
       for (std::int64_t stride : tensor.strides()) *numbers++ = stride;
@@ -209,10 +213,10 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
     if (recipe.use >= 0) {
       storage = storages[recipe.use];
     } else if (recipe.use == kShapeOnly) {
-      storage =
-          c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device));
+      storage = c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device));
     } else {
-      auto* content = const_cast<std::int64_t*>(numbers);  // In the recipe, which outlives the call.
+      auto* content =
+          const_cast<std::int64_t*>(numbers);  // In the recipe, which outlives the call.
       storage = c10::Storage(c10::Storage::use_byte_size_t(), kLargestInline,
                              at::DataPtr(content, kind.device));
       numbers += kLargestInline / sizeof(std::int64_t);

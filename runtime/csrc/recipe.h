@@ -1,8 +1,9 @@
 // How to run one torch operator again: the live executor's part of an Op.
 //
-// Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj and neg bits, wrapped
-// numbers, requires_grad, grad mode, the thread's dispatch keys, and the state of the random generator. What many recipes
-// share (dispatch state; key set, dtype and device of a tensor) is kept once and named by a 16-bit index.
+// Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj
+// and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, and the
+// state of the random generator. What many recipes share (dispatch state; key set, dtype and device
+// of a tensor) is kept once and named by a 16-bit index.
 
 #pragma once
 
@@ -18,11 +19,12 @@
 
 namespace dtr {
 
-// A constant this small, such as the number in `x + 1`, is copied into the recipe: kept as a storage it would cost a
-// block of the pool and three records.
+// A constant this small, such as the number in `x + 1`, is copied into the recipe: kept as a
+// storage it would cost a block of the pool and three records.
 constexpr std::size_t kLargestInline = 16;
 
-// One tensor among the arguments of a call. The pointers are good until the operator runs, which consumes the arguments.
+// One tensor among the arguments of a call. The pointers are good until the operator runs, which
+// consumes the arguments.
 struct TensorArgument {
   c10::TensorImpl* tensor;
   c10::StorageImpl* storage;
@@ -51,7 +53,6 @@ struct TensorRecipe {
 constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
 constexpr std::int32_t kInline = -2;     // Its storage is kept in the recipe.
 
-
 // A recipe made ready to run: arguments on a stack, and the state the operator saw.
 struct Replay {
   const OperatorInfo* info;
@@ -67,9 +68,10 @@ struct Replay {
 
 class Recipe {
  public:
-  // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Its uses are the `arguments` that
-  // are not inlined, in order, or none for an operator that reads only shapes; the caller links them. Outputs are the returns, then the written arguments. Null for a call that
-  // cannot be kept. The engine's lock must be held, here and in prepare().
+  // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Its uses are
+  // the `arguments` that are not inlined, in order, or none for an operator that reads only shapes;
+  // the caller links them. Outputs are the returns, then the written arguments. Null for a call
+  // that cannot be kept. The engine's lock must be held, here and in prepare().
   static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments);
   static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
@@ -97,7 +99,8 @@ class Recipe {
   c10::GeneratorImpl* generator_ = nullptr;  // State before the call; owned.
   std::uint16_t context_ = 0;                // Interned dispatch state.
   std::uint16_t tensors_ = 0;
-  std::uint16_t plain_ = 0;  // Arguments that are not tensors, in order; for a list of tensors, its length.
+  std::uint16_t plain_ =
+      0;  // Arguments that are not tensors, in order; for a list of tensors, its length.
 };
 
 }  // namespace dtr

@@ -1,11 +1,12 @@
 // The parametric score. Its presets are the known heuristics; the lowest score is evicted first.
 //
 //     score = (c + n + eps_c)^cost_exp * recompute_penalty^recomputes
-//             / ((size + fragmentation * free_neighbours)^size_exp * (staleness + eps_t)^staleness_exp)
+//             / ((size + fragmentation * free_neighbours)^size_exp * (staleness +
+//             eps_t)^staleness_exp)
 //
-// c is the value's own cost, n that of its evicted neighbourhood (paper, section 4.1: h_DTR is all exponents 1). The
-// penalty and the free neighbours are MegEngine's. eps_c and eps_t are one nanosecond: they keep zero costs and
-// just-touched values comparable instead of equal.
+// c is the value's own cost, n that of its evicted neighbourhood (paper, section 4.1: h_DTR is all
+// exponents 1). The penalty and the free neighbours are MegEngine's. eps_c and eps_t are one
+// nanosecond: they keep zero costs and just-touched values comparable instead of equal.
 
 #pragma once
 

@@ -16,7 +16,8 @@ namespace {
 
 // The text of raw access to an evicted tensor. It is copied at every eviction, hence short.
 const char kEvictedText[] =
-    "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back (inside the scope, in its thread)";
+    "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back (inside the scope, in "
+    "its thread)";
 
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
   // Twice the addresses of the budget, so that a hole can be made of scattered pages; see pool.h.
@@ -71,7 +72,8 @@ void Session::abandon_in_child() {
   active_ = nullptr;
 }
 
-// ---- Storages -------------------------------------------------------------------------------------------------------
+// ---- Storages
+// -------------------------------------------------------------------------------------------------------
 
 Value* Session::value_of(const c10::StorageImpl* storage) {
   const at::DataPtr& pointer =
@@ -114,7 +116,8 @@ Value& Session::constant_for(c10::StorageImpl* storage) {
   return *slot;
 }
 
-// ---- Executor -------------------------------------------------------------------------------------------------------
+// ---- Executor
+// -------------------------------------------------------------------------------------------------------
 
 void Session::release(Value& value) {
   Block* block = static_cast<Block*>(value.data);
@@ -180,9 +183,10 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
       storages.push_back(storages[first]);
       continue;
     }
-    void* content = value.constant()
-                        ? static_cast<c10::StorageImpl*>(value.data)->_mutable_data_ptr_no_checks().get()
-                        : pool_->data(static_cast<Block*>(value.data));
+    void* content =
+        value.constant()
+            ? static_cast<c10::StorageImpl*>(value.data)->_mutable_data_ptr_no_checks().get()
+            : pool_->data(static_cast<Block*>(value.data));
     if (!written) {
       storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                             at::DataPtr(content, c10::Device(c10::kCPU)));
@@ -226,7 +230,8 @@ void Session::run(Op& op, Lock& lock) {
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
     if (!value || value->resident()) continue;
-    c10::StorageImpl* storage = results[i].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    c10::StorageImpl* storage =
+        results[i].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     Block* block = block_of(storage);
     TORCH_INTERNAL_ASSERT(block && static_cast<Bytes>(storage->nbytes()) == value->size,
                           "a replay of ", Recipe::of(op).info().handle.operator_name(),
@@ -279,7 +284,8 @@ void Session::watch_for_thrash(Lock& lock) {
                    ", or set thrash_limit=0 to go on regardless");
 }
 
-// ---- Allocation -----------------------------------------------------------------------------------------------------
+// ---- Allocation
+// -----------------------------------------------------------------------------------------------------
 
 void* Session::allocate(std::size_t bytes) {
   Bytes asked = static_cast<Bytes>(bytes);
@@ -315,11 +321,13 @@ void Session::out_of_memory(Bytes asked, Lock& lock) {
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live), " free, nothing left to evict: ", in_mib(locked),
       " are read by operators now running or being recomputed, ", in_mib(pool.live - locked),
-      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); the largest operator so far needs ",
+      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); the "
+      "largest operator so far needs ",
       in_mib(largest), "; raise the budget to at least ", in_mib(floor));
 }
 
-// ---- By hand --------------------------------------------------------------------------------------------------------
+// ---- By hand
+// --------------------------------------------------------------------------------------------------------
 
 namespace {
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -376,7 +384,8 @@ void Session::raw_access(c10::StorageImpl* storage) {
   if (value && value->resident()) session->engine_.freeze(*value);
 }
 
-// ---- Commit ---------------------------------------------------------------------------------------------------------
+// ---- Commit
+// ---------------------------------------------------------------------------------------------------------
 
 void Session::commit() {
   std::lock_guard<std::mutex> alone(remat_mutex_);
@@ -387,8 +396,8 @@ void Session::commit() {
   settled_.clear();
 }
 
-// What outlives the scope and does not fit the budget together goes to ordinary memory: nothing is lost, and the pool
-// still keeps its bound. The lock is held.
+// What outlives the scope and does not fit the budget together goes to ordinary memory: nothing is
+// lost, and the pool still keeps its bound. The lock is held.
 bool Session::spill() {
   Bytes moved = 0;
   for (const auto& storage : settled_) {
@@ -411,7 +420,8 @@ void Session::step() {
   engine_.age(guard.lock());
 }
 
-// ---- Figures --------------------------------------------------------------------------------------------------------
+// ---- Figures
+// --------------------------------------------------------------------------------------------------------
 
 SessionStats Session::stats() const {
   std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());

@@ -1,9 +1,11 @@
-// One scope of rematerialization: it owns the pool and the engine, and holds the bytes for the engine.
+// One scope of rematerialization: it owns the pool and the engine, and holds the bytes for the
+// engine.
 //
-// A tracked storage carries its Value in its DataPtr (context = Value, deleter = storage_died), resident or evicted, so
-// storage and value find each other without a table, and the death of the storage is the deleter's call. An evicted
-// storage has a null pointer and refuses raw access with a text that says what to do. A storage we do not track is a
-// constant; while recipes read it, it is in a table that keeps it alive.
+// A tracked storage carries its Value in its DataPtr (context = Value, deleter = storage_died),
+// resident or evicted, so storage and value find each other without a table, and the death of the
+// storage is the deleter's call. An evicted storage has a null pointer and refuses raw access with
+// a text that says what to do. A storage we do not track is a constant; while recipes read it, it
+// is in a table that keeps it alive.
 
 #pragma once
 
@@ -27,12 +29,13 @@ struct SessionOptions {
   Bytes budget = 0;  // Of the pool.
   bool limited = true;
   Heuristic heuristic;
-  bool record = true;         // False: the pool serves and counts, nothing is recorded.
+  bool record = true;          // False: the pool serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
   bool timeline = false;
   bool evict_always = false;  // Test instrument: evict everything after every operator.
-  bool verify = false;        // Test instrument: replay every recorded operator at once and compare.
-  double thrash_limit = 0;  // Rematerialization time over useful time, in a window, that is an error; 0 for none.
+  bool verify = false;  // Test instrument: replay every recorded operator at once and compare.
+  double thrash_limit =
+      0;  // Rematerialization time over useful time, in a window, that is an error; 0 for none.
 };
 
 struct SessionStats {
@@ -49,7 +52,7 @@ class Session final : public Executor {
 
   // The scope that CPU allocations and operators of this process belong to, or null.
   static Session* active() { return active_.load(std::memory_order_acquire); }
-  void enter();  // Throws std::runtime_error where another scope is active.
+  void enter();   // Throws std::runtime_error where another scope is active.
   Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
 
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
@@ -65,12 +68,12 @@ class Session final : public Executor {
   void step();  // An optimizer step is over.
   static void set_in_optimizer(bool inside);
   void fail_allocation(std::int64_t k);  // Test instrument: the k-th from now fails, once.
-  void abandon_in_child();  // After fork: the parent's scope is not the child's.
+  void abandon_in_child();               // After fork: the parent's scope is not the child's.
 
   SessionStats stats() const;
   void reset_peak() { pool_->reset_peak(); }
   std::vector<std::int64_t> timeline() const;
-  const SessionOptions& options() const { return options_; }
+  const Pool& pool() const { return *pool_; }
   void check() const;
 
   // Executor.
@@ -81,8 +84,8 @@ class Session final : public Executor {
   void forget(Value& value) override;
   void forget(Op& op) override;
 
-  static void storage_died(void* value);       // Deleter of tracked storages.
-  static void raw_access(c10::StorageImpl*);   // A mutable pointer is about to leave torch.
+  static void storage_died(void* value);      // Deleter of tracked storages.
+  static void raw_access(c10::StorageImpl*);  // A mutable pointer is about to leave torch.
   static void lock_for_fork();
   static void unlock_after_fork();
 
@@ -118,10 +121,11 @@ class Session final : public Executor {
   const SessionOptions options_;
   Pool::Handle pool_;
   Engine engine_;
-  std::mutex remat_mutex_;  // One thread recomputes at a time, so that each value is recomputed once.
+  std::mutex
+      remat_mutex_;  // One thread recomputes at a time, so that each value is recomputed once.
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;    // By the commit that ends the scope.
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
   std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
