@@ -22,7 +22,7 @@ def after_training(
     for _ in range(steps):
         optimizer.zero_grad()
         value = loss(model)
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield value
     for parameter in model.parameters():
@@ -127,7 +127,7 @@ def test_in_place_operators_under_autograd() -> None:
         hidden = hidden + 1
         hidden += x
         hidden[0] = hidden[1] * 3
-        hidden.tanh_().sum().backward()
+        hidden.tanh_().sum().backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
         yield from (hidden, x.grad)
 
@@ -242,7 +242,7 @@ def test_recurrent_layers_packed_sequences_and_attention() -> None:
         hidden, _ = lstm(x)
         gated, _ = nn.utils.rnn.pad_packed_sequence(gru(packed)[0])
         mixed, weights = attention(hidden, gated, gated)
-        F.scaled_dot_product_attention(mixed, hidden, gated).square().sum().backward()
+        F.scaled_dot_product_attention(mixed, hidden, gated).square().sum().backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
         yield from (hidden, gated, mixed, weights, x.grad)
         yield from (p.grad for p in (*lstm.parameters(), *gru.parameters()) if p.grad is not None)
@@ -336,7 +336,7 @@ def test_index_embedding_and_cross_entropy() -> None:
         vectors = table(words)
         logits = vectors @ torch.randn(32, 50)
         loss = F.cross_entropy(logits.flatten(0, 1), torch.randint(50, (16 * 24,)))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         assert table.weight.grad is not None
         yield from (loss, table.weight, table.weight.grad, logits[:, words[0] % 24])
 
