@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -243,7 +243,11 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=400, stateful_step_count=60, deadline=None, derandomize=True
+    max_examples=400,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate, Phase.shrink],
 )
 
 
@@ -517,18 +521,33 @@ def test_sampling_decides_like_the_full_search_up_to_32_candidates() -> None:
     assert order("sample") == order("single")
 
 
+def test_sampling_takes_the_best_of_the_root_of_all_candidates() -> None:
+    count, rounds = 10_000, 50
+    run = native.DryRun((count + 1) * BLOCK, replace(COST_ONLY, selection="sample")._native())
+    c = run.constant(BLOCK, 7)
+    costs = list(range(count))
+    random.Random(5).shuffle(costs)
+    made = {run.call(0, cost, [c], [], [BLOCK])[0]: cost for cost in costs}
+    for _ in range(rounds):
+        run.constant(BLOCK, 8)
+    mean = sum(made[at] for at in run.take_evicted()) / rounds
+    assert 60 < mean < 160  # The least of 100 draws is 99 on average, of 32 it is 303.
+    assert run.stats().evictions == rounds
+
+
 def test_sampling_passes_over_values_below_a_hundredth_of_the_mean_size() -> None:
     def victims(selection: Selection) -> list[bool]:
-        heuristic = replace(COST_ONLY, selection=selection)
-        run = native.DryRun((2 + 100 * 300) * BLOCK, heuristic._native())
+        run = native.DryRun(
+            (1 + 100 + 100 * 300) * BLOCK, replace(COST_ONLY, selection=selection)._native()
+        )
         c = run.constant(BLOCK, 7)
-        (small,) = run.call(0, 0, [c], [], [BLOCK])
+        small = [run.call(name, 0, [c], [], [BLOCK])[0] for name in range(100)]
         for name in range(100):
             run.call(name, 100, [c], [], [300 * BLOCK])
-        run.constant(300 * BLOCK, 8)
-        return [at == small for at in run.take_evicted()]
+        run.constant(BLOCK, 8)
+        return [at in small for at in run.take_evicted()]
 
-    assert victims("single") == [True, False]
+    assert victims("single") == [True]
     assert victims("sample") == [False]
 
 

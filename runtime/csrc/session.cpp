@@ -296,14 +296,23 @@ void* Session::allocate(std::size_t bytes) {
   std::int64_t begin = ticks();
   Guard guard(*this);
   if (fails) out_of_memory(asked, guard.lock());
-  Block* block;
-  while (true) {
-    block = pool_->allocate(asked, Fit::kCommitted);
-    if (!block && pool_->live() + round_to_granule(asked) <= pool_->budget()) {
+  // Free bytes without a hole that holds the request: either another victim happens to make one, or pages are brought
+  // together, which costs up to 3 us a page. Below kMovesWell a few victims are the cheaper try; above it the pool moves
+  // long runs of pages, which costs next to nothing (host_arena.cpp).
+  constexpr Bytes kMovesWell = Bytes{256} << 10;
+  constexpr int kPatience = 3;
+  int fruitless = 0;
+  Block* block = nullptr;
+  while (!(block = pool_->allocate(asked, Fit::kCommitted))) {
+    bool scattered = pool_->live() + round_to_granule(asked) <= pool_->budget();
+    if (scattered && (asked > kMovesWell || fruitless++ == kPatience)) {
       block = pool_->allocate(asked, Fit::kRemap);
+      if (block) break;
     }
-    if (block) break;
-    if (!engine_.evict_one()) out_of_memory(asked, guard.lock());
+    if (engine_.evict_one()) continue;
+    block = pool_->allocate(asked, Fit::kRemap);
+    if (!block) out_of_memory(asked, guard.lock());
+    break;
   }
   std::int64_t passed = ticks() - begin;
   search_ticks_ += passed;
