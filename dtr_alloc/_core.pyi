@@ -107,6 +107,7 @@ class EngineStats:
     rematerializations: int
     values: int
     ops: int
+    classes: int
     evictable: int
     clock: int
     base_cost: int

@@ -259,24 +259,25 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(core)),
     )
     restore = _watch_raw_access()
+    failed = True
     try:
         yield
+        failed = False
     finally:
         try:
-            if _open is core:  # Not in a forked child.
-                spilled = core.leave()
-                if spilled:
-                    warnings.warn(
-                        "tensors that outlive the scope do not fit its budget together: "
-                        f"{format_size(spilled)} of them now lie in ordinary memory",
-                        stacklevel=4,
-                    )
+            spilled = core.leave() if _open is core else 0  # A forked child has left already.
         finally:
+            _open = None
             restore()
             for hook in hooks:
                 hook.remove()
             _core.set_in_optimizer(False)
-            _open = None
+    if spilled and not failed:
+        warnings.warn(
+            "tensors that outlive the scope do not fit its budget together: "
+            f"{format_size(spilled)} of them now lie in ordinary memory",
+            stacklevel=4,
+        )
 
 
 def _optimizer_stepped(core: _core.Session) -> None:

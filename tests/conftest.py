@@ -1,4 +1,4 @@
-"""One thread for torch's kernels: its worker threads spin, which on a busy machine takes minutes."""
+"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes."""
 
 import torch
 

@@ -855,6 +855,7 @@ def test_what_does_not_fit_when_it_is_old_is_frozen_in_a_later_step() -> None:
     run.age()
     assert run.resident(x)
     assert run.stats().ops == 0
+    assert run.stats().classes == 0
     assert run.read(x) == content_of(1, [7], 0)
     run.check()
 

@@ -78,7 +78,6 @@ def test_without_a_budget_nothing_is_evicted() -> None:
         assert stats.recorded > 64
 
 
-@pytest.mark.filterwarnings("ignore:tensors that outlive")
 def test_thrashing_is_an_error_that_names_the_ratio() -> None:
     with (
         pytest.raises(torch.OutOfMemoryError, match=r"recomputes \d+ times longer than"),

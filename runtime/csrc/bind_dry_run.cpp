@@ -15,6 +15,7 @@ void bind_dry_run(py::module_& m) {
       .def_readonly("rematerializations", &EngineStats::rematerializations)
       .def_readonly("values", &EngineStats::values)
       .def_readonly("ops", &EngineStats::ops)
+      .def_readonly("classes", &EngineStats::classes)
       .def_readonly("evictable", &EngineStats::evictable)
       .def_readonly("clock", &EngineStats::clock)
       .def_readonly("base_cost", &EngineStats::base_cost)

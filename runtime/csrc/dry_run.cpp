@@ -3,6 +3,8 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
+#include <utility>
 
 namespace dtr {
 
@@ -21,8 +23,6 @@ struct DryRun::Holder {
 
 struct DryRun::Payload {
   std::uint64_t name;
-  std::uint32_t fresh;
-  std::vector<bool> written;  // By input.
 };
 
 DryRun::DryRun(Bytes budget, const Heuristic& heuristic)
@@ -92,8 +92,12 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
                                      const std::vector<std::uint32_t>& written,
                                      const std::vector<Bytes>& results) {
   Lock lock(engine_.mutex());
-  std::vector<bool> is_written(inputs.size());
-  for (std::uint32_t position : written) is_written.at(position) = true;
+  std::unordered_set<Id> storages;
+  for (std::uint32_t position : written) {
+    if (!storages.insert(inputs.at(position)).second) {
+      throw std::invalid_argument("a call writes the same storage twice");
+    }
+  }
   std::vector<Value*> locked;
   std::vector<Content*> made;
   Op* op = nullptr;
@@ -125,7 +129,7 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
     std::vector<Id> ids;
     op =
         Engine::begin(record ? inputs.size() : 0, results.size() + written.size(), sizeof(Payload));
-    new (op->payload()) Payload{name, static_cast<std::uint32_t>(results.size()), is_written};
+    new (op->payload()) Payload{name};
     for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(*op, i, *locked[i]);
     for (std::size_t i = 0; i < results.size(); ++i) {
       made[i]->number = content_of(name, contents, i);
@@ -246,33 +250,25 @@ std::vector<std::uint64_t> DryRun::results_of(Op& op) const {
   return results;
 }
 
+// What is missing is settled first: making room for one result may evict another, which then stays gone.
 void DryRun::run(Op& op, Lock&) {
-  const Payload& payload = *static_cast<const Payload*>(op.payload());
   std::vector<std::uint64_t> numbers = results_of(op);
-  // All results, as a kernel would: those that are still there are thrown away.
-  std::vector<Content*> made;
-  try {
-    for (std::uint32_t i = 0; i < payload.fresh; ++i) {
-      Value* value = op.outputs()[i];
-      if (value && !value->resident()) made.push_back(make(value->size, numbers[i]));
-    }
-    std::uint32_t output = payload.fresh;
-    for (std::uint32_t i = 0; i < op.use_count; ++i) {
-      if (!payload.written[i]) continue;
-      Value* value = op.outputs()[output];
-      if (value && !value->resident()) made.push_back(make(value->size, numbers[output]));
-      ++output;
-    }
-  } catch (...) {
-    for (Content* content : made) unreference(content);
-    throw;
-  }
-  auto next = made.begin();
+  std::vector<std::pair<Value*, Content*>> made;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
-    if (!value || value->resident()) continue;
-    (*next)->block->owner = value;
-    engine_.restore(*value, *next++);
+    if (value && !value->resident()) made.emplace_back(value, nullptr);
+  }
+  try {
+    for (auto& [value, content] : made) content = make(value->size, numbers[value->output]);
+  } catch (...) {
+    for (auto& [value, content] : made) {
+      if (content) unreference(content);
+    }
+    throw;
+  }
+  for (auto& [value, content] : made) {
+    content->block->owner = value;
+    engine_.restore(*value, content);
   }
 }
 

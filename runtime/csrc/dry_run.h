@@ -27,7 +27,7 @@ class DryRun final : public Executor {
   // Runs operator `name` and returns the ids of its fresh results. `written` are positions in
   // `inputs`: those storages hold a new version afterwards. The content of result i, fresh results
   // first and then written ones, is content_of(name, contents of the inputs, i). Throws
-  // std::bad_alloc where the budget cannot hold it, with nothing changed.
+  // std::bad_alloc where the budget cannot hold it; every content is then as before.
   std::vector<Id> call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
                        const std::vector<std::uint32_t>& written,
                        const std::vector<Bytes>& results);
@@ -42,8 +42,8 @@ class DryRun final : public Executor {
 
   EngineStats stats() const { return engine_.stats(); }
   PoolStats pool_stats() const { return pool_->stats(); }
-  std::vector<Id>
-  take_evicted();  // Ids evicted to make room since last asked; -1 for what no id holds.
+  // Ids that lost their content since last asked, in order; -1 for what no id holds any more.
+  std::vector<Id> take_evicted();
   void check() const;
 
   static std::uint64_t content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,

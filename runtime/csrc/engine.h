@@ -29,7 +29,7 @@ struct EngineStats {
   std::int64_t evictions =
       0;  // To make room, by hand or in evict_always mode; not what the program drops.
   std::int64_t rematerializations = 0;  // Operators run again.
-  std::int64_t values = 0, ops = 0;     // Live records.
+  std::int64_t values = 0, ops = 0, classes = 0;     // Live records.
   Bytes evictable = 0, largest_operator = 0;
   Nanos clock = 0, base_cost = 0, remat_cost = 0;  // By recorded costs.
 };
@@ -88,7 +88,11 @@ class Engine {
   void commit(Lock& lock, const std::function<bool()>& spill);
 
   const Heuristic& heuristic() const { return heuristic_; }
-  EngineStats stats() const { return stats_; }
+  EngineStats stats() const {
+    EngineStats stats = stats_;
+    stats.classes = neighbourhood_.classes();
+    return stats;
+  }
   Bytes locked_bytes() const;
   void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.

@@ -87,7 +87,9 @@ struct Session::Call {
   bool tracked = false;
   bool locked = false;
   bool recording = false;
+  std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
+  std::int64_t kernel_ticks = 0;
 };
 
 void Session::set_in_optimizer(bool inside) { in_optimizer = inside; }
@@ -129,9 +131,9 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     after_failure(call, op);
     throw;
   }
-  std::int64_t end = ticks();
-  after(call, op, *stack, end - start - (InOperator::search_ticks - search));
-  bookkeeping_ticks_ += (start - begin - call.remat_ticks) + (ticks() - end);
+  call.kernel_ticks = ticks() - start - (InOperator::search_ticks - search);
+  call.before_ticks = start - begin - call.remat_ticks;
+  after(call, op, *stack);
 }
 
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
@@ -281,12 +283,13 @@ void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) 
   }
 }
 
-void Session::after(Call& call, Op* op, const torch::jit::Stack& stack, std::int64_t kernel_ticks) {
+void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
+  std::int64_t begin = ticks();
   Guard guard(*this);
   const c10::IValue* results = stack.data() + stack.size() - call.info.returns;
   ++operators_;
-  kernel_ticks_ += kernel_ticks;
-  window_kernel_ += kernel_ticks;
+  kernel_ticks_ += call.kernel_ticks;
+  window_kernel_ += call.kernel_ticks;
   if (op) adopt_outputs(call, *op, stack);
 
   // A written storage holds another value now: a new version, or what nobody can recompute.
@@ -308,7 +311,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack, std::int
       detach(storage, block);
     }
   }
-  Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(kernel_ticks);
+  Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(call.kernel_ticks);
   engine_.note_operator(call.bytes);
   bool kept = op && op->live_outputs;
   if (op) {
@@ -338,6 +341,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack, std::int
     }
     if (call.locked) engine_.unlock(*value);
   }
+  bookkeeping_ticks_ += call.before_ticks + ticks() - begin;
   if (options_.timeline) timeline_.push_back(pool_->live());
   if (options_.verify && kept && !call.info.uninitialized) verify(*op, guard.lock());
   if (options_.evict_always) engine_.evict_all();

@@ -105,7 +105,7 @@ class Session final : public Executor {
   Op* before(Call& call, const torch::jit::Stack& stack);
   void prepare_writes(Call& call, Lock& lock);
   void privatize(Value& constant, Lock& lock);
-  void after(Call& call, Op* op, const torch::jit::Stack& stack, std::int64_t kernel_ticks);
+  void after(Call& call, Op* op, const torch::jit::Stack& stack);
   void after_failure(Call& call, Op* op);
   void adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack);
   void verify(Op& op, Lock& lock);
