@@ -224,7 +224,7 @@ class LSTM(nn.Module):
 
 
 def lstm(
-    *, layers: int = 2, hidden: int = 128, length: int = 64, texts: int = 96, vocabulary: int = 64
+    *, layers: int = 2, hidden: int = 192, length: int = 64, texts: int = 64, vocabulary: int = 64
 ) -> Job:
     """A character-level LSTM, unrolled over `length` characters of `texts` texts."""
 
@@ -346,7 +346,7 @@ class UNet(nn.Module):
         return out
 
 
-def unet(*, levels: int = 4, width: int = 12, images: int = 8, side: int = 64) -> Job:
+def unet(*, levels: int = 4, width: int = 16, images: int = 7, side: int = 64) -> Job:
     """A U-Net that segments `images` pictures of side x side pixels into four classes."""
 
     def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
