@@ -237,7 +237,14 @@ def compare(
         for n, row in enumerate(result.rows):
             advance(next(done), f"round {turn + 1}, {label(row.ratio)}")
             if n in timed:
-                training = train(make, plan, _scope(row.budget_bytes, timeline=False))
+                try:
+                    training = train(make, plan, _scope(row.budget_bytes, timeline=False))
+                except torch.OutOfMemoryError as error:  # So near the floor that it is luck.
+                    result.rows[n] = Row(
+                        row.ratio, row.budget_bytes, feasible=False, floor_bytes=_floor(error)
+                    )
+                    del timed[n]
+                    continue
                 row.differences = sorted({*row.differences, *_differences(eager, training)})
                 row.peak_bytes = max(row.peak_bytes, training.stats[-1].peak_bytes)
                 timed[n].append(training)
