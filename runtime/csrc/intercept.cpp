@@ -116,7 +116,8 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   gather(call, *stack);
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
-  call.recording = options_.record && info.recordable && !call.foreign && !differentiating;
+  call.recording = options_.record && info.recordable && (info.fresh || info.writes) &&
+                   !call.foreign && !differentiating;
 
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
@@ -177,6 +178,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
           bring_back(*argument.value, guard.lock());
       }
       call.remat_ticks = ticks() - begin;
+      watch_for_thrash();
     }
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;

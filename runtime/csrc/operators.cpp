@@ -174,7 +174,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
     if (plain->kind() == TypeKind::GeneratorType) generator = static_cast<std::int32_t>(i);
   }
   for (const auto& result : schema.returns()) {
-    if (holds_tensors(*result.type()) && !result.alias_info()) fresh = true;
+    fresh |= result.type()->kind() == TypeKind::TensorType && !result.alias_info();
   }
 }
 

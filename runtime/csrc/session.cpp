@@ -252,7 +252,6 @@ void Session::run(Op& op, Lock& lock) {
   std::int64_t passed = ticks() - begin;
   remat_ticks_ += passed;
   window_remat_ += passed;
-  watch_for_thrash(lock);
 }
 
 void Session::bring_back(Value& value, Lock& lock) {
@@ -269,18 +268,23 @@ void Session::bring_back(Value& value, Lock& lock) {
   engine_.unlock(value);
 }
 
-// A budget far below what the program needs does not fail by itself: it recomputes for ever.
-void Session::watch_for_thrash(Lock& lock) {
-  if (options_.thrash_limit == 0 || to_nanoseconds(window_remat_) < 2'000'000'000) return;
+// A budget far below what the program needs does not fail by itself: it recomputes for ever. A window
+// is two seconds and a hundred operators of the program: a single long chain that comes back once is
+// no thrashing.
+void Session::watch_for_thrash() {
+  constexpr std::int64_t kWindowOperators = 100;
+  constexpr Nanos kWindow = 2'000'000'000;
+  if (operators_ - window_start_ < kWindowOperators || options_.thrash_limit == 0) return;
+  if (to_nanoseconds(window_remat_ + window_kernel_) < kWindow) return;
   double ratio = static_cast<double>(window_remat_) / static_cast<double>(window_kernel_ + 1);
-  bool thrashes = ratio > options_.thrash_limit;
   window_remat_ = window_kernel_ = 0;
-  if (!thrashes) return;
-  Bytes floor = pool_->budget() + pool_->budget() / 4;
+  window_start_ = operators_;
+  if (ratio <= options_.thrash_limit) return;
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(pool_->budget()),
                    ": the program recomputes ", static_cast<std::int64_t>(ratio),
                    " times longer than it computes, which is above the limit of ",
-                   options_.thrash_limit, "; raise the budget to at least ", in_mib(floor),
+                   options_.thrash_limit, "; raise the budget to at least ",
+                   in_mib(pool_->budget() + pool_->budget() / 4),
                    ", or set thrash_limit=0 to go on regardless");
 }
 
