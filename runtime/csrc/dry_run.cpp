@@ -250,7 +250,8 @@ std::vector<std::uint64_t> DryRun::results_of(Op& op) const {
   return results;
 }
 
-// What is missing is settled first: making room for one result may evict another, which then stays gone.
+// What is missing is settled first: making room for one result may evict another, which then stays
+// gone.
 void DryRun::run(Op& op, Lock&) {
   std::vector<std::uint64_t> numbers = results_of(op);
   std::vector<std::pair<Value*, Content*>> made;

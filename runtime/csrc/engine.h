@@ -28,8 +28,8 @@ namespace dtr {
 struct EngineStats {
   std::int64_t evictions =
       0;  // To make room, by hand or in evict_always mode; not what the program drops.
-  std::int64_t rematerializations = 0;  // Operators run again.
-  std::int64_t values = 0, ops = 0, classes = 0;     // Live records.
+  std::int64_t rematerializations = 0;            // Operators run again.
+  std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
   Nanos clock = 0, base_cost = 0, remat_cost = 0;  // By recorded costs.
 };

@@ -51,4 +51,25 @@ inline void disarm(c10::StorageImpl* storage) {
 #endif
 }
 
+// Older torch can refuse access to a storage but has no call to allow it again. An explicit
+// instantiation may name a private member, which is how we reach the flag.
+void allow_access(c10::StorageImpl& storage);
+template <bool c10::StorageImpl::* flag>
+struct AccessFlag {
+  friend void allow_access(c10::StorageImpl& storage) { storage.*flag = false; }
+};
+template struct AccessFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+// The storage is resident again.
+template <typename Storage>
+void readmit(Storage& storage) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
+    storage.clear_data_ptr_access_error_msg_();
+  } else {
+    allow_access(storage);
+    storage.get_extra_meta().custom_data_ptr_error_msg_ = std::nullopt;
+    storage.set_data_ptr_noswap(std::move(storage._mutable_data_ptr_no_checks()));
+  }
+}
+
 }  // namespace dtr

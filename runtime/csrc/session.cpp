@@ -242,7 +242,7 @@ void Session::run(Op& op, Lock& lock) {
     pointer = at::DataPtr();
     if (value->home) {
       auto* home = static_cast<c10::StorageImpl*>(value->home);
-      home->clear_data_ptr_access_error_msg_();
+      readmit(*home);
       attach(home, *value, block);
     } else {
       block->owner = value;
@@ -268,9 +268,9 @@ void Session::bring_back(Value& value, Lock& lock) {
   engine_.unlock(value);
 }
 
-// A budget far below what the program needs does not fail by itself: it recomputes for ever. A window
-// is two seconds and a hundred operators of the program: a single long chain that comes back once is
-// no thrashing.
+// A budget far below what the program needs does not fail by itself: it recomputes for ever. A
+// window is two seconds and a hundred operators of the program: a single long chain that comes back
+// once is no thrashing.
 void Session::watch_for_thrash() {
   constexpr std::int64_t kWindowOperators = 100;
   constexpr Nanos kWindow = 2'000'000'000;
@@ -300,9 +300,10 @@ void* Session::allocate(std::size_t bytes) {
   std::int64_t begin = ticks();
   Guard guard(*this);
   if (fails) out_of_memory(asked, guard.lock());
-  // Free bytes without a hole that holds the request: either another victim happens to make one, or pages are brought
-  // together, which costs up to 3 us a page. Below kMovesWell a few victims are the cheaper try; above it the pool moves
-  // long runs of pages, which costs next to nothing (host_arena.cpp).
+  // Free bytes without a hole that holds the request: either another victim happens to make one, or
+  // pages are brought together, which costs up to 3 us a page. Below kMovesWell a few victims are
+  // the cheaper try; above it the pool moves long runs of pages, which costs next to nothing
+  // (host_arena.cpp).
   constexpr Bytes kMovesWell = Bytes{256} << 10;
   constexpr int kPatience = 3;
   int fruitless = 0;
