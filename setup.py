@@ -27,7 +27,7 @@ setup(
             listed("*.cpp"),
             depends=listed("*.h"),
             include_dirs=[str(ROOT)],
-            extra_compile_args=["-O2", "-g0", "-Wall", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c++20", "-O2", "-g0", "-Wall", "-fvisibility=hidden"],
         )
     ],
     cmdclass={"build_ext": BuildExtension},
