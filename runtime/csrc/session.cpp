@@ -333,7 +333,9 @@ void Session::out_of_memory(Bytes asked, Lock& lock) {
   lock.unlock();
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
-      in_mib(pool.budget - pool.live), " free, nothing left to evict: ", in_mib(locked),
+      in_mib(pool.budget - pool.live),
+      pool.live + round_to_granule(asked) <= pool.budget ? " free but in smaller pieces" : " free",
+      ", nothing left to evict: ", in_mib(locked),
       " are read by operators now running or being recomputed, ", in_mib(pool.live - locked),
       " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); the "
       "largest operator so far needs ",
