@@ -100,6 +100,17 @@ def test_batch_norm_updates_its_running_statistics_once_per_step() -> None:
     assert_exact(program)
 
 
+def test_batch_norm_whose_running_statistics_share_a_storage() -> None:
+    def program() -> Iterator[Tensor]:
+        both = torch.zeros(2, 8)
+        for _ in range(3):
+            x = torch.randn(4, 8, 6, 6).exp()
+            yield nn.functional.batch_norm(x, both[0], both[1], training=True)
+        yield both
+
+    assert_exact(program)
+
+
 def test_in_place_operators_and_writes_through_views() -> None:
     def program() -> Iterator[Tensor]:
         x = torch.randn(64, 64)
@@ -326,7 +337,7 @@ def test_sparse_and_quantized_tensors_keep_what_they_hold() -> None:
         held = torch.sparse_coo_tensor(coordinates, dense[0].exp(), (64, 64))
         yield held.to_dense().exp()
 
-    with torch.sparse.check_sparse_tensor_invariants():
+    with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
         assert_exact(program)
 
 

@@ -85,7 +85,6 @@ struct Session::Call {
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
   bool tracked = false;
-  bool locked = false;
   bool recording = false;
   std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
@@ -169,7 +168,6 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       missing |= !argument.value->resident();
     }
   }
-  call.locked = true;
   try {
     if (missing) {
       std::int64_t begin = ticks();
@@ -215,19 +213,23 @@ void Session::prepare_writes(Call& call, Lock& lock) {
     disarm(argument.storage);
     versions |= argument.value != nullptr;
   }
-  if (!call.info.fresh && !versions) call.recording = false;
+  const auto small = [](const TensorArgument& argument) {
+    return static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
+  };
+  call.recording &= call.info.fresh || versions;
+  for (const TensorArgument& argument : call.arguments) {
+    call.recording &= !argument.written || argument.value || small(argument);
+  }
+  if (call.recording) call.sources.resize(call.arguments.size(), nullptr);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
     if (!argument.written || argument.value) continue;
-    bool small = static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
-    if (call.recording && !small) call.recording = false;
-    auto found = constants_.find(argument.storage);
-    bool has_readers = found != constants_.end();
-    if (!has_readers && !call.recording) continue;
+    bool read = constants_.find(argument.storage) != constants_.end();
+    if (call.recording ? call.sources[i] != nullptr : !read) continue;
     Value& constant = constant_for(argument.storage);
     engine_.lock(constant);
     try {
-      if (small) {
+      if (small(argument)) {
         privatize(constant, lock);
       } else {
         engine_.retire(constant, lock);
@@ -241,9 +243,8 @@ void Session::prepare_writes(Call& call, Lock& lock) {
       continue;
     }
     // The recipe reads the old content through every argument over this storage. before() unlocks.
-    call.sources.resize(call.arguments.size(), nullptr);
     for (std::size_t j = 0; j < call.arguments.size(); ++j) {
-      if (call.arguments[j].storage != argument.storage || call.sources[j]) continue;
+      if (call.arguments[j].storage != argument.storage) continue;
       if (j != i) engine_.lock(constant);
       call.sources[j] = &constant;
     }
@@ -341,7 +342,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
         arm(static_cast<c10::StorageImpl*>(value->home));
       }
     }
-    if (call.locked) engine_.unlock(*value);
+    engine_.unlock(*value);
   }
   bookkeeping_ticks_ += call.before_ticks + ticks() - begin;
   if (options_.timeline) timeline_.push_back(pool_->live());
@@ -367,7 +368,7 @@ void Session::after_failure(Call& call, Op* op) {
     if (argument.value->producer && argument.value->home) {
       arm(static_cast<c10::StorageImpl*>(argument.value->home));
     }
-    if (call.locked) engine_.unlock(*argument.value);
+    engine_.unlock(*argument.value);
   }
 }
 
