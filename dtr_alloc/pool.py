@@ -41,6 +41,10 @@ class PoolStats:
     """Requests that were turned down."""
     remaps: int
     """Allocations for which pages were taken away from free ranges."""
+    quarantined: int
+    """Bytes that are freed but count as live until the quarantine ends."""
+    stream_waits: int
+    """Times that a stream was made to wait for another one's work before it got a block."""
 
 
 class Block(NamedTuple):
@@ -62,22 +66,28 @@ class Pool:
     still live when the pool is dropped are freed with it: keep the pool as long as its addresses
     are in use.
 
+    On a CUDA device a block is allocated for a stream, an int as in `torch.cuda.Stream.cuda_stream`;
+    0 is the default stream. It may be freed while work of that stream still uses it: the same
+    stream may have the memory again at once, and another one is made to wait by an event. Other
+    arenas ignore streams.
+
     Args:
         budget: The most that live blocks may hold together: an int of bytes, or a string such as
             `"8GiB"`.
         arena: Where the memory is. `"host"`: this process. `"virtual"`: nowhere; addresses that
-            must not be touched, to see what a program of allocations would do. `"cuda"`: not built
-            yet.
+            must not be touched, to see what a program of allocations would do. `"cuda"`: a CUDA
+            device.
         placement: `"best_fit"`.
+        device: The number of the CUDA device.
         address_space: Bytes of addresses to reserve, at least the budget; rounded up to a page. By
             default the budget for `"virtual"`, so that fragmentation shows as it would on memory
-            that cannot be remapped, and twice the budget and 64 MiB for `"host"`.
+            that cannot be remapped, and else twice the budget and 64 MiB.
 
     Raises:
         TypeError: `budget` or `address_space` is neither an int nor a string.
         ValueError: `arena` or `placement` has no such name, a size is not one, `address_space` is
-            less than the budget, or either is more than 1 TiB.
-        RuntimeError: `arena` is `"cuda"`.
+            less than the budget, either is more than 1 TiB, or there is no such device.
+        RuntimeError: There is no CUDA driver, or it turned a call down.
         MemoryError: the process cannot reserve that many addresses.
     """
 
@@ -87,17 +97,13 @@ class Pool:
         arena: Literal["host", "cuda", "virtual"] = "host",
         placement: Literal["best_fit"] = "best_fit",
         *,
+        device: int = 0,
         address_space: int | str | None = None,
     ) -> None:
         if placement != "best_fit":
             raise ValueError(f'placement "{placement}" is unknown: "best_fit" is the only one')
-        if arena == "cuda":
-            raise RuntimeError(
-                'arena "cuda" is not built yet: use "host" for memory of this process, '
-                'or "virtual" for addresses without memory'
-            )
-        if arena not in ("host", "virtual"):
-            raise ValueError(f'arena "{arena}" is unknown: use "host" or "virtual"')
+        if arena not in ("host", "cuda", "virtual"):
+            raise ValueError(f'arena "{arena}" is unknown: use "host", "cuda" or "virtual"')
         limit = parse_size(budget)
         if address_space is not None:
             space = parse_size(address_space, "address_space")
@@ -109,18 +115,20 @@ class Pool:
             raise ValueError(
                 f"address_space {format_size(space)} is less than the budget, {format_size(limit)}"
             )
-        self._core = _core.Pool(limit, arena, space)
+        self._core = _core.Pool(limit, arena, space, device)
 
-    def allocate(self, size: int) -> int:
-        """Returns the address of a new block of `size` bytes, rounded up to 512 (0 as 1). Its
-        contents are undefined.
+    def allocate(self, size: int, *, stream: int = 0) -> int:
+        """Returns the address of a new block of `size` bytes, rounded up to 512 (0 as 1), for work
+        of `stream`. Its contents are undefined.
 
         Raises:
             torch.OutOfMemoryError: The block would pass the budget, or no hole holds it.
-            ValueError: `size` is negative.
-            MemoryError: The budget allows the block, but the machine has no memory for it.
+            ValueError: `size` is negative, or `stream` is the per-thread default stream.
+            MemoryError: The budget allows the block, but the machine or the device has no memory
+                for it.
+            RuntimeError: The CUDA driver turned a call down. Nothing has been allocated.
         """
-        address = self._core.allocate(size)
+        address = self._core.allocate(size, stream=stream)
         if address is None:
             raise torch.OutOfMemoryError(self._full(size))
         return address
@@ -132,6 +140,34 @@ class Pool:
             ValueError: No live block starts there: it was freed before, or is not of this pool.
         """
         self._core.free(address)
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Says that work of another stream uses the block, too: once the block is freed, its memory
+        waits for what that stream was given up to then.
+
+        Raises:
+            ValueError: No live block starts there, or `stream` is the per-thread default stream.
+        """
+        self._core.record_stream(address, stream)
+
+    def retire_stream(self, stream: int) -> None:
+        """Says that a stream is about to be destroyed. Call it before that, since a new stream may
+        get the same number, and the pool would take one for the other."""
+        self._core.retire_stream(stream)
+
+    def begin_quarantine(self) -> None:
+        """Keeps blocks that are freed from now on out of use, until `end_quarantine`. For the
+        capture of a graph: call it before the capture begins. It waits for the work that uses free
+        memory, so that none of the blocks allocated in between needs an event. Calls nest."""
+        self._core.begin_quarantine()
+
+    def end_quarantine(self) -> None:
+        """Ends a quarantine; the last one frees the blocks for good.
+
+        Raises:
+            ValueError: There was none.
+        """
+        self._core.end_quarantine()
 
     def free_neighbours(self, address: int) -> tuple[int, int]:
         """Returns the free bytes directly before and after the block that starts at `address`.
@@ -156,6 +192,8 @@ class Pool:
             frees=now.frees,
             failures=now.failures,
             remaps=now.remaps,
+            quarantined=now.quarantined,
+            stream_waits=now.stream_waits,
         )
 
     def snapshot(self) -> list[Block]:
@@ -164,8 +202,8 @@ class Pool:
         return [Block(*row) for row in self._core.snapshot()]
 
     def trim(self) -> int:
-        """Gives every page that holds no live byte back to the machine. Returns the bytes given
-        back."""
+        """Gives every page that holds no live byte back to the machine, once no stream uses it
+        any more. Returns the bytes given back."""
         return self._core.trim()
 
     def reset_peak(self) -> None:
@@ -187,7 +225,7 @@ class Pool:
 
     @property
     def arena(self) -> str:
-        """`"host"` or `"virtual"`."""
+        """`"host"`, `"cuda"` or `"virtual"`."""
         return self._core.arena
 
     @property

@@ -345,7 +345,6 @@ def test_virtual_addresses_are_reused_when_pools_go() -> None:
         (lambda: Pool(0), ValueError, "budget 0 is not above zero"),
         (lambda: Pool(True), TypeError, "budget True is not a size"),
         (lambda: Pool("2 TiB"), ValueError, "up to 1 TiB"),
-        (lambda: Pool(MIB, "cuda"), RuntimeError, 'arena "cuda" is not built yet: use "host"'),
         (lambda: Pool(MIB, "disk"), ValueError, 'arena "disk" is unknown'),  # type: ignore[arg-type]
         (lambda: Pool(MIB, placement="worst"), ValueError, 'placement "worst"'),  # type: ignore[arg-type]
         (lambda: Pool(MIB, address_space=KIB), ValueError, "address_space 1 KiB is less than"),

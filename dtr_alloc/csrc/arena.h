@@ -10,6 +10,8 @@
 #include <memory>
 #include <stdexcept>
 
+#include "dtr_alloc/csrc/streams.h"
+
 namespace dtr {
 
 using Bytes = std::int64_t;
@@ -22,6 +24,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  // How streams that use this memory wait for each other; null where nothing runs in streams.
+  virtual std::unique_ptr<StreamEvents> stream_events() { return nullptr; }
+
   virtual const char* name() const = 0;     // "host", "virtual", "cuda"
   virtual std::uintptr_t base() const = 0;  // First address; a multiple of kArenaAlignment.
   virtual Bytes capacity() const = 0;       // Addresses reserved; a multiple of page().
@@ -29,7 +34,8 @@ class Arena {
 
   // Gives pages to [begin, end) / takes them away; offsets are multiples of page(). Contents of
   // committed pages are unspecified. commit throws std::bad_alloc where the machine has no page
-  // left; the pages it was asked for are then as they were.
+  // left; the pages it was asked for are then as they were. Where any of the three throws something
+  // else, backed() tells what became of each page.
   virtual void commit(Bytes begin, Bytes end) = 0;
   virtual void release(Bytes begin, Bytes end) = 0;
 
@@ -39,6 +45,10 @@ class Arena {
     release(from, from + bytes);
     commit(to, to + bytes);
   }
+
+  // Whether there is a page at `offset`, after a call about it has thrown; `before`: whether there
+  // was one before the call.
+  virtual bool backed(Bytes /*offset*/, bool before) const { return before; }
 };
 
 // Every arena starts at a multiple of this and keeps others out of all addresses up to the next
@@ -49,7 +59,7 @@ constexpr Bytes kArenaAlignment = Bytes{1} << 30;
 constexpr Bytes kVirtualBegin = Bytes{1} << 48;
 constexpr Bytes kVirtualEnd = Bytes{1} << 49;
 
-// Both round `capacity` up to a page and throw std::invalid_argument unless it is above 0 and up to
+// All round `capacity` up to a page and throw std::invalid_argument unless it is above 0 and up to
 // kMaxCapacity.
 constexpr Bytes kMaxCapacity = Bytes{1} << 40;
 
@@ -59,6 +69,11 @@ std::unique_ptr<Arena> make_host_arena(Bytes capacity);
 // Addresses without memory. `page` is the page size to imitate (CUDA: 2 MiB); the default moves
 // every granule by itself.
 std::unique_ptr<Arena> make_virtual_arena(Bytes capacity, Bytes page = 512);
+
+// Memory of a CUDA device, in pages of 2 MiB; the driver is loaded now. Throws std::runtime_error
+// that says what is missing where there is no driver, std::invalid_argument where it sees no such
+// device.
+std::unique_ptr<Arena> make_cuda_arena(Bytes capacity, int device);
 
 inline void check_capacity(Bytes capacity) {
   if (capacity <= 0 || capacity > kMaxCapacity) {

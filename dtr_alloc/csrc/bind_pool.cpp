@@ -18,16 +18,18 @@ namespace py = pybind11;
 namespace dtr {
 namespace {
 
-std::unique_ptr<Arena> make_arena(const std::string& arena, Bytes address_space) {
+std::unique_ptr<Arena> make_arena(const std::string& arena, Bytes address_space, int device) {
   if (arena == "host") return make_host_arena(address_space);
   if (arena == "virtual") return make_virtual_arena(address_space);
-  throw std::invalid_argument("arena \"" + arena + "\" is unknown: \"host\" or \"virtual\"");
+  if (arena == "cuda") return make_cuda_arena(address_space, device);
+  throw std::invalid_argument("arena \"" + arena +
+                              "\" is unknown: \"host\", \"cuda\" or \"virtual\"");
 }
 
 class PyPool {
  public:
-  PyPool(Bytes budget, const std::string& arena, Bytes address_space)
-      : pool_(Pool::create(make_arena(arena, address_space), budget)) {}
+  PyPool(Bytes budget, const std::string& arena, Bytes address_space, int device)
+      : pool_(Pool::create(make_arena(arena, address_space, device), budget)) {}
 
   ~PyPool() {
     Pool* pool = pool_.get();
@@ -35,11 +37,11 @@ class PyPool {
     for (const std::uintptr_t address : addresses_) pool->free(find(pool, address));
   }
 
-  std::optional<std::uintptr_t> allocate(Bytes size, bool remap) {
+  std::optional<std::uintptr_t> allocate(Bytes size, bool remap, Stream stream) {
     std::uintptr_t address = 0;
     {
       const py::gil_scoped_release release;
-      const Block* block = pool_->allocate(size, remap ? Fit::kRemap : Fit::kCommitted);
+      const Block* block = pool_->allocate(size, remap ? Fit::kRemap : Fit::kCommitted, stream);
       if (block == nullptr) return std::nullopt;
       address = reinterpret_cast<std::uintptr_t>(pool_->data(block));
     }
@@ -52,6 +54,10 @@ class PyPool {
     addresses_.erase(address);
     const py::gil_scoped_release release;
     pool_->free(block);
+  }
+
+  void record_stream(std::uintptr_t address, Stream stream) {
+    pool_->record_stream(at(address), stream);
   }
 
   std::pair<Bytes, Bytes> free_neighbours(std::uintptr_t address) const {
@@ -103,13 +109,24 @@ void bind_pool(py::module_& m) {
       .def_readonly("allocations", &PoolStats::allocations)
       .def_readonly("frees", &PoolStats::frees)
       .def_readonly("failures", &PoolStats::failures)
-      .def_readonly("remaps", &PoolStats::remaps);
+      .def_readonly("remaps", &PoolStats::remaps)
+      .def_readonly("quarantined", &PoolStats::quarantined)
+      .def_readonly("stream_waits", &PoolStats::stream_waits);
 
   py::class_<PyPool>(m, "Pool")
-      .def(py::init<Bytes, const std::string&, Bytes>(), py::arg("budget"), py::arg("arena"),
-           py::arg("address_space"))
-      .def("allocate", &PyPool::allocate, py::arg("size"), py::arg("remap") = true)
+      .def(py::init<Bytes, const std::string&, Bytes, int>(), py::arg("budget"), py::arg("arena"),
+           py::arg("address_space"), py::arg("device") = 0)
+      .def("allocate", &PyPool::allocate, py::arg("size"), py::arg("remap") = true,
+           py::arg("stream") = 0)
       .def("free", &PyPool::free, py::arg("address"))
+      .def("record_stream", &PyPool::record_stream, py::arg("address"), py::arg("stream"))
+      .def(
+          "retire_stream", [](PyPool& self, Stream stream) { self.pool().retire_stream(stream); },
+          py::arg("stream"), Unlocked())
+      .def(
+          "begin_quarantine", [](PyPool& self) { self.pool().begin_quarantine(); }, Unlocked())
+      .def(
+          "end_quarantine", [](PyPool& self) { self.pool().end_quarantine(); }, Unlocked())
       .def("free_neighbours", &PyPool::free_neighbours, py::arg("address"))
       .def("snapshot", &PyPool::snapshot)
       .def(

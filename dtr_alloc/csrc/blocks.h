@@ -22,6 +22,7 @@ struct Node : Block {
   Node* hole_previous = nullptr;
   Node* hole_next = nullptr;
 };
+static_assert(sizeof(Node) == 64);
 
 class Blocks {
  public:

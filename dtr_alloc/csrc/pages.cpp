@@ -73,10 +73,22 @@ void Pages::set(Run run, bool committed) {
   committed_ += committed ? run.size() : -run.size();
 }
 
+void Pages::look_again(Run run, bool before) {
+  for (std::int64_t page = run.begin; page < run.end; page++) {
+    const bool now = arena_.backed(bytes(page), before);
+    if (now != before) set({page, page + 1}, now);
+  }
+}
+
 void Pages::commit_missing(Run run) {
   while ((run.begin = next(false, run)) < run.end) {
     const Run piece{run.begin, next(true, run)};
-    arena_.commit(bytes(piece.begin), bytes(piece.end));
+    try {
+      arena_.commit(bytes(piece.begin), bytes(piece.end));
+    } catch (...) {
+      look_again(piece, false);
+      throw;
+    }
     set(piece, true);
     run.begin = piece.end;
   }
@@ -96,7 +108,12 @@ std::int64_t Pages::release(Run run, std::int64_t most) {
   while (run.size() > 0 && released < most) {
     const Run piece = last_committed(run, most - released);
     if (piece.size() == 0) break;
-    arena_.release(bytes(piece.begin), bytes(piece.end));
+    try {
+      arena_.release(bytes(piece.begin), bytes(piece.end));
+    } catch (...) {
+      look_again(piece, true);
+      throw;
+    }
     set(piece, false);
     released += piece.size();
     run.end = piece.begin;
@@ -112,9 +129,16 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most) {
     const std::int64_t room = next(true, to) - to.begin;
     const Run piece = last_committed(from, std::min(room, most - moved));
     if (piece.size() == 0) break;
-    arena_.move(bytes(piece.begin), bytes(to.begin), bytes(piece.size()));
+    const Run target{to.begin, to.begin + piece.size()};
+    try {
+      arena_.move(bytes(piece.begin), bytes(target.begin), bytes(piece.size()));
+    } catch (...) {
+      look_again(piece, true);
+      look_again(target, false);
+      throw;
+    }
     set(piece, false);
-    set({to.begin, to.begin + piece.size()}, true);
+    set(target, true);
     moved += piece.size();
     from.end = piece.begin;
   }

@@ -68,6 +68,8 @@ class Pages {
   std::int64_t missing(Run run, std::int64_t enough) const;
   void commit_missing(Run run);
   void set(Run run, bool committed);
+  // After a call about a run has thrown: learns from the arena which pages it still concerns.
+  void look_again(Run run, bool before);
 
   Arena& arena_;
   const int shift_;

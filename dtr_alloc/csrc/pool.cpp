@@ -63,12 +63,21 @@ Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
       blocks_(std::make_unique<Blocks>(arena_->capacity())),
       holes_(std::make_unique<Holes>()),
       pages_(std::make_unique<Pages>(*arena_, budget)) {
+  if (std::unique_ptr<StreamEvents> events = arena_->stream_events()) {
+    order_ = std::make_unique<StreamOrder>(std::move(events));
+  }
   Node* all = blocks_->make(0, arena_->capacity());
   holes_->insert(all);
   first_ = all;
 }
 
-Pool::~Pool() = default;
+Pool::~Pool() {
+  try {
+    settle_holes();
+  } catch (const std::exception&) {
+    // The device is gone, or this is a forked child: no work is left that could touch the memory.
+  }
+}
 
 Pool::Handle Pool::create(std::unique_ptr<Arena> arena, Bytes budget) {
   if (budget <= 0 || budget > arena->capacity()) {
@@ -86,6 +95,8 @@ void Pool::retire() {
   {
     const std::lock_guard lock(mutex_);
     retired_ = true;
+    quarantine_ = 0;  // Nobody is left to end it.
+    vacate_held();
     if (live_ > 0) return;
   }
   {
@@ -124,7 +135,7 @@ void Pool::unlock_all() {
   all.mutex.unlock();
 }
 
-Block* Pool::allocate(Bytes size, Fit fit) {
+Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
   const std::lock_guard lock(mutex_);
   const Bytes rounded = size > budget_ ? size : round_to_granule(std::max(size, Bytes{1}));
@@ -136,42 +147,78 @@ Block* Pool::allocate(Bytes size, Fit fit) {
   const auto is_backed = [&](const Node* hole) {
     return pages_->fits(pages_->touched(hole->offset, hole->offset + rounded));
   };
-  Node* hole = holes_->best_fit(rounded, is_backed);
+  Node* hole = nullptr;
+  std::int32_t user = 0;
+  if (order_ != nullptr) [[unlikely]] {
+    user = order_->index(stream);
+    if (quarantine_ == 0) order_->poll();
+    hole = holes_->best_fit(rounded, [&](const Node* candidate) {
+      return order_->ready(candidate->fence, user) && is_backed(candidate);
+    });
+  }
+  if (hole == nullptr) hole = holes_->best_fit(rounded, is_backed);
   const bool remap = hole == nullptr && fit == Fit::kRemap;
   if (remap) {
-    std::int64_t releasable = 0;
-    holes_->largest_first([&](const Node* other) {
-      releasable += pages_->committed(pages_->inside(other->offset, other->offset + other->size));
-      return true;
-    });
+    const std::int64_t spare = releasable();
     hole = holes_->best_fit(
-        rounded, [&](const Node* candidate) { return can_back(candidate, rounded, releasable); });
+        rounded, [&](const Node* candidate) { return can_back(candidate, rounded, spare); });
   }
   if (hole == nullptr) {
     failures_++;
     return nullptr;
   }
 
-  Block* block = carve(hole, rounded);
+  if (order_ != nullptr) [[unlikely]]
+    order_->wait(hole->fence, user);
+  // Of a hole that is cut the rest keeps the fence: until the block has one of its own, giving it
+  // back merges it with the rest.
+  Node* block = static_cast<Node*>(carve(hole, rounded));
   try {
-    const Pages::Run run = pages_->touched(block->offset, block->offset + rounded);
-    if (remap) {
-      const std::int64_t needed = run.size() - pages_->committed(run);
-      const std::int64_t short_of = needed - (pages_->limit() - pages_->committed());
-      remaps_ += from_holes(short_of, [&](Pages::Run hole, std::int64_t most) {
-                   return pages_->move(hole, run, most);
-                 }) > 0;
+    if (remap || !pages_->all_committed(pages_->touched(block->offset, block->offset + rounded))) {
+      back(block, remap);
     }
-    pages_->commit(run);
+    if (order_ != nullptr) [[unlikely]]
+      block->fence = order_->allocated(block->fence, user);
   } catch (...) {
-    give_back(static_cast<Node*>(block));
+    give_back(block);
     throw;
   }
-  blocks_->publish(static_cast<Node*>(block));
+  blocks_->publish(block);
   live_ += rounded;
   peak_ = std::max(peak_, live_);
   allocations_++;
   return block;
+}
+
+// Commits the pages of a block: those beyond the limit, or beyond what the machine has, are taken
+// from holes.
+void Pool::back(const Block* block, bool remap) {
+  const Pages::Run run = pages_->touched(block->offset, block->offset + block->size);
+  const auto take = [&](std::int64_t count) {
+    const std::int64_t taken = from_holes(
+        count, [&](Pages::Run hole, std::int64_t most) { return pages_->move(hole, run, most); });
+    remaps_ += taken > 0;
+    return taken;
+  };
+  const auto missing = [&] { return run.size() - pages_->committed(run); };
+
+  if (remap) take(missing() - (pages_->limit() - pages_->committed()));
+  try {
+    pages_->commit(run);
+  } catch (const std::bad_alloc&) {
+    const std::int64_t needed = missing();
+    if (needed > releasable() || take(needed) < needed) throw;
+  }
+}
+
+// Committed pages that hold no byte of a live block.
+std::int64_t Pool::releasable() const {
+  std::int64_t pages = 0;
+  holes_->largest_first([&](const Node* hole) {
+    pages += pages_->committed(pages_->inside(hole->offset, hole->offset + hole->size));
+    return true;
+  });
+  return pages;
 }
 
 // Whether a block at the low end of `hole` can be backed within the limit once every page that
@@ -184,16 +231,28 @@ bool Pool::can_back(const Node* hole, Bytes size, std::int64_t releasable) const
   return pages_->committed() - releasable + added.size() <= pages_->limit();
 }
 
-// Few large holes before many small ones: each hole costs a call to the arena.
+// Few large holes before many small ones: each hole costs a call to the arena. No page is taken
+// that work in a stream may still touch.
 template <class Take>
 std::int64_t Pool::from_holes(std::int64_t count, const Take& take) {
   std::int64_t taken = 0;
-  holes_->largest_first([&](const Node* hole) {
+  holes_->largest_first([&](Node* hole) {
     if (taken >= count) return false;
-    taken += take(pages_->inside(hole->offset, hole->offset + hole->size), count - taken);
+    const Pages::Run inside = pages_->inside(hole->offset, hole->offset + hole->size);
+    if (hole->fence != 0) {
+      if (pages_->committed(inside) == 0) return true;
+      hole->fence = order_->settle(hole->fence);
+    }
+    taken += take(inside, count - taken);
     return true;
   });
   return taken;
+}
+
+void Pool::settle_holes() {
+  for (Block* block = first_; block != nullptr; block = block->next) {
+    if (block->free && block->fence != 0) block->fence = order_->settle(block->fence);
+  }
 }
 
 // Makes a live block of the low end of a hole.
@@ -220,12 +279,60 @@ void Pool::free(Block* block) {
     insist(!block->free, "a block must not be freed twice");
     Node* node = static_cast<Node*>(block);
     blocks_->withdraw(node);
-    live_ -= node->size;
-    frees_++;
-    give_back(node);
+    if (quarantine_ > 0) [[unlikely]] {
+      insist(!node->quarantined, "a block must not be freed twice");
+      node->quarantined = true;
+      node->owner = nullptr;
+      quarantined_ += node->size;
+      held_.push_back(node);
+      return;
+    }
+    vacate(node);
     last = retired_ && live_ == 0;
   }
   if (last) retire();
+}
+
+void Pool::vacate(Node* block) {
+  live_ -= block->size;
+  frees_++;
+  if (order_ != nullptr) [[unlikely]]
+    order_->freed(block->fence);
+  give_back(block);
+}
+
+void Pool::vacate_held() {
+  for (Node* block : held_) {
+    block->quarantined = false;
+    vacate(block);
+  }
+  held_.clear();
+  quarantined_ = 0;
+}
+
+void Pool::record_stream(Block* block, Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
+  order_->used(block->fence, order_->index(stream));
+}
+
+void Pool::retire_stream(Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  order_->retire(stream);
+}
+
+void Pool::begin_quarantine() {
+  const std::lock_guard lock(mutex_);
+  if (quarantine_ == 0) settle_holes();
+  quarantine_++;
+}
+
+void Pool::end_quarantine() {
+  const std::lock_guard lock(mutex_);
+  if (quarantine_ == 0) throw std::invalid_argument("no quarantine has begun that could end");
+  if (--quarantine_ == 0) vacate_held();
 }
 
 // Makes a hole of a live block, one with the holes on either side.
@@ -238,6 +345,11 @@ void Pool::give_back(Node* block) {
   const bool join_right = right != nullptr && right->free;
   if (!join_left && !join_right) return holes_->insert(block);
 
+  if (order_ != nullptr) [[unlikely]] {  // The node that stays gets the fences of those that go.
+    Node* stays = join_left ? left : right;
+    stays->fence = order_->join(stays->fence, block->fence);
+    if (join_left && join_right) stays->fence = order_->join(stays->fence, right->fence);
+  }
   if (join_left && join_right) {
     holes_->remove(right);
     holes_->resize(left, left->offset, left->size + block->size + right->size);
@@ -300,6 +412,8 @@ PoolStats Pool::stats() const {
       .frees = frees_,
       .failures = failures_,
       .remaps = remaps_,
+      .quarantined = quarantined_,
+      .stream_waits = order_ != nullptr ? order_->waits() : 0,
   };
 }
 
@@ -325,18 +439,26 @@ void Pool::check() const {
   Bytes live = 0;
   std::int64_t live_blocks = 0;
   std::int64_t holes = 0;
+  Bytes quarantined = 0;
+  std::vector<Fence> of_holes;
+  std::vector<Fence> of_live;
   const Block* previous = nullptr;
   for (const Block* block = first_; block != nullptr; block = block->next) {
     insist(block->offset == end, "blocks must cover the arena without gaps");
     insist(block->size > 0 && block->size % kGranule == 0, "a block must be whole granules");
     insist(block->previous == previous, "links between blocks must agree both ways");
+    (block->free ? of_holes : of_live).push_back(block->fence);
+    if (block->quarantined) quarantined += block->size;
     if (block->free) {
+      insist(!block->quarantined, "a hole must be out of quarantine");
+      insist(quarantine_ == 0 || block->fence == 0, "holes must be settled during a quarantine");
       insist(previous == nullptr || !previous->free, "two holes must never touch");
       insist(block->owner == nullptr, "a hole must have no owner");
       insist(blocks_->find(block->offset) == nullptr, "no live block may be found in a hole");
       holes++;
     } else {
-      insist(blocks_->find(block->offset) == block, "a live block must be found by its address");
+      insist(blocks_->find(block->offset) == (block->quarantined ? nullptr : block),
+             "a live block must be found by its address, until it is freed");
       insist(pages_->all_committed(pages_->touched(block->offset, block->offset + block->size)),
              "every page of a live block must be committed");
       live += block->size;
@@ -351,8 +473,17 @@ void Pool::check() const {
   insist(live_ <= budget_, "live bytes must not pass the budget");
   insist(live_ <= peak_, "the peak must not be below the live bytes");
   insist(holes == holes_->count(), "every free block must be in the order of holes");
+  insist(quarantined == quarantined_, "quarantined bytes must be the sum of the held blocks");
+  insist(quarantine_ > 0 || quarantined == 0, "no block may be held without a quarantine");
   holes_->check();
   pages_->check();
+  if (order_ != nullptr) {
+    order_->check(of_holes, of_live);
+  } else {
+    const auto none = [](Fence fence) { return fence == 0; };
+    insist(std::ranges::all_of(of_holes, none) && std::ranges::all_of(of_live, none),
+           "a block must have no fence where there are no streams");
+  }
 }
 
 }  // namespace dtr

@@ -12,6 +12,12 @@
 // Fit::kCommitted only takes a hole that needs no page beyond the budget; Fit::kRemap, where there
 // is none, takes pages away from other holes, largest first, to back this one.
 //
+// On a device, work that uses a block may still wait in a stream when the block is freed. A block
+// is allocated on a stream; that stream may use its bytes again at once, and any other is made to
+// wait by an event (streams.h). A hole that needs no waiting is taken before one that does. Pages
+// are taken from holes only once the host has waited for their streams. Host pools know no streams:
+// every stream is as good as 0, and nothing waits.
+//
 // Every member is thread-safe. One mutex a pool, held for some ten nanoseconds, longer only while
 // pages change hands.
 
@@ -24,6 +30,7 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/streams.h"
 
 namespace dtr {
 
@@ -38,7 +45,9 @@ struct Block {
   Block* previous = nullptr;
   Block* next = nullptr;
   bool free = true;
-  void* owner = nullptr;  // The engine's Value that lives here; null where nobody may evict it.
+  bool quarantined = false;  // Freed, and to become a hole when the quarantine ends.
+  Fence fence = 0;           // The streams that use or used it.
+  void* owner = nullptr;     // The engine's Value that lives here; null where nobody may evict it.
 };
 
 enum class Fit { kCommitted, kRemap };
@@ -48,8 +57,10 @@ struct PoolStats {
   Bytes largest_hole;  // Within the budget: min(bytes of the largest hole, budget - live).
   double external_fragmentation;  // 1 - largest_hole / (budget - live); 0 where nothing is free.
   std::int64_t live_blocks, allocations, frees;
-  std::int64_t failures;  // Requests that allocate answered with null.
-  std::int64_t remaps;    // Allocations that took pages away from holes.
+  std::int64_t failures;      // Requests that allocate answered with null.
+  std::int64_t remaps;        // Allocations that took pages away from holes.
+  Bytes quarantined;          // Freed bytes that are still live until the quarantine ends.
+  std::int64_t stream_waits;  // Times that a stream was made to wait for another one's block.
 };
 
 struct Node;
@@ -70,13 +81,25 @@ class Pool {
 
   // Null where no hole is large enough, or live + size would pass the budget. Throws
   // std::bad_alloc, and has allocated nothing, where the machine has no page for a block that the
-  // budget allows; std::invalid_argument where size is negative.
-  Block* allocate(Bytes size, Fit fit);
+  // budget allows; std::invalid_argument where size is negative; what the device's driver throws.
+  // The pool is then as it was, but for pages that have moved.
+  Block* allocate(Bytes size, Fit fit, Stream stream = 0);
   void free(Block* block);
   Block* find(const void* data) const;  // The live block that starts at `data`, or null. O(1).
   void* data(const Block* block) const;
   // Free bytes directly left and right. O(1).
   std::pair<Bytes, Bytes> free_neighbours(const Block* block) const;
+
+  // Another stream uses the block as well: once freed, it waits for that one's work up to then.
+  void record_stream(Block* block, Stream stream);
+  // Call it before a stream is destroyed: its name may become another stream's.
+  void retire_stream(Stream stream);
+
+  // Graph capture: work that is recorded runs later, and no event may be asked. The host first
+  // waits for everything that was freed, so that every hole is ready for every stream; from then on
+  // until the end a freed block stays out of use. Calls nest; call the first before the capture.
+  void begin_quarantine();
+  void end_quarantine();
 
   Bytes trim();  // Gives the pages of holes back; returns the bytes given back.
   void reset_peak();
@@ -110,6 +133,11 @@ class Pool {
   void give_back(Node* block);
   void unlink(Node* block);
   bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;
+  void vacate(Node* block);
+  void vacate_held();
+  void settle_holes();
+  std::int64_t releasable() const;
+  [[gnu::noinline]] void back(const Block* block, bool remap);
   template <class Take>
   std::int64_t from_holes(std::int64_t count, const Take& take);
 
@@ -118,6 +146,8 @@ class Pool {
   const std::unique_ptr<Blocks> blocks_;
   const std::unique_ptr<Holes> holes_;
   const std::unique_ptr<Pages> pages_;
+
+  std::unique_ptr<StreamOrder> order_;  // Null where the arena has no streams.
 
   mutable std::mutex mutex_;
   Block* first_;  // The block at offset 0.
@@ -128,6 +158,9 @@ class Pool {
   std::int64_t failures_ = 0;
   std::int64_t remaps_ = 0;
   bool retired_ = false;
+  int quarantine_ = 0;  // Depth.
+  Bytes quarantined_ = 0;
+  std::vector<Node*> held_;  // Freed in the quarantine, in order.
 };
 
 }  // namespace dtr

@@ -1,0 +1,192 @@
+// The part of CUDA's driver API that the pool needs, declared by hand and loaded at run time.
+//
+// A build against <cuda.h> and libcuda would tie the package to machines with a toolkit or a GPU;
+// so the prototypes are written down here, and the library is opened when the first CUDA arena is
+// made. What cannot be wrong in a build can be wrong here: tests/cuda_declarations.cpp holds every
+// size, value and prototype against <cuda.h> where there is one. Two traps it guards: <cuda.h>
+// renames by macro, so the symbol of cuEventDestroy is cuEventDestroy_v2 (an older function keeps
+// the plain name); and with per-thread default streams it names other symbols again, so that here
+// stream 0 is always the legacy default stream.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace dtr::cuda {
+
+using Result = int;                   // CUresult
+using Device = int;                   // CUdevice
+using Pointer = unsigned long long;   // CUdeviceptr
+using Physical = unsigned long long;  // CUmemGenericAllocationHandle
+using Context = struct ContextOfDriver*;
+using StreamHandle = struct StreamOfDriver*;
+using Event = struct EventOfDriver*;
+
+constexpr Result kSuccess = 0;
+constexpr Result kInvalidValue = 1;
+constexpr Result kOutOfMemory = 2;
+constexpr Result kNotInitialized = 3;
+constexpr Result kDeinitialized = 4;
+constexpr Result kInvalidDevice = 101;
+constexpr Result kInvalidContext = 201;
+constexpr Result kInvalidHandle = 400;
+constexpr Result kNotReady = 600;
+constexpr Result kIllegalAddress = 700;
+constexpr Result kNotSupported = 801;
+
+constexpr int kMemoryPinned = 1;                // CU_MEM_ALLOCATION_TYPE_PINNED
+constexpr int kLocationDevice = 1;              // CU_MEM_LOCATION_TYPE_DEVICE
+constexpr int kAccessReadWrite = 3;             // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+constexpr int kGranularityMinimum = 0;          // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+constexpr int kCaptureRelaxed = 2;              // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr int kVirtualMemoryManagement = 102;   // CU_DEVICE_ATTRIBUTE_..._SUPPORTED
+constexpr unsigned kEventDisableTiming = 2;     // CU_EVENT_DISABLE_TIMING
+constexpr std::uintptr_t kStreamLegacy = 1;     // CU_STREAM_LEGACY
+constexpr std::uintptr_t kStreamPerThread = 2;  // CU_STREAM_PER_THREAD
+
+struct Location {  // CUmemLocation
+  int type;
+  int id;
+};
+
+struct AllocationProp {  // CUmemAllocationProp
+  int type;
+  int requested_handle_types;
+  Location location;
+  void* win32_handle_metadata;
+  unsigned char compression_type;
+  unsigned char gpu_direct_rdma_capable;
+  unsigned short usage;
+  unsigned char reserved[4];
+};
+
+struct AccessDesc {  // CUmemAccessDesc
+  Location location;
+  int flags;
+};
+
+// Every call by the name of its symbol, with its parameters.
+#define DTR_CUDA_CALLS(CALL)                                                                 \
+  CALL(cuInit, unsigned)                                                                     \
+  CALL(cuGetErrorName, Result, const char**)                                                 \
+  CALL(cuGetErrorString, Result, const char**)                                               \
+  CALL(cuDeviceGetCount, int*)                                                               \
+  CALL(cuDeviceGet, Device*, int)                                                            \
+  CALL(cuDeviceGetAttribute, int*, int, Device)                                              \
+  CALL(cuDevicePrimaryCtxRetain, Context*, Device)                                           \
+  CALL(cuDevicePrimaryCtxRelease_v2, Device)                                                 \
+  CALL(cuCtxPushCurrent_v2, Context)                                                         \
+  CALL(cuCtxPopCurrent_v2, Context*)                                                         \
+  CALL(cuThreadExchangeStreamCaptureMode, int*)                                              \
+  CALL(cuMemGetAllocationGranularity, std::size_t*, const AllocationProp*, int)              \
+  CALL(cuMemAddressReserve, Pointer*, std::size_t, std::size_t, Pointer, unsigned long long) \
+  CALL(cuMemAddressFree, Pointer, std::size_t)                                               \
+  CALL(cuMemCreate, Physical*, std::size_t, const AllocationProp*, unsigned long long)       \
+  CALL(cuMemRelease, Physical)                                                               \
+  CALL(cuMemMap, Pointer, std::size_t, std::size_t, Physical, unsigned long long)            \
+  CALL(cuMemUnmap, Pointer, std::size_t)                                                     \
+  CALL(cuMemSetAccess, Pointer, std::size_t, const AccessDesc*, std::size_t)                 \
+  CALL(cuEventCreate, Event*, unsigned)                                                      \
+  CALL(cuEventDestroy_v2, Event)                                                             \
+  CALL(cuEventRecord, Event, StreamHandle)                                                   \
+  CALL(cuEventQuery, Event)                                                                  \
+  CALL(cuEventSynchronize, Event)                                                            \
+  CALL(cuStreamWaitEvent, StreamHandle, Event, unsigned)
+
+// A call that the driver turned down: its name, and the driver's name for the error.
+class Error : public std::runtime_error {
+ public:
+  Error(const std::string& text, Result code) : std::runtime_error(text), code(code) {}
+  const Result code;
+};
+
+// The same for CUDA_ERROR_OUT_OF_MEMORY: another process may have the memory.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(std::string text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  const std::string text_;
+};
+
+template <class... Parameters>
+struct Call {
+  const char* name;
+  Result (*function)(Parameters...);
+};
+
+struct Driver {
+#define DTR_CUDA_MEMBER(name, ...) Call<__VA_ARGS__> name;
+  DTR_CUDA_CALLS(DTR_CUDA_MEMBER)
+#undef DTR_CUDA_MEMBER
+
+  // Throws OutOfMemory or Error unless the driver answers success.
+  template <class... Parameters, class... Arguments>
+  void call(const Call<Parameters...>& call, Arguments... arguments) const {
+    const Result result = call.function(arguments...);
+    if (result != kSuccess) fail(call.name, result);
+  }
+  [[noreturn]] void fail(const char* call, Result result) const;
+};
+
+// Where an error has nowhere to go: whether the call succeeded.
+template <class... Parameters, class... Arguments>
+bool succeeds(const Call<Parameters...>& call, Arguments... arguments) {
+  return call.function(arguments...) == kSuccess;
+}
+
+// For destructors: a call that is turned down once gets a second chance, since nobody comes after.
+template <class... Parameters, class... Arguments>
+void release_at_last(const Call<Parameters...>& call, Arguments... arguments) {
+  if (!succeeds(call, arguments...)) succeeds(call, arguments...);
+}
+
+// The driver at $DTR_ALLOC_LIBCUDA, else libcuda.so.1, initialized; it stays loaded. Throws
+// std::runtime_error that says what is missing.
+const Driver& load();
+
+// The primary context of a device, which torch and CuPy use as well, held as long as this lives. A
+// forked child must not call the driver: there the context is dead and is not given back.
+class PrimaryContext {
+ public:
+  // Throws std::invalid_argument where there is no such device, std::runtime_error where it cannot
+  // map memory by pages.
+  PrimaryContext(const Driver& driver, int device);
+  ~PrimaryContext();
+  PrimaryContext(const PrimaryContext&) = delete;
+  PrimaryContext& operator=(const PrimaryContext&) = delete;
+
+  bool forked() const;
+  const Driver& driver() const { return driver_; }
+  Device device() const { return device_; }
+  Context context() const { return context_; }
+
+ private:
+  const Driver& driver_;
+  const int process_;
+  Device device_ = 0;
+  Context context_ = nullptr;
+};
+
+// Makes the primary context current for a scope, and lets the scope make calls that a graph capture
+// of another thread would forbid: none of ours touches a captured stream. Throws std::runtime_error
+// in a forked child.
+class Scope {
+ public:
+  explicit Scope(const PrimaryContext& context);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+ private:
+  const Driver& driver_;
+  int capture_mode_ = kCaptureRelaxed;
+};
+
+}  // namespace dtr::cuda
