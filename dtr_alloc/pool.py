@@ -66,10 +66,10 @@ class Pool:
     still live when the pool is dropped are freed with it: keep the pool as long as its addresses
     are in use.
 
-    On a CUDA device a block is allocated for a stream, an int as in `torch.cuda.Stream.cuda_stream`;
-    0 is the default stream. It may be freed while work of that stream still uses it: the same
-    stream may have the memory again at once, and another one is made to wait by an event. Other
-    arenas ignore streams.
+    On a CUDA device a block is allocated for a stream: an int, `torch.cuda.Stream.cuda_stream`; 0
+    is the default stream. It may be freed while work of that stream still uses it: the same stream
+    may have the memory again at once, and another one is made to wait by an event. Other arenas
+    ignore streams.
 
     Args:
         budget: The most that live blocks may hold together: an int of bytes, or a string such as

@@ -1,5 +1,28 @@
-"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes."""
+"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes. And the
+fake CUDA driver for those that ask for it."""
 
+import gc
+from collections.abc import Iterator
+
+import pytest
 import torch
 
+from tests.fake_cuda.driver import FakeCuda, build
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build(tmp_path_factory.mktemp("fake_cuda"))
+
+
+@pytest.fixture
+def cuda(fake_driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A fake driver that knows nothing yet; pools use it. Whatever the test leaves behind in it,
+    once its pools are gone, is an error."""
+    fake = FakeCuda(fake_driver)
+    monkeypatch.setenv("DTR_ALLOC_LIBCUDA", fake_driver)
+    yield fake
+    gc.collect()
+    assert fake.held() == {}

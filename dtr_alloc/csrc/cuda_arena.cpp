@@ -69,16 +69,13 @@ class CudaArena final : public Arena {
 
   ~CudaArena() override {
     if (context_->forked()) return;
-    try {
-      const Scope scope(*context_);
-      for (std::int64_t i = 0; i < top_; i++) {
-        if (pages_[i].mapped) release_at_last(driver_.cuMemUnmap, at(i), size());
-        if (pages_[i].physical != 0) release_at_last(driver_.cuMemRelease, pages_[i].physical);
+    for (int attempt = 0; attempt < 2; attempt++) {
+      try {
+        give_all_back();
+        return;
+      } catch (const std::exception&) {
+        // The context cannot be entered: as a process ends it is gone, and the memory with it.
       }
-      for (const Physical physical : unreleased_) release_at_last(driver_.cuMemRelease, physical);
-      release_at_last(driver_.cuMemAddressFree, range_, static_cast<std::size_t>(reserved_));
-    } catch (const std::exception&) {
-      // The context is gone, as it is when a process ends, and the memory with it.
     }
   }
 
@@ -151,6 +148,16 @@ class CudaArena final : public Arena {
 
   Pointer at(std::int64_t i) const { return base_ + static_cast<Pointer>(i * page_); }
   std::size_t size() const { return static_cast<std::size_t>(page_); }
+
+  void give_all_back() {
+    const Scope scope(*context_);
+    for (std::int64_t i = 0; i < top_; i++) {
+      if (pages_[i].mapped) release_at_last(driver_.cuMemUnmap, at(i), size());
+      if (pages_[i].physical != 0) release_at_last(driver_.cuMemRelease, pages_[i].physical);
+    }
+    for (const Physical physical : unreleased_) release_at_last(driver_.cuMemRelease, physical);
+    release_at_last(driver_.cuMemAddressFree, range_, static_cast<std::size_t>(reserved_));
+  }
 
   Physical create() {
     if (!unreleased_.empty()) {

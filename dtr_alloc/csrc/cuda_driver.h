@@ -2,11 +2,11 @@
 //
 // A build against <cuda.h> and libcuda would tie the package to machines with a toolkit or a GPU;
 // so the prototypes are written down here, and the library is opened when the first CUDA arena is
-// made. What cannot be wrong in a build can be wrong here: tests/cuda_declarations.cpp holds every
-// size, value and prototype against <cuda.h> where there is one. Two traps it guards: <cuda.h>
-// renames by macro, so the symbol of cuEventDestroy is cuEventDestroy_v2 (an older function keeps
-// the plain name); and with per-thread default streams it names other symbols again, so that here
-// stream 0 is always the legacy default stream.
+// made. What cannot be wrong in a build can be wrong here: tests/fake_cuda/declarations.cpp holds
+// every size, value and prototype against <cuda.h> where there is one. Two traps it guards:
+// <cuda.h> renames by macro, so the symbol of cuEventDestroy is cuEventDestroy_v2 (an older
+// function keeps the plain name); and with per-thread default streams it names other symbols again,
+// so that here stream 0 is always the legacy default stream.
 
 #pragma once
 
@@ -31,13 +31,11 @@ constexpr Result kSuccess = 0;
 constexpr Result kInvalidValue = 1;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotInitialized = 3;
-constexpr Result kDeinitialized = 4;
 constexpr Result kInvalidDevice = 101;
 constexpr Result kInvalidContext = 201;
 constexpr Result kInvalidHandle = 400;
 constexpr Result kNotReady = 600;
 constexpr Result kIllegalAddress = 700;
-constexpr Result kNotSupported = 801;
 
 constexpr int kMemoryPinned = 1;                // CU_MEM_ALLOCATION_TYPE_PINNED
 constexpr int kLocationDevice = 1;              // CU_MEM_LOCATION_TYPE_DEVICE
