@@ -144,19 +144,15 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
     return nullptr;
   }
 
-  const auto is_backed = [&](const Node* hole) {
-    return pages_->fits(pages_->touched(hole->offset, hole->offset + rounded));
-  };
-  Node* hole = nullptr;
   std::int32_t user = 0;
-  if (order_ != nullptr) [[unlikely]] {
-    user = order_->index(stream);
-    if (quarantine_ == 0) order_->poll();
+  Node* hole = nullptr;
+  if (order_ != nullptr) [[unlikely]]
+    hole = ready_hole(rounded, user = order_->index(stream));
+  if (hole == nullptr) {
     hole = holes_->best_fit(rounded, [&](const Node* candidate) {
-      return order_->ready(candidate->fence, user) && is_backed(candidate);
+      return pages_->fits(pages_->touched(candidate->offset, candidate->offset + rounded));
     });
   }
-  if (hole == nullptr) hole = holes_->best_fit(rounded, is_backed);
   const bool remap = hole == nullptr && fit == Fit::kRemap;
   if (remap) {
     const std::int64_t spare = releasable();
@@ -188,6 +184,15 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
   peak_ = std::max(peak_, live_);
   allocations_++;
   return block;
+}
+
+// The first backed hole that the stream may use without waiting.
+Node* Pool::ready_hole(Bytes size, std::int32_t user) {
+  if (quarantine_ == 0) order_->poll();
+  return holes_->best_fit(size, [&](const Node* hole) {
+    return order_->ready(hole->fence, user) &&
+           pages_->fits(pages_->touched(hole->offset, hole->offset + size));
+  });
 }
 
 // Commits the pages of a block: those beyond the limit, or beyond what the machine has, are taken
@@ -345,10 +350,8 @@ void Pool::give_back(Node* block) {
   const bool join_right = right != nullptr && right->free;
   if (!join_left && !join_right) return holes_->insert(block);
 
-  if (order_ != nullptr) [[unlikely]] {  // The node that stays gets the fences of those that go.
-    Node* stays = join_left ? left : right;
-    stays->fence = order_->join(stays->fence, block->fence);
-    if (join_left && join_right) stays->fence = order_->join(stays->fence, right->fence);
+  if (order_ != nullptr) [[unlikely]] {
+    join_fences(join_left ? left : right, block, join_left && join_right ? right : nullptr);
   }
   if (join_left && join_right) {
     holes_->remove(right);
@@ -360,6 +363,12 @@ void Pool::give_back(Node* block) {
     holes_->resize(right, block->offset, block->size + right->size);
   }
   unlink(block);
+}
+
+// The node that stays gets the fences of those that go.
+void Pool::join_fences(Node* stays, const Node* goes, const Node* goes_too) {
+  stays->fence = order_->join(stays->fence, goes->fence);
+  if (goes_too != nullptr) stays->fence = order_->join(stays->fence, goes_too->fence);
 }
 
 void Pool::unlink(Node* block) {
@@ -431,59 +440,6 @@ std::vector<Block> Pool::snapshot() const {
   std::vector<Block> blocks;
   for (const Block* block = first_; block != nullptr; block = block->next) blocks.push_back(*block);
   return blocks;
-}
-
-void Pool::check() const {
-  const std::lock_guard lock(mutex_);
-  Bytes end = 0;
-  Bytes live = 0;
-  std::int64_t live_blocks = 0;
-  std::int64_t holes = 0;
-  Bytes quarantined = 0;
-  std::vector<Fence> of_holes;
-  std::vector<Fence> of_live;
-  const Block* previous = nullptr;
-  for (const Block* block = first_; block != nullptr; block = block->next) {
-    insist(block->offset == end, "blocks must cover the arena without gaps");
-    insist(block->size > 0 && block->size % kGranule == 0, "a block must be whole granules");
-    insist(block->previous == previous, "links between blocks must agree both ways");
-    (block->free ? of_holes : of_live).push_back(block->fence);
-    if (block->quarantined) quarantined += block->size;
-    if (block->free) {
-      insist(!block->quarantined, "a hole must be out of quarantine");
-      insist(quarantine_ == 0 || block->fence == 0, "holes must be settled during a quarantine");
-      insist(previous == nullptr || !previous->free, "two holes must never touch");
-      insist(block->owner == nullptr, "a hole must have no owner");
-      insist(blocks_->find(block->offset) == nullptr, "no live block may be found in a hole");
-      holes++;
-    } else {
-      insist(blocks_->find(block->offset) == (block->quarantined ? nullptr : block),
-             "a live block must be found by its address, until it is freed");
-      insist(pages_->all_committed(pages_->touched(block->offset, block->offset + block->size)),
-             "every page of a live block must be committed");
-      live += block->size;
-      live_blocks++;
-    }
-    end += block->size;
-    previous = block;
-  }
-  insist(end == arena_->capacity(), "blocks must cover the arena to its end");
-  insist(live == live_, "live bytes must be the sum of the live blocks");
-  insist(live_blocks == allocations_ - frees_, "every allocated block must be live until freed");
-  insist(live_ <= budget_, "live bytes must not pass the budget");
-  insist(live_ <= peak_, "the peak must not be below the live bytes");
-  insist(holes == holes_->count(), "every free block must be in the order of holes");
-  insist(quarantined == quarantined_, "quarantined bytes must be the sum of the held blocks");
-  insist(quarantine_ > 0 || quarantined == 0, "no block may be held without a quarantine");
-  holes_->check();
-  pages_->check();
-  if (order_ != nullptr) {
-    order_->check(of_holes, of_live);
-  } else {
-    const auto none = [](Fence fence) { return fence == 0; };
-    insist(std::ranges::all_of(of_holes, none) && std::ranges::all_of(of_live, none),
-           "a block must have no fence where there are no streams");
-  }
 }
 
 }  // namespace dtr

@@ -128,13 +128,15 @@ class Pool {
   void retire();
   void announce(Pool* pool) const;  // Writes `pool` into the slots of this arena's addresses.
 
-  // These run under the lock.
+  // These run under the lock. What only devices need is kept out of the way of the rest.
   Block* carve(Node* hole, Bytes size);
   void give_back(Node* block);
   void unlink(Node* block);
   bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;
   void vacate(Node* block);
   void vacate_held();
+  [[gnu::noinline]] Node* ready_hole(Bytes size, std::int32_t user);
+  [[gnu::noinline]] void join_fences(Node* stays, const Node* goes, const Node* goes_too);
   void settle_holes();
   std::int64_t releasable() const;
   [[gnu::noinline]] void back(const Block* block, bool remap);
