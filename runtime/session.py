@@ -151,6 +151,7 @@ def _show_budget(budget: int | None) -> str:
 
 
 _open: _core.Session | None = None
+_lingering: list[_core.Session] = []  # Tensors of theirs are still evicted.
 
 
 @contextmanager
@@ -266,6 +267,9 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
     finally:
         try:
             spilled = core.leave() if _open is core else 0  # A forked child has left already.
+        except BaseException:
+            _lingering.append(core)
+            raise
         finally:
             _open = None
             restore()
@@ -321,6 +325,7 @@ def _in_child() -> None:
     global _open
     if _open is not None:
         _open.abandon_in_child()
+        _lingering.append(_open)
         _open = None
 
 

@@ -353,3 +353,49 @@ def test_index_embedding_and_cross_entropy() -> None:
         yield from (loss, table.weight, table.weight.grad, logits[:, words[0] % 24])
 
     assert_exact(program)
+
+
+def test_strides_of_dimensions_of_size_one_choose_the_memory_format() -> None:
+    def program() -> Iterator[Tensor]:
+        model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        model.to(memory_format=torch.channels_last)
+        x = torch.rand(4, 1, 16, 16).to(memory_format=torch.channels_last) * 1
+        loss = model(x).square().mean()
+        loss.backward()
+        yield loss
+        yield from (p.grad for p in model.parameters() if p.grad is not None)
+        wide = torch.randn(2, 64, 8, 8).to(memory_format=torch.channels_last)
+        yield F.interpolate(F.adaptive_avg_pool2d(wide, 1), size=(8, 8), mode="bilinear")
+
+    assert_exact(program)
+
+
+def test_overloads_that_read_or_write_more_than_a_shape() -> None:
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(1000)
+        out = x.exp()
+        torch.ops.aten.full_like.out(x, 3.0, out=out)
+        yield out
+        yield torch.randint_like(x, torch.tensor(1000))
+
+    assert_exact(program)
+
+
+def test_a_subclass_over_an_evicted_storage_is_brought_back() -> None:
+    class Plain(Tensor):
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]
+            cls,
+            func: Callable[..., object],
+            types: object,
+            args: object = (),
+            kwargs: object = None,
+        ) -> object:
+            return super().__torch_dispatch__(func, types, args, kwargs or {})  # type: ignore[misc]
+
+    def program() -> Iterator[Tensor]:
+        y = torch.randn(1000).exp()
+        wrapped = torch.Tensor._make_subclass(Plain, y)  # type: ignore[arg-type]
+        yield wrapped.sum().as_subclass(Tensor)
+
+    assert_exact(program)

@@ -518,3 +518,69 @@ def test_the_summary_names_time_and_memory() -> None:
     text = session.summary()
     for word in ("evictions", "peak", "budget 1 MiB", "recomputing", "finding memory"):
         assert word in text
+
+
+# ---- Found by review -----------------------------------------------------------------------------
+
+
+def test_running_out_of_memory_while_a_random_operator_is_recomputed_raises() -> None:
+    for allocation in range(1, 6):
+        with scope(None) as session:
+            x = torch.randn(10_000)
+            want = bits(x)
+            dtr_alloc.evict(x)
+            session._core.fail_allocation(allocation)
+            try:
+                dtr_alloc.materialize(x)
+            except torch.OutOfMemoryError:
+                assert dtr_alloc.is_evicted(x)
+            session._core.fail_allocation(0)
+            assert same(bits(x), want)
+
+
+def test_a_scope_that_could_not_commit_leaves_the_next_one_sound() -> None:
+    kept: list[object] = []
+    acts: list[Tensor] = []
+
+    def overfill() -> None:
+        with dtr_alloc.rematerialize("8MiB"):
+            x = torch.randn(256, 1024)
+            acts.extend((x + i).exp() for i in range(4))
+            del x
+            kept.extend(torch.empty(256, 1024).numpy() for _ in range(9))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        overfill()
+    kept.clear()
+    acts.clear()
+    gc.collect()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        tensors = chain(4)
+        session.check()
+        assert len(tensors) == 4
+
+
+def test_batch_norm_in_eval_mode_holds_on_to_no_batch() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session, torch.no_grad():
+        norm = nn.BatchNorm2d(64).eval()
+        for _ in range(100):
+            x = torch.empty(16, 64, 8, 8)
+            x.numpy()[:] = 1
+            norm(x)
+        del x
+        assert session.stats().live_bytes < MIB
+
+
+def test_an_optimizer_step_that_raises_does_not_stop_the_recording() -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            raise ValueError("broken")
+
+    weight = nn.Parameter(torch.randn(1000))
+    with scope(None):
+        with pytest.raises(ValueError, match="broken"):
+            Broken([weight], lr=0.1).step()
+        (weight * 2).sum()
+        with torch.no_grad():
+            y = torch.randn(1000).exp()
+        assert dtr_alloc.evict(y)

@@ -46,7 +46,7 @@ constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
 // A constant up to this size is copied before it is written, a larger one retires its readers.
 constexpr Bytes kLargestCopy = Bytes{64} << 10;
 // A buffer written in place over and over would keep a recipe for each write.
-constexpr std::uint16_t kLongestWriteChain = 256;
+constexpr std::uint16_t kLongestWriteChain = 16;
 
 const c10::DispatchKeySet kDense = c10::DispatchKeySet(
     {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
@@ -86,6 +86,7 @@ struct Session::Call {
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
   bool tracked = false;
   bool recording = false;
+  at::Generator generator;  // Its state before the call, if it is random and recorded.
   std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
   std::int64_t kernel_ticks = 0;
@@ -113,10 +114,13 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   std::int64_t begin = ticks();
   Call call{.info = info, .keys = keys};
   gather(call, *stack);
+  if (c10::GradMode::is_enabled()) in_optimizer = false;  // A step that raised ran no post hook.
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && info.recordable && (info.fresh || info.writes) &&
                    !call.foreign && !differentiating;
+
+  if (call.recording) call.generator = Recipe::snapshot(info, *stack);
 
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
@@ -142,10 +146,13 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
   for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
     std::uint8_t argument = static_cast<std::uint8_t>(__builtin_ctzll(bits));
     bool written = info.is(info.writes, argument);
+    if (info.training >= 0 && !first[info.training].toBool()) written = false;
     for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
       if (!is_dense(tensor)) {
+        // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
         call.foreign = true;
-        return;
+        if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
+        if (!value_of(tensor.unsafe_storage().unsafeGetStorageImpl())) return;
       }
       c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
       call.bytes += static_cast<Bytes>(storage->nbytes());
@@ -180,7 +187,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
     }
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
-    Op* op = Recipe::record(call.info, call.keys, stack, call.arguments);
+    Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.generator));
     if (!op || call.info.shape_only) return op;
     std::uint32_t use = 0;
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
@@ -207,6 +214,15 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
 }
 
 void Session::prepare_writes(Call& call, Lock& lock) {
+  // Statistics that an operator keeps beside its results never get a chain of recipes: each would
+  // hold on to a batch.
+  for (TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
+    if (!call.info.fresh || !argument.written || !value) continue;
+    if (value->producer && value->home && value->resident()) engine_.freeze(*value);
+    argument.value = nullptr;
+    engine_.unlock(*value);
+  }
   bool versions = false;  // Some result is worth recording.
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;

@@ -167,6 +167,9 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
       recordable = false;
     }
     if (argument.alias_info() && argument.alias_info()->isWrite()) writes |= bit;
+    if (writes_running_statistics(name) && argument.name() == "training") {
+      training = static_cast<std::int32_t>(i);
+    }
     bool running = argument.name() == "running_mean" || argument.name() == "running_var";
     if (running && writes_running_statistics(name)) writes |= bit;
     const c10::Type* plain = &type;
@@ -176,6 +179,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
   for (const auto& result : schema.returns()) {
     fresh |= result.type()->kind() == TypeKind::TensorType && !result.alias_info();
   }
+  // Overloads that write their result somewhere, or read a second tensor, read more than a shape.
+  shape_only &= writes == 0 && __builtin_popcountll(tensors) == 1;
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table().at(op); }

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -62,6 +63,17 @@ Interned<Context>& contexts() {
   return *contexts;
 }
 
+// Exactly the strides that sizes alone would give. is_contiguous() ignores those of dimensions of
+// size one, but kernels choose a memory format by them.
+bool has_canonical_strides(const c10::TensorImpl& tensor) {
+  std::int64_t expected = 1;
+  for (std::int64_t d = tensor.dim(); d-- > 0;) {
+    if (tensor.strides()[d] != expected) return false;
+    expected *= std::max<std::int64_t>(tensor.sizes()[d], 1);
+  }
+  return true;
+}
+
 // What a replay must not enter: it runs below autograd, and is not recorded itself.
 const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                    c10::DispatchKeySet(kKey) |
@@ -70,44 +82,60 @@ const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceO
 
 at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
 
-c10::GeneratorImpl* copy_of(at::Generator generator) {
-  std::lock_guard<std::mutex> guard(generator.mutex());
-  return generator.unsafeGetGeneratorImpl()->clone().release();
+// Copied field by field: get_state() would make a tensor, which may fail for want of memory.
+void copy_state(at::CPUGeneratorImpl& to, at::CPUGeneratorImpl& from) {
+  to.set_engine(from.engine());
+  to.set_next_float_normal_sample(from.next_float_normal_sample());
+  to.set_next_double_normal_sample(from.next_double_normal_sample());
+}
+
+at::CPUGeneratorImpl& cpu(const at::Generator& generator) {
+  return *generator.get<at::CPUGeneratorImpl>();
 }
 
 // For operators that draw from the default generator without taking one: puts a recorded state in
 // its place.
 class DefaultGeneratorState {
  public:
-  explicit DefaultGeneratorState(const c10::GeneratorImpl* state) {
-    if (!state) return;
+  explicit DefaultGeneratorState(const at::Generator& state) {
+    if (!state.defined()) return;
     at::Generator generator = default_generator();
-    saved_ = c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(copy_of(generator));
-    set(*state);
+    saved_ = at::detail::createCPUGenerator();
+    std::lock_guard<std::mutex> guard(generator.mutex());
+    copy_state(cpu(saved_), cpu(generator));
+    copy_state(cpu(generator), cpu(state));
   }
   ~DefaultGeneratorState() {
-    if (saved_) set(*saved_);
+    if (!saved_.defined()) return;
+    at::Generator generator = default_generator();
+    std::lock_guard<std::mutex> guard(generator.mutex());
+    copy_state(cpu(generator), cpu(saved_));
   }
 
  private:
-  static void set(const c10::GeneratorImpl& state) {
-    at::Generator generator = default_generator();
-    std::lock_guard<std::mutex> guard(generator.mutex());
-    generator.unsafeGetGeneratorImpl()->set_state(*state.get_state());
-  }
-  c10::intrusive_ptr<c10::GeneratorImpl> saved_;
+  at::Generator saved_;
 };
 
 }  // namespace
 
+at::Generator Recipe::snapshot(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  if (!info.random) return {};
+  const c10::IValue* first = stack.data() + stack.size() - info.arguments;
+  bool given = info.generator >= 0 && first[info.generator].isGenerator();
+  at::Generator generator = given ? first[info.generator].toGenerator() : default_generator();
+  std::lock_guard<std::mutex> guard(generator.mutex());
+  return generator.clone();
+}
+
 Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
-                   const torch::jit::Stack& stack, const TensorArguments& arguments) {
+                   const torch::jit::Stack& stack, const TensorArguments& arguments,
+                   at::Generator generator) {
   static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
   std::size_t words = 0, uses = 0, written = 0;
   for (const TensorArgument& argument : arguments) {
     const c10::TensorImpl& tensor = *argument.tensor;
     if (tensor.dim() > 255) return nullptr;
-    words += tensor.dim() * (tensor.is_contiguous() ? 1 : 2);
+    words += tensor.dim() * (has_canonical_strides(tensor) ? 1 : 2);
     if (!info.shape_only && argument.inlined()) {
       words += kLargestInline / sizeof(std::int64_t);
     } else {
@@ -146,7 +174,7 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
   std::int32_t use = 0;
   for (const TensorArgument& argument : arguments) {
     const c10::TensorImpl& tensor = *argument.tensor;
-    bool contiguous = tensor.is_contiguous();
+    bool contiguous = has_canonical_strides(tensor);
     bool inlined = !info.shape_only && argument.inlined();
     new (slot++)
         TensorRecipe{.use = info.shape_only ? kShapeOnly
@@ -171,10 +199,7 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
       numbers += kLargestInline / sizeof(std::int64_t);
     }
   }
-  if (info.random) {
-    bool given = info.generator >= 0 && first[info.generator].isGenerator();
-    recipe.generator_ = copy_of(given ? first[info.generator].toGenerator() : default_generator());
-  }
+  if (generator.defined()) recipe.generator_ = generator.unsafeReleaseGeneratorImpl();
   return op;
 }
 
@@ -266,14 +291,16 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
       replay.stack.emplace_back(plain()[next_plain++]);
     }
   }
-  if (generator_ && info_->generator < 0) replay.default_generator = generator_->clone();
+  if (generator_ && info_->generator < 0) {
+    replay.default_generator = at::Generator(generator_->clone());
+  }
   return replay;
 }
 
 void Replay::run() {
   c10::impl::ForceDispatchKeyGuard dispatch(included, excluded);
   c10::AutoGradMode grad(grad_mode);
-  DefaultGeneratorState state(default_generator.get());
+  DefaultGeneratorState state(default_generator);
   info->handle.redispatchBoxed(keys, &stack);
 }
 

@@ -60,7 +60,7 @@ struct Replay {
   c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
-  c10::intrusive_ptr<c10::GeneratorImpl> default_generator;  // Null unless it must be put in place.
+  at::Generator default_generator;  // Undefined unless it must be put in place.
 
   // Runs the operator; afterwards `stack` holds its returns. Throws what the operator throws.
   void run();
@@ -73,7 +73,12 @@ class Recipe {
   // the caller links them. Outputs are the returns, then the written arguments. Null for a call
   // that cannot be kept. The engine's lock must be held, here and in prepare().
   static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
-                    const torch::jit::Stack& stack, const TensorArguments& arguments);
+                    const torch::jit::Stack& stack, const TensorArguments& arguments,
+                    at::Generator generator);
+
+  // The generator's state before a random call, for record(). Taken without the engine's lock:
+  // kernels allocate while they hold the generator's.
+  static at::Generator snapshot(const OperatorInfo& info, const torch::jit::Stack& stack);
   static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
   void destroy();
 

@@ -44,8 +44,9 @@ Session::~Session() {
 }
 
 void Session::enter() {
-  Session* none = nullptr;
-  TORCH_CHECK(active_.compare_exchange_strong(none, this),
+  Session* last = active();
+  if (last && !(last->lingering_ && last->engine_.stats().values == 0)) last = nullptr;
+  TORCH_CHECK(active_.compare_exchange_strong(last, this),
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
@@ -56,7 +57,9 @@ Bytes Session::leave() {
     ~Close() {
       c10::impl::tls_set_dispatch_key_included(kKey, false);
       session->leaving_ = false;
-      active_ = nullptr;
+      // Storages that could not be made ordinary still lead here when they die.
+      session->lingering_ = true;
+      if (session->engine_.stats().values == 0) active_ = nullptr;
     }
   } close{this};
   leaving_ = true;
@@ -69,7 +72,8 @@ void Session::fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
 
 void Session::abandon_in_child() {
   c10::impl::tls_set_dispatch_key_included(kKey, false);
-  active_ = nullptr;
+  lingering_ = true;
+  if (engine_.stats().values == 0) active_ = nullptr;
 }
 
 // ---- Storages
@@ -187,6 +191,9 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
         value.constant()
             ? static_cast<c10::StorageImpl*>(value.data)->_mutable_data_ptr_no_checks().get()
             : pool_->data(static_cast<Block*>(value.data));
+    TORCH_CHECK(content || value.size == 0,
+                "a storage that ", recipe.info().handle.operator_name(),
+                " read was resized behind PyTorch's dispatcher; its result cannot be recomputed");
     if (!written) {
       storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                             at::DataPtr(content, c10::Device(c10::kCPU)));
@@ -299,7 +306,7 @@ void* Session::allocate(std::size_t bytes) {
   }
   std::int64_t begin = ticks();
   Guard guard(*this);
-  if (fails) out_of_memory(asked, guard.lock());
+  if (fails) out_of_memory(asked);
   // Free bytes without a hole that holds the request: either another victim happens to make one, or
   // pages are brought together, which costs up to 3 us a page. Below kMovesWell a few victims are
   // the cheaper try; above it the pool moves long runs of pages, which costs next to nothing
@@ -316,7 +323,7 @@ void* Session::allocate(std::size_t bytes) {
     }
     if (engine_.evict_one()) continue;
     block = pool_->allocate(asked, Fit::kRemap);
-    if (!block) out_of_memory(asked, guard.lock());
+    if (!block) out_of_memory(asked);
     break;
   }
   std::int64_t passed = ticks() - begin;
@@ -325,12 +332,11 @@ void* Session::allocate(std::size_t bytes) {
   return pool_->data(block);
 }
 
-void Session::out_of_memory(Bytes asked, Lock& lock) {
+void Session::out_of_memory(Bytes asked) {
   PoolStats pool = pool_->stats();
   Bytes locked = engine_.locked_bytes();
   Bytes floor = std::max(pool.live + round_to_granule(asked), pool.budget + kGranule);
   Bytes largest = engine_.stats().largest_operator;
-  lock.unlock();
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),

@@ -112,7 +112,7 @@ class Session final : public Executor {
 
   void bring_back(Value& value, Lock& lock);
   c10::SmallVector<at::Tensor, 4> replay(Op& op, Lock& lock);
-  [[noreturn]] void out_of_memory(Bytes asked, Lock& lock);
+  [[noreturn]] void out_of_memory(Bytes asked);
   bool spill();
   void watch_for_thrash();
 
@@ -131,6 +131,7 @@ class Session final : public Executor {
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0, window_start_ = 0;
+  bool lingering_ = false;  // Left, but some tensors could not be made ordinary.
   bool leaving_ = false;
   Bytes spilled_ = 0;
 };
