@@ -1,6 +1,7 @@
 """What ordinary training does gives eager's bits, however much is evicted (DESIGN.md, rules)."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -358,7 +359,7 @@ def test_index_embedding_and_cross_entropy() -> None:
 def test_strides_of_dimensions_of_size_one_choose_the_memory_format() -> None:
     def program() -> Iterator[Tensor]:
         model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
-        model.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = torch.rand(4, 1, 16, 16).to(memory_format=torch.channels_last) * 1
         loss = model(x).square().mean()
         loss.backward()
@@ -387,15 +388,15 @@ def test_a_subclass_over_an_evicted_storage_is_brought_back() -> None:
         def __torch_dispatch__(  # type: ignore[override]
             cls,
             func: Callable[..., object],
-            types: object,
-            args: object = (),
-            kwargs: object = None,
-        ) -> object:
-            return super().__torch_dispatch__(func, types, args, kwargs or {})  # type: ignore[misc]
+            types: Any,
+            args: Any = (),
+            kwargs: Any = None,
+        ) -> Any:
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
 
     def program() -> Iterator[Tensor]:
         y = torch.randn(1000).exp()
-        wrapped = torch.Tensor._make_subclass(Plain, y)  # type: ignore[arg-type]
+        wrapped = torch.Tensor._make_subclass(Plain, y)
         yield wrapped.sum().as_subclass(Tensor)
 
     assert_exact(program)
