@@ -1,8 +1,9 @@
-"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes. And the
-fake CUDA driver for those that ask for it."""
+"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes. And, for
+those that ask for it, the fake CUDA driver, or a file for a trace."""
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,3 +27,8 @@ def cuda(fake_driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     yield fake
     gc.collect()
     assert fake.held() == {}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "step.log"
