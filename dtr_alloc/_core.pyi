@@ -46,10 +46,18 @@ class Pool:
 class Neighbourhood:
     none: ClassVar[Neighbourhood]
     eqclass: ClassVar[Neighbourhood]
+    full: ClassVar[Neighbourhood]
+    ancestors: ClassVar[Neighbourhood]
 
 class Selection:
     single: ClassVar[Selection]
     sample: ClassVar[Selection]
+    random: ClassVar[Selection]
+
+class Policy:
+    eager: ClassVar[Policy]
+    banish: ClassVar[Policy]
+    ignore: ClassVar[Policy]
 
 class Heuristic:
     def __init__(
@@ -61,6 +69,8 @@ class Heuristic:
         fragmentation: float,
         recompute_penalty: float,
         selection: Selection,
+        epsilon: int,
+        seed: int,
     ) -> None: ...
 
 class SessionStats:
@@ -146,3 +156,29 @@ def set_in_optimizer(inside: bool) -> None: ...
 
 sees_raw_access: bool
 torch_version: str
+
+class Columns:
+    def __init__(
+        self,
+        tensor_size: npt.NDArray[np.int64],
+        tensor_alias: npt.NDArray[np.int64],
+        op_cost: npt.NDArray[np.int64],
+        op_constant: npt.NDArray[np.int64],
+        op_args_begin: npt.NDArray[np.int64],
+        op_args: npt.NDArray[np.int64],
+        op_results_begin: npt.NDArray[np.int64],
+        kind: npt.NDArray[np.int64],
+        operand: npt.NDArray[np.int64],
+    ) -> None: ...
+    def baseline(self) -> tuple[int, int, int, int]: ...
+
+def simulate(
+    columns: Columns,
+    budget: int,
+    pool: bool,
+    heuristic: Heuristic,
+    policy: Policy,
+    live_rules: bool,
+    remat_limit: int,
+    log_events: bool,
+) -> dict[str, Any]: ...

@@ -19,19 +19,27 @@ from typing import Literal
 from dtr_alloc import _core
 
 
+_NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors")
+_SELECTIONS = ("sample", "single", "random")
+
+
 @dataclass(frozen=True)
 class Heuristic:
     """A point in the family of scores.
 
     Args:
-        neighbourhood: what n counts: ``"none"``, or ``"eqclass"``, the paper's union-find
-            approximation of all that must be recomputed besides the tensor itself.
+        neighbourhood: what n counts of what must be recomputed besides the tensor itself:
+            ``"none"`` of it; ``"eqclass"``, the paper's approximation by a union-find; ``"full"``,
+            exactly (its e*; slow, for studies); ``"ancestors"``, exactly what the tensor itself
+            rests on.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.
         recompute_penalty: factor for each time the tensor has been recomputed; 1 for none.
         selection: ``"sample"`` looks at about sqrt(candidates), at least 32, and passes over
-            tensors below a hundredth of the mean size (appendix E.2); ``"single"`` looks at all.
+            tensors below a hundredth of the mean size (appendix E.2); ``"single"`` looks at all;
+            ``"random"`` takes any and has no score.
+        seed: of what ``"sample"`` and ``"random"`` draw.
 
     Raises:
         ValueError: a name that is not known, a number that is not finite, or a penalty that is not
@@ -42,19 +50,20 @@ class Heuristic:
         1.0
     """
 
-    neighbourhood: Literal["none", "eqclass"] = "eqclass"
+    neighbourhood: Literal["none", "eqclass", "full", "ancestors"] = "eqclass"
     cost_exp: float = 1.0
     size_exp: float = 1.0
     staleness_exp: float = 1.0
     fragmentation: float = 0.0
     recompute_penalty: float = 1.0
-    selection: Literal["sample", "single"] = "sample"
+    selection: Literal["sample", "single", "random"] = "sample"
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.neighbourhood not in ("none", "eqclass"):
-            raise ValueError(f'neighbourhood {self.neighbourhood!r} is not "none" or "eqclass"')
-        if self.selection not in ("sample", "single"):
-            raise ValueError(f'selection {self.selection!r} is not "sample" or "single"')
+        for name, known in (("neighbourhood", _NEIGHBOURHOODS), ("selection", _SELECTIONS)):
+            if getattr(self, name) not in known:
+                names = ", ".join(f'"{one}"' for one in known)
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {names}")
         for name in ("cost_exp", "size_exp", "staleness_exp", "fragmentation"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
@@ -63,7 +72,10 @@ class Heuristic:
         if not 0 < penalty < float("inf"):
             raise ValueError(f"recompute_penalty is {penalty!r}; it must be positive")
 
-    def _native(self) -> _core.Heuristic:
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed!r}; it must be from 0 to 2^64 - 1")
+
+    def _native(self, epsilon: int = 1) -> _core.Heuristic:
         return _core.Heuristic(
             neighbourhood=getattr(_core.Neighbourhood, self.neighbourhood),
             cost_exp=self.cost_exp,
@@ -72,16 +84,26 @@ class Heuristic:
             fragmentation=self.fragmentation,
             recompute_penalty=self.recompute_penalty,
             selection=getattr(_core.Selection, self.selection),
+            epsilon=epsilon,
+            seed=self.seed,
         )
 
 
 PRESETS: dict[str, Heuristic] = {
     "dtr": Heuristic(),
+    "dtr_full": Heuristic(neighbourhood="full"),
     "dtr_local": Heuristic(neighbourhood="none"),
     "lru": Heuristic(neighbourhood="none", cost_exp=0, size_exp=0),
     "size": Heuristic(neighbourhood="none", cost_exp=0, staleness_exp=0),
+    "msps": Heuristic(neighbourhood="ancestors", staleness_exp=0),
+    "e_star": Heuristic(neighbourhood="full", staleness_exp=0),
+    "megengine": Heuristic(fragmentation=1, recompute_penalty=1.0001),
+    "random": Heuristic(neighbourhood="none", selection="random"),
 }
-"""The named heuristics: h_DTR with evicted classes, h_local, least recently used, largest first."""
+"""The named heuristics. The paper's h_DTR with evicted classes, with the exact neighbourhood and
+with none; least recently used; largest first; MSPS (Peng et al., 2020: cost with what it rests on,
+per byte); e* per byte (the paper's figure of the linear network); MegEngine's score with its
+fragmentation term and recompute penalty; any."""
 
 
 def resolve(heuristic: str | Heuristic) -> Heuristic:

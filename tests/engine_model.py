@@ -2,12 +2,12 @@
 
 Made from the paper (section 3, section 4.1, appendix C.2) and from the rules in `engine.h`,
 `neighbourhood.h`, `score.h` and `dry_run.h`. The memory is the pool's own model, so fragmentation
-forces the same evictions. Two orders decide between equal scores and are therefore modelled too:
-that of the candidates (the last takes the place of one that goes) and that of the readers (newest
-first). Only selection "single" is modelled.
+forces the same evictions. Orders that decide something are modelled too: which value became
+evictable last (it goes first among equal scores), and that of the readers (newest first). Only
+selection "single" is modelled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -52,6 +52,8 @@ class Value:
     """One entry for each place that reads it."""
     evicted_class: "EvictedClass | None" = None
     last_access: int = 0
+    order: int = 0
+    """When it last became evictable."""
     locks: int = 0
     recomputes: int = 0
     oldest: int = NEVER
@@ -85,6 +87,7 @@ class Model:
         self.generation = 0
         self.evicted: list[int] = []
         """Ids in the order of their eviction; values that no id holds are left out."""
+        self.order = 0
         self.evictions = self.rematerializations = 0
         self.clock = self.base_cost = self.remat_cost = 0
 
@@ -150,7 +153,7 @@ class Model:
                 value.oldest = min([self.generation, *(v.oldest for v in values)])
                 value.last_access = self.clock
                 self.owned.append(value)
-                self.candidates.append(value)
+                self._add_candidate(value)
         for value in superseded:
             self._let_go(value)
             self._lose(value)
@@ -228,16 +231,17 @@ class Model:
         return sum(1 for v in values if v.recipe or v.readers), len(recipes)
 
     def neighbourhood_cost(self, value: Value) -> int:
-        classes = {v.evicted_class for v in neighbours(value) if v.evicted_class}
-        return sum(c.cost for c in classes)
+        kind = self.heuristic.neighbourhood
+        if kind == "eqclass":
+            return sum(c.cost for c in {v.evicted_class for v in neighbours(value)} if c)
+        backward = missing_around(value, inputs_of) if kind != "none" else 0
+        return backward + (missing_around(value, made_from) if kind == "full" else 0)
 
     def score(self, value: Value) -> float:
         h = self.heuristic
         assert value.recipe is not None
         assert value.content is not None
-        cost = value.recipe.cost
-        if h.neighbourhood == "eqclass":
-            cost += self.neighbourhood_cost(value)
+        cost = value.recipe.cost + self.neighbourhood_cost(value)
         free = 0
         if h.fragmentation != 0:
             free = sum(self.pool.free_neighbours(value.content.offset))
@@ -260,14 +264,19 @@ class Model:
                 raise OutOfMemoryError
 
     def _evict_one(self) -> bool:
-        victim = None
-        least = float("inf")
-        for value in self.candidates:
-            if not value.locks and self.score(value) <= least:
-                victim, least = value, self.score(value)
-        if victim:
-            self._evict(victim)
-        return victim is not None
+        free = [value for value in self.candidates if not value.locks]
+        if not free:
+            return False
+        self._evict(min(free, key=lambda value: (self.score(value), -value.order)))
+        return True
+
+    def _stamp(self, value: Value) -> None:
+        self.order += 1
+        value.order = self.order
+
+    def _add_candidate(self, value: Value) -> None:
+        self._stamp(value)
+        self.candidates.append(value)
 
     def _evict(self, value: Value) -> None:
         if value.home is not None:
@@ -307,17 +316,23 @@ class Model:
             self._replay(value.recipe)
 
     def _replay(self, recipe: Recipe) -> None:
+        """What is there is locked at once, what is missing as it comes back."""
         for value in recipe.inputs:
-            value.locks += 1
             value.last_access = self.clock
+        missing = [value for value in recipe.inputs if not value.content]
+        for value in recipe.inputs:
+            value.locks += value.content is not None
         try:
-            for value in recipe.inputs:
-                self._materialize(value)
+            while missing:
+                self._materialize(missing[0])
+                missing.pop(0).locks += 1
             self._run(recipe)
             self.rematerializations += 1
             self.clock += recipe.cost
             self.remat_cost += recipe.cost
         finally:
+            for value in missing:
+                value.locks += 1
             self._unlock(recipe.inputs)
 
     def _run(self, recipe: Recipe) -> None:
@@ -337,7 +352,7 @@ class Model:
             self._return(value)
             value.content = content
             value.recomputes += 1
-            self.candidates.append(value)
+            self._add_candidate(value)
 
     # Lifetime
 
@@ -354,6 +369,8 @@ class Model:
     def _unlock(self, values: Sequence[Value]) -> None:
         for value in values:
             value.locks -= 1
+            if not value.locks:
+                self._stamp(value)
             self._collect(value)
 
     def _collect(self, value: Value) -> None:
@@ -426,11 +443,28 @@ def number_of(value: Value) -> int:
     return value.content.number
 
 
+def inputs_of(value: Value) -> list[Value]:
+    return value.recipe.inputs if value.recipe else []
+
+
+def made_from(value: Value) -> list[Value]:
+    return [output for reader in value.readers for output in reader.outputs if output]
+
+
 def neighbours(value: Value) -> list[Value]:
-    """What it is computed from and what is computed from it, missing or not."""
-    inputs = value.recipe.inputs if value.recipe else []
-    outputs = [output for recipe in value.readers for output in recipe.outputs if output]
-    return inputs + outputs
+    return [*inputs_of(value), *made_from(value)]
+
+
+def missing_around(value: Value, towards: Callable[[Value], list[Value]]) -> int:
+    """The cost of all that is missing and reached through what is missing."""
+    reached: dict[Value, None] = {}
+    frontier = [value]
+    while frontier:
+        for other in towards(frontier.pop()):
+            if other.content is None and other not in reached:
+                reached[other] = None
+                frontier.append(other)
+    return sum(other.recipe.cost for other in reached if other.recipe)
 
 
 def swap_remove(values: list[Value], value: Value) -> None:

@@ -27,7 +27,9 @@ DECIDING = {
     "size": PRESETS["size"],
     "dtr_local": PRESETS["dtr_local"],
     "dtr": PRESETS["dtr"],
-    "megengine": replace(PRESETS["dtr"], fragmentation=1, recompute_penalty=1.5),
+    "dtr_full": PRESETS["dtr_full"],
+    "msps": PRESETS["msps"],
+    "megengine": replace(PRESETS["megengine"], recompute_penalty=1.5),
     "tuned": Heuristic(cost_exp=0.7, size_exp=1.3, staleness_exp=0.5, fragmentation=0.25),
 }
 

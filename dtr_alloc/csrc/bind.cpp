@@ -6,13 +6,17 @@
 
 namespace dtr {
 void bind_pool(pybind11::module_& m);
+void bind_heuristic(pybind11::module_& m);
 void bind_session(pybind11::module_& m);
 void bind_dry_run(pybind11::module_& m);
+void bind_simulation(pybind11::module_& m);
 }  // namespace dtr
 
 PYBIND11_MODULE(_core, m) {
   m.attr("torch_version") = TORCH_VERSION;
   dtr::bind_pool(m);
+  dtr::bind_heuristic(m);
   dtr::bind_session(m);
   dtr::bind_dry_run(m);
+  dtr::bind_simulation(m);
 }

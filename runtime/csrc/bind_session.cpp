@@ -16,23 +16,6 @@ void bind_session(py::module_& m) {
   install_cpu_allocator();
   m.attr("sees_raw_access") = kSeesRawAccess;
 
-  py::enum_<NeighbourhoodKind>(m, "Neighbourhood")
-      .value("none", NeighbourhoodKind::kNone)
-      .value("eqclass", NeighbourhoodKind::kEvictedClass);
-  py::enum_<Selection>(m, "Selection")
-      .value("single", Selection::kSingle)
-      .value("sample", Selection::kSample);
-  py::class_<Heuristic>(m, "Heuristic")
-      .def(py::init([](NeighbourhoodKind neighbourhood, double cost_exp, double size_exp,
-                       double staleness_exp, double fragmentation, double recompute_penalty,
-                       Selection selection) {
-             return Heuristic{neighbourhood, cost_exp,          size_exp, staleness_exp,
-                              fragmentation, recompute_penalty, selection};
-           }),
-           py::arg("neighbourhood"), py::arg("cost_exp"), py::arg("size_exp"),
-           py::arg("staleness_exp"), py::arg("fragmentation"), py::arg("recompute_penalty"),
-           py::arg("selection"));
-
   py::class_<SessionStats>(m, "SessionStats")
       .def_readonly("operators", &SessionStats::operators)
       .def_readonly("recorded", &SessionStats::recorded)

@@ -36,6 +36,18 @@ Value& Engine::write(Op& op, std::uint16_t output, Bytes size, void* home, void*
   return *value;
 }
 
+Value& Engine::expect(Op& op, std::uint16_t output, Bytes size, void* home) {
+  return write(op, output, size, home, nullptr);
+}
+
+Value& Engine::view(Op& op, std::uint16_t output, Value& base, void* home) {
+  Value& view = write(op, output, 0, home, nullptr);
+  view.base = &base.storage();
+  view.views = view.base->views;
+  view.base->views = &view;
+  return view;
+}
+
 void Engine::finish(Op& op, Nanos cost) {
   advance(cost);
   if (op.live_outputs == 0) return abandon(op);
@@ -48,12 +60,29 @@ void Engine::finish(Op& op, Nanos cost) {
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
     if (!value) continue;
-    value->oldest = oldest;
+    value->cost = cost;
     touch(*value);
-    value->owned = static_cast<std::int32_t>(owned_.size());
-    owned_.push_back(value);
+    own(*value, oldest);
     add_candidate(*value);
+    neighbourhood_.added(*value);
   }
+  neighbourhood_.refresh();
+}
+
+void Engine::compute(Op& op, Nanos cost, Lock& lock) {
+  ++stats_.ops;
+  op.cost = cost;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value& storage = op.outputs()[i]->storage();
+    bool counted = false;  // Two outputs of one operator may be views of the same bytes.
+    for (std::uint32_t j = 0; j < i; ++j) counted |= &op.outputs()[j]->storage() == &storage;
+    if (!counted) storage.cost += cost;
+    if (op.outputs()[i] == &storage) neighbourhood_.expected(storage);
+    own(*op.outputs()[i], generation_);
+    --op.outputs()[i]->recomputes;  // The first run is none.
+  }
+  materialize(*op.outputs()[0], lock);
+  for (std::uint32_t i = 0; i < op.output_count; ++i) touch(*op.outputs()[i]);
 }
 
 void Engine::abandon(Op& op) {
@@ -74,14 +103,13 @@ Value& Engine::constant(Bytes size, void* home, void* data) {
 // ---- Ways to lose content
 // -------------------------------------------------------------------------------------------
 
-void Engine::unlock(Value& value) {
+void Engine::unlock(Value& view) {
+  Value& value = view.storage();
   if (--value.locks > 0) return;
+  stamp(value);
   if (value.dropped_while_locked) {
     value.dropped_while_locked = false;
-    if (value.resident() && value.uses) {
-      executor_.release(value);
-      lose(value);
-    }
+    let_go(value);
   }
   collect(value);
 }
@@ -93,11 +121,15 @@ void Engine::dropped(Value& value) {
     value.dropped_while_locked = true;
     return;
   }
-  if (value.resident() && value.uses) {
-    executor_.release(value);
-    lose(value);
-  }
+  let_go(value);
   collect(value);
+}
+
+void Engine::let_go(Value& value) {
+  if (policy_ != Policy::kEager || !value.resident()) return;
+  if (!value.uses && records_ == Records::kNeeded) return;  // It goes with its record.
+  executor_.release(value);
+  lose(value);
 }
 
 void Engine::superseded(Value& value) {
@@ -122,13 +154,15 @@ void Engine::evict(Value& value) {
 void Engine::lose(Value& value) {
   remove_candidate(value);
   value.data = nullptr;
+  for (Value* view = value.views; view; view = view->views) view->data = nullptr;
   neighbourhood_.lost(value);
 }
 
 void Engine::restore(Value& value, void* data) {
-  neighbourhood_.returned(value);
   value.data = data;
   ++value.recomputes;
+  if (value.base) return;
+  neighbourhood_.returned(value);
   add_candidate(value);
 }
 
@@ -136,6 +170,7 @@ void Engine::freeze(Value& value) {
   remove_candidate(value);
   disown(value);
   executor_.settle(value);
+  neighbourhood_.cut(value);
   unlink(value);
   collect(value);
 }
@@ -167,17 +202,17 @@ void Engine::erase(Op& op) {
 // A chain of recipes goes one record at a time through `garbage_`: its length must not be the depth
 // of the C stack.
 void Engine::collect(Value& first) {
+  if (records_ == Records::kAll) return;
   Value* value = &first;
   while (true) {
     if (!value->needed()) {
       if (value->constant()) {
         executor_.forget(*value);
       } else {
+        neighbourhood_.cut(*value);
         if (value->resident()) {
           remove_candidate(*value);
           executor_.release(*value);
-        } else {
-          neighbourhood_.returned(*value);
         }
         unlink(*value);
       }
@@ -190,7 +225,14 @@ void Engine::collect(Value& first) {
   }
 }
 
+void Engine::own(Value& value, std::int32_t oldest) {
+  value.oldest = oldest;
+  value.owned = static_cast<std::int32_t>(owned_.size());
+  owned_.push_back(&value);
+}
+
 void Engine::add_candidate(Value& value) {
+  stamp(value);
   value.candidate = static_cast<std::int32_t>(candidates_.size());
   candidates_.push_back(&value);
   stats_.evictable += value.size;
@@ -218,44 +260,100 @@ void Engine::disown(Value& value) {
 // ---- Choosing
 // -------------------------------------------------------------------------------------------------------
 
-double Engine::score_of(const Value& value) {
-  Nanos cost = Neighbourhood::own_cost(value);
-  if (heuristic_.neighbourhood == NeighbourhoodKind::kEvictedClass) {
-    cost += neighbourhood_.cost(value);
-  }
-  Bytes free = heuristic_.fragmentation == 0 ? 0 : executor_.free_neighbours(value);
-  return score(heuristic_, cost, value.size, stats_.clock - value.last_access, value.recomputes,
-               free);
+Terms Engine::terms_of(const Value& value) {
+  ++stats_.evaluations;
+  return {.cost = value.cost + neighbourhood_.cost(value),
+          .size = value.size,
+          .staleness = stats_.clock - value.last_access,
+          .recomputes = value.recomputes,
+          .free_neighbours = heuristic_.fragmentation == 0 ? 0 : executor_.free_neighbours(value)};
 }
+
+namespace {
+
+// The least score so far; among equals, what became evictable last.
+class Least {
+ public:
+  Least(const Heuristic& heuristic, bool integral) : heuristic_(heuristic), integral_(integral) {}
+
+  void consider(Value* value, const Terms& terms) {
+    constexpr double kNear = 1e-12;  // Far above the error of a score in floating point.
+    double score = dtr::score(heuristic_, terms);
+    if (integral_ && std::abs(score - score_) <= kNear * std::abs(score_)) {
+      score = exact_score(heuristic_, terms);
+      if (!exact_) score_ = exact_score(heuristic_, terms_);
+      exact_ = true;
+    } else if (score < score_) {
+      exact_ = false;
+    }
+    if (score > score_ || (score == score_ && value_ && value->order < value_->order)) return;
+    value_ = value;
+    score_ = score;
+    terms_ = terms;
+  }
+  Value* value() const { return value_; }
+  double score() const { return score_; }
+
+ private:
+  const Heuristic& heuristic_;
+  const bool integral_;
+  Value* value_ = nullptr;
+  double score_ = std::numeric_limits<double>::infinity();
+  Terms terms_{};
+  bool exact_ = false;
+};
+
+}  // namespace
 
 // Sampling looks at sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over
 // tensors below a hundredth of the mean size (paper, appendix E.2): eviction stays cheap with
 // thousands of candidates and the choice hardly differs.
 Value* Engine::choose() {
   constexpr std::size_t kSampleAtLeast = 32;
-  Value* best = nullptr;
-  double best_score = std::numeric_limits<double>::infinity();
-  const auto consider = [&](Value* value) {
-    if (value->locks) return;
-    double score = score_of(*value);
-    if (score <= best_score) {
-      best = value;
-      best_score = score;
-    }
-  };
+  Least least(heuristic_, integral_);
   std::size_t n = candidates_.size();
+  const auto draw = [&] {
+    random_ = random_ * 6364136223846793005 + 1442695040888963407;  // Knuth's MMIX generator.
+    return candidates_[(random_ >> 32) * n >> 32];
+  };
+  if (heuristic_.selection == Selection::kRandom) {
+    for (std::size_t i = 0; i < 2 * n; ++i) {  // Few are locked.
+      if (Value* value = draw(); !value->locks) return value;
+    }
+  }
   if (heuristic_.selection == Selection::kSample && n > kSampleAtLeast) {
     Bytes small = stats_.evictable / static_cast<Bytes>(n) / 100;
     std::size_t draws = std::max(kSampleAtLeast, static_cast<std::size_t>(std::sqrt(n)));
     for (std::size_t i = 0; i < draws; ++i) {
-      random_ = random_ * 6364136223846793005 + 1442695040888963407;  // Knuth's MMIX generator.
-      Value* value = candidates_[(random_ >> 32) * n >> 32];
-      if (value->size >= small) consider(value);
+      Value* value = draw();
+      if (value->size >= small && !value->locks) least.consider(value, terms_of(*value));
     }
-    if (best) return best;
+    if (least.value()) return least.value();
   }
-  for (Value* value : candidates_) consider(value);
-  return best;
+  for (Value* value : candidates_) {
+    if (!value->locks) least.consider(value, terms_of(*value));
+  }
+  return least.score() > 0 ? least.value() : choose_not_positive();
+}
+
+// The reference simulator scans from what became evictable first and stops at a score of zero. That
+// decides between free values (zero), and those that the drift of evicted classes has put below
+// nothing.
+Value* Engine::choose_not_positive() {
+  std::vector<std::pair<std::uint64_t, Value*>> free;
+  for (Value* value : candidates_) {
+    if (!value->locks && score(heuristic_, terms_of(*value)) <= 0) {
+      free.emplace_back(value->order, value);
+    }
+  }
+  std::sort(free.begin(), free.end());
+  Least least(heuristic_, integral_);
+  for (auto& [order, value] : free) {
+    Terms terms = terms_of(*value);
+    least.consider(value, terms);
+    if (score(heuristic_, terms) == 0) break;
+  }
+  return least.value();
 }
 
 bool Engine::evict_one() {
@@ -283,55 +381,77 @@ void Engine::note_operator(Bytes bytes) {
 // ---- Rematerialization
 // ----------------------------------------------------------------------------------------------
 
+// An operator on the stack of a rematerialization, and which of its missing inputs is next.
+struct Engine::Pending {
+  Op* op;
+  Value* wanted;
+  std::size_t first_missing, next;
+};
+
 void Engine::unlock_inputs(Op& op) {
   for (std::uint32_t i = 0; i < op.use_count; ++i) unlock(*op.uses()[i].value);
 }
 
 void Engine::materialize(Value& target, Lock& lock) {
-  struct Pending {
-    Op* op;
-    std::uint32_t next;
-  };
   std::vector<Pending> pending;
-  // All inputs are locked before the first missing one is recomputed: a resident one must not be
-  // evicted to bring back its sibling.
-  const auto push = [&](Op& op) {
+  std::vector<Value*> missing;  // Inputs of all that is pending; the last one's come last.
+  // Resident inputs are locked before the first missing one is recomputed, which must not evict
+  // them; the missing ones as they come back.
+  const auto push = [&](Value& value) {
+    Op& op = *value.producer;
+    for (std::uint32_t i = 0; i < op.use_count; ++i) touch(*op.uses()[i].value);
+    pending.push_back({&op, &value, missing.size(), missing.size()});
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
-      this->lock(input);
-      touch(input);
+      input.resident() ? this->lock(input) : missing.push_back(&input);
     }
-    pending.push_back({&op, 0});
   };
   if (target.resident()) return;
-  push(*target.producer);
+  push(target);
   try {
     while (!pending.empty()) {
-      auto& [op, next] = pending.back();
-      while (next < op->use_count && op->uses()[next].value->resident()) ++next;
-      if (next < op->use_count) {
-        push(*op->uses()[next].value->producer);
+      Pending& top = pending.back();
+      if (top.next < missing.size()) {
+        Value& input = *missing[top.next];
+        if (input.resident()) {
+          this->lock(input);
+          ++top.next;
+        } else {
+          push(input);
+        }
         continue;
       }
       // Another thread, or a shared subexpression, may have been here meanwhile.
-      bool missing = false;
-      for (std::uint32_t i = 0; i < op->output_count; ++i) {
-        missing |= op->outputs()[i] && !op->outputs()[i]->resident();
+      Op& op = *top.op;
+      Value& wanted = *top.wanted;
+      bool lacks = false;
+      for (std::uint32_t i = 0; i < op.output_count; ++i) {
+        lacks |= op.outputs()[i] && !op.outputs()[i]->resident();
       }
-      if (missing) {
-        executor_.run(*op, lock);
-        ++stats_.rematerializations;
-        stats_.clock += op->cost;
-        stats_.remat_cost += op->cost;
-      }
-      Op* done = op;
+      if (lacks) run(op, wanted, lock);
+      missing.resize(top.first_missing);
       pending.pop_back();
-      unlock_inputs(*done);
+      unlock_inputs(op);
     }
   } catch (...) {
-    for (; !pending.empty(); pending.pop_back()) unlock_inputs(*pending.back().op);
+    for (; !pending.empty(); pending.pop_back()) {
+      // What is still missing was not locked.
+      for (; missing.size() > pending.back().next; missing.pop_back()) this->lock(*missing.back());
+      missing.resize(pending.back().first_missing);
+      unlock_inputs(*pending.back().op);
+    }
     throw;
   }
+}
+
+void Engine::run(Op& op, Value& wanted, Lock& lock) {
+  bool first = wanted.recomputes < 0;
+  executor_.run(op, lock);
+  stamp(wanted.storage());
+  neighbourhood_.refresh();
+  stats_.clock += op.cost;
+  (first ? stats_.base_cost : stats_.remat_cost) += op.cost;
+  stats_.rematerializations += !first;
 }
 
 void Engine::settle(Value& value, Lock& lock) {
@@ -399,6 +519,21 @@ void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
   }
 }
 
+void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants) {
+  for (Op* op : ops) {
+    for (std::uint32_t i = 0; i < op->output_count; ++i) {
+      Value* value = op->outputs()[i];
+      neighbourhood_.discard(*value);
+      delete value;
+    }
+    ::operator delete(op);
+  }
+  for (Value* value : constants) delete value;
+  candidates_.clear();
+  owned_.clear();
+  stats_.values = stats_.ops = stats_.evictable = 0;
+}
+
 // ---- Consistency
 // ----------------------------------------------------------------------------------------------------
 
@@ -432,8 +567,7 @@ void Engine::check() const {
     frontier.pop_back();
     insist(value->needed() || value->resident(), "no value outlives its last reader");
     if (value->producer) {
-      insist(value->resident() == (value->evicted_class == nullptr),
-             "exactly the missing values are in an evicted class");
+      neighbourhood_.check(*value);
       insist(value->resident() == (value->candidate != kNowhere),
              "exactly the resident values are candidates");
       insist(value->producer->outputs()[value->output] == value, "a producer knows its output");

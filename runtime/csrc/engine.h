@@ -21,7 +21,6 @@
 
 #include "runtime/csrc/executor.h"
 #include "runtime/csrc/neighbourhood.h"
-#include "runtime/csrc/score.h"
 
 namespace dtr {
 
@@ -32,11 +31,30 @@ struct EngineStats {
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
   Nanos clock = 0, base_cost = 0, remat_cost = 0;  // By recorded costs.
+  std::int64_t evaluations = 0;                     // Scores computed.
+  std::int64_t accesses = 0;  // Those, and edges and records visited for them (appendix D.3).
 };
+
+// What happens to a value that the program drops (paper, appendices C.4 and C.5).
+enum class Policy {
+  kEager,   // Its content goes at once; its recipe stays while something reads it.
+  kBanish,  // It goes for good once all that was made from it is resident; that is then constant.
+  kIgnore,  // Nothing: it goes when it has the least score.
+};
+
+// Which records are kept. Live, those that something may need. The paper's simulator keeps all, so
+// that values nobody can ask for again still count as evicted neighbours.
+enum class Records { kNeeded, kAll };
 
 class Engine {
  public:
-  Engine(Executor& executor, Heuristic heuristic) : executor_(executor), heuristic_(heuristic) {}
+  Engine(Executor& executor, Heuristic heuristic, Policy policy = Policy::kEager,
+         Records records = Records::kNeeded)
+      : executor_(executor),
+        heuristic_(heuristic),
+        policy_(policy),
+        records_(records),
+        neighbourhood_(heuristic.neighbourhood) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -51,19 +69,30 @@ class Engine {
   void finish(Op& op, Nanos cost);
   void abandon(Op& op);  // As if it had never been begun.
   Value& constant(Bytes size, void* home, void* data);
+
+  // The other way to record, where the outputs are known before the operator runs: expect() links
+  // them, missing, instead of write(), and compute() runs the operator. view() adds an output that
+  // shares the bytes of `base`. The first output is the one asked for.
+  Value& expect(Op& op, std::uint16_t output, Bytes size, void* home);
+  Value& view(Op& op, std::uint16_t output, Value& base, void* home);
+  void compute(Op& op, Nanos cost, Lock& lock);
+
   void advance(Nanos cost) {
     stats_.clock += cost, stats_.base_cost += cost;
   }  // An unrecorded operator ran.
 
-  void lock(Value& value) { ++value.locks; }
+  void lock(Value& value) { ++value.storage().locks; }
   void unlock(Value& value);
-  void touch(Value& value) { value.last_access = stats_.clock; }
+  void touch(Value& value) { value.storage().last_access = stats_.clock; }
 
   void dropped(Value& value);     // The program let its storage go.
   void superseded(Value& value);  // Its storage was written: the content is another value's now.
   void* steal(Value& value);      // A replay takes its content as the buffer it writes.
   void freeze(Value& value);      // Resident: a constant from now on, its recipe forgotten.
   void restore(Value& value, void* data);  // From Executor::run: content for a missing output.
+
+  // Takes back all records at once, where all are kept: `ops` and `constants` are all there are.
+  void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
   bool evict_one();          // The value of least score; false where nothing may go.
   void evict(Value& value);  // Resident, recomputable and not locked.
@@ -91,6 +120,7 @@ class Engine {
   EngineStats stats() const {
     EngineStats stats = stats_;
     stats.classes = neighbourhood_.classes();
+    stats.accesses = stats.evaluations + neighbourhood_.accesses();
     return stats;
   }
   Bytes locked_bytes() const;
@@ -98,20 +128,30 @@ class Engine {
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
 
  private:
+  struct Pending;
+
+  void own(Value& value, std::int32_t oldest);
   void add_candidate(Value& value);
+  void stamp(Value& value) { value.order = ++order_; }
   void remove_candidate(Value& value);
   void disown(Value& value);
   void lose(Value& value);
+  void let_go(Value& value);
+  void run(Op& op, Value& wanted, Lock& lock);
   void unlink(Value& value);  // From its producer, which goes with its last output.
   void erase(Op& op);
   void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
   void settle(Value& value, Lock& lock);
   void unlock_inputs(Op& op);
   Value* choose();
-  double score_of(const Value& value);
+  Value* choose_not_positive();
+  Terms terms_of(const Value& value);
 
   Executor& executor_;
   const Heuristic heuristic_;
+  const bool integral_ = heuristic_.epsilon == 0 && integral(heuristic_);
+  const Policy policy_;
+  const Records records_;
   std::mutex mutex_;
   Neighbourhood neighbourhood_;
   std::vector<Value*> candidates_;  // Resident and recomputable; some locked.
@@ -119,7 +159,8 @@ class Engine {
   std::vector<Value*> garbage_;
   EngineStats stats_;
   std::int32_t generation_ = 0;
-  std::uint64_t random_ = 0x9e3779b97f4a7c15;
+  std::uint64_t order_ = 0;
+  std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;
 };
 
 }  // namespace dtr

@@ -7,7 +7,11 @@
 //
 // An Op is one block of memory: the struct, its uses, its outputs, then whatever the executor needs
 // to run it. Records are what the budget costs besides the budget, so they are kept small (about
-// 100 bytes a Value, 350 a two-input operator).
+// 130 bytes a Value, 380 a two-input operator).
+//
+// In a trace a view has a recipe of its own, as in the paper's simulator: it is a Value without
+// bytes that hangs on the Value whose bytes it shares, goes with it, and must be computed again by
+// itself. Live views are free and have no Value.
 
 #pragma once
 
@@ -22,6 +26,7 @@ namespace dtr {
 struct Op;
 struct Value;
 struct EvictedClass;
+struct Region;
 
 // One place where an Op reads a Value: a link of the Value's list of readers.
 struct Use {
@@ -36,10 +41,16 @@ constexpr std::int32_t kNeverRecomputed = std::numeric_limits<std::int32_t>::max
 
 struct Value {
   Bytes size = 0;
+  Nanos cost = 0;         // Of the distinct operators that made it and its views.
   Nanos last_access = 0;  // On the engine's clock, which advances by the cost of each operator run.
   Op* producer = nullptr;  // Null: a constant. It is never evicted.
   Use* uses = nullptr;
-  EvictedClass* evicted_class = nullptr;  // Its evicted neighbourhood; null while resident.
+  Value* base = nullptr;   // Of a view: whose bytes it shares.
+  Value* views = nullptr;  // The first view of these bytes; of a view, the next one.
+  EvictedClass* evicted_class = nullptr;  // Neighbourhood::eqclass: while it is missing.
+  Region* region = nullptr;               // Neighbourhood::full: while it is resident.
+  std::uint64_t mark = 0;                 // Of the last walk over the graph that met it.
+  std::uint64_t order = 0;            // When it last became evictable: the later, the greater.
   void* home = nullptr;               // Executor's: the program's storage. Null once that is gone.
   void* data = nullptr;               // Executor's: the content. Null while evicted.
   std::int32_t candidate = kNowhere;  // Index in the engine's list of evictable values.
@@ -56,6 +67,7 @@ struct Value {
   bool constant() const { return producer == nullptr; }
   bool resident() const { return data != nullptr; }
   bool needed() const { return uses || locks || (producer && home); }
+  Value& storage() { return base ? *base : *this; }
 };
 
 struct Op {

@@ -1,49 +1,51 @@
 // The cost of a value's evicted neighbourhood: what must be recomputed besides the value itself if
-// it goes too.
+// it goes too (paper, section 4.1). Every way in which a value loses its content enters here:
+// evicted, dropped by the program, superseded by a write, stolen by a replay.
 //
-// Exact neighbourhoods (paper section 4.1, e*) are costly to maintain. This is the paper's
-// relaxation (section 4.1 and appendix C.2): evicted values that touch form a class in a union-find
-// structure with one running sum of costs; a value that comes back is subtracted from its class,
-// which is not split, so classes may hold phantom connections. Every way in which a value loses its
-// content enters here: evicted, dropped by the program, superseded by a write, stolen by a replay.
-//
-// Classes are counted by their members and by the classes merged into them, so a class goes when
-// its last value does.
+// Four answers, dearer as they get more exact: none; the paper's relaxation by a union-find
+// (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. All
+// see storages: a view counts with the bytes it shares.
 
 #pragma once
 
 #include <cstdint>
 
+#include "runtime/csrc/evicted_classes.h"
 #include "runtime/csrc/graph.h"
+#include "runtime/csrc/regions.h"
+#include "runtime/csrc/score.h"
 
 namespace dtr {
 
-struct EvictedClass {
-  EvictedClass* parent = nullptr;
-  Nanos cost = 0;  // At the root: the sum over members.
-  std::int64_t references = 0;
-  std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
-};
-
 class Neighbourhood {
  public:
-  ~Neighbourhood() = default;
+  explicit Neighbourhood(NeighbourhoodKind kind) : kind_(kind) {}
 
-  void lost(Value& value);         // `value` has just lost its content.
-  void returned(Value& value);     // It is back, or its record is about to go.
-  Nanos cost(const Value& value);  // Sum over the distinct classes next to `value`.
+  // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
+  // the last added() or returned().
+  void added(Value& value) { exact() ? regions_.returned(value) : void(); }  // New, with content.
+  void expected(Value& value);  // New, and its operator has yet to run for the first time.
+  void lost(Value& value);      // It has just lost its content.
+  void returned(Value& value);  // It is back.
+  void refresh() { exact() ? regions_.refresh() : void(); }
+  void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
 
-  std::int64_t classes() const { return classes_; }
-  static Nanos own_cost(const Value& value) { return value.producer ? value.producer->cost : 0; }
+  void discard(Value& value);  // It goes, and so does all that knows it.
+
+  Nanos cost(const Value& value);
+
+  std::int64_t classes() const { return classes_.count(); }
+  std::int64_t accesses() const { return classes_.accesses() + regions_.accesses(); }
+  void check(const Value& value) const;
 
  private:
-  template <typename Visit>
-  static void for_each_evicted_neighbour(const Value& value, Visit visit);
-  EvictedClass* find(EvictedClass* node);
-  void unreference(EvictedClass* node);
+  bool exact() const {
+    return kind_ == NeighbourhoodKind::kFull || kind_ == NeighbourhoodKind::kAncestors;
+  }
 
-  std::uint64_t stamp_ = 0;
-  std::int64_t classes_ = 0;
+  const NeighbourhoodKind kind_;
+  EvictedClasses classes_;
+  Regions regions_;
 };
 
 }  // namespace dtr

@@ -1,24 +1,26 @@
 // The parametric score. Its presets are the known heuristics; the lowest score is evicted first.
 //
-//     score = (c + n + eps_c)^cost_exp * recompute_penalty^recomputes
-//             / ((size + fragmentation * free_neighbours)^size_exp * (staleness +
-//             eps_t)^staleness_exp)
+//     score = (c + n + epsilon)^cost_exp * recompute_penalty^recomputes
+//             / ((size + fragmentation * free_neighbours)^size_exp
+//                * (staleness + epsilon)^staleness_exp)
 //
 // c is the value's own cost, n that of its evicted neighbourhood (paper, section 4.1: h_DTR is all
-// exponents 1). The penalty and the free neighbours are MegEngine's. eps_c and eps_t are one
-// nanosecond: they keep zero costs and just-touched values comparable instead of equal.
+// exponents 1). The penalty and the free neighbours are MegEngine's. An epsilon of one nanosecond
+// keeps zero costs and just-touched values comparable; the paper's simulator has none, and takes a
+// quotient by nothing as infinite.
 
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "dtr_alloc/csrc/arena.h"
 
 namespace dtr {
 
-enum class NeighbourhoodKind { kNone, kEvictedClass };
-enum class Selection { kSingle, kSample };
+enum class NeighbourhoodKind { kNone, kEvictedClass, kFull, kAncestors };
+enum class Selection { kSingle, kSample, kRandom };
 
 struct Heuristic {
   NeighbourhoodKind neighbourhood = NeighbourhoodKind::kEvictedClass;
@@ -26,6 +28,17 @@ struct Heuristic {
   double fragmentation = 0;
   double recompute_penalty = 1;
   Selection selection = Selection::kSample;
+  Nanos epsilon = 1;
+  std::uint64_t seed = 0;  // Of what selection draws.
+};
+
+// What a score is made of.
+struct Terms {
+  Nanos cost;  // c + n.
+  Bytes size;
+  Nanos staleness;
+  std::int64_t recomputes;
+  Bytes free_neighbours;
 };
 
 // pow() costs 20 to 50 ns and the exponents are 0 or 1 in all but tuned settings.
@@ -35,15 +48,22 @@ inline double raise(double base, double exponent) {
   return std::pow(base, exponent);
 }
 
-inline double score(const Heuristic& h, Nanos cost, Bytes size, Nanos staleness,
-                    std::int64_t recomputes, Bytes free_neighbours) {
-  double numerator = raise(static_cast<double>(cost) + 1, h.cost_exp);
+inline double score(const Heuristic& h, const Terms& t) {
+  double numerator = raise(static_cast<double>(t.cost + h.epsilon), h.cost_exp);
   if (h.recompute_penalty != 1) {
-    numerator *= std::pow(h.recompute_penalty, static_cast<double>(recomputes));
+    numerator *= std::pow(h.recompute_penalty, static_cast<double>(t.recomputes));
   }
-  double bytes = static_cast<double>(size) + h.fragmentation * static_cast<double>(free_neighbours);
-  return numerator /
-         (raise(bytes, h.size_exp) * raise(static_cast<double>(staleness) + 1, h.staleness_exp));
+  double bytes =
+      static_cast<double>(t.size) + h.fragmentation * static_cast<double>(t.free_neighbours);
+  double denominator = raise(bytes, h.size_exp) *
+                       raise(static_cast<double>(t.staleness + h.epsilon), h.staleness_exp);
+  return denominator > 0 ? numerator / denominator : std::numeric_limits<double>::infinity();
 }
+
+// The same quotient rounded once, as exact arithmetic gives it, where every term is an integer or
+// absent. Rounding the product of size and staleness first can put two near scores in the wrong
+// order, and the reference simulator's integers don't.
+bool integral(const Heuristic& heuristic);
+double exact_score(const Heuristic& heuristic, const Terms& terms);
 
 }  // namespace dtr

@@ -1,0 +1,92 @@
+// Python's view of the simulator: a schedule's columns go in, counts come out.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include "runtime/csrc/simulation.h"
+
+namespace py = pybind11;
+
+namespace dtr {
+namespace {
+
+using Column = py::array_t<std::int64_t, py::array::c_style>;
+
+// Keeps the columns alive for as long as something looks at them.
+struct Columns {
+  Column tensor_size, tensor_alias, op_cost, op_constant, op_args_begin, op_args, op_results_begin,
+      kind, operand;
+
+  Schedule schedule() const {
+    const auto view = [](const Column& column) {
+      return std::span<const std::int64_t>(column.data(), static_cast<std::size_t>(column.size()));
+    };
+    return {.tensor_size = view(tensor_size),
+            .tensor_alias = view(tensor_alias),
+            .op_cost = view(op_cost),
+            .op_constant = view(op_constant),
+            .op_args_begin = view(op_args_begin),
+            .op_args = view(op_args),
+            .op_results_begin = view(op_results_begin),
+            .kind = view(kind),
+            .operand = view(operand)};
+  }
+};
+
+}  // namespace
+
+void bind_simulation(py::module_& m) {
+  using namespace py::literals;
+  py::class_<Columns>(m, "Columns")
+      .def(py::init<Column, Column, Column, Column, Column, Column, Column, Column, Column>(),
+           "tensor_size"_a, "tensor_alias"_a, "op_cost"_a, "op_constant"_a, "op_args_begin"_a,
+           "op_args"_a, "op_results_begin"_a, "kind"_a, "operand"_a)
+      .def("baseline", [](const Columns& columns) {
+        Simulation::Baseline sum = Simulation::baseline(columns.schedule());
+        return py::make_tuple(sum.peak, sum.cost, sum.constants, sum.largest_operator);
+      });
+  py::enum_<Policy>(m, "Policy")
+      .value("eager", Policy::kEager)
+      .value("banish", Policy::kBanish)
+      .value("ignore", Policy::kIgnore);
+  m.def(
+      "simulate",
+      [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
+         bool live_rules, Nanos remat_limit, bool log_events) {
+        Simulation simulation(
+            columns.schedule(),
+            {.budget = budget,
+             .pool = pool,
+             .heuristic = heuristic,
+             .policy = policy,
+             .free_views = live_rules,
+             .records = live_rules ? Records::kNeeded : Records::kAll,
+             .remat_limit = remat_limit,
+             .log_events = log_events});
+        SimulationStatus status;
+        {
+          py::gil_scoped_release open;
+          status = simulation.run();
+        }
+        constexpr const char* kNames[] = {"ok", "oom", "thrash"};
+        SimulationCounts counts = simulation.counts();
+        py::dict result;
+        result["status"] = kNames[static_cast<int>(status)];
+        result["peak_bytes"] = counts.peak;
+        result["base_compute"] = counts.base;
+        result["remat_compute"] = counts.remat;
+        result["evictions"] = counts.evictions;
+        result["eager_evictions"] = counts.eager;
+        result["rematerializations"] = counts.remats;
+        result["collateral"] = counts.collateral;
+        result["evaluations"] = counts.evaluations;
+        result["accesses"] = counts.accesses;
+        result["events"] = Column(static_cast<py::ssize_t>(simulation.events().size()),
+                                  simulation.events().data());
+        return result;
+      },
+      "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "live_rules"_a,
+      "remat_limit"_a, "log_events"_a);
+}
+
+}  // namespace dtr

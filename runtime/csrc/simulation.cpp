@@ -1,0 +1,228 @@
+#include "runtime/csrc/simulation.h"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace dtr {
+namespace {
+
+std::vector<std::int64_t> roots_of(const Schedule& schedule) {
+  std::vector<std::int64_t> roots(schedule.tensors());
+  for (std::int64_t i = 0; i < schedule.tensors(); ++i) {
+    std::int64_t alias = schedule.tensor_alias[i];
+    if (alias >= i) throw std::invalid_argument("a view comes before what it is a view of");
+    roots[i] = alias < 0 ? i : roots[alias];
+  }
+  return roots;
+}
+
+std::span<const std::int64_t> args_of(const Schedule& schedule, std::int64_t op) {
+  return schedule.op_args.subspan(schedule.op_args_begin[op],
+                                  schedule.op_args_begin[op + 1] - schedule.op_args_begin[op]);
+}
+
+}  // namespace
+
+Simulation::Simulation(const Schedule& schedule, const SimulationOptions& options)
+    : schedule_(schedule),
+      options_(options),
+      pool_(options.pool ? Pool::create(make_virtual_arena(round_to_granule(options.budget)),
+                                        options.budget)
+                         : Pool::Handle()),
+      engine_(*this, options.heuristic, options.policy, options.records),
+      values_(schedule.tensors()),
+      roots_(roots_of(schedule)),
+      held_(schedule.tensors()),
+      pinned_(schedule.tensors()) {
+  if (options.records == Records::kNeeded && !options.free_views) {
+    throw std::invalid_argument("views that are recomputed need every record kept");
+  }
+}
+
+Simulation::~Simulation() {
+  for (Value* value : values_) {
+    if (value && !value->base && value->data && pool_) pool_->free(static_cast<Block*>(value->data));
+  }
+  engine_.discard(ops_, constants_);
+}
+
+SimulationStatus Simulation::run() {
+  Lock lock(engine_.mutex());
+  try {
+    for (std::size_t i = 0; i < schedule_.kind.size(); ++i) {
+      step(schedule_.kind[i], schedule_.operand[i], lock);
+    }
+  } catch (const OutOfBudget&) {
+    return SimulationStatus::kOutOfMemory;
+  } catch (const Thrash&) {
+    return SimulationStatus::kThrash;
+  }
+  return SimulationStatus::kOk;
+}
+
+void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
+  if (kind == Schedule::kCompute) return compute(operand, lock);
+  std::int64_t tensor = root(operand);
+  if (kind == Schedule::kGet) {
+    ++held_[tensor];
+  } else if (kind == Schedule::kPin) {
+    Value& value = *values_[operand];
+    engine_.materialize(value, lock);
+    if (!pinned_[tensor]) engine_.lock(value);
+    pinned_[tensor] = true;
+  } else if (--held_[tensor] == 0 && !pinned_[tensor]) {
+    letting_go_ = true;
+    if (options_.policy != Policy::kIgnore) engine_.dropped(*values_[tensor]);
+    letting_go_ = false;
+  }
+}
+
+void Simulation::compute(std::int64_t number, Lock& lock) {
+  auto args = args_of(schedule_, number);
+  std::int64_t first = schedule_.op_results_begin[number];
+  std::int64_t end = schedule_.op_results_begin[number + 1];
+  for (std::int64_t tensor = first; tensor < end; ++tensor) ++held_[root(tensor)];
+  if (schedule_.op_constant[number]) {
+    for (std::int64_t tensor = first; tensor < end; ++tensor) {
+      Bytes size = schedule_.tensor_size[tensor];
+      if (!pool_) make_room(size);
+      void* data = allocate(size);
+      values_[tensor] = &engine_.constant(size, data, data);
+      constants_.push_back(values_[tensor]);
+      engine_.touch(*values_[tensor]);
+      counts_.peak = std::max(counts_.peak, counts_.usage);
+    }
+    return;
+  }
+  Op& op = *Engine::begin(args.size(), end - first, sizeof(Payload));
+  new (op.payload()) Payload{number};
+  ops_.push_back(&op);
+  for (std::size_t i = 0; i < args.size(); ++i) engine_.read(op, i, *values_[args[i]]);
+  for (std::int64_t tensor = first; tensor < end; ++tensor) {
+    Value* base = root(tensor) == tensor ? nullptr : values_[root(tensor)];
+    void* home = &values_[tensor];
+    values_[tensor] = base ? &engine_.view(op, tensor - first, *base, home)
+                           : &engine_.expect(op, tensor - first, schedule_.tensor_size[tensor], home);
+  }
+  engine_.compute(op, schedule_.op_cost[number], lock);
+}
+
+void Simulation::make_room(Bytes size) {
+  while (counts_.usage + size > options_.budget) {
+    if (!engine_.evict_one()) throw OutOfBudget();
+  }
+}
+
+void* Simulation::allocate(Bytes size) {
+  void* data = this;  // Anything but null: it is there.
+  if (pool_) {
+    Block* block = nullptr;
+    while (!(block = pool_->allocate(size, Fit::kRemap))) {
+      if (!engine_.evict_one()) throw OutOfBudget();
+    }
+    size = block->size;
+    data = block;
+  }
+  counts_.usage += size;
+  counts_.peak = std::max(counts_.peak, counts_.usage);
+  return data;
+}
+
+void Simulation::free(Bytes size, void* data) {
+  if (pool_) {
+    size = static_cast<Block*>(data)->size;
+    pool_->free(static_cast<Block*>(data));
+  }
+  counts_.usage -= size;
+}
+
+// Outputs that are still there are made a second time and the copies dropped, as kernels do.
+void Simulation::run(Op& op, Lock&) {
+  std::int64_t number = static_cast<Payload*>(op.payload())->op;
+  std::int64_t first = schedule_.op_results_begin[number];
+  bool again = op.outputs()[0]->recomputes >= 0;
+  if (!pool_) {
+    Bytes total = 0;
+    for (std::uint32_t i = 0; i < op.output_count; ++i) total += op.outputs()[i]->size;
+    make_room(total);
+  }
+  std::vector<void*> made;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value& output = *op.outputs()[i];
+    made.push_back(output.base ? this : allocate(output.size));
+  }
+  std::int64_t back = 0;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value& output = *op.outputs()[i];
+    if (!output.resident()) {
+      engine_.restore(output, made[i]);
+      ++back;
+      log(first + i, kComputed);
+    } else if (!output.base) {
+      free(output.size, made[i]);
+    }
+  }
+  (again ? counts_.remat : counts_.base) += schedule_.op_cost[number];
+  counts_.remats += again;
+  counts_.collateral += again ? back - 1 : 0;
+  if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
+}
+
+void Simulation::release(Value& value) {
+  free(value.size, value.data);
+  ++counts_.evictions;
+  counts_.eager += letting_go_;
+  std::int64_t number = static_cast<Payload*>(value.producer->payload())->op;
+  log(schedule_.op_results_begin[number] + value.output, letting_go_ ? kDropped : kEvicted);
+}
+
+void Simulation::log(std::int64_t tensor, Event event) {
+  if (!options_.log_events) return;
+  events_.push_back(tensor);
+  events_.push_back(event);
+}
+
+Bytes Simulation::free_neighbours(const Value& value) const {
+  if (!pool_) return 0;
+  auto [left, right] = pool_->free_neighbours(static_cast<Block*>(value.data));
+  return left + right;
+}
+
+SimulationCounts Simulation::counts() const {
+  SimulationCounts counts = counts_;
+  counts.evaluations = engine_.stats().evaluations;
+  counts.accesses = engine_.stats().accesses;
+  return counts;
+}
+
+Simulation::Baseline Simulation::baseline(const Schedule& schedule) {
+  Baseline sum{};
+  std::vector<std::int64_t> roots = roots_of(schedule), held(schedule.tensors());
+  Bytes usage = 0;
+  for (std::size_t i = 0; i < schedule.kind.size(); ++i) {
+    std::int64_t operand = schedule.operand[i];
+    if (schedule.kind[i] == Schedule::kCompute) {
+      sum.cost += schedule.op_cost[operand];
+      Bytes together = 0;
+      for (std::int64_t arg : args_of(schedule, operand)) together += schedule.tensor_size[arg];
+      for (std::int64_t tensor = schedule.op_results_begin[operand];
+           tensor < schedule.op_results_begin[operand + 1]; ++tensor) {
+        usage += schedule.tensor_size[tensor];
+        together += schedule.tensor_size[tensor];
+        if (schedule.op_constant[operand]) sum.constants += schedule.tensor_size[tensor];
+        ++held[roots[tensor]];
+      }
+      sum.largest_operator = std::max(sum.largest_operator, together);
+      sum.peak = std::max(sum.peak, usage);
+    } else if (schedule.kind[i] == Schedule::kGet) {
+      ++held[roots[operand]];
+    } else if (schedule.kind[i] == Schedule::kRelease && --held[roots[operand]] == 0) {
+      usage -= schedule.tensor_size[roots[operand]];
+    }
+  }
+  return sum;
+}
+
+}  // namespace dtr
