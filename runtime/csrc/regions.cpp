@@ -53,28 +53,40 @@ void Regions::rebuild(Direction direction, Value& value) {
   collect_missing(direction, value, value.region->*direction);
 }
 
+// Calls `add` for each value of `from` that is not in `into`.
+template <typename Add>
+void Regions::for_each_new(const std::vector<Value*>& into, const std::vector<Value*>& from,
+                           Add add) {
+  constexpr std::size_t kFew = 8;  // Then to search costs less than to mark: no record is visited.
+  std::size_t known = into.size();
+  if (from.size() <= kFew) {
+    for (Value* value : from) {
+      if (std::find(into.begin(), into.begin() + known, value) == into.begin() + known) add(value);
+    }
+    return;
+  }
+  ++stamp_;
+  for (Value* value : into) value->mark = stamp_;
+  for (Value* value : from) {
+    if (value->mark != stamp_) add(value);
+  }
+}
+
 void Regions::absorb(Direction direction, Value& absorber, Value& lost) {
   if (!absorber.region) return;
   Region::Side& into = absorber.region->*direction;
   const Region::Side& from = lost.region->*direction;
   remove(into.rim, lost);
-
-  ++stamp_;
-  absorber.mark = stamp_;
-  for (Value* value : into.rim) value->mark = stamp_;
-  for (Value* value : from.rim) {
-    if (value->mark != stamp_) into.rim.push_back(value);
-  }
-  ++stamp_;
-  for (Value* value : into.interior) value->mark = stamp_;
+  for_each_new(into.rim, from.rim, [&](Value* value) {
+    if (value != &absorber) into.rim.push_back(value);
+  });
   const auto add = [&](Value* value) {
-    if (value->mark == stamp_) return;
     ++accesses_;
     into.interior.push_back(value);
     into.cost += value->cost;
   };
+  for_each_new(into.interior, from.interior, add);
   add(&lost);
-  for (Value* value : from.interior) add(value);
 }
 
 void Regions::lost(Value& value) {

@@ -50,6 +50,8 @@ class Regions {
 
   template <typename Visit>
   static void for_each_neighbour(Direction direction, Value& value, Visit visit);
+  template <typename Add>
+  void for_each_new(const std::vector<Value*>& into, const std::vector<Value*>& from, Add add);
   void rebuild(Direction direction, Value& value);
   void absorb(Direction direction, Value& absorber, Value& lost);
   void collect_missing(Direction direction, Value& value, Region::Side& side);
