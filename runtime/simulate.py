@@ -160,7 +160,7 @@ class Simulator:
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),
             policy=getattr(_core.Policy, policy),
-            live_rules=not paper,
+            live_rules=not paper or policy == "banish",
             remat_limit=limit,
             log_events=log_events,
         )

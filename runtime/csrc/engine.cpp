@@ -82,7 +82,6 @@ void Engine::compute(Op& op, Nanos cost, Lock& lock) {
     --op.outputs()[i]->recomputes;  // The first run is none.
   }
   materialize(*op.outputs()[0], lock);
-  for (std::uint32_t i = 0; i < op.output_count; ++i) touch(*op.outputs()[i]);
 }
 
 void Engine::abandon(Op& op) {
@@ -111,7 +110,7 @@ void Engine::unlock(Value& view) {
     value.dropped_while_locked = false;
     let_go(value);
   }
-  collect(value);
+  collect_or_banish(value);
 }
 
 void Engine::dropped(Value& value) {
@@ -122,7 +121,33 @@ void Engine::dropped(Value& value) {
     return;
   }
   let_go(value);
-  collect(value);
+  collect_or_banish(value);
+}
+
+// Paper, appendix C.5: a value that the program has dropped and that nothing missing was made from
+// goes for good. What was made from it can't be recomputed then, so it becomes constant.
+void Engine::collect_or_banish(Value& value) {
+  if (policy_ != Policy::kBanish || value.home || value.constant()) return collect(value);
+  std::vector<Value*> made;
+  for (Use* use = value.uses; use; use = use->next) {
+    for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
+      Value* output = use->op->outputs()[i];
+      if (output && !output->resident()) return collect(value);
+      if (output && std::find(made.begin(), made.end(), output) == made.end()) {
+        made.push_back(output);
+      }
+    }
+  }
+  // Each record must outlive what the freezing of the others collects.
+  made.push_back(&value);
+  for (Value* one : made) ++one->locks;
+  for (Value* one : made) {
+    if (one != &value && !one->constant()) freeze(*one);
+  }
+  for (Value* one : made) {
+    --one->locks;
+    collect(*one);
+  }
 }
 
 void Engine::let_go(Value& value) {
@@ -169,8 +194,8 @@ void Engine::restore(Value& value, void* data) {
 void Engine::freeze(Value& value) {
   remove_candidate(value);
   disown(value);
-  executor_.settle(value);
   neighbourhood_.cut(value);
+  executor_.settle(value);
   unlink(value);
   collect(value);
 }
@@ -389,7 +414,13 @@ struct Engine::Pending {
 };
 
 void Engine::unlock_inputs(Op& op) {
-  for (std::uint32_t i = 0; i < op.use_count; ++i) unlock(*op.uses()[i].value);
+  if (policy_ != Policy::kBanish) {
+    for (std::uint32_t i = 0; i < op.use_count; ++i) unlock(*op.uses()[i].value);
+    return;
+  }
+  std::vector<Value*> inputs;  // To banish one of them may erase the operator.
+  for (std::uint32_t i = 0; i < op.use_count; ++i) inputs.push_back(op.uses()[i].value);
+  for (Value* input : inputs) unlock(*input);
 }
 
 void Engine::materialize(Value& target, Lock& lock) {
@@ -452,6 +483,7 @@ void Engine::run(Op& op, Value& wanted, Lock& lock) {
   stats_.clock += op.cost;
   (first ? stats_.base_cost : stats_.remat_cost) += op.cost;
   stats_.rematerializations += !first;
+  for (std::uint32_t i = 0; first && i < op.output_count; ++i) touch(*op.outputs()[i]);
 }
 
 void Engine::settle(Value& value, Lock& lock) {

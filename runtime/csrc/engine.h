@@ -141,6 +141,7 @@ class Engine {
   void unlink(Value& value);  // From its producer, which goes with its last output.
   void erase(Op& op);
   void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
+  void collect_or_banish(Value& value);
   void settle(Value& value, Lock& lock);
   void unlock_inputs(Op& op);
   Value* choose();

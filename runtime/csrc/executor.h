@@ -25,7 +25,8 @@ class Executor {
   virtual void release(Value& value) = 0;
 
   // `value`, resident, is no longer the engine's to evict: its storage becomes an ordinary one. If
-  // recipes still read it, the executor keeps the content alive until `forget(value)`.
+  // recipes still read it, the executor keeps the content alive until `forget(value)`. The program
+  // may have dropped the storage (Policy::kBanish); only recipes read the content then.
   virtual void settle(Value& value) = 0;
 
   // Free bytes of the pool directly before and after a resident value.

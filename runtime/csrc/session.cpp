@@ -136,8 +136,19 @@ void Session::release(Value& value) {
 }
 
 void Session::settle(Value& value) {
+  Block* block = static_cast<Block*>(value.data);
+  if (!value.home) {
+    block->owner = nullptr;
+    void* data = pool_->data(block);
+    value.home = value.data =
+        c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t(), value.size,
+            at::DataPtr(data, data, &pool_deleter, c10::Device(c10::kCPU)), nullptr, false)
+            .release();
+    return;
+  }
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
-  detach(storage, static_cast<Block*>(value.data));
+  detach(storage, block);
   if (leaving_) settled_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   c10::raw::intrusive_ptr::incref(storage);
   value.data = storage;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -42,10 +43,18 @@ Simulation::Simulation(const Schedule& schedule, const SimulationOptions& option
 }
 
 Simulation::~Simulation() {
-  for (Value* value : values_) {
-    if (value && !value->base && value->data && pool_) pool_->free(static_cast<Block*>(value->data));
+  if (keeps_all()) {
+    for (Value* value : values_) {
+      if (value && !value->base && value->data) free(value->size, value->data);
+    }
+    engine_.discard(ops_, constants_);
+    return;
   }
-  engine_.discard(ops_, constants_);
+  for (std::int64_t tensor = 0; tensor < schedule_.tensors(); ++tensor) {
+    if (held_[tensor] == 0) continue;
+    if (pinned_[tensor]) engine_.unlock(*values_[tensor]);
+    let_go(tensor);
+  }
 }
 
 SimulationStatus Simulation::run() {
@@ -64,49 +73,80 @@ SimulationStatus Simulation::run() {
 
 void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
   if (kind == Schedule::kCompute) return compute(operand, lock);
-  std::int64_t tensor = root(operand);
+  std::int64_t root = roots_[operand];
   if (kind == Schedule::kGet) {
-    ++held_[tensor];
+    ++held_[root];
   } else if (kind == Schedule::kPin) {
-    Value& value = *values_[operand];
+    Value& value = *values_[options_.free_views ? root : operand];
     engine_.materialize(value, lock);
-    if (!pinned_[tensor]) engine_.lock(value);
-    pinned_[tensor] = true;
-  } else if (--held_[tensor] == 0 && !pinned_[tensor]) {
-    letting_go_ = true;
-    if (options_.policy != Policy::kIgnore) engine_.dropped(*values_[tensor]);
-    letting_go_ = false;
+    // The engine keeps constants that recipes read; pinned are those that nothing may let go.
+    if (!pinned_[root] && !(value.constant() && !keeps_all())) {
+      engine_.lock(value);
+      pinned_[root] = true;
+    }
+  } else if (--held_[root] == 0 && !pinned_[root]) {
+    let_go(root);
   }
+}
+
+// The program's last reference to `tensor` is gone. The paper's simulator never frees constants.
+void Simulation::let_go(std::int64_t tensor) {
+  Value& value = *values_[tensor];
+  letting_go_ = true;
+  if (!value.constant()) {
+    engine_.dropped(value);
+  } else if (!keeps_all()) {
+    engine_.unlock(value);
+  }
+  letting_go_ = false;
 }
 
 void Simulation::compute(std::int64_t number, Lock& lock) {
   auto args = args_of(schedule_, number);
   std::int64_t first = schedule_.op_results_begin[number];
   std::int64_t end = schedule_.op_results_begin[number + 1];
-  for (std::int64_t tensor = first; tensor < end; ++tensor) ++held_[root(tensor)];
+  for (std::int64_t tensor = first; tensor < end; ++tensor) ++held_[roots_[tensor]];
   if (schedule_.op_constant[number]) {
-    for (std::int64_t tensor = first; tensor < end; ++tensor) {
-      Bytes size = schedule_.tensor_size[tensor];
-      if (!pool_) make_room(size);
-      void* data = allocate(size);
-      values_[tensor] = &engine_.constant(size, data, data);
-      constants_.push_back(values_[tensor]);
-      engine_.touch(*values_[tensor]);
-      counts_.peak = std::max(counts_.peak, counts_.usage);
-    }
+    for (std::int64_t tensor = first; tensor < end; ++tensor) add_constant(tensor);
     return;
   }
-  Op& op = *Engine::begin(args.size(), end - first, sizeof(Payload));
-  new (op.payload()) Payload{number};
-  ops_.push_back(&op);
-  for (std::size_t i = 0; i < args.size(); ++i) engine_.read(op, i, *values_[args[i]]);
+  std::vector<std::int64_t> results;
   for (std::int64_t tensor = first; tensor < end; ++tensor) {
-    Value* base = root(tensor) == tensor ? nullptr : values_[root(tensor)];
-    void* home = &values_[tensor];
-    values_[tensor] = base ? &engine_.view(op, tensor - first, *base, home)
-                           : &engine_.expect(op, tensor - first, schedule_.tensor_size[tensor], home);
+    if (!options_.free_views || roots_[tensor] == tensor) results.push_back(tensor);
   }
-  engine_.compute(op, schedule_.op_cost[number], lock);
+  Nanos cost = schedule_.op_cost[number];
+  if (results.empty()) {
+    counts_.base += cost;
+    return engine_.advance(cost);
+  }
+  Op& op = *Engine::begin(args.size(), results.size(), sizeof(Payload));
+  new (op.payload()) Payload{number, first};
+  if (keeps_all()) ops_.push_back(&op);
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    engine_.read(op, i, *values_[options_.free_views ? roots_[args[i]] : args[i]]);
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    std::int64_t tensor = results[i], root = roots_[tensor];
+    void* home = &values_[tensor];
+    values_[tensor] = root == tensor
+                          ? &engine_.expect(op, i, schedule_.tensor_size[tensor], home)
+                          : &engine_.view(op, i, *values_[root], home);
+  }
+  engine_.compute(op, cost, lock);
+}
+
+void Simulation::add_constant(std::int64_t tensor) {
+  Bytes size = schedule_.tensor_size[tensor];
+  if (!pool_) make_room(size);
+  void* data = allocate(size);
+  Value& value = engine_.constant(size, data, data);
+  values_[tensor] = &value;
+  engine_.touch(value);
+  if (keeps_all()) {
+    constants_.push_back(&value);
+  } else {
+    engine_.lock(value);  // While the program holds it.
+  }
 }
 
 void Simulation::make_room(Bytes size) {
@@ -138,31 +178,29 @@ void Simulation::free(Bytes size, void* data) {
   counts_.usage -= size;
 }
 
-// Outputs that are still there are made a second time and the copies dropped, as kernels do.
+// Outputs that are still there, or that nothing needs any more, are made all the same and dropped,
+// as kernels do.
 void Simulation::run(Op& op, Lock&) {
   std::int64_t number = static_cast<Payload*>(op.payload())->op;
-  std::int64_t first = schedule_.op_results_begin[number];
-  bool again = op.outputs()[0]->recomputes >= 0;
-  if (!pool_) {
-    Bytes total = 0;
-    for (std::uint32_t i = 0; i < op.output_count; ++i) total += op.outputs()[i]->size;
-    make_room(total);
-  }
-  std::vector<void*> made;
+  const Value* asked = op.outputs()[0];
+  bool again = !asked || asked->recomputes >= 0;
+  std::vector<Bytes> sizes;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
-    Value& output = *op.outputs()[i];
-    made.push_back(output.base ? this : allocate(output.size));
+    sizes.push_back(schedule_.tensor_size[tensor_of(op, i)]);
   }
+  if (!pool_) make_room(std::accumulate(sizes.begin(), sizes.end(), Bytes{0}));
+  std::vector<void*> made;
+  for (Bytes size : sizes) made.push_back(allocate(size));
   std::int64_t back = 0;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
-    Value& output = *op.outputs()[i];
-    if (!output.resident()) {
-      engine_.restore(output, made[i]);
-      ++back;
-      log(first + i, kComputed);
-    } else if (!output.base) {
-      free(output.size, made[i]);
+    Value* output = op.outputs()[i];
+    if (!output || output->resident()) {
+      free(sizes[i], made[i]);
+      continue;
     }
+    engine_.restore(*output, made[i]);
+    ++back;
+    log(*output, kComputed);
   }
   (again ? counts_.remat : counts_.base) += schedule_.op_cost[number];
   counts_.remats += again;
@@ -174,13 +212,28 @@ void Simulation::release(Value& value) {
   free(value.size, value.data);
   ++counts_.evictions;
   counts_.eager += letting_go_;
-  std::int64_t number = static_cast<Payload*>(value.producer->payload())->op;
-  log(schedule_.op_results_begin[number] + value.output, letting_go_ ? kDropped : kEvicted);
+  log(value, letting_go_ ? kDropped : kEvicted);
 }
 
-void Simulation::log(std::int64_t tensor, Event event) {
+// What was banished around it made it constant.
+void Simulation::settle(Value& value) {
+  if (value.home) engine_.lock(value);
+}
+
+void Simulation::forget(Value& value) { free(value.size, value.data); }
+
+// The outputs of an operator are not always consecutive tensors: free views have no value.
+std::int64_t Simulation::tensor_of(const Op& op, std::int64_t output) const {
+  std::int64_t tensor = static_cast<const Payload*>(const_cast<Op&>(op).payload())->first;
+  if (!options_.free_views) return tensor + output;
+  for (;; ++tensor) {
+    if (roots_[tensor] == tensor && output-- == 0) return tensor;
+  }
+}
+
+void Simulation::log(const Value& value, Event event) {
   if (!options_.log_events) return;
-  events_.push_back(tensor);
+  events_.push_back(tensor_of(*value.producer, value.output));
   events_.push_back(event);
 }
 

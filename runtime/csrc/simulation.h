@@ -71,7 +71,7 @@ class Simulation final : public Executor {
   void check() const { engine_.check(); }
 
   // The bytes and time of the whole run without a budget: what is released goes at once, constants
-  // too. {peak, cost, constant bytes, the most bytes that one operator reads and makes}.
+  // too. `largest_operator` is the most bytes that one operator reads and makes.
   struct Baseline {
     Bytes peak, constants, largest_operator;
     Nanos cost;
@@ -81,14 +81,14 @@ class Simulation final : public Executor {
   // Executor.
   void run(Op& op, Lock& lock) override;
   void release(Value& value) override;
-  void settle(Value&) override {}
+  void settle(Value& value) override;
   Bytes free_neighbours(const Value& value) const override;
-  void forget(Value&) override {}
+  void forget(Value& value) override;
   void forget(Op&) override {}
 
  private:
   struct Payload {
-    std::int64_t op;
+    std::int64_t op, first;  // Its number and its first result's.
   };
   struct OutOfBudget : std::exception {};
   struct Thrash : std::exception {};
@@ -96,21 +96,24 @@ class Simulation final : public Executor {
 
   void step(std::int64_t kind, std::int64_t operand, Lock& lock);
   void compute(std::int64_t op, Lock& lock);
+  void add_constant(std::int64_t tensor);
   void* allocate(Bytes size);
   void free(Bytes size, void* data);
   void make_room(Bytes size);
-  std::int64_t root(std::int64_t tensor) const { return roots_[tensor]; }
-  void log(std::int64_t tensor, Event event);
+  bool keeps_all() const { return options_.records == Records::kAll; }
+  void let_go(std::int64_t tensor);
+  std::int64_t tensor_of(const Op& op, std::int64_t output) const;
+  void log(const Value& value, Event event);
 
   const Schedule schedule_;
   const SimulationOptions options_;
   Pool::Handle pool_;
   Engine engine_;
-  std::vector<Value*> values_;       // By tensor.
+  std::vector<Value*> values_;       // By tensor; by root where views are free.
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By tensor, at roots: references of the program.
   std::vector<char> pinned_;         // By tensor, at roots.
-  std::vector<Op*> ops_;
+  std::vector<Op*> ops_;  // These two where every record is kept.
   std::vector<Value*> constants_;
   SimulationCounts counts_;
   bool letting_go_ = false;
