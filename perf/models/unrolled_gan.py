@@ -59,8 +59,7 @@ def build(scale: float = 1.0, seed: int = 0) -> Workload:
 
     def look_ahead(real: Tensor, fake: Tensor) -> Tensor:
         """The loss of the discriminator after `UNROLLED` steps on these points."""
-        weights = dict(discriminator.named_parameters())
-        ahead: dict[str, Tensor] = dict(weights)
+        ahead: dict[str, Tensor] = dict(discriminator.named_parameters())
         for _ in range(UNROLLED):
             loss = discrimination(discriminator, ahead, real, fake)
             slopes = torch.autograd.grad(loss, list(ahead.values()), create_graph=True)
