@@ -140,12 +140,13 @@ def shown(name: str) -> str:
 def write(path: str | os.PathLike[str], instructions: Iterable[Instruction]) -> None:
     """Writes a log, compressed if its name ends in ``.gz``; the same bytes each time."""
     path = os.fspath(path)
+    text = map(_encoded, chain.from_iterable(map(_lines, instructions)))
     with open(path, "wb") as file:
         if path.endswith(".gz"):
             with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-                packed.writelines(map(_encoded, chain.from_iterable(map(_lines, instructions))))
+                packed.writelines(text)
         else:
-            file.writelines(map(_encoded, chain.from_iterable(map(_lines, instructions))))
+            file.writelines(text)
 
 
 def _encoded(record: dict[str, Any]) -> bytes:

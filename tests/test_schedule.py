@@ -1,15 +1,15 @@
 """What each line of a trace means to a simulator, and what names and sums may get wrong."""
 
-import itertools
 from pathlib import Path
 
 import pytest
 
-from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
+from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, RELEASE
 from tests.trace_lines import (
     Line,
     alias_of,
     annotate,
+    args_of,
     call,
     constant,
     copy,
@@ -18,17 +18,8 @@ from tests.trace_lines import (
     mutate,
     refused,
     release,
+    steps,
 )
-
-
-def steps(schedule: Schedule) -> list[tuple[int, int]]:
-    return list(zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True))
-
-
-def args_of(schedule: Schedule) -> list[list[int]]:
-    begin = schedule.op_args_begin.tolist()
-    pairs = itertools.pairwise(begin)
-    return [schedule.op_args[first:last].tolist() for first, last in pairs]
 
 
 def test_a_constant_is_computed_for_nothing_and_pinned_at_once(log: Path) -> None:

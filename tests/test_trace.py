@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dtr_alloc.runtime.schedule import COMPUTE, GET, RELEASE, Schedule
 from dtr_alloc.runtime.trace import Trace, TraceError
 from dtr_alloc.runtime.trace_format import Call, Constant, Mutate, Release, Result, line_count
 from tests.trace_lines import (
@@ -116,16 +117,41 @@ def test_a_trace_that_is_put_together_by_hand_is_checked_too() -> None:
     assert Trace((Release("x"),)).path == ""
 
 
+def eager_peak_bytes(schedule: Schedule) -> int:
+    """The most bytes held when a storage goes as soon as nothing refers to it."""
+    size, held = schedule.tensor_size.tolist(), [0] * len(schedule.tensor_op)
+    begin = schedule.op_results_begin.tolist()
+    storage: list[int] = []
+    for tensor, alias in enumerate(schedule.tensor_alias.tolist()):
+        storage.append(tensor if alias < 0 else storage[alias])
+    live = peak = 0
+    for kind, operand in zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True):
+        if kind == COMPUTE:
+            for tensor in range(begin[operand], begin[operand + 1]):
+                live += size[tensor]
+                held[storage[tensor]] += 1
+            peak = max(peak, live)
+        elif kind == GET:
+            held[storage[operand]] += 1
+        elif kind == RELEASE:
+            held[storage[operand]] -= 1
+            if held[storage[operand]] == 0:
+                live -= size[storage[operand]]
+    return peak
+
+
 @pytest.mark.parametrize("name", ["lstm", "resnet32", "tv_densenet121", "unet"])
-def test_a_log_of_the_paper_costs_what_the_paper_counts(name: str, tmp_path: Path) -> None:
-    logs = REFERENCE / "dtr-logs"
-    if not logs.is_dir():
-        pytest.skip(f"{logs} is absent; DTR_REFERENCE names the folder that has dtr-logs")
+def test_a_log_of_the_paper_is_what_the_paper_counts(name: str, tmp_path: Path) -> None:
+    log = REFERENCE / "dtr-logs" / f"{name}.log.gz"
+    if not log.is_file():
+        pytest.skip(f"{log} is absent; DTR_REFERENCE names the folder that has dtr-logs")
     with open(REFERENCE / "simrd-results.csv") as file:
-        rows = {(row["log"], int(row["base_compute"])) for row in csv.DictReader(file)}
-    trace = Trace.load(logs / f"{name}.log.gz")
+        expected = next(row for row in csv.DictReader(file) if row["log"] == name)
+    trace = Trace.load(log)
     found = trace.schedule()
-    assert (name, int(found.op_cost.sum())) in rows
+    assert int(found.op_cost.sum()) == int(expected["base_compute"])
+    assert eager_peak_bytes(found) == int(expected["baseline_peak_bytes"])
+    constants = found.tensor_size[found.op_constant[found.tensor_op]]
+    assert int(constants.sum()) == int(expected["baseline_const_bytes"])
     trace.save(tmp_path / "again.log")
-    with gzip.open(logs / f"{name}.log.gz") as file_gz:
-        assert (tmp_path / "again.log").read_bytes() == file_gz.read()
+    assert (tmp_path / "again.log").read_bytes() == gzip.decompress(log.read_bytes())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, Schedule
@@ -65,6 +65,8 @@ KEYS = st.sampled_from(
 KINDS = st.sampled_from(
     ["CALL", "MUTATE", "CONSTANT", "MEMORY", "ALIAS", "COPY", "COPY_FROM", "RELEASE", "ANNOTATE"]
 )
+
+fuzzed = settings(max_examples=200, deadline=None)
 
 
 def check(schedule: Schedule) -> None:
@@ -130,6 +132,7 @@ def test_the_log_that_is_damaged_below_is_a_trace() -> None:
     load(gzip.compress(TEXT), "step.log.gz")
 
 
+@fuzzed
 @given(st.binary(max_size=200))
 def test_noise_is_refused(content: bytes) -> None:
     load(content)
@@ -137,6 +140,7 @@ def test_noise_is_refused(content: bytes) -> None:
     load(gzip.compress(content), "step.log.gz")
 
 
+@fuzzed
 @given(st.integers(0, len(TEXT)), st.integers(0, 12), st.binary(max_size=6))
 def test_a_log_with_some_bytes_replaced_is_a_trace_or_refused(
     position: int, removed: int, inserted: bytes
@@ -146,6 +150,7 @@ def test_a_log_with_some_bytes_replaced_is_a_trace_or_refused(
     load(gzip.compress(damaged), "step.log.gz")
 
 
+@fuzzed
 @given(st.data())
 def test_a_compressed_log_with_some_bytes_replaced_is_a_trace_or_refused(
     data: st.DataObject,
@@ -204,6 +209,7 @@ DAMAGES: list[Damage] = [
 ]
 
 
+@fuzzed
 @given(st.data())
 def test_a_log_with_some_lines_changed_is_a_trace_or_refused(data: st.DataObject) -> None:
     lines = json.loads(json.dumps(LINES))
@@ -215,6 +221,7 @@ def test_a_log_with_some_lines_changed_is_a_trace_or_refused(data: st.DataObject
     load("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
+@fuzzed
 @given(
     st.lists(
         st.one_of(

@@ -1,5 +1,6 @@
-"""Short ways to write the lines of a log, for tests of traces."""
+"""Short ways to write the lines of a log, and to look at what becomes of them."""
 
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dtr_alloc.runtime.schedule import Schedule
 from dtr_alloc.runtime.trace import Trace, TraceError
 
 Line = dict[str, Any]
@@ -85,3 +87,12 @@ def refused(log: Path, *parts: list[Line]) -> str:
     assert error.value.path == str(log)
     assert str(error.value) == f"{log} line {error.value.line}: {error.value.reason}"
     return f"{error.value.line}: {error.value.reason}"
+
+
+def steps(schedule: Schedule) -> list[tuple[int, int]]:
+    return list(zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True))
+
+
+def args_of(schedule: Schedule) -> list[list[int]]:
+    pairs = itertools.pairwise(schedule.op_args_begin.tolist())
+    return [schedule.op_args[first:last].tolist() for first, last in pairs]
