@@ -33,6 +33,9 @@ from dtr_alloc.runtime.session import (
     pin,
     rematerialize,
 )
+from dtr_alloc.runtime.simulate import SimulationResult, simulate
+from dtr_alloc.runtime.sweep import sweep
+from dtr_alloc.runtime.trace import Trace, TraceError
 
 __version__ = "0.1.0"
 
@@ -41,6 +44,9 @@ __all__ = [
     "Pool",
     "Session",
     "SessionStats",
+    "SimulationResult",
+    "Trace",
+    "TraceError",
     "allocator",
     "evict",
     "is_evicted",
@@ -48,6 +54,8 @@ __all__ = [
     "measure",
     "pin",
     "rematerialize",
+    "simulate",
+    "sweep",
 ]
 
 

@@ -5,9 +5,13 @@ import importlib.util
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
+
+from dtr_alloc.runtime.simulate import Mode, Policy
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -112,10 +116,7 @@ def demo(
     Exits with 1 where a result differs from eager's, the pool's peak is above the budget, a budget
     below eager's peak evicts nothing, or half of the activation peak is not enough.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise click.ClickException(
-            "the demo draws a picture with matplotlib: pip install matplotlib"
-        )
+    _needs_matplotlib()
 
     import torch
     from rich.console import Console
@@ -162,6 +163,138 @@ def demo(
         console.print(f"[bold red]Failed:[/] {failure}")
     if failures:
         raise SystemExit(1)
+
+
+def _needs_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise click.ClickException("pictures are drawn with matplotlib: pip install matplotlib")
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What a user can put right becomes a message instead of a traceback."""
+    from dtr_alloc import TraceError
+
+    try:
+        yield
+    except (ValueError, TraceError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
+    """The words between commas."""
+    return [word.strip() for word in (value or "").split(",") if word.strip()]
+
+
+LOGS = click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+POLICY = click.option(
+    "--policy",
+    type=click.Choice(["eager", "banish", "ignore"]),
+    default="eager",
+    show_default=True,
+    help="What becomes of a tensor that the program lets go.",
+)
+MODE = click.option(
+    "--mode",
+    type=click.Choice(["bytes", "pool"]),
+    default="bytes",
+    show_default=True,
+    help="As the paper's simulator, or as the live runtime.",
+)
+BUDGET = 'A share of the peak without a budget, with a point ("0.5"), or bytes ("4096", "8GiB").'
+
+
+@main.command()
+@click.argument("log", type=click.Path(exists=True, dir_okay=False))
+@click.option("--budget", required=True, metavar="RATIO|BYTES", help=BUDGET)
+@click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
+@POLICY
+@MODE
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def simulate(
+    log: str, budget: str, heuristic: str, policy: Policy, mode: Mode, as_json: bool
+) -> None:
+    """Replay a recorded trace under a budget.
+
+    A run that fails (status oom or thrash) is a result: the exit code is 0.
+    """
+    import dtr_alloc
+
+    with _explained():
+        result = dtr_alloc.simulate(log, budget, heuristic, policy, mode)
+    if as_json:
+        click.echo(result.as_json())
+        return
+    rows = result.as_dict()
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        click.echo(f"{name:<{width}}  {value}")
+
+
+@main.command()
+@LOGS
+@click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), help="Where rows go.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+@click.option(
+    "--budgets", callback=_names, metavar="B,B,...", help=f"{BUDGET} Default: 1.0,0.9,...,0.1."
+)
+@click.option("--heuristics", callback=_names, metavar="NAME,NAME,...", help="Default: six.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
+@POLICY
+@MODE
+def sweep(
+    logs: tuple[str, ...],
+    csv: Path | None,
+    plot: Path | None,
+    budgets: list[str],
+    heuristics: list[str],
+    jobs: int | None,
+    policy: Policy,
+    mode: Mode,
+) -> None:
+    """Replay traces with every heuristic at every budget."""
+    from dtr_alloc.runtime.sweep import BUDGETS, HEURISTICS
+    from dtr_alloc.runtime.sweep import sweep as run
+
+    if csv is None and plot is None:
+        raise click.UsageError("say where the results go: --csv, --plot or both")
+    if plot is not None:
+        _needs_matplotlib()
+    with _explained():
+        results = run(
+            logs,
+            heuristics or HEURISTICS,
+            budgets or BUDGETS,
+            policy=policy,
+            mode=mode,
+            jobs=jobs,
+            csv=csv,
+            progress=True,
+        )
+    if plot is not None:
+        from dtr_alloc.runtime.plot import plot as draw
+
+        with _explained():
+            draw(results, plot)
+    failed = sum(result.status != "ok" for result in results)
+    wrote = " and ".join(str(path) for path in (csv, plot) if path is not None)
+    click.echo(f"{len(results)} runs, {failed} of them out of memory or thrashing. Wrote {wrote}.")
+
+
+@main.command()
+@click.argument("csv", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A picture."
+)
+def plot(csv: Path, out: Path) -> None:
+    """Draw a sweep's CSV: overhead against budget."""
+    _needs_matplotlib()
+    from dtr_alloc.runtime.plot import plot as draw
+    from dtr_alloc.runtime.sweep import read_csv
+
+    with _explained():
+        draw(read_csv(csv), out)
+    click.echo(f"Wrote {out}.")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 class PoolStats:

@@ -18,9 +18,14 @@ from typing import Literal
 
 from dtr_alloc import _core
 
-
 _NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors")
 _SELECTIONS = ("sample", "single", "random")
+_COSTS: tuple[tuple[str, Literal["full", "eqclass", "none"], int], ...] = (
+    ("full", "full", 1),
+    ("eqclass", "eqclass", 1),
+    ("local", "none", 1),
+    ("none", "none", 0),
+)  # Of ABLATIONS: name, neighbourhood, exponent.
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,6 @@ class Heuristic:
         penalty = self.recompute_penalty
         if not 0 < penalty < float("inf"):
             raise ValueError(f"recompute_penalty is {penalty!r}; it must be positive")
-
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed is {self.seed!r}; it must be from 0 to 2^64 - 1")
 
@@ -100,21 +104,58 @@ PRESETS: dict[str, Heuristic] = {
     "megengine": Heuristic(fragmentation=1, recompute_penalty=1.0001),
     "random": Heuristic(neighbourhood="none", selection="random"),
 }
-"""The named heuristics. The paper's h_DTR with evicted classes, with the exact neighbourhood and
-with none; least recently used; largest first; MSPS (Peng et al., 2020: cost with what it rests on,
-per byte); e* per byte (the paper's figure of the linear network); MegEngine's score with its
-fragmentation term and recompute penalty; any."""
+"""The named heuristics:
+
+- ``dtr``, ``dtr_full``, ``dtr_local``: the paper's h_DTR, (c + n) / (size * staleness), with n by
+  evicted classes, exact, and left out;
+- ``lru``: least recently used, 1 / staleness;
+- ``size``: largest first, 1 / size;
+- ``msps``: (c + what it rests on) / size, of Peng et al. (Capuchin, 2020);
+- ``e_star``: (c + n) / size with n exact, of the paper's theorem on the linear network;
+- ``megengine``: ``dtr`` with MegEngine's terms for free neighbours and for what was recomputed;
+- ``random``: any of them, each as likely.
+"""
+
+ABLATIONS: dict[str, Heuristic] = {
+    "_".join([cost, *["size"][:size], *["stale"][:stale]]): Heuristic(
+        neighbourhood=neighbourhood,
+        cost_exp=cost_exp,
+        size_exp=size,
+        staleness_exp=stale,
+        selection="random" if not (cost_exp or size or stale) else "sample",
+    )
+    for cost, neighbourhood, cost_exp in _COSTS
+    for size in (1, 0)
+    for stale in (1, 0)
+}
+"""The 16 of appendix D.1: cost e*, by evicted classes, local or none, each with and without size
+and staleness. Names say what is in the score: ``eqclass_size_stale`` is ``dtr``, ``full_size``
+``e_star``, ``none_size`` is ``size``, and ``none``, without any term, takes any."""
 
 
 def resolve(heuristic: str | Heuristic) -> Heuristic:
-    """The heuristic of a preset's name, or the one given.
+    """The heuristic of the name of a preset or an ablation, or the one given.
 
     Raises:
-        ValueError: no preset has that name.
+        TypeError: it is neither a name nor a heuristic.
+        ValueError: there is none of that name.
     """
     if isinstance(heuristic, Heuristic):
         return heuristic
-    if heuristic not in PRESETS:
+    if not isinstance(heuristic, str):
+        raise TypeError(f"heuristic {heuristic!r} is neither a name nor a Heuristic")
+    found = PRESETS.get(heuristic) or ABLATIONS.get(heuristic)
+    if found is None:
         known = ", ".join(sorted(PRESETS))
         raise ValueError(f"heuristic {heuristic!r} is not known; there are {known}")
-    return PRESETS[heuristic]
+    return found
+
+
+def name_of(heuristic: str | Heuristic) -> str:
+    """Its name, where it is a preset or an ablation; else how to write it."""
+    if isinstance(heuristic, str):
+        return heuristic
+    for name, known in (PRESETS | ABLATIONS).items():
+        if known == heuristic:
+            return name
+    return repr(heuristic)

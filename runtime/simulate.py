@@ -1,23 +1,27 @@
 """What the engine would have done: a trace replayed at any budget, without tensors.
 
-The decisions are those of the live runtime's own engine; only the executor differs. Mode ``bytes`` is
-the paper's simulator, decision by decision: memory is a number, every record is kept, views are
-operators of their own, and the score has no epsilon. Mode ``pool`` is the live runtime: blocks of an
-address range, so that fragmentation shows; views are free; records go when nothing can ask for them.
-About 0.1 us a score. Source: Kirisame et al., ICLR 2021, section 4.2 and appendices C and D.
+The decisions are those of the live runtime's own engine; only the executor differs. Mode ``bytes``
+is the paper's simulator, decision by decision: memory is a number, every record is kept, views are
+operators of their own, and the score has no epsilon. Mode ``pool`` is the live runtime: blocks of
+an address range, so that fragmentation shows; views are free; records go when nothing can ask for
+them. A score costs about 0.1 us; a run of 10,000 operators takes milliseconds.
+
+Source: Kirisame et al., ICLR 2021, section 4.2 and appendices C and D.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, name_of, resolve
 from dtr_alloc.runtime.schedule import Schedule
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.size import parse_size
@@ -27,6 +31,28 @@ Policy = Literal["eager", "banish", "ignore"]
 
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""
+
+
+JSON_FIELDS = (
+    "trace",
+    "heuristic",
+    "mode",
+    "budget_bytes",
+    "baseline_peak_bytes",
+    "status",
+    "base_compute",
+    "total_compute",
+    "overhead",
+    "evictions",
+    "rematerializations",
+    "collateral",
+    "peak_bytes",
+    "wall_seconds",
+)
+"""What `SimulationResult.as_json` holds, in this order: names that will not change."""
+
+Traced: TypeAlias = "Trace | Schedule | str | os.PathLike[str]"
+Budget: TypeAlias = "float | str"
 
 
 @dataclass(frozen=True)
@@ -56,8 +82,8 @@ class SimulationResult:
         budget_bytes, baseline_peak_bytes, peak_bytes: the budget, and the most bytes held without
             and with it.
         base_compute: nanoseconds of all operators of the trace, each once.
-        total_compute: with those run again.
-        overhead: their quotient.
+        total_compute: of those that ran, with those run again; a run that failed stops early.
+        overhead: their quotient, total by base.
         evictions: storages that lost their content, `eager_evictions` of them because the program
             let them go.
         rematerializations: operators run again; `collateral`: other results they brought back.
@@ -88,16 +114,31 @@ class SimulationResult:
     events: npt.NDArray[np.int64] = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the events, for JSON and CSV."""
+        """All but the events, for CSV."""
         row = asdict(self)
         del row["events"]
         return row
+
+    def as_json(self) -> str:
+        """One object, of the fields in `JSON_FIELDS`."""
+        row = self.as_dict()
+        return json.dumps({name: row[name] for name in JSON_FIELDS}, indent=1)
 
 
 class Simulator:
     """A trace made ready: its columns and its baseline are computed once for many runs."""
 
-    def __init__(self, trace: Trace | Schedule, name: str = "") -> None:
+    def __init__(self, trace: Traced, name: str = "") -> None:
+        """`name` is what results call the trace: else its path.
+
+        Raises:
+            TypeError: `trace` is neither a trace nor a path.
+            TraceError, OSError: the log cannot be read (`Trace.load`).
+        """
+        if isinstance(trace, (str, os.PathLike)):
+            trace = Trace.load(trace)
+        if not isinstance(trace, (Trace, Schedule)):
+            raise TypeError(f"{trace!r} is neither a Trace nor the path of a log")
         schedule = trace.schedule() if isinstance(trace, Trace) else trace
         self.name = name or getattr(trace, "path", "")
         self.schedule = schedule
@@ -114,26 +155,25 @@ class Simulator:
         )
         self.baseline = Baseline(*self._columns.baseline())
 
-    def budget_bytes(self, budget: float | str) -> int:
-        """A float is a share of the baseline's peak, an int bytes, a text either ("0.5", "8GiB").
+    def budget_bytes(self, budget: Budget) -> int:
+        """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
+        "4096".
 
         Raises:
-            ValueError: it is negative or no number.
+            TypeError: it is none of these.
+            ValueError: it is not positive and finite, or not written like a size.
         """
         if isinstance(budget, str):
-            try:
-                budget = float(budget) if "." in budget else parse_size(budget)
-            except ValueError:
-                budget = parse_size(budget)
-        if not 0 <= budget < 2**62:
-            raise ValueError(f"budget {budget!r} is not a share of the peak or a number of bytes")
+            budget = _number(budget)
         if isinstance(budget, float):
+            if not 0 < budget < float("inf"):
+                raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
             return int(self.baseline.peak_bytes * budget)
-        return budget
+        return parse_size(budget)
 
     def run(
         self,
-        budget: float | str,
+        budget: Budget,
         heuristic: str | Heuristic = "dtr",
         policy: Policy = "eager",
         mode: Mode = "bytes",
@@ -152,7 +192,8 @@ class Simulator:
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
         size = self.budget_bytes(budget)
-        limit = int(self.baseline.compute * (thrash - 1)) if thrash else 0
+        base = self.baseline.compute
+        limited = thrash is not None and thrash < float("inf")
         began = time.perf_counter()
         counts = _core.simulate(
             self._columns,
@@ -161,24 +202,80 @@ class Simulator:
             heuristic=chosen._native(epsilon=0 if paper else 1),
             policy=getattr(_core.Policy, policy),
             live_rules=not paper or policy == "banish",
-            remat_limit=limit,
+            remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
             log_events=log_events,
         )
         wall = time.perf_counter() - began
-        remat = counts.pop("remat_compute")
-        total = counts["base_compute"] + remat
-        base = max(self.baseline.compute, 1)
-        names = {preset: name for name, preset in PRESETS.items()}
+        total = counts.pop("base_compute") + counts.pop("remat_compute")
         return SimulationResult(
             trace=self.name,
-            heuristic=heuristic if isinstance(heuristic, str) else names.get(chosen, repr(chosen)),
+            heuristic=name_of(heuristic),
             mode=mode,
             policy=policy,
             budget_bytes=size,
             baseline_peak_bytes=self.baseline.peak_bytes,
+            base_compute=base,
             total_compute=total,
-            overhead=(self.baseline.compute + remat) / base,
+            overhead=total / max(base, 1),
             wall_seconds=wall,
             events=counts.pop("events").reshape(-1, 2),
             **counts,
         )
+
+
+def simulate(
+    trace: Traced,
+    budget: Budget,
+    heuristic: str | Heuristic = "dtr",
+    policy: Policy = "eager",
+    mode: Mode = "bytes",
+    thrash: float | None = THRASH,
+    log_events: bool = False,
+) -> SimulationResult:
+    """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
+
+    Args:
+        trace: a trace, or the path of a log.
+        budget: a float is a share of the most bytes that the trace holds without a budget, an int
+            bytes, a text either ("0.5", "8GiB").
+        heuristic: a preset's name, or a `Heuristic`. Mode ``bytes`` scores every candidate, also
+            where the heuristic would sample.
+        policy: what becomes of a tensor that the program lets go. ``"eager"``: it is evicted at
+            once; ``"banish"``: it goes for good as soon as all that was made from it is there, and
+            that can then not be evicted; ``"ignore"``: nothing, it goes when its score is least.
+        mode: ``"bytes"``, as the paper's simulator; ``"pool"``, as the live runtime.
+        thrash: the run is stopped when recomputation takes longer than this multiple, less one, of
+            the time of all operators; None for no limit.
+        log_events: fills `SimulationResult.events`.
+
+    Raises:
+        ValueError: a name that is not known, or a number out of its range; nothing has run then.
+        TypeError: `trace` or `budget` is of no kind named above.
+        TraceError, OSError: the log cannot be read (`Trace.load`).
+
+    Example:
+        Four results of 4 bytes, of which no more than two fit. The first goes when the third is
+        made, and comes back for the last; the other two go when they are released:
+
+        >>> from dtr_alloc.runtime.trace_format import Call, Release, Result
+        >>> trace = Trace((
+        ...     Call("f", (), (Result("a", 4, -1),), 10),
+        ...     Call("g", ("a",), (Result("b", 4, -1),), 10),
+        ...     Call("h", ("b",), (Result("c", 4, -1),), 10),
+        ...     Release("b"),
+        ...     Release("c"),
+        ...     Call("k", ("a",), (Result("d", 4, -1),), 10),
+        ... ))
+        >>> result = simulate(trace, 8)
+        >>> result.status, result.evictions, result.rematerializations, result.overhead
+        ('ok', 3, 1, 1.25)
+    """
+    return Simulator(trace).run(budget, heuristic, policy, mode, thrash, log_events)
+
+
+def _number(text: str) -> float | str | int:
+    """The share that the text is, or the bytes, or the text itself, which may have a unit."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text

@@ -304,7 +304,7 @@ class Least {
   void consider(Value* value, const Terms& terms) {
     constexpr double kNear = 1e-12;  // Far above the error of a score in floating point.
     double score = dtr::score(heuristic_, terms);
-    if (integral_ && std::abs(score - score_) <= kNear * std::abs(score_)) {
+    if (integral_ && value_ && std::abs(score - score_) <= kNear * std::abs(score_)) {
       score = exact_score(heuristic_, terms);
       if (!exact_) score_ = exact_score(heuristic_, terms_);
       exact_ = true;
