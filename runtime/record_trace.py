@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc.runtime import session
-from dtr_alloc.runtime.live_columns import ALLOCATED, FREED
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace_format import (
     Annotate,
@@ -154,4 +153,4 @@ def _operator(
 
 
 def _event(kind: int, value: int) -> str:
-    return f"{'a' if kind == ALLOCATED else 'f' if kind == FREED else 'x'}{value}"
+    return f"{'afxc'[kind]}{value}"
