@@ -21,7 +21,7 @@ from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, Schedule
 INF = float("inf")
 
 
-class Stop(Exception):
+class RunStopped(Exception):
     """Out of memory, or thrashing."""
 
 
@@ -102,7 +102,7 @@ class SimulationModel:
                     self.pin(operand)
                 elif self.releases:
                     self.release(self.storage[operand])
-        except Stop as reason:
+        except RunStopped as reason:
             self.status = str(reason)
 
     # What the program does.
@@ -153,7 +153,7 @@ class SimulationModel:
         for arg in self.args[op]:
             self.unlock(self.storage[arg])
         if self.remat_limit is not None and self.remat > self.remat_limit:
-            raise Stop("thrash")
+            raise RunStopped("thrash")
 
     def execute(self, tensor: int, again: bool) -> None:
         op = self.op[tensor]
@@ -189,7 +189,7 @@ class SimulationModel:
     def make_room(self, size: int) -> None:
         while self.memory + size > self.budget:
             if not self.pool:
-                raise Stop("oom")
+                raise RunStopped("oom")
             self.evict(self.choose())
 
     def lock(self, storage: int) -> None:
