@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dtr_alloc.runtime.live_columns import LiveColumns
 from dtr_alloc.runtime.schedule import COMPUTE, RELEASE, Schedule
 
 
@@ -50,4 +51,6 @@ def linear_schedule(layers: int) -> Schedule:
         op_name=["forward"] * n + ["backward"] * n,
         kind=np.array(kind, np.int8),
         operand=np.concatenate([np.arange(n, dtype=np.int64), [n - 1, n], each]),
+        tensor_name=[f"f{i}" for i in range(n)] + [f"b{i}" for i in reversed(range(n))],
+        **LiveColumns.unknown(operators, operators),
     )

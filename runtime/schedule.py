@@ -27,6 +27,7 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dtr_alloc.runtime.live_columns import LiveColumns
 from dtr_alloc.runtime.trace_format import (
     NUMBER_LIMIT,
     Annotate,
@@ -44,9 +45,9 @@ from dtr_alloc.runtime.trace_format import (
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-COMPUTE, GET, PIN, RELEASE = range(4)
+COMPUTE, GET, PIN, RELEASE, FREEZE, STEP = range(6)
 """Kinds of step: run an operator; take a reference; bring into memory for good; give a reference
-back."""
+back; and for the live runtime's rules: make a tensor a constant; end an optimizer's step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +68,17 @@ class Schedule:
             ``range(op_results_begin[i], op_results_begin[i + 1])``.
         op_constant: whether the operator stands for a constant of the trace (bool).
         op_name: its name in the trace.
-        kind: of each step: COMPUTE, GET, PIN or RELEASE (int8).
-        operand: of each step: the operator for COMPUTE, else the tensor.
+        kind: of each step: COMPUTE, GET, PIN, RELEASE, FREEZE or STEP (int8).
+        operand: of each step: the operator for COMPUTE, 0 for STEP, else the tensor.
+        tensor_name: the name that the trace first bound it to.
+        tensor_tracked: 1 if a live run could recompute it, 0 if not, -1 if nothing is known.
+        tensor_in_place: the tensor whose storage it was written to, or -1.
+        tensor_block: which of its operator's blocks it is, or -1 for the next.
+        op_events_begin: one entry more than there are operators. What happened to memory inside
+            operator i: kinds (`live_columns`) and values in the next two, from
+            ``op_events_begin[i]`` on; nothing where no more is known.
+        event_kind, event_value: bytes of a block allocated; which block was freed; the tensor that
+            was released.
     """
 
     tensor_op: Numbers
@@ -82,6 +92,13 @@ class Schedule:
     op_name: Sequence[str]
     kind: npt.NDArray[np.int8]
     operand: Numbers
+    tensor_name: Sequence[str]
+    tensor_tracked: Numbers
+    tensor_in_place: Numbers
+    tensor_block: Numbers
+    op_events_begin: Numbers
+    event_kind: Numbers
+    event_value: Numbers
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -144,6 +161,8 @@ class _Resolver:
         self.op_results_begin = [0]
         self.kind: list[int] = []
         self.operand: list[int] = []
+        self.tensor_name: list[str] = []
+        self.live = LiveColumns(_refuse, self.tensor)
         self.total_bytes = self.total_time = 0
 
     def take(self, item: Instruction) -> None:
@@ -160,6 +179,8 @@ class _Resolver:
         elif isinstance(item, Constant):
             self.unbound(item.name, "CONSTANT")
             made = self.compute("constant", 0, (), ((item.memory, -1),), constant=True)
+            self.tensor_name.append(item.name)
+            self.live.plain(1)
             self.bound[item.name] = made
             self.step(PIN, made)
         elif isinstance(item, Mutate):
@@ -170,6 +191,10 @@ class _Resolver:
             self.release(old, item.destination)
             self.get(source, item.source)
             self.bound[item.destination] = source
+        elif item.text == "STEP":
+            self.step(STEP, 0)
+        elif item.text.startswith("FREEZE "):
+            self.step(FREEZE, self.tensor(item.text.removeprefix("FREEZE "), "FREEZE"))
 
     def tensor(self, name: str, reader: str) -> int:
         if name not in self.bound:
@@ -195,7 +220,13 @@ class _Resolver:
         )
         for tensor, made in enumerate(item.results, first):
             self.unbound(made.name, reader)
+            self.tensor_name.append(made.name)
             self.bound[made.name] = tensor
+        if item.extra:
+            sizes = [made.memory if made.alias < 0 else -1 for made in item.results]
+            self.live.operator(reader, item.extra, sizes, None)
+        else:
+            self.live.plain(len(item.results))
 
     def mutate(self, item: Mutate) -> None:
         reader = f"MUTATE {shown(item.name)}"
@@ -205,6 +236,12 @@ class _Resolver:
             _refuse(f"{reader} writes an argument twice")
         sizes = [self.tensor_size[self.storage[self.bound[name]]] for name in written]
         first = self.compute(item.name, item.time, args, [(size, -1) for size in sizes])
+        self.tensor_name += written
+        if item.extra:
+            storages = [self.bound[name] for name in written]
+            self.live.operator(reader, item.extra, sizes, storages)
+        else:
+            self.live.plain(len(written))
         for tensor, name in enumerate(written, first):
             old = self.bound[name]
             self.bound[name] = tensor
@@ -287,4 +324,6 @@ class _Resolver:
             op_name=self.op_name,
             kind=np.array(self.kind, np.int8),
             operand=np.array(self.operand, np.int64),
+            tensor_name=self.tensor_name,
+            **self.live.arrays(),
         )

@@ -151,6 +151,13 @@ def _show_budget(budget: int | None) -> str:
 
 
 _open: _core.Session | None = None
+
+
+def open_session() -> _core.Session | None:
+    """The scope that is open in this process, if there is one."""
+    return _open
+
+
 _lingering: list[_core.Session] = []  # Tensors of theirs are still evicted.
 
 

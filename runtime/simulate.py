@@ -152,6 +152,12 @@ class Simulator:
             op_results_begin=schedule.op_results_begin,
             kind=schedule.kind.astype(np.int64),
             operand=schedule.operand,
+            tensor_tracked=schedule.tensor_tracked,
+            tensor_in_place=schedule.tensor_in_place,
+            tensor_block=schedule.tensor_block,
+            op_events_begin=schedule.op_events_begin,
+            event_kind=schedule.event_kind,
+            event_value=schedule.event_value,
         )
         self.baseline = Baseline(*self._columns.baseline())
 
@@ -179,6 +185,7 @@ class Simulator:
         mode: Mode = "bytes",
         thrash: float | None = THRASH,
         log_events: bool = False,
+        pin_outputs: bool = True,
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
@@ -196,13 +203,13 @@ class Simulator:
         limited = thrash is not None and thrash < float("inf")
         began = time.perf_counter()
         counts = _core.simulate(
-            self._columns,
+            columns=self._columns,
             budget=size,
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),
             policy=getattr(_core.Policy, policy),
-            live_rules=not paper or policy == "banish",
             remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
+            pin_outputs=pin_outputs,
             log_events=log_events,
         )
         wall = time.perf_counter() - began
@@ -231,6 +238,7 @@ def simulate(
     mode: Mode = "bytes",
     thrash: float | None = THRASH,
     log_events: bool = False,
+    pin_outputs: bool = True,
 ) -> SimulationResult:
     """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
 
@@ -247,6 +255,7 @@ def simulate(
         thrash: the run is stopped when recomputation takes longer than this multiple, less one, of
             the time of all operators; None for no limit.
         log_events: fills `SimulationResult.events`.
+        pin_outputs: what the program still holds at the end must be brought back and fit together.
 
     Raises:
         ValueError: a name that is not known, or a number out of its range; nothing has run then.
@@ -270,7 +279,7 @@ def simulate(
         >>> result.status, result.evictions, result.rematerializations, result.overhead
         ('ok', 3, 1, 1.25)
     """
-    return Simulator(trace).run(budget, heuristic, policy, mode, thrash, log_events)
+    return Simulator(trace).run(budget, heuristic, policy, mode, thrash, log_events, pin_outputs)
 
 
 def _number(text: str) -> float | str | int:

@@ -63,8 +63,9 @@ constexpr Bytes kVirtualEnd = Bytes{1} << 49;
 // kMaxCapacity.
 constexpr Bytes kMaxCapacity = Bytes{1} << 40;
 
-// Anonymous private memory of this process.
+// Anonymous private memory of this process, in pages of host_page(capacity).
 std::unique_ptr<Arena> make_host_arena(Bytes capacity);
+Bytes host_page(Bytes capacity);
 
 // Addresses without memory. `page` is the page size to imitate (CUDA: 2 MiB); the default moves
 // every granule by itself.

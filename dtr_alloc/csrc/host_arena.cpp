@@ -29,7 +29,7 @@ Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
 class HostArena final : public Arena {
  public:
   explicit HostArena(Bytes capacity)
-      : page_(capacity >= kHugeFrom ? kHugePage : Bytes{sysconf(_SC_PAGESIZE)}),
+      : page_(host_page(capacity)),
         capacity_(round_up(capacity, page_)),
         reserved_(round_up(capacity_, kArenaAlignment)) {
     // mmap aligns to pages only: reserve one alignment too much and cut both ends off.
@@ -104,6 +104,10 @@ class HostArena final : public Arena {
 };
 
 }  // namespace
+
+Bytes host_page(Bytes capacity) {
+  return capacity >= kHugeFrom ? kHugePage : Bytes{sysconf(_SC_PAGESIZE)};
+}
 
 std::unique_ptr<Arena> make_host_arena(Bytes capacity) {
   check_capacity(capacity);

@@ -45,6 +45,7 @@ class CpuAllocator final : public at::Allocator {
 void pool_deleter(void* data) {
   if (!data) return;
   Pool* pool = Pool::owner_of(data);
+  if (Session* session = Session::active()) session->freed(data);
   pool->free(pool->find(data));
 }
 

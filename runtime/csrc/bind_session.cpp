@@ -1,5 +1,6 @@
 // Python's view of the live runtime: sessions, by-hand control, and what the optimizer hooks call.
 
+#include <pybind11/numpy.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "runtime/csrc/allocator.h"
@@ -54,6 +55,17 @@ void bind_session(py::module_& m) {
       .def("step", &Session::step, Open())
       .def("fail_allocation", &Session::fail_allocation)
       .def("abandon_in_child", &Session::abandon_in_child)
+      .def("start_trace", &Session::start_trace)
+      .def("take_trace",
+           [](Session& session) {
+             TraceRecorder::Records records = session.take_trace();
+             const auto array = [](const std::vector<std::int64_t>& numbers) {
+               return py::array_t<std::int64_t>(static_cast<py::ssize_t>(numbers.size()),
+                                                numbers.data());
+             };
+             return py::make_tuple(array(records.records), records.operators,
+                                   array(records.evictions));
+           })
       .def("stats", &Session::stats)
       .def("pool_stats", [](const Session& session) { return session.pool().stats(); })
       .def("reset_peak", &Session::reset_peak)

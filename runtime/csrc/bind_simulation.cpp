@@ -3,7 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include "runtime/csrc/simulation.h"
+#include "runtime/csrc/live_simulation.h"
 
 namespace py = pybind11;
 
@@ -15,7 +15,8 @@ using Column = py::array_t<std::int64_t, py::array::c_style>;
 // Keeps the columns alive for as long as something looks at them.
 struct Columns {
   Column tensor_size, tensor_alias, op_cost, op_constant, op_args_begin, op_args, op_results_begin,
-      kind, operand;
+      kind, operand, tensor_tracked, tensor_in_place, tensor_block, op_events_begin, event_kind,
+      event_value;
 
   Schedule schedule() const {
     const auto view = [](const Column& column) {
@@ -29,18 +30,53 @@ struct Columns {
             .op_args = view(op_args),
             .op_results_begin = view(op_results_begin),
             .kind = view(kind),
-            .operand = view(operand)};
+            .operand = view(operand),
+            .tensor_tracked = view(tensor_tracked),
+            .tensor_in_place = view(tensor_in_place),
+            .tensor_block = view(tensor_block),
+            .op_events_begin = view(op_events_begin),
+            .event_kind = view(event_kind),
+            .event_value = view(event_value)};
   }
 };
+
+template <typename AnySimulation>
+py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
+  AnySimulation simulation(schedule, options);
+  SimulationStatus status;
+  {
+    py::gil_scoped_release open;
+    status = simulation.run();
+  }
+  constexpr const char* kNames[] = {"ok", "oom", "thrash"};
+  SimulationCounts counts = simulation.counts();
+  py::dict result;
+  result["status"] = kNames[static_cast<int>(status)];
+  result["peak_bytes"] = counts.peak;
+  result["base_compute"] = counts.base;
+  result["remat_compute"] = counts.remat;
+  result["evictions"] = counts.evictions;
+  result["eager_evictions"] = counts.eager;
+  result["rematerializations"] = counts.remats;
+  result["collateral"] = counts.collateral;
+  result["evaluations"] = counts.evaluations;
+  result["accesses"] = counts.accesses;
+  result["events"] = Column(static_cast<py::ssize_t>(simulation.events().size()),
+                            simulation.events().data());
+  return result;
+}
 
 }  // namespace
 
 void bind_simulation(py::module_& m) {
   using namespace py::literals;
   py::class_<Columns>(m, "Columns")
-      .def(py::init<Column, Column, Column, Column, Column, Column, Column, Column, Column>(),
-           "tensor_size"_a, "tensor_alias"_a, "op_cost"_a, "op_constant"_a, "op_args_begin"_a,
-           "op_args"_a, "op_results_begin"_a, "kind"_a, "operand"_a)
+      .def(py::init<Column, Column, Column, Column, Column, Column, Column, Column, Column, Column,
+                    Column, Column, Column, Column, Column>(),
+           py::kw_only(), "tensor_size"_a, "tensor_alias"_a, "op_cost"_a, "op_constant"_a,
+           "op_args_begin"_a, "op_args"_a, "op_results_begin"_a, "kind"_a, "operand"_a,
+           "tensor_tracked"_a, "tensor_in_place"_a, "tensor_block"_a, "op_events_begin"_a,
+           "event_kind"_a, "event_value"_a)
       .def("baseline", [](const Columns& columns) {
         Simulation::Baseline sum = Simulation::baseline(columns.schedule());
         return py::make_tuple(sum.peak, sum.cost, sum.constants, sum.largest_operator);
@@ -52,41 +88,22 @@ void bind_simulation(py::module_& m) {
   m.def(
       "simulate",
       [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
-         bool live_rules, Nanos remat_limit, bool log_events) {
-        Simulation simulation(
-            columns.schedule(),
-            {.budget = budget,
-             .pool = pool,
-             .heuristic = heuristic,
-             .policy = policy,
-             .free_views = live_rules,
-             .records = live_rules ? Records::kNeeded : Records::kAll,
-             .remat_limit = remat_limit,
-             .log_events = log_events});
-        SimulationStatus status;
-        {
-          py::gil_scoped_release open;
-          status = simulation.run();
-        }
-        constexpr const char* kNames[] = {"ok", "oom", "thrash"};
-        SimulationCounts counts = simulation.counts();
-        py::dict result;
-        result["status"] = kNames[static_cast<int>(status)];
-        result["peak_bytes"] = counts.peak;
-        result["base_compute"] = counts.base;
-        result["remat_compute"] = counts.remat;
-        result["evictions"] = counts.evictions;
-        result["eager_evictions"] = counts.eager;
-        result["rematerializations"] = counts.remats;
-        result["collateral"] = counts.collateral;
-        result["evaluations"] = counts.evaluations;
-        result["accesses"] = counts.accesses;
-        result["events"] = Column(static_cast<py::ssize_t>(simulation.events().size()),
-                                  simulation.events().data());
-        return result;
+         Nanos remat_limit, bool pin_outputs, bool log_events) {
+        // What banishing cuts out of the graph goes, and with it what knew it.
+        bool forgets = policy == Policy::kBanish;
+        SimulationOptions options{.budget = budget,
+                                  .heuristic = heuristic,
+                                  .policy = policy,
+                                  .free_views = forgets,
+                                  .records = forgets ? Records::kNeeded : Records::kAll,
+                                  .remat_limit = remat_limit,
+                                  .pin_outputs = pin_outputs,
+                                  .log_events = log_events};
+        if (pool) return result_of<LiveSimulation>(columns.schedule(), options);
+        return result_of<Simulation>(columns.schedule(), options);
       },
-      "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "live_rules"_a,
-      "remat_limit"_a, "log_events"_a);
+      py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a,
+      "remat_limit"_a, "pin_outputs"_a, "log_events"_a);
 }
 
 }  // namespace dtr

@@ -273,7 +273,7 @@ void DryRun::run(Op& op, Lock&) {
   }
 }
 
-void DryRun::release(Value& value) {
+void DryRun::release(Value& value, Loss) {
   auto* home = static_cast<Holder*>(value.home);
   evicted_.push_back(home ? home->id : -1);
   unreference(static_cast<Content*>(value.data));

@@ -51,7 +51,7 @@ class DryRun final : public Executor {
 
   // Executor.
   void run(Op& op, Lock& lock) override;
-  void release(Value& value) override;
+  void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
   Bytes free_neighbours(const Value& value) const override;
   void forget(Value& value) override;

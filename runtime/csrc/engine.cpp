@@ -153,7 +153,7 @@ void Engine::collect_or_banish(Value& value) {
 void Engine::let_go(Value& value) {
   if (policy_ != Policy::kEager || !value.resident()) return;
   if (!value.uses && records_ == Records::kNeeded) return;  // It goes with its record.
-  executor_.release(value);
+  executor_.release(value, Loss::kDropped);
   lose(value);
 }
 
@@ -171,7 +171,7 @@ void* Engine::steal(Value& value) {
 }
 
 void Engine::evict(Value& value) {
-  executor_.release(value);
+  executor_.release(value, Loss::kEvicted);
   lose(value);
   ++stats_.evictions;
 }
@@ -237,7 +237,7 @@ void Engine::collect(Value& first) {
         neighbourhood_.cut(*value);
         if (value->resident()) {
           remove_candidate(*value);
-          executor_.release(*value);
+          executor_.release(*value, Loss::kDropped);
         }
         unlink(*value);
       }

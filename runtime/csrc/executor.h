@@ -11,6 +11,9 @@ namespace dtr {
 
 using Lock = std::unique_lock<std::mutex>;
 
+// Why a value loses its content: to make room, or because the program let it go.
+enum class Loss { kEvicted, kDropped };
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -22,7 +25,7 @@ class Executor {
 
   // Gives the bytes of a resident value back; its storage, if the program still holds one, becomes
   // the evicted kind.
-  virtual void release(Value& value) = 0;
+  virtual void release(Value& value, Loss loss) = 0;
 
   // `value`, resident, is no longer the engine's to evict: its storage becomes an ordinary one. If
   // recipes still read it, the executor keeps the content alive until `forget(value)`. The program

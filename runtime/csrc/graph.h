@@ -60,6 +60,7 @@ struct Value {
   std::int32_t recomputes = 0;
   std::int32_t oldest =
       kNeverRecomputed;               // Generation of the oldest recipe it rests on (Engine::age).
+  std::int32_t name = 0;              // In the trace that is being recorded.
   std::uint16_t output = 0;           // Which output of its producer.
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
   bool dropped_while_locked = false;  // The content goes with the last lock.

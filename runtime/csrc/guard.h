@@ -42,6 +42,7 @@ class InOperator {
   InOperator() { ++depth; }
   ~InOperator() { --depth; }
   static thread_local int depth;
+  static thread_local bool replaying;
   static thread_local std::int64_t search_ticks;  // Spent looking for memory, not computing.
 };
 

@@ -21,6 +21,7 @@
 
 #include <cstring>
 
+#include "runtime/csrc/call.h"
 #include "runtime/csrc/clock.h"
 #include "runtime/csrc/guard.h"
 
@@ -33,6 +34,7 @@ namespace dtr {
 
 thread_local int InOperator::depth = 0;
 thread_local std::int64_t InOperator::search_ticks = 0;
+thread_local bool InOperator::replaying = false;
 
 namespace {
 
@@ -62,35 +64,7 @@ bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, Visit visit) {
-  if (is_defined_tensor(value)) {
-    visit(*value.unsafeToTensorImpl(), 0);
-  } else if (value.isList()) {
-    std::uint16_t item = 0;
-    for (const c10::IValue& element : value.toListRef()) {
-      if (is_defined_tensor(element)) visit(*element.unsafeToTensorImpl(), item);
-      ++item;
-    }
-  }
-}
-
 }  // namespace
-
-struct Session::Call {
-  const OperatorInfo& info;
-  c10::DispatchKeySet keys;  // Of the call below ours.
-  TensorArguments arguments;
-  c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
-  Bytes bytes = 0;
-  bool foreign = false;  // An argument is sparse, quantized, on another device, ...
-  bool tracked = false;
-  bool recording = false;
-  at::Generator generator;  // Its state before the call, if it is random and recorded.
-  std::int64_t before_ticks = 0;
-  std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
-  std::int64_t kernel_ticks = 0;
-};
 
 void Session::set_in_optimizer(bool inside) { in_optimizer = inside; }
 
@@ -125,6 +99,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
 
+  if (recorder_) record_begin(call);
   std::int64_t start = ticks();
   std::int64_t search = InOperator::search_ticks;
   try {
@@ -132,6 +107,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {
+    if (recorder_) recorder_->abandon();
     after_failure(call, op);
     throw;
   }
@@ -331,6 +307,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
     }
   }
   Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(call.kernel_ticks);
+  if (recorder_) record_end(call, cost, stack);
   engine_.note_operator(call.bytes);
   bool kept = op && op->live_outputs;
   if (op) {

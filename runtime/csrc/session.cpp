@@ -10,6 +10,7 @@
 #include "runtime/csrc/allocator.h"
 #include "runtime/csrc/clock.h"
 #include "runtime/csrc/guard.h"
+#include "runtime/csrc/room.h"
 
 namespace dtr {
 namespace {
@@ -20,8 +21,7 @@ const char kEvictedText[] =
     "its thread)";
 
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
-  // Twice the addresses of the budget, so that a hole can be made of scattered pages; see pool.h.
-  return make_host_arena(options.limited ? 2 * options.budget + (Bytes{64} << 20) : options.budget);
+  return make_host_arena(options.limited ? scope_addresses(options.budget) : options.budget);
 }
 
 std::string in_mib(Bytes bytes) {
@@ -100,6 +100,10 @@ void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
   pointer = at::DataPtr(pool_->data(block), &value, &storage_died, c10::Device(c10::kCPU));
   block->owner = &value;
   arm(storage);
+  if (recorder_) {
+    recorder_->rekey(pool_->data(block), storage);
+    value.name = recorder_->name_of(storage);
+  }
 }
 
 void Session::detach(c10::StorageImpl* storage, Block* block) {
@@ -109,6 +113,7 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
   pointer = at::DataPtr(data, data, &pool_deleter, c10::Device(c10::kCPU));
   block->owner = nullptr;
   disarm(storage);
+  if (recorder_) recorder_->rekey(storage, data);
 }
 
 Value& Session::constant_for(c10::StorageImpl* storage) {
@@ -123,7 +128,8 @@ Value& Session::constant_for(c10::StorageImpl* storage) {
 // ---- Executor
 // -------------------------------------------------------------------------------------------------------
 
-void Session::release(Value& value) {
+void Session::release(Value& value, Loss loss) {
+  if (recorder_ && loss == Loss::kEvicted) recorder_->evicted(value);
   Block* block = static_cast<Block*>(value.data);
   block->owner = nullptr;
   pool_->free(block);
@@ -148,6 +154,7 @@ void Session::settle(Value& value) {
     return;
   }
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
+  if (recorder_ && !recorder_muted_ && !leaving_) recorder_->froze(storage);
   detach(storage, block);
   if (leaving_) settled_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   c10::raw::intrusive_ptr::incref(storage);
@@ -218,6 +225,10 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
       storages.emplace_back(storage_over(at::DataPtr(nullptr, c10::Device(c10::kCPU)), value.size));
     }
   }
+  struct Quiet {  // A replay is not the program's doing.
+    Quiet() { InOperator::replaying = true; }
+    ~Quiet() { InOperator::replaying = false; }
+  } quiet;
   if (!copies.empty()) {
     Unlocked open(lock);
     for (const Copy& copy : copies) {
@@ -312,34 +323,17 @@ void Session::watch_for_thrash() {
 void* Session::allocate(std::size_t bytes) {
   Bytes asked = static_cast<Bytes>(bytes);
   bool fails = allocations_to_failure_ > 0 && --allocations_to_failure_ == 0;
-  if (!fails) {
-    if (Block* block = pool_->allocate(asked, Fit::kCommitted)) return pool_->data(block);
-  }
-  std::int64_t begin = ticks();
-  Guard guard(*this);
-  if (fails) out_of_memory(asked);
-  // Free bytes without a hole that holds the request: either another victim happens to make one, or
-  // pages are brought together, which costs up to 3 us a page. Below kMovesWell a few victims are
-  // the cheaper try; above it the pool moves long runs of pages, which costs next to nothing
-  // (host_arena.cpp).
-  constexpr Bytes kMovesWell = Bytes{256} << 10;
-  constexpr int kPatience = 3;
-  int fruitless = 0;
-  Block* block = nullptr;
-  while (!(block = pool_->allocate(asked, Fit::kCommitted))) {
-    bool scattered = pool_->live() + round_to_granule(asked) <= pool_->budget();
-    if (scattered && (asked > kMovesWell || fruitless++ == kPatience)) {
-      block = pool_->allocate(asked, Fit::kRemap);
-      if (block) break;
-    }
-    if (engine_.evict_one()) continue;
-    block = pool_->allocate(asked, Fit::kRemap);
+  Block* block = fails ? nullptr : pool_->allocate(asked, Fit::kCommitted);
+  if (!block) {
+    std::int64_t begin = ticks();
+    Guard guard(*this);
+    if (!fails) block = allocate_evicting(*pool_, engine_, asked);
     if (!block) out_of_memory(asked);
-    break;
+    std::int64_t passed = ticks() - begin;
+    search_ticks_ += passed;
+    InOperator::search_ticks += passed;
   }
-  std::int64_t passed = ticks() - begin;
-  search_ticks_ += passed;
-  InOperator::search_ticks += passed;
+  if (recorder_ && !InOperator::replaying) recorder_->allocated(pool_->data(block), asked);
   return pool_->data(block);
 }
 
@@ -406,7 +400,9 @@ void Session::storage_died(void* context) {
   Session* session = active();
   if (!session) return;  // A forked child: the record is the parent's.
   Guard guard(*session);
-  session->engine_.dropped(*static_cast<Value*>(context));
+  Value& value = *static_cast<Value*>(context);
+  if (session->recorder_) session->recorder_->died(value.home);
+  session->engine_.dropped(value);
 }
 
 void Session::raw_access(c10::StorageImpl* storage) {
@@ -450,7 +446,10 @@ bool Session::spill() {
 void Session::step() {
   std::lock_guard<std::mutex> alone(remat_mutex_);
   Guard guard(*this);
+  if (recorder_) recorder_->stepped();
+  recorder_muted_ = true;
   engine_.age(guard.lock());
+  recorder_muted_ = false;
 }
 
 // ---- Figures

@@ -22,6 +22,7 @@
 #include "dtr_alloc/csrc/pool.h"
 #include "runtime/csrc/engine.h"
 #include "runtime/csrc/recipe.h"
+#include "runtime/csrc/recorder.h"
 
 namespace dtr {
 
@@ -70,6 +71,10 @@ class Session final : public Executor {
   void fail_allocation(std::int64_t k);  // Test instrument: the k-th from now fails, once.
   void abandon_in_child();               // After fork: the parent's scope is not the child's.
 
+  void start_trace();  // Throws std::runtime_error where one is being recorded.
+  TraceRecorder::Records take_trace();
+  void freed(const void* data);  // By the deleter of ordinary pool tensors.
+
   SessionStats stats() const;
   void reset_peak() { pool_->reset_peak(); }
   std::vector<std::int64_t> timeline() const;
@@ -78,7 +83,7 @@ class Session final : public Executor {
 
   // Executor.
   void run(Op& op, Lock& lock) override;
-  void release(Value& value) override;
+  void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
   Bytes free_neighbours(const Value& value) const override;
   void forget(Value& value) override;
@@ -95,6 +100,9 @@ class Session final : public Executor {
 
   static Value* value_of(const c10::StorageImpl* storage);
   Value& constant_for(c10::StorageImpl* storage);
+  const void* key_of(const c10::StorageImpl* storage) const;  // Of the recorder.
+  void record_begin(const Call& call);
+  void record_end(const Call& call, Nanos cost, const torch::jit::Stack& stack);
   void attach(c10::StorageImpl* storage, Value& value, Block* block);
   void detach(c10::StorageImpl* storage, Block* block);
   void arm(c10::StorageImpl* storage);
@@ -127,6 +135,8 @@ class Session final : public Executor {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
+  std::unique_ptr<TraceRecorder> recorder_;
+  bool recorder_muted_ = false;  // What happens now follows from what was recorded.
   std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.

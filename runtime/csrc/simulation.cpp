@@ -2,39 +2,33 @@
 
 #include <algorithm>
 #include <new>
-#include <numeric>
 #include <stdexcept>
-#include <string>
 
 namespace dtr {
-namespace {
 
-std::vector<std::int64_t> roots_of(const Schedule& schedule) {
-  std::vector<std::int64_t> roots(schedule.tensors());
-  for (std::int64_t i = 0; i < schedule.tensors(); ++i) {
-    std::int64_t alias = schedule.tensor_alias[i];
+std::vector<std::int64_t> Schedule::roots() const {
+  std::vector<std::int64_t> roots(tensors());
+  for (std::int64_t i = 0; i < tensors(); ++i) {
+    std::int64_t alias = tensor_alias[i];
     if (alias >= i) throw std::invalid_argument("a view comes before what it is a view of");
     roots[i] = alias < 0 ? i : roots[alias];
   }
   return roots;
 }
 
-std::span<const std::int64_t> args_of(const Schedule& schedule, std::int64_t op) {
-  return schedule.op_args.subspan(schedule.op_args_begin[op],
-                                  schedule.op_args_begin[op + 1] - schedule.op_args_begin[op]);
+// Live, smaller results than this are constants (intercept.cpp).
+bool Schedule::tracked(std::int64_t tensor) const {
+  constexpr Bytes kSmallestValue = 512;
+  return tensor_tracked[tensor] < 0 ? tensor_size[tensor] >= kSmallestValue
+                                    : tensor_tracked[tensor] > 0;
 }
-
-}  // namespace
 
 Simulation::Simulation(const Schedule& schedule, const SimulationOptions& options)
     : schedule_(schedule),
       options_(options),
-      pool_(options.pool ? Pool::create(make_virtual_arena(round_to_granule(options.budget)),
-                                        options.budget)
-                         : Pool::Handle()),
       engine_(*this, options.heuristic, options.policy, options.records),
       values_(schedule.tensors()),
-      roots_(roots_of(schedule)),
+      roots_(schedule.roots()),
       held_(schedule.tensors()),
       pinned_(schedule.tensors()) {
   if (options.records == Records::kNeeded && !options.free_views) {
@@ -44,9 +38,6 @@ Simulation::Simulation(const Schedule& schedule, const SimulationOptions& option
 
 Simulation::~Simulation() {
   if (keeps_all()) {
-    for (Value* value : values_) {
-      if (value && !value->base && value->data) free(value->size, value->data);
-    }
     engine_.discard(ops_, constants_);
     return;
   }
@@ -73,10 +64,12 @@ SimulationStatus Simulation::run() {
 
 void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
   if (kind == Schedule::kCompute) return compute(operand, lock);
+  if (kind == Schedule::kFreeze || kind == Schedule::kStep) return;
   std::int64_t root = roots_[operand];
   if (kind == Schedule::kGet) {
     ++held_[root];
   } else if (kind == Schedule::kPin) {
+    if (!options_.pin_outputs) return;
     Value& value = *values_[options_.free_views ? root : operand];
     engine_.materialize(value, lock);
     // The engine keeps constants that recipes read; pinned are those that nothing may let go.
@@ -92,17 +85,15 @@ void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
 // The program's last reference to `tensor` is gone. The paper's simulator never frees constants.
 void Simulation::let_go(std::int64_t tensor) {
   Value& value = *values_[tensor];
-  letting_go_ = true;
   if (!value.constant()) {
     engine_.dropped(value);
   } else if (!keeps_all()) {
     engine_.unlock(value);
   }
-  letting_go_ = false;
 }
 
 void Simulation::compute(std::int64_t number, Lock& lock) {
-  auto args = args_of(schedule_, number);
+  auto args = schedule_.args(number);
   std::int64_t first = schedule_.op_results_begin[number];
   std::int64_t end = schedule_.op_results_begin[number + 1];
   for (std::int64_t tensor = first; tensor < end; ++tensor) ++held_[roots_[tensor]];
@@ -137,9 +128,8 @@ void Simulation::compute(std::int64_t number, Lock& lock) {
 
 void Simulation::add_constant(std::int64_t tensor) {
   Bytes size = schedule_.tensor_size[tensor];
-  if (!pool_) make_room(size);
-  void* data = allocate(size);
-  Value& value = engine_.constant(size, data, data);
+  make_room(size);
+  Value& value = engine_.constant(size, this, this);
   values_[tensor] = &value;
   engine_.touch(value);
   if (keeps_all()) {
@@ -153,29 +143,8 @@ void Simulation::make_room(Bytes size) {
   while (counts_.usage + size > options_.budget) {
     if (!engine_.evict_one()) throw OutOfBudget();
   }
-}
-
-void* Simulation::allocate(Bytes size) {
-  void* data = this;  // Anything but null: it is there.
-  if (pool_) {
-    Block* block = nullptr;
-    while (!(block = pool_->allocate(size, Fit::kRemap))) {
-      if (!engine_.evict_one()) throw OutOfBudget();
-    }
-    size = block->size;
-    data = block;
-  }
   counts_.usage += size;
   counts_.peak = std::max(counts_.peak, counts_.usage);
-  return data;
-}
-
-void Simulation::free(Bytes size, void* data) {
-  if (pool_) {
-    size = static_cast<Block*>(data)->size;
-    pool_->free(static_cast<Block*>(data));
-  }
-  counts_.usage -= size;
 }
 
 // Outputs that are still there, or that nothing needs any more, are made all the same and dropped,
@@ -184,21 +153,19 @@ void Simulation::run(Op& op, Lock&) {
   std::int64_t number = static_cast<Payload*>(op.payload())->op;
   const Value* asked = op.outputs()[0];
   bool again = !asked || asked->recomputes >= 0;
-  std::vector<Bytes> sizes;
+  Bytes total = 0;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
-    sizes.push_back(schedule_.tensor_size[tensor_of(op, i)]);
+    total += schedule_.tensor_size[tensor_of(op, i)];
   }
-  if (!pool_) make_room(std::accumulate(sizes.begin(), sizes.end(), Bytes{0}));
-  std::vector<void*> made;
-  for (Bytes size : sizes) made.push_back(allocate(size));
+  make_room(total);
   std::int64_t back = 0;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* output = op.outputs()[i];
     if (!output || output->resident()) {
-      free(sizes[i], made[i]);
+      counts_.usage -= schedule_.tensor_size[tensor_of(op, i)];
       continue;
     }
-    engine_.restore(*output, made[i]);
+    engine_.restore(*output, this);  // Anything but null: it is there.
     ++back;
     log(*output, kComputed);
   }
@@ -208,11 +175,11 @@ void Simulation::run(Op& op, Lock&) {
   if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
 }
 
-void Simulation::release(Value& value) {
-  free(value.size, value.data);
+void Simulation::release(Value& value, Loss loss) {
+  counts_.usage -= value.size;
   ++counts_.evictions;
-  counts_.eager += letting_go_;
-  log(value, letting_go_ ? kDropped : kEvicted);
+  counts_.eager += loss == Loss::kDropped;
+  log(value, loss == Loss::kDropped ? kDropped : kEvicted);
 }
 
 // What was banished around it made it constant.
@@ -220,7 +187,7 @@ void Simulation::settle(Value& value) {
   if (value.home) engine_.lock(value);
 }
 
-void Simulation::forget(Value& value) { free(value.size, value.data); }
+void Simulation::forget(Value& value) { counts_.usage -= value.size; }
 
 // The outputs of an operator are not always consecutive tensors: free views have no value.
 std::int64_t Simulation::tensor_of(const Op& op, std::int64_t output) const {
@@ -237,12 +204,6 @@ void Simulation::log(const Value& value, Event event) {
   events_.push_back(event);
 }
 
-Bytes Simulation::free_neighbours(const Value& value) const {
-  if (!pool_) return 0;
-  auto [left, right] = pool_->free_neighbours(static_cast<Block*>(value.data));
-  return left + right;
-}
-
 SimulationCounts Simulation::counts() const {
   SimulationCounts counts = counts_;
   counts.evaluations = engine_.stats().evaluations;
@@ -252,14 +213,14 @@ SimulationCounts Simulation::counts() const {
 
 Simulation::Baseline Simulation::baseline(const Schedule& schedule) {
   Baseline sum{};
-  std::vector<std::int64_t> roots = roots_of(schedule), held(schedule.tensors());
+  std::vector<std::int64_t> roots = schedule.roots(), held(schedule.tensors());
   Bytes usage = 0;
   for (std::size_t i = 0; i < schedule.kind.size(); ++i) {
     std::int64_t operand = schedule.operand[i];
     if (schedule.kind[i] == Schedule::kCompute) {
       sum.cost += schedule.op_cost[operand];
       Bytes together = 0;
-      for (std::int64_t arg : args_of(schedule, operand)) together += schedule.tensor_size[arg];
+      for (std::int64_t arg : schedule.args(operand)) together += schedule.tensor_size[arg];
       for (std::int64_t tensor = schedule.op_results_begin[operand];
            tensor < schedule.op_results_begin[operand + 1]; ++tensor) {
         usage += schedule.tensor_size[tensor];

@@ -1,10 +1,8 @@
 // A recorded run, replayed without tensors: what would the engine have done under this budget?
 //
-// It is the engine of the live runtime on an executor that only counts. Memory is a number, as in
-// the paper's simulator (mode bytes: fragmentation does not exist, and an operator needs room for
-// all its outputs at once), or blocks of a pool of addresses (mode pool: outputs are allocated one
-// by one, as kernels do). Where the live runtime's rules differ from the paper's there is an option
-// in SimulationOptions, with the reason. Source: the paper, section 4.2 and appendix C.6.
+// It is the engine of the live runtime on an executor that only counts, by the rules of the paper's
+// simulator: memory is a number, and an operator needs room for all its outputs at once. The live
+// runtime's rules are in live_simulation.h. Source: the paper, section 4.2 and appendix C.6.
 
 #pragma once
 
@@ -13,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include "dtr_alloc/csrc/pool.h"
 #include "runtime/csrc/engine.h"
 
 namespace dtr {
@@ -21,7 +18,13 @@ namespace dtr {
 // A trace as flat columns (runtime/trace.py makes it). Tensors are numbered in the order of the
 // operators that make them; the results of one operator are consecutive.
 struct Schedule {
-  enum Kind : std::int64_t { kCompute, kGet, kPin, kRelease };
+  // What can happen: an operator runs; the program takes a reference; a tensor is brought into
+  // memory for good; a reference is given back. The last two are for the live runtime's rules: a
+  // tensor can't be recomputed any more; an optimizer's step ends.
+  enum Kind : std::int64_t { kCompute, kGet, kPin, kRelease, kFreeze, kStep };
+  // What happens to memory inside an operator: so many bytes are allocated; the how-manieth of its
+  // blocks is freed; the program lets a tensor go.
+  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased };
 
   std::span<const std::int64_t> tensor_size;   // Bytes; 0 for a view.
   std::span<const std::int64_t> tensor_alias;  // The tensor whose bytes it shares, or -1.
@@ -30,13 +33,24 @@ struct Schedule {
   std::span<const std::int64_t> op_results_begin;
   std::span<const std::int64_t> kind, operand;  // Instructions: an operator's or a tensor's number.
 
+  // For the live runtime's rules.
+  std::span<const std::int64_t> tensor_tracked;   // 1, 0, or -1: by its size.
+  std::span<const std::int64_t> tensor_in_place;  // The tensor whose storage it was written to, -1.
+  std::span<const std::int64_t> tensor_block;     // The how-manieth block of its operator, or -1.
+  // Compressed rows. An operator without any allocates its fresh results in order.
+  std::span<const std::int64_t> op_events_begin, event_kind, event_value;
+
   std::int64_t ops() const { return static_cast<std::int64_t>(op_cost.size()); }
   std::int64_t tensors() const { return static_cast<std::int64_t>(tensor_size.size()); }
+  std::span<const std::int64_t> args(std::int64_t op) const {
+    return op_args.subspan(op_args_begin[op], op_args_begin[op + 1] - op_args_begin[op]);
+  }
+  bool tracked(std::int64_t tensor) const;
+  std::vector<std::int64_t> roots() const;  // By tensor: the first of those that share its bytes.
 };
 
 struct SimulationOptions {
   Bytes budget = 0;
-  bool pool = false;
   Heuristic heuristic;
   Policy policy = Policy::kEager;
   // The paper's simulator recomputes views as operators of their own, and keeps every record. Live,
@@ -44,6 +58,7 @@ struct SimulationOptions {
   bool free_views = false;
   Records records = Records::kAll;
   Nanos remat_limit = 0;      // Thrash: more recomputation than this. 0 for no limit.
+  bool pin_outputs = true;    // What the program still holds at the end must be in memory together.
   bool log_events = false;    // Keep what was evicted and computed, in order.
 };
 
@@ -65,8 +80,8 @@ class Simulation final : public Executor {
 
   SimulationStatus run();
   SimulationCounts counts() const;
-  // Pairs: tensor, and 1 where it was evicted to make room, 2 where the program let it go, 0 where
-  // it was computed. Filled where log_events is set.
+  enum Event : std::int64_t { kComputed, kEvicted, kDropped };
+  // Pairs of a tensor and an event. Filled where log_events is set.
   const std::vector<std::int64_t>& events() const { return events_; }
   void check() const { engine_.check(); }
 
@@ -80,9 +95,9 @@ class Simulation final : public Executor {
 
   // Executor.
   void run(Op& op, Lock& lock) override;
-  void release(Value& value) override;
+  void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
-  Bytes free_neighbours(const Value& value) const override;
+  Bytes free_neighbours(const Value&) const override { return 0; }
   void forget(Value& value) override;
   void forget(Op&) override {}
 
@@ -92,13 +107,9 @@ class Simulation final : public Executor {
   };
   struct OutOfBudget : std::exception {};
   struct Thrash : std::exception {};
-  enum Event : std::int64_t { kComputed, kEvicted, kDropped };
-
   void step(std::int64_t kind, std::int64_t operand, Lock& lock);
   void compute(std::int64_t op, Lock& lock);
   void add_constant(std::int64_t tensor);
-  void* allocate(Bytes size);
-  void free(Bytes size, void* data);
   void make_room(Bytes size);
   bool keeps_all() const { return options_.records == Records::kAll; }
   void let_go(std::int64_t tensor);
@@ -107,7 +118,6 @@ class Simulation final : public Executor {
 
   const Schedule schedule_;
   const SimulationOptions options_;
-  Pool::Handle pool_;
   Engine engine_;
   std::vector<Value*> values_;       // By tensor; by root where views are free.
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
@@ -116,7 +126,6 @@ class Simulation final : public Executor {
   std::vector<Op*> ops_;  // These two where every record is kept.
   std::vector<Value*> constants_;
   SimulationCounts counts_;
-  bool letting_go_ = false;
   std::vector<std::int64_t> events_;
 };
 

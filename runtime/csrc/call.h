@@ -1,0 +1,40 @@
+// One operator on its way through a session (intercept.cpp), and the tensors among its arguments or
+// results.
+
+#pragma once
+
+#include "runtime/csrc/session.h"
+
+namespace dtr {
+
+// Calls `visit(tensor, item)` for the tensor, or for each tensor of the list, in `value`.
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (is_defined_tensor(value)) {
+    visit(*value.unsafeToTensorImpl(), 0);
+  } else if (value.isList()) {
+    std::uint16_t item = 0;
+    for (const c10::IValue& element : value.toListRef()) {
+      if (is_defined_tensor(element)) visit(*element.unsafeToTensorImpl(), item);
+      ++item;
+    }
+  }
+}
+
+
+struct Session::Call {
+  const OperatorInfo& info;
+  c10::DispatchKeySet keys;  // Of the call below ours.
+  TensorArguments arguments;
+  c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
+  Bytes bytes = 0;
+  bool foreign = false;  // An argument is sparse, quantized, on another device, ...
+  bool tracked = false;
+  bool recording = false;
+  at::Generator generator;  // Its state before the call, if it is random and recorded.
+  std::int64_t before_ticks = 0;
+  std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
+  std::int64_t kernel_ticks = 0;
+};
+
+}  // namespace dtr

@@ -1,0 +1,72 @@
+// The live runtime's side of a trace: which storages an operator has for arguments and results. See
+// recorder.h.
+
+#include "runtime/csrc/call.h"
+#include "runtime/csrc/guard.h"
+
+namespace dtr {
+
+void Session::start_trace() {
+  TORCH_CHECK(!recorder_, "a trace is being recorded already; traces do not nest");
+  recorder_ = std::make_unique<TraceRecorder>();
+}
+
+TraceRecorder::Records Session::take_trace() {
+  TraceRecorder::Records records = recorder_->take();
+  recorder_.reset();
+  return records;
+}
+
+void Session::freed(const void* data) {
+  if (recorder_) recorder_->freed(data);
+}
+
+const void* Session::key_of(const c10::StorageImpl* storage) const {
+  if (value_of(storage)) return storage;
+  Block* block = block_of(storage);
+  return block ? pool_->data(block) : static_cast<const void*>(storage);
+}
+
+void Session::record_begin(const Call& call) {
+  std::vector<const void*> arguments;
+  std::vector<std::int64_t> written;
+  for (const TensorArgument& argument : call.arguments) {
+    if (call.info.shape_only) break;
+    // Statistics written beside results are constants by now.
+    if (argument.written && !call.info.fresh) {
+      written.push_back(static_cast<std::int64_t>(arguments.size()));
+    }
+    arguments.push_back(key_of(argument.storage));
+  }
+  recorder_->begin(arguments, written);
+}
+
+void Session::record_end(const Call& call, Nanos cost, const torch::jit::Stack& stack) {
+  std::vector<TraceRecorder::Result> results;
+  const auto add = [&](const c10::StorageImpl* storage) {
+    if (value_of(storage)) {
+      auto* value = value_of(storage);
+      results.push_back({storage, pool_->data(static_cast<Block*>(value->data)), true});
+    } else if (Block* block = block_of(storage)) {
+      results.push_back({pool_->data(block), pool_->data(block), false});
+    }
+  };
+  const c10::IValue* first = stack.data() + stack.size() - call.info.returns;
+  for (std::uint32_t i = 0; i < call.info.returns; ++i) {
+    for_each_tensor(first[i], [&](const c10::TensorImpl& tensor, std::uint16_t) {
+      if (tensor.has_storage()) add(tensor.unsafe_storage().unsafeGetStorageImpl());
+    });
+  }
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.written || call.info.fresh || call.info.shape_only) continue;
+    results.push_back({key_of(argument.storage), nullptr, value_of(argument.storage) != nullptr});
+  }
+  recorder_->end(call.info, cost, results);
+  for (const TraceRecorder::Result& result : results) {
+    if (!result.tracked || !result.data) continue;
+    Value* value = value_of(static_cast<const c10::StorageImpl*>(result.key));
+    value->name = recorder_->name_of(result.key);
+  }
+}
+
+}  // namespace dtr

@@ -1,0 +1,160 @@
+#include "runtime/csrc/recorder.h"
+
+#include <utility>
+
+namespace dtr {
+
+void TraceRecorder::put(Kind kind, std::initializer_list<std::int64_t> fields) {
+  out_.records.push_back(kind);
+  out_.records.push_back(static_cast<std::int64_t>(fields.size()));
+  out_.records.insert(out_.records.end(), fields);
+}
+
+TraceRecorder::Name TraceRecorder::constant(const void* key, Bytes bytes) {
+  Name name = names_[key] = ++last_;
+  put(kConstant, {name, bytes});
+  return name;
+}
+
+void TraceRecorder::begin(const std::vector<const void*>& arguments,
+                          const std::vector<std::int64_t>& written) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (const void* key : arguments) {
+    auto known = names_.find(key);
+    arguments_.push_back(known != names_.end() ? known->second : constant(key, 0));
+  }
+  written_ = written;
+  running_ = true;
+}
+
+void TraceRecorder::end(const OperatorInfo& info, Nanos cost, const std::vector<Result>& results) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto [known, fresh] = operators_.insert({&info, static_cast<std::int64_t>(operators_.size())});
+  if (fresh) out_.operators.push_back(c10::toString(info.handle.operator_name()));
+  std::vector<std::int64_t> made;
+  for (const Result& result : results) {
+    if (!result.data) {
+      made.insert(made.end(),
+                  {std::int64_t{names_[result.key]}, 0, -1, std::int64_t{result.tracked}});
+      continue;
+    }
+    for (std::size_t i = 0; i < locals_.size(); ++i) {
+      if (locals_[i].data != result.data || !locals_[i].alive) continue;
+      locals_[i].alive = false;  // It has a name now.
+      names_[result.key] = ++last_;
+      made.insert(made.end(), {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i),
+                               std::int64_t{result.tracked}});
+    }
+  }
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    if (!locals_[i].alive) continue;  // It stays and is no result: a cache, say.
+    names_[locals_[i].data] = ++last_;
+    made.insert(made.end(),
+                {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i), 0});
+  }
+  auto& out = out_.records;
+  out.push_back(kOperator);
+  out.push_back(static_cast<std::int64_t>(6 + arguments_.size() + written_.size() + made.size() +
+                                          memory_.size()));
+  out.insert(out.end(), {known->second, cost});
+  for (const auto* list : {&arguments_, &written_, &made, &memory_}) {
+    out.push_back(static_cast<std::int64_t>(list->size()));
+    out.insert(out.end(), list->begin(), list->end());
+  }
+  forget_operator();
+}
+
+// What it left behind comes from outside as far as the trace can tell.
+void TraceRecorder::abandon() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (const Local& local : locals_) {
+    if (local.alive) constant(local.data, local.size);
+  }
+  forget_operator();
+}
+
+void TraceRecorder::forget_operator() {
+  for (Name name : released_) put(kRelease, {name});
+  arguments_.clear();
+  written_.clear();
+  memory_.clear();
+  locals_.clear();
+  released_.clear();
+  running_ = false;
+}
+
+void TraceRecorder::allocated(const void* data, Bytes size) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!running_) {
+    constant(data, size);
+    return;
+  }
+  memory_.insert(memory_.end(), {kAllocated, size});
+  locals_.push_back({data, size, true});
+}
+
+void TraceRecorder::freed(const void* data) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    if (locals_[i].data != data || !locals_[i].alive) continue;
+    locals_[i].alive = false;
+    memory_.insert(memory_.end(), {kFreed, static_cast<std::int64_t>(i)});
+    return;
+  }
+  release(data);
+}
+
+void TraceRecorder::died(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  release(key);
+}
+
+void TraceRecorder::release(const void* key) {
+  auto known = names_.find(key);
+  if (known == names_.end()) return;  // From before the trace.
+  if (running_) {
+    memory_.insert(memory_.end(), {kReleased, known->second});
+    released_.push_back(known->second);
+  } else {
+    put(kRelease, {known->second});
+  }
+  names_.erase(known);
+}
+
+void TraceRecorder::rekey(const void* from, const void* to) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(from);
+  if (known == names_.end() || from == to) return;
+  Name name = known->second;
+  names_.erase(known);
+  names_[to] = name;
+}
+
+void TraceRecorder::froze(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (auto known = names_.find(key); known != names_.end()) put(kFreeze, {known->second});
+}
+
+void TraceRecorder::stepped() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  put(kStep, {});
+}
+
+void TraceRecorder::evicted(const Value& value) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  out_.evictions.insert(out_.evictions.end(), {value.name, value.version});
+}
+
+TraceRecorder::Name TraceRecorder::name_of(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(key);
+  return known == names_.end() ? 0 : known->second;
+}
+
+TraceRecorder::Records TraceRecorder::take() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  operators_.clear();
+  return std::exchange(out_, {});
+}
+
+}  // namespace dtr

@@ -1,0 +1,89 @@
+// Writes down what a scope's program does, so that the simulator can do it again.
+//
+// What decides an eviction is on record: which storages an operator reads and makes, what it costs,
+// every allocation and release inside it, when storages die, and what stops being recomputable.
+// It goes into one vector of integers; runtime/record_trace.py makes lines of it afterwards. Names
+// follow the program, not the evictions: a trace is the same at every budget. Replays are left out.
+// Cost: some 0.3 us an operator (perf/trace_overhead.py).
+
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/csrc/graph.h"
+#include "runtime/csrc/operators.h"
+
+namespace dtr {
+
+class TraceRecorder {
+ public:
+  using Name = std::int32_t;
+  // Each record is its kind, its length without these two, and
+  //   kOperator: operator, cost, then four lists with their lengths: names of the arguments;
+  //     positions of those that are written; results as (name, bytes, block, tracked), for written
+  //     ones (name, 0, -1, tracked); what happened to memory meanwhile, as (MemoryEvent, value).
+  //   kConstant: name, bytes in the pool.
+  //   kRelease, kFreeze: name.
+  //   kStep: nothing.
+  enum Kind : std::int64_t { kOperator, kConstant, kRelease, kFreeze, kStep };
+  // Of a memory event: bytes; the how-manieth block allocated by this operator; a name.
+  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased };
+
+  struct Result {
+    const void* key;
+    const void* data;  // Null for a written argument.
+    bool tracked;
+  };
+
+  // A storage's key is the storage itself where it is tracked or not from the pool, else its data.
+  void begin(const std::vector<const void*>& arguments, const std::vector<std::int64_t>& written);
+  void end(const OperatorInfo& info, Nanos cost, const std::vector<Result>& results);
+  void abandon();  // The operator raised.
+
+  void allocated(const void* data, Bytes size);
+  void freed(const void* data);
+  void died(const void* key);
+  void rekey(const void* from, const void* to);
+  void froze(const void* key);
+  void stepped();
+  void evicted(const Value& value);
+  Name name_of(const void* key);  // 0 where it has none.
+
+  // Everything so far; the recorder is empty then, but for the names.
+  struct Records {
+    std::vector<std::int64_t> records;
+    std::vector<std::string> operators;
+    std::vector<std::int64_t> evictions;  // Pairs (name, version), in order.
+  };
+  Records take();
+
+ private:
+  struct Local {
+    const void* data;
+    Bytes size;
+    bool alive;
+  };
+
+  Name constant(const void* key, Bytes bytes);
+  void release(const void* key);
+  void put(Kind kind, std::initializer_list<std::int64_t> fields);
+  void forget_operator();
+
+  std::mutex mutex_;
+  Records out_;
+  ska::flat_hash_map<const void*, Name> names_;
+  ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
+  Name last_ = 0;
+  // Of the operator that runs.
+  bool running_ = false;
+  std::vector<std::int64_t> arguments_, written_, memory_;
+  std::vector<Local> locals_;
+  std::vector<Name> released_;
+};
+
+}  // namespace dtr

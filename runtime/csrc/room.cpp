@@ -1,0 +1,26 @@
+#include "runtime/csrc/room.h"
+
+namespace dtr {
+
+// Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h).
+Bytes scope_addresses(Bytes budget) { return 2 * budget + (Bytes{64} << 20); }
+
+// Free bytes without a hole that holds the request: either another victim happens to make one, or
+// pages are brought together, which costs up to 3 us a page. Below kMovesWell a few victims are the
+// cheaper try; above it the pool moves long runs of pages, which costs next to nothing
+// (host_arena.cpp).
+Block* allocate_evicting(Pool& pool, Engine& engine, Bytes asked) {
+  constexpr Bytes kMovesWell = Bytes{256} << 10;
+  constexpr int kPatience = 3;
+  int fruitless = 0;
+  while (true) {
+    if (Block* block = pool.allocate(asked, Fit::kCommitted)) return block;
+    bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
+    if (scattered && (asked > kMovesWell || fruitless++ == kPatience)) {
+      if (Block* block = pool.allocate(asked, Fit::kRemap)) return block;
+    }
+    if (!engine.evict_one()) return pool.allocate(asked, Fit::kRemap);
+  }
+}
+
+}  // namespace dtr
