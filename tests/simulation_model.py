@@ -21,7 +21,7 @@ from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, Schedule
 INF = float("inf")
 
 
-class RunStopped(Exception):
+class RunStoppedError(Exception):
     """Out of memory, or thrashing."""
 
 
@@ -102,7 +102,7 @@ class SimulationModel:
                     self.pin(operand)
                 elif self.releases:
                     self.release(self.storage[operand])
-        except RunStopped as reason:
+        except RunStoppedError as reason:
             self.status = str(reason)
 
     # What the program does.
@@ -153,7 +153,7 @@ class SimulationModel:
         for arg in self.args[op]:
             self.unlock(self.storage[arg])
         if self.remat_limit is not None and self.remat > self.remat_limit:
-            raise RunStopped("thrash")
+            raise RunStoppedError("thrash")
 
     def execute(self, tensor: int, again: bool) -> None:
         op = self.op[tensor]
@@ -189,7 +189,7 @@ class SimulationModel:
     def make_room(self, size: int) -> None:
         while self.memory + size > self.budget:
             if not self.pool:
-                raise RunStopped("oom")
+                raise RunStoppedError("oom")
             self.evict(self.choose())
 
     def lock(self, storage: int) -> None:
