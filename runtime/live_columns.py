@@ -34,9 +34,7 @@ class LiveColumns:
     """Built operator by operator; `refuse` raises with a reason, `tensor_of` gives the tensor that
     a name is bound to."""
 
-    def __init__(
-        self, refuse: Callable[[str], Any], tensor_of: Callable[[str, str], int]
-    ) -> None:
+    def __init__(self, refuse: Callable[[str], Any], tensor_of: Callable[[str, str], int]) -> None:
         self.refuse = refuse
         self.tensor_of = tensor_of
         self.tracked: list[int] = []

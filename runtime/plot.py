@@ -58,8 +58,7 @@ def plot(
         panel.axis("off")
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=min(len(names), 6), frameon=False)
-    figure.supxlabel("budget, share of the peak without one", fontsize=9)
-    figure.supylabel("computed, multiple of the trace", fontsize=9)
+    figure.supylabel("computed, multiple of the trace", fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11)
     figure.savefig(path)
@@ -103,7 +102,9 @@ def _panel(axes: Axes, curves: Mapping[str, Sequence[SimulationResult]], title: 
             fontsize=6,
             color="#666666",
         )
+        axes.set_yticks([tick for tick in axes.get_yticks() if 1 <= tick <= top])
     axes.set_title(title, fontsize=9)
+    axes.set_xlabel("budget, share of the peak without one", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.25, linewidth=0.5)
 

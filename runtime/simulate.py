@@ -28,7 +28,7 @@ from dtr_alloc.runtime.heuristic import (
     native_policy,
     resolve,
 )
-from dtr_alloc.runtime.schedule import Schedule
+from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.size import parse_size
 
@@ -165,6 +165,7 @@ class Simulator:
             event_value=schedule.event_value,
         )
         self.baseline = Baseline(*self._columns.baseline())
+        self._released: int | None = None  # Not looked for yet.
 
     def budget_bytes(self, budget: Budget) -> int:
         """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
@@ -202,6 +203,8 @@ class Simulator:
         paper = mode == "bytes"
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
+        if not paper or policy == "banish":
+            self._refuse_reading_released(mode, policy)
         size = self.budget_bytes(budget)
         base = self.baseline.compute
         limited = thrash is not None and thrash < float("inf")
@@ -233,6 +236,17 @@ class Simulator:
             **counts,
         )
 
+    def _refuse_reading_released(self, mode: Mode, policy: Policy) -> None:
+        """The paper's rules keep every record; elsewhere a tensor that was let go may have none."""
+        if self._released is None:
+            self._released = _first_read_of_released(self.schedule)
+        if self._released >= 0:
+            raise ValueError(
+                f"step {self._released} of {self.name or 'the trace'} reads a tensor that was "
+                f"released; mode {mode!r} with policy {policy!r} cannot bring it back: use mode "
+                "'bytes' and policy 'eager' or 'ignore'"
+            )
+
 
 def simulate(
     trace: Traced,
@@ -262,7 +276,8 @@ def simulate(
         pin_outputs: what the program still holds at the end must be brought back and fit together.
 
     Raises:
-        ValueError: a name that is not known, or a number out of its range; nothing has run then.
+        ValueError: a name that is not known, a number out of its range, or a log that reads what
+            it released, which only mode ``bytes`` without banishing can do; nothing has run then.
         TypeError: `trace` or `budget` is of no kind named above.
         TraceError, OSError: the log cannot be read (`Trace.load`).
 
@@ -292,3 +307,28 @@ def _number(text: str) -> float | str | int:
         return float(text) if "." in text else int(text)
     except ValueError:
         return text
+
+
+def _first_read_of_released(schedule: Schedule) -> int:
+    """The first step that needs a tensor to whose storage nobody has a reference, or -1."""
+    roots: list[int] = []
+    for tensor, alias in enumerate(schedule.tensor_alias.tolist()):
+        roots.append(tensor if alias < 0 else roots[alias])
+    held = [0] * len(roots)
+    args, args_begin = schedule.op_args.tolist(), schedule.op_args_begin.tolist()
+    results_begin = schedule.op_results_begin.tolist()
+    steps = zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True)
+    for step, (kind, operand) in enumerate(steps):
+        if kind == COMPUTE:
+            for arg in args[args_begin[operand] : args_begin[operand + 1]]:
+                if held[roots[arg]] < 1:
+                    return step
+            for tensor in range(results_begin[operand], results_begin[operand + 1]):
+                held[roots[tensor]] += 1
+        elif kind == GET:
+            held[roots[operand]] += 1
+        elif kind == RELEASE:
+            held[roots[operand]] -= 1
+        elif kind == PIN and held[roots[operand]] < 1:
+            return step
+    return -1

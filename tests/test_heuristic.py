@@ -6,31 +6,86 @@ from typing import Any
 import pytest
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, resolve
+from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, name_of, resolve
 
 native: Any = _core
 
 NAN = float("nan")
 INF = float("inf")
 
+SAME = {
+    "full_size_stale": "dtr_full",
+    "full_size": "e_star",
+    "eqclass_size_stale": "dtr",
+    "local_size_stale": "dtr_local",
+    "none_size": "size",
+    "none_stale": "lru",
+}
+"""Ablations that are presets."""
+
+
+def point(h: Heuristic) -> tuple[str, float, float, float]:
+    return (h.neighbourhood, h.cost_exp, h.size_exp, h.staleness_exp)
+
 
 def test_the_presets_are_the_known_points_of_the_score() -> None:
-    def point(h: Heuristic) -> tuple[str, float, float, float]:
-        return (h.neighbourhood, h.cost_exp, h.size_exp, h.staleness_exp)
-
     assert {name: point(heuristic) for name, heuristic in PRESETS.items()} == {
         "dtr": ("eqclass", 1, 1, 1),
+        "dtr_full": ("full", 1, 1, 1),
         "dtr_local": ("none", 1, 1, 1),
         "lru": ("none", 0, 0, 1),
         "size": ("none", 0, 1, 0),
+        "msps": ("ancestors", 1, 1, 0),
+        "e_star": ("full", 1, 1, 0),
+        "megengine": ("eqclass", 1, 1, 1),
+        "random": ("none", 1, 1, 1),
     }
-    for heuristic in PRESETS.values():
-        assert (heuristic.fragmentation, heuristic.recompute_penalty) == (0, 1)
-        assert heuristic.selection == "sample"
 
 
-def test_a_name_resolves_to_its_preset() -> None:
+def test_only_megengine_counts_free_neighbours_and_what_was_recomputed() -> None:
     for name, heuristic in PRESETS.items():
+        terms = (heuristic.fragmentation, heuristic.recompute_penalty)
+        assert terms == ((1, 1.0001) if name == "megengine" else (0, 1))
+
+
+def test_only_random_draws_without_a_score() -> None:
+    for name, heuristic in PRESETS.items():
+        assert heuristic.selection == ("random" if name == "random" else "sample")
+
+
+def test_the_ablations_are_every_cost_with_and_without_size_and_staleness() -> None:
+    costs = {
+        "full": ("full", 1),
+        "eqclass": ("eqclass", 1),
+        "local": ("none", 1),
+        "none": ("none", 0),
+    }
+    assert {name: point(heuristic) for name, heuristic in ABLATIONS.items()} == {
+        cost + "_size" * size + "_stale" * stale: (neighbourhood, exponent, size, stale)
+        for cost, (neighbourhood, exponent) in costs.items()
+        for size in (0, 1)
+        for stale in (0, 1)
+    }
+    draws = [name for name, heuristic in ABLATIONS.items() if heuristic.selection == "random"]
+    assert draws == ["none"]  # Nothing is left to score.
+
+
+def test_six_ablations_are_presets() -> None:
+    assert [ABLATIONS[name] for name in SAME] == [PRESETS[name] for name in SAME.values()]
+    assert not PRESETS.keys() & ABLATIONS.keys()
+
+
+def test_a_heuristic_has_the_name_of_its_preset_or_ablation() -> None:
+    for name, heuristic in PRESETS.items():
+        assert name_of(name) == name_of(heuristic) == name
+    for name, heuristic in ABLATIONS.items():
+        assert name_of(name) == name
+        assert name_of(heuristic) == SAME.get(name, name)
+    assert name_of(Heuristic(seed=3)) == repr(Heuristic(seed=3))
+
+
+def test_a_name_resolves_to_its_preset_or_ablation() -> None:
+    for name, heuristic in (PRESETS | ABLATIONS).items():
         assert resolve(name) is heuristic
 
 
@@ -43,21 +98,35 @@ def test_the_default_is_the_preset_dtr() -> None:
     assert Heuristic() == PRESETS["dtr"]
 
 
-@pytest.mark.parametrize("name", ["msps", "", "DTR"])
+@pytest.mark.parametrize("name", ["belady", "", "DTR"])
 def test_a_name_that_is_no_preset_is_told_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         resolve(name)
     assert str(error.value) == (
-        f"heuristic {name!r} is not known; there are dtr, dtr_local, lru, size"
+        f"heuristic {name!r} is not known; there are dtr, dtr_full, dtr_local, e_star, lru, "
+        "megengine, msps, random, size"
     )
+
+
+@pytest.mark.parametrize("value", [None, 1, ["dtr"]])
+def test_what_is_no_name_and_no_heuristic_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="is neither a name nor a Heuristic"):
+        resolve(value)
+
+
+KINDS = '"none", "eqclass", "full", "ancestors"'
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"neighbourhood": "full"}, 'neighbourhood \'full\' is not "none" or "eqclass"'),
-        ({"neighbourhood": None}, 'neighbourhood None is not "none" or "eqclass"'),
-        ({"selection": "window"}, 'selection \'window\' is not "sample" or "single"'),
+        ({"neighbourhood": "exact"}, f"neighbourhood 'exact' is not one of {KINDS}"),
+        ({"neighbourhood": None}, f"neighbourhood None is not one of {KINDS}"),
+        ({"selection": "best"}, 'selection \'best\' is not one of "sample", "single", "random"'),
+        *(
+            ({"seed": value}, f"seed is {value!r}; it must be from 0 to 2^64 - 1")
+            for value in (-1, 2**64)
+        ),
         *(
             ({name: value}, f"{name} is {value!r}; it must be a finite number, 0 or more")
             for name in ("cost_exp", "size_exp", "staleness_exp", "fragmentation")
@@ -104,6 +173,8 @@ FLAT = Heuristic("none", cost_exp=0, size_exp=0, staleness_exp=0, selection="sin
         ({}, "b"),  # A tie: the last.
         ({"cost_exp": 1}, "a"),  # 40 and 60
         ({"cost_exp": 1, "neighbourhood": "eqclass"}, "b"),  # 40 + 100 and 60
+        ({"cost_exp": 1, "neighbourhood": "full"}, "b"),  # The same.
+        ({"cost_exp": 1, "neighbourhood": "ancestors"}, "a"),  # 40 and 60: c is there.
         ({"size_exp": 1}, "a"),  # 2 blocks and 1
         ({"size_exp": 1, "fragmentation": 1}, "b"),  # 2 + 1 and 1 + 1 + 11
         ({"staleness_exp": 1}, "a"),

@@ -42,7 +42,7 @@ Simulation::~Simulation() {
     return;
   }
   for (std::int64_t tensor = 0; tensor < schedule_.tensors(); ++tensor) {
-    if (held_[tensor] == 0) continue;
+    if (held_[tensor] == 0 || !values_[tensor]) continue;  // The run may have ended before it was.
     if (pinned_[tensor]) engine_.unlock(*values_[tensor]);
     let_go(tensor);
   }

@@ -1,0 +1,224 @@
+"""The simulator against a naive one, on random logs: every heuristic, decision by decision."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic
+from dtr_alloc.runtime.schedule import Schedule
+from dtr_alloc.runtime.simulate import Policy, SimulationResult, Simulator
+from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace_format import (
+    Call,
+    Constant,
+    Copy,
+    CopyFrom,
+    Instruction,
+    Mutate,
+    Release,
+    Result,
+)
+from tests.simulation_model import SimulationModel
+
+SIZES = (0, 1, 2, 2, 3, 8)
+TIMES = (0, 1, 1, 2, 5, 40)
+
+Choice = Callable[[int], int]
+"""A number below the one given."""
+
+
+def random_trace(length: int, choose: Choice, only_held: bool = False) -> Trace:
+    """A log of `length` instructions: arguments that come twice or were released (not with
+    `only_held`), views of views, of what is evicted, and beside fresh results, results of no bytes,
+    writes to views.
+    """
+    bound: list[str] = []
+    tensor: dict[str, int] = {}  # Of each name; `held` has the references to a tensor's storage.
+    storage: list[int] = []
+    references: list[int] = []
+    held: list[int] = []
+    lines: list[Instruction] = []
+
+    def fresh(shared: int = -1) -> str:
+        storage.append(len(storage) if shared < 0 else storage[shared])
+        references.append(1)
+        held.append(0)
+        held[storage[-1]] += 1
+        return f"x{len(storage) - 1}"
+
+    def bind(name: str) -> None:
+        bound.append(name)
+        tensor[name] = len(storage) - 1
+
+    def some(count: int) -> list[str]:  # Late names rather than early ones.
+        names = [name for name in bound if is_held(name) or not only_held]
+        late = [max(choose(len(names)), choose(len(names))) for _ in range(count if names else 0)]
+        return [names[place] for place in late]
+
+    def hold(name: str, by: int = 1) -> None:
+        references[tensor[name]] += by
+        held[storage[tensor[name]]] += by
+
+    def is_held(name: str) -> bool:  # By this name's tensor, or by a view or base of it.
+        return held[storage[tensor[name]]] > 0 and (references[tensor[name]] > 0 or not only_held)
+
+    for _ in range(length):
+        kind = choose(16) if bound else 15
+        if kind < 8:
+            args = some(choose(4))
+            results = []
+            for _ in range(1 + max(0, choose(5) - 2)):
+                alias = choose(len(args)) if args and choose(4) == 0 else -1
+                name = fresh(-1 if alias < 0 else tensor[args[alias]])
+                results.append(Result(name, SIZES[choose(len(SIZES))], alias))
+            lines.append(Call("op", tuple(args), tuple(results), TIMES[choose(len(TIMES))]))
+            for number, made in enumerate(results, len(storage) - len(results)):
+                bound.append(made.name)
+                tensor[made.name] = number
+        elif kind < 12:
+            names = [name for name in bound if is_held(name)]
+            if names:
+                name = names[choose(len(names))]
+                hold(name, -1)
+                lines.append(Release(name))
+        elif kind == 12:
+            args = some(1 + choose(3))
+            written = [
+                position
+                for position, name in enumerate(args)
+                if args.index(name) == position and is_held(name) and choose(2)
+            ]
+            owners = [storage[tensor[args[position]]] for position in written]
+            if written and len(set(owners)) == len(owners):
+                lines.append(Mutate("op_", tuple(args), tuple(written), TIMES[choose(6)]))
+                for position in written:
+                    hold(args[position], -1)
+                    fresh()
+                    tensor[args[position]] = len(storage) - 1
+        elif kind == 13:
+            for source in filter(is_held, some(1)):
+                hold(source)
+                name = f"c{len(lines)}"
+                bound.append(name)
+                tensor[name] = tensor[source]
+                lines.append(Copy(name, source))
+        elif kind == 14:
+            source, name = some(2) or ("", "")
+            same = source and storage[tensor[source]] == storage[tensor[name]]
+            if name and is_held(name) and held[storage[tensor[source]]] >= (2 if same else 1):
+                hold(name, -1)
+                hold(source)
+                tensor[name] = tensor[source]
+                lines.append(CopyFrom(name, source))
+        else:
+            name = fresh()
+            bind(name)
+            lines.append(Constant(name, SIZES[choose(len(SIZES))]))
+    return Trace(tuple(lines))
+
+
+@st.composite
+def traces(draw: st.DrawFn, only_held: bool = False) -> Trace:
+    random = draw(st.randoms(use_true_random=False))
+    return random_trace(draw(st.integers(1, 60)), random.randrange, only_held)
+
+
+def figures(result: SimulationResult) -> dict[str, object]:
+    return {
+        "status": result.status,
+        "peak": result.peak_bytes,
+        "compute": result.total_compute,
+        "evictions": result.evictions,
+        "eager": result.eager_evictions,
+        "rematerializations": result.rematerializations,
+        "collateral": result.collateral,
+    }
+
+
+def figures_of_model(
+    schedule: Schedule,
+    budget: int,
+    heuristic: Heuristic,
+    limit: int | None,
+    releases: bool = True,
+) -> dict[str, object]:
+    model = SimulationModel(schedule, budget, heuristic, limit, releases)
+    model.run()
+    return {
+        "status": model.status,
+        "peak": model.peak,
+        "compute": model.model + model.remat,
+        "evictions": model.evictions,
+        "eager": model.eager,
+        "rematerializations": model.rematerializations,
+        "collateral": model.collateral,
+    }
+
+
+def budget_of(simulator: Simulator, share: int) -> int:
+    """`share` twelfths of what all tensors need at once, at least 1."""
+    return max(1, int(simulator.schedule.tensor_size.sum()) * share // 12)
+
+
+HEURISTICS = {
+    name: heuristic
+    for name, heuristic in (PRESETS | ABLATIONS).items()
+    if heuristic.selection != "random"
+}
+
+
+@pytest.mark.parametrize("name", HEURISTICS)
+@settings(max_examples=120, deadline=None)
+@given(trace=traces(), share=st.integers(1, 12), thrash=st.sampled_from([None, 2.0, 3.5]))
+def test_a_run_is_that_of_the_model(
+    name: str, trace: Trace, share: int, thrash: float | None
+) -> None:
+    simulator = Simulator(trace)
+    budget = budget_of(simulator, share)
+    limit = None if thrash is None else int(simulator.baseline.compute * (thrash - 1))
+    expected = figures_of_model(simulator.schedule, budget, HEURISTICS[name], limit)
+    assert figures(simulator.run(budget, name, thrash=thrash)) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(trace=traces(), share=st.integers(1, 12), name=st.sampled_from(sorted(HEURISTICS)))
+def test_a_run_that_ignores_releases_is_that_of_a_log_without_them(
+    trace: Trace, share: int, name: str
+) -> None:
+    simulator = Simulator(trace)
+    budget = budget_of(simulator, share)
+    expected = figures_of_model(simulator.schedule, budget, HEURISTICS[name], None, releases=False)
+    assert figures(simulator.run(budget, name, "ignore", thrash=None)) == expected
+    without = Simulator(simulator.schedule.without_releases())
+    assert figures(without.run(budget, name, thrash=None)) == expected
+
+
+POLICIES: tuple[Policy, ...] = ("eager", "banish", "ignore")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    trace=traces(only_held=True),
+    share=st.integers(1, 12),
+    name=st.sampled_from(sorted(PRESETS)),
+    policy=st.sampled_from(POLICIES),
+    seed=st.integers(0, 3),
+    pool=st.booleans(),
+)
+def test_no_run_passes_its_budget_and_the_same_run_comes_to_the_same(
+    trace: Trace, share: int, name: str, policy: Policy, seed: int, pool: bool
+) -> None:
+    simulator = Simulator(trace)
+    mode, granule = ("pool", 512) if pool else ("bytes", 1)
+    budget = budget_of(simulator, share) * granule
+    heuristic = replace(PRESETS[name], seed=seed)
+    result = simulator.run(budget, heuristic, policy, mode)  # type: ignore[arg-type]
+    assert result.peak_bytes <= budget
+    again = simulator.run(budget, heuristic, policy, mode)  # type: ignore[arg-type]
+    assert replace(again, wall_seconds=0.0) == replace(result, wall_seconds=0.0)
+    if result.status == "ok":
+        ran_once = sum(simulator.schedule.op_cost.tolist())
+        assert result.total_compute >= ran_once == result.base_compute
