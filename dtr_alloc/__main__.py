@@ -1,11 +1,11 @@
 """The command line: `dtr-alloc`, also `python -m dtr_alloc`. One function per command."""
 
-import sys
 import importlib.metadata
 import importlib.util
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -109,7 +109,7 @@ def test_results_that_cannot_be_recomputed_are_marked() -> None:
     weight = torch.ones(KIB, requires_grad=True)
 
     def program() -> None:
-        weight.exp().sum().backward()
+        weight.exp().sum().backward()  # type: ignore[no-untyped-call]
         weight.grad = None
 
     calls = {item.name: item for item in recorded(program) if isinstance(item, Call)}
@@ -126,7 +126,7 @@ def test_raw_access_and_optimizer_steps_are_told() -> None:
     def program() -> None:
         y = weight * 2
         y.detach().numpy()
-        y.sum().backward()
+        y.sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     marks = [item.text for item in recorded(program) if isinstance(item, Annotate)]
