@@ -93,6 +93,12 @@ class SimulationResult:
             let them go.
         rematerializations: operators run again; `collateral`: other results they brought back.
         evaluations, accesses: scores computed, and those plus the records visited for them.
+        misses: in mode ``pool``, as all up to `search_ns`: requests that the pool could not serve
+            at once.
+        fragmentation, free_after: means over misses: 1 - largest hole / free bytes before, and free
+            bytes / budget after.
+        evicted_bytes, wasted_bytes: evicted to make room, and of them beyond what was asked for.
+        search_ns: time spent on finding room.
         wall_seconds: what the simulation took.
         events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; empty
             unless asked for.
@@ -115,6 +121,12 @@ class SimulationResult:
     peak_bytes: int
     evaluations: int
     accesses: int
+    misses: int
+    fragmentation: float
+    free_after: float
+    evicted_bytes: int
+    wasted_bytes: int
+    search_ns: int
     wall_seconds: float
     events: npt.NDArray[np.int64] = field(repr=False, compare=False)
 
@@ -192,6 +204,7 @@ class Simulator:
         thrash: float | None = THRASH,
         log_events: bool = False,
         pin_outputs: bool = True,
+        remap: bool = True,
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
@@ -216,11 +229,14 @@ class Simulator:
             heuristic=chosen._native(epsilon=0 if paper else 1),
             policy=native,
             remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
+            remap=remap,
             pin_outputs=pin_outputs,
             log_events=log_events,
         )
         wall = time.perf_counter() - began
         total = counts.pop("base_compute") + counts.pop("remat_compute")
+        for mean in ("fragmentation", "free_after"):
+            counts[mean] /= max(counts["misses"], 1)
         return SimulationResult(
             trace=self.name,
             heuristic=name_of(heuristic),
@@ -257,6 +273,7 @@ def simulate(
     thrash: float | None = THRASH,
     log_events: bool = False,
     pin_outputs: bool = True,
+    remap: bool = True,
 ) -> SimulationResult:
     """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
 
@@ -273,6 +290,8 @@ def simulate(
         thrash: the run is stopped when recomputation takes longer than this multiple, less one, of
             the time of all operators; None for no limit.
         log_events: fills `SimulationResult.events`.
+        remap: in mode ``pool``, whether the pool may move pages to make a hole; without, blocks lie
+            where they lie, as on a device that can't.
         pin_outputs: what the program still holds at the end must be brought back and fit together.
 
     Raises:
@@ -298,7 +317,7 @@ def simulate(
         >>> result.status, result.evictions, result.rematerializations, result.overhead
         ('ok', 3, 1, 1.25)
     """
-    return Simulator(trace).run(budget, heuristic, policy, mode, thrash, log_events, pin_outputs)
+    return Simulator(trace).run(budget, heuristic, policy, mode, thrash, log_events, pin_outputs, remap)
 
 
 def _number(text: str) -> float | str | int:
