@@ -317,7 +317,9 @@ def simulate(
         >>> result.status, result.evictions, result.rematerializations, result.overhead
         ('ok', 3, 1, 1.25)
     """
-    return Simulator(trace).run(budget, heuristic, policy, mode, thrash, log_events, pin_outputs, remap)
+    return Simulator(trace).run(
+        budget, heuristic, policy, mode, thrash, log_events, pin_outputs, remap
+    )
 
 
 def _number(text: str) -> float | str | int:
