@@ -23,6 +23,7 @@ if _core.torch_version != torch.__version__.split("+")[0]:
 
 from dtr_alloc.pool import Pool
 from dtr_alloc.runtime.heuristic import Heuristic
+from dtr_alloc.runtime.record_trace import Recording, record_trace
 from dtr_alloc.runtime.session import (
     Session,
     SessionStats,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Heuristic",
     "Pool",
+    "Recording",
     "Session",
     "SessionStats",
     "SimulationResult",
@@ -53,6 +55,7 @@ __all__ = [
     "materialize",
     "measure",
     "pin",
+    "record_trace",
     "rematerialize",
     "simulate",
     "sweep",

@@ -5,13 +5,15 @@ import importlib.util
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from dtr_alloc.runtime.simulate import Mode, Policy
+from dtr_alloc.runtime.heuristic import Policy
+from dtr_alloc.runtime.simulate import Mode
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -202,6 +204,25 @@ MODE = click.option(
     help="As the paper's simulator, or as the live runtime.",
 )
 BUDGET = 'A share of the peak without a budget, with a point ("0.5"), or bytes ("4096", "8GiB").'
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("-o", "--out", default="trace.log.gz", show_default=True, metavar="LOG")
+@click.option("--clock", type=click.Choice(["wall", "logical"]), default="wall", show_default=True)
+def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
+    """Run a Python SCRIPT with ARGS and record what it computes on the CPU.
+
+    Nothing is evicted meanwhile. The log can be replayed at any budget: dtr-alloc simulate LOG.
+    Put -- before ARGS that begin with a dash. A script that fails or exits early leaves a log of
+    what it did; its exit code is kept.
+    """
+    from dtr_alloc.runtime.record_trace import trace_script
+
+    code, operators = trace_script(script, args, out, clock)
+    click.echo(f"{out}: {operators:,} operators", err=True)
+    sys.exit(code)
 
 
 @main.command()

@@ -97,6 +97,7 @@ class Session:
         budget: int,
         limited: bool,
         heuristic: Heuristic,
+        policy: Policy,
         record: bool,
         logical_clock: bool,
         timeline: bool,

@@ -14,9 +14,23 @@ neighbours are MegEngine's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from dtr_alloc import _core
+
+Policy = Literal["eager", "banish", "ignore"]
+
+
+def native_policy(policy: str) -> _core.Policy:
+    """The engine's own.
+
+    Raises:
+        ValueError: the name is not known.
+    """
+    if policy not in ("eager", "banish", "ignore"):
+        raise ValueError(f'policy {policy!r} is not one of "eager", "banish", "ignore"')
+    return cast(_core.Policy, getattr(_core.Policy, policy))
+
 
 _NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors")
 _SELECTIONS = ("sample", "single", "random")

@@ -6,7 +6,8 @@ trace has that in lower-case fields, which other readers pass over; a line witho
 an operator that allocates its results in order and nothing else::
 
     "memory": what happened inside the operator, in order: "a4096", so many bytes were allocated;
-              "f0", the block allocated first was freed; "x7", the program let the tensor x7 go
+              "f0", the block allocated first was freed; "x7", the program let the tensor x7 go;
+              "c64", so many bytes that it writes are copied each time before it runs again
     "blocks": for each result that is no view, which of those blocks it is
     "tracked": for each result 1 if it could be recomputed, 0 if not. A MUTATE line that has it was
                done in place; without, it is copy on write
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 
-ALLOCATED, FREED, RELEASED = range(3)
+ALLOCATED, FREED, RELEASED, COPIED = range(4)
 _LIMIT = 1 << 60
 
 
@@ -112,6 +113,8 @@ class LiveColumns:
             elif kind == "f" and 0 <= number < len(allocated) and allocated[number] >= 0:
                 allocated[number] = -1
                 self._event(FREED, number)
+            elif kind == "c" and 0 < number <= _LIMIT:
+                self._event(COPIED, number)
             elif kind == "x":
                 self._event(RELEASED, self.tensor_of(text, reader))
             else:

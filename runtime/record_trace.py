@@ -9,7 +9,10 @@ parameters made before it (constants of no bytes). About 0.3 us an operator whil
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc.runtime import session
-from dtr_alloc.runtime.live_columns import ALLOCATED, FREED
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace_format import (
     Annotate,
@@ -89,6 +91,36 @@ def _recorded(recording: Recording) -> Iterator[None]:
         recording.trace = Trace((Annotate("START"), *_instructions(records.tolist(), operators)))
 
 
+def trace_script(
+    script: str, args: Sequence[str], path: str | os.PathLike[str], clock: str = "wall"
+) -> tuple[int, int]:
+    """Runs a Python script as `python script args` would, and writes its trace, also of a script
+    that fails; returns its exit code and how many operators were recorded. A traceback goes to
+    stderr.
+    """
+    recording = Recording()
+    argv, folder = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [script, *args], os.path.dirname(os.path.abspath(script))
+    code = 0
+    try:
+        with session.rematerialize(None, clock=clock), _recorded(recording):
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except SystemExit as leave:
+                code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+                if isinstance(leave.code, str):
+                    print(leave.code, file=sys.stderr)
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+    finally:
+        sys.argv, sys.path[0] = argv, folder
+    assert recording.trace is not None
+    recording.trace.save(path)
+    made = recording.trace.instructions
+    return code, sum(isinstance(item, (Call, Mutate)) for item in made)
+
+
 def _instructions(records: list[int], operators: list[str]) -> Iterator[Instruction]:
     at, dummies = 0, 0
     while at < len(records):
@@ -154,4 +186,4 @@ def _operator(
 
 
 def _event(kind: int, value: int) -> str:
-    return f"{'a' if kind == ALLOCATED else 'f' if kind == FREED else 'x'}{value}"
+    return f"{'afxc'[kind]}{value}"

@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
 from dtr_alloc.size import format_size, parse_size
 
 _NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
@@ -167,6 +167,7 @@ def rematerialize(
     *,
     device: str = "cpu",
     heuristic: str | Heuristic = "dtr",
+    policy: Policy = "eager",
     clock: str = "wall",
     timeline: bool = False,
     thrash_limit: float = 100.0,
@@ -184,6 +185,11 @@ def rematerialize(
         budget: bytes, or a text such as ``"2GiB"``; None records everything but never evicts.
         device: ``"cpu"``.
         heuristic: a preset's name or a ``Heuristic``.
+        policy: what becomes of a tensor that the program lets go while something can still be
+            recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;
+            ``"banish"``: it is freed for good once all that was made from it is there, and that is
+            then never evicted; ``"ignore"``: it stays until its score is least. The first is best
+            nearly always; the others are the paper's, for studies.
         clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
             which makes the evictions of a run repeatable.
         timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
@@ -215,6 +221,7 @@ def rematerialize(
         budget=_NO_LIMIT if size is None else size,
         limited=size is not None,
         heuristic=resolve(heuristic)._native(),
+        policy=native_policy(policy),
         record=True,
         logical_clock=clock == "logical",
         timeline=timeline,
@@ -244,6 +251,7 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         budget=_NO_LIMIT,
         limited=False,
         heuristic=resolve("dtr")._native(),
+        policy=native_policy("eager"),
         record=False,
         logical_clock=False,
         timeline=timeline,

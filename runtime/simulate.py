@@ -21,13 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import Heuristic, name_of, resolve
+from dtr_alloc.runtime.heuristic import (
+    Heuristic,
+    Policy,
+    name_of,
+    native_policy,
+    resolve,
+)
 from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.size import parse_size
 
 Mode = Literal["bytes", "pool"]
-Policy = Literal["eager", "banish", "ignore"]
 
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""
@@ -190,8 +195,7 @@ class Simulator:
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
-        if policy not in ("eager", "banish", "ignore"):
-            raise ValueError(f'policy {policy!r} is not one of "eager", "banish", "ignore"')
+        native = native_policy(policy)
         if mode not in ("bytes", "pool"):
             raise ValueError(f'mode {mode!r} is not "bytes" or "pool"')
         if thrash is not None and not thrash > 1:
@@ -210,7 +214,7 @@ class Simulator:
             budget=size,
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),
-            policy=getattr(_core.Policy, policy),
+            policy=native,
             remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
             pin_outputs=pin_outputs,
             log_events=log_events,

@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, Policy, resolve
 from dtr_alloc.runtime.simulate import (
     THRASH,
     Budget,
     Mode,
-    Policy,
     SimulationResult,
     Simulator,
     Traced,

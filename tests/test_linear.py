@@ -69,7 +69,7 @@ def test_many_layers_are_what_a_loop_makes() -> None:
     assert args_of(found) == args
     assert steps(found) == expected
     types = [array.dtype for array in vars(found).values() if isinstance(array, np.ndarray)]
-    assert sorted(map(str, types)) == ["bool", *["int64"] * 8, "int8"]
+    assert sorted(map(str, types)) == ["bool", *["int64"] * 14, "int8"]
 
 
 def test_without_releases_only_the_operators_are_left() -> None:

@@ -485,7 +485,7 @@ def test_a_budget_that_is_no_size_is_refused(budget: object, text: str) -> None:
 
 
 def test_unknown_heuristics_clocks_and_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="there are dtr, dtr_local, lru, size"):
+    with pytest.raises(ValueError, match="there are dtr, dtr_full, dtr_local, e_star, lru, "):
         dtr_alloc.rematerialize("1MiB", heuristic="magic").__enter__()
     with pytest.raises(ValueError, match="clock"):
         dtr_alloc.rematerialize("1MiB", clock="sun").__enter__()

@@ -13,9 +13,9 @@ import pytest
 
 import dtr_alloc
 from dtr_alloc import SimulationResult, Trace, TraceError
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy
 from dtr_alloc.runtime.linear import linear_schedule
-from dtr_alloc.runtime.simulate import JSON_FIELDS, Policy, Simulator
+from dtr_alloc.runtime.simulate import JSON_FIELDS, Simulator
 from tests.trace_lines import (
     Line,
     call,

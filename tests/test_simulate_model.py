@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic
+from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, Policy
 from dtr_alloc.runtime.schedule import Schedule
-from dtr_alloc.runtime.simulate import Policy, SimulationResult, Simulator
+from dtr_alloc.runtime.simulate import SimulationResult, Simulator
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace_format import (
     Call,

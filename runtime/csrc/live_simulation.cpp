@@ -47,6 +47,8 @@ struct LiveSimulation::Kernel {
         case Schedule::kReleased:
           if (releases) simulation.let_go(simulation.roots_[value]);
           break;
+        case Schedule::kCopied:
+          break;  // Before it runs again.
       }
     }
     if (first == end) {
@@ -178,9 +180,13 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
       if (!value->resident()) bring_back(*value, lock);
     }
     if (recorded) {
-      op = Engine::begin(arguments.size(), results.size(), sizeof(Payload));
+      std::vector<Value*> read;
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        if (!inlined(schedule_.args(number)[i])) read.push_back(arguments[i]);
+      }
+      op = Engine::begin(read.size(), results.size(), sizeof(Payload));
       new (op->payload()) Payload{number};
-      for (std::size_t i = 0; i < arguments.size(); ++i) engine_.read(*op, i, *arguments[i]);
+      for (std::size_t i = 0; i < read.size(); ++i) engine_.read(*op, i, *read[i]);
     }
     Kernel kernel(*this, number);
     kernel.run(true);
@@ -231,6 +237,18 @@ void LiveSimulation::free(void* data) {
   if (data != nowhere()) pool_->free(static_cast<Block*>(data));
 }
 
+// The value that `op` reads at the first place where its program gave it `tensor`. Constants that
+// were copied into the recipe have no place.
+Value& LiveSimulation::written(Op& op, std::int64_t tensor) const {
+  std::int64_t number = static_cast<Payload*>(op.payload())->op;
+  std::uint32_t use = 0;
+  for (std::int64_t arg : schedule_.args(number)) {
+    if (arg == tensor) break;
+    use += !inlined(arg);
+  }
+  return *op.uses()[use].value;
+}
+
 // Session::run and Session::replay. A value that is written and that nobody else wants is taken as
 // the buffer, else copied; what is there already is made again, and freed last first.
 void LiveSimulation::run(Op& op, Lock&) {
@@ -248,12 +266,10 @@ void LiveSimulation::run(Op& op, Lock&) {
     }
   };
   try {
-    auto args = schedule_.args(number);
     std::vector<std::pair<std::size_t, Bytes>> copies;
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (fresh(results[i])) continue;
-      auto position = std::find(args.begin(), args.end(), schedule_.tensor_in_place[results[i]]);
-      Value& value = *op.uses()[position - args.begin()].value;
+      Value& value = written(op, schedule_.tensor_in_place[results[i]]);
       std::int32_t places = 0;
       for (std::uint32_t j = 0; j < op.use_count; ++j) places += op.uses()[j].value == &value;
       if (!value.constant() && !value.home && value.locks == places) {
@@ -263,6 +279,11 @@ void LiveSimulation::run(Op& op, Lock&) {
       }
     }
     for (auto [i, size] : copies) made[i] = allocate(size);
+    for (std::int64_t i = schedule_.op_events_begin[number];
+         i < schedule_.op_events_begin[number + 1]; ++i) {
+      if (schedule_.event_kind[i] != Schedule::kCopied) continue;
+      made.push_back(allocate(schedule_.event_value[i]));
+    }
     Kernel kernel(*this, number);
     kernel.run(false);
     for (std::size_t i = 0; i < results.size(); ++i) {

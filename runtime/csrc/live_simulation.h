@@ -53,6 +53,9 @@ class LiveSimulation final : public Executor {
   void* nowhere() { return this; }  // The content of what lies outside the pool.
   Value& constant(Bytes size, void* data);
   Value& value_of(std::int64_t tensor) const { return *values_[roots_[tensor]]; }
+  Value& written(Op& op, std::int64_t tensor) const;
+  // A small constant is copied into the recipe (recipe.h), which then does not read it.
+  bool inlined(std::int64_t tensor) const { return schedule_.tensor_size[roots_[tensor]] <= 16; }
   bool fresh(std::int64_t tensor) const {
     return roots_[tensor] == tensor && schedule_.tensor_in_place[tensor] < 0;
   }

@@ -1,6 +1,8 @@
 // The live runtime's side of a trace: which storages an operator has for arguments and results. See
 // recorder.h.
 
+#include <algorithm>
+
 #include "runtime/csrc/call.h"
 #include "runtime/csrc/guard.h"
 
@@ -30,15 +32,22 @@ const void* Session::key_of(const c10::StorageImpl* storage) const {
 void Session::record_begin(const Call& call) {
   std::vector<const void*> arguments;
   std::vector<std::int64_t> written;
+  std::vector<Bytes> copies;
+  std::vector<const c10::StorageImpl*> statistics;
   for (const TensorArgument& argument : call.arguments) {
     if (call.info.shape_only) break;
-    // Statistics written beside results are constants by now.
     if (argument.written && !call.info.fresh) {
       written.push_back(static_cast<std::int64_t>(arguments.size()));
+    } else if (argument.written && call.recording) {
+      // Statistics written beside results: constants by now, of which a replay writes a copy.
+      if (std::find(statistics.begin(), statistics.end(), argument.storage) == statistics.end()) {
+        statistics.push_back(argument.storage);
+        copies.push_back(static_cast<Bytes>(argument.storage->nbytes()));
+      }
     }
     arguments.push_back(key_of(argument.storage));
   }
-  recorder_->begin(arguments, written);
+  recorder_->begin(arguments, written, copies);
 }
 
 void Session::record_end(const Call& call, Nanos cost, const torch::jit::Stack& stack) {

@@ -17,13 +17,15 @@ TraceRecorder::Name TraceRecorder::constant(const void* key, Bytes bytes) {
 }
 
 void TraceRecorder::begin(const std::vector<const void*>& arguments,
-                          const std::vector<std::int64_t>& written) {
+                          const std::vector<std::int64_t>& written,
+                          const std::vector<Bytes>& copies) {
   std::lock_guard<std::mutex> guard(mutex_);
   for (const void* key : arguments) {
     auto known = names_.find(key);
     arguments_.push_back(known != names_.end() ? known->second : constant(key, 0));
   }
   written_ = written;
+  for (Bytes bytes : copies) memory_.insert(memory_.end(), {kCopied, bytes});
   running_ = true;
 }
 

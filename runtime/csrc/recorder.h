@@ -31,8 +31,8 @@ class TraceRecorder {
   //   kRelease, kFreeze: name.
   //   kStep: nothing.
   enum Kind : std::int64_t { kOperator, kConstant, kRelease, kFreeze, kStep };
-  // Of a memory event: bytes; the how-manieth block allocated by this operator; a name.
-  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased };
+  // Of a memory event: bytes; the how-manieth block allocated by this operator; a name; bytes.
+  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
 
   struct Result {
     const void* key;
@@ -41,7 +41,9 @@ class TraceRecorder {
   };
 
   // A storage's key is the storage itself where it is tracked or not from the pool, else its data.
-  void begin(const std::vector<const void*>& arguments, const std::vector<std::int64_t>& written);
+  // `copies`: bytes that are copied each time before it runs again.
+  void begin(const std::vector<const void*>& arguments, const std::vector<std::int64_t>& written,
+             const std::vector<Bytes>& copies);
   void end(const OperatorInfo& info, Nanos cost, const std::vector<Result>& results);
   void abandon();  // The operator raised.
 

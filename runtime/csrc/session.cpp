@@ -37,7 +37,7 @@ std::atomic<Session*> Session::active_{nullptr};
 Session::Session(const SessionOptions& options)
     : options_(options),
       pool_(Pool::create(arena_for(options), options.budget)),
-      engine_(*this, options.heuristic) {}
+      engine_(*this, options.heuristic, options.policy) {}
 
 Session::~Session() {
   if (active() == this) active_ = nullptr;

@@ -30,6 +30,7 @@ struct SessionOptions {
   Bytes budget = 0;  // Of the pool.
   bool limited = true;
   Heuristic heuristic;
+  Policy policy = Policy::kEager;
   bool record = true;          // False: the pool serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
   bool timeline = false;

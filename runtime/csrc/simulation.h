@@ -23,8 +23,9 @@ struct Schedule {
   // tensor can't be recomputed any more; an optimizer's step ends.
   enum Kind : std::int64_t { kCompute, kGet, kPin, kRelease, kFreeze, kStep };
   // What happens to memory inside an operator: so many bytes are allocated; the how-manieth of its
-  // blocks is freed; the program lets a tensor go.
-  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased };
+  // blocks is freed; the program lets a tensor go; so many bytes that it writes are copied before it
+  // runs again.
+  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
 
   std::span<const std::int64_t> tensor_size;   // Bytes; 0 for a view.
   std::span<const std::int64_t> tensor_alias;  // The tensor whose bytes it shares, or -1.

@@ -1,0 +1,142 @@
+"""Does the simulator decide as the live runtime does?
+
+Each workload is recorded once without a budget, then trained under shares of its activation peak
+(DESIGN.md, "What a budget means in the demo") with the logical clock, and its trace is simulated
+under the same budgets. Compared are the evictions, storage by storage and version by version, the
+operators run again, and the peak; without a budget, the peak to the byte.
+
+    python perf/fidelity.py --out perf/results/fidelity.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from models import MODELS, Workload
+
+import dtr_alloc
+from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+
+BUDGETS = (0.7, 0.5, 0.3)
+UNLIMITED = 1 << 36
+
+
+def train(
+    name: str, budget: int | None, scale: float, steps: int, heuristic: str
+) -> tuple[dtr_alloc.Recording, dtr_alloc.SessionStats, Workload]:
+    """A training from scratch, recorded."""
+    workload = MODELS[name](scale=scale)
+    with (
+        dtr_alloc.rematerialize(
+            budget, clock="logical", heuristic=heuristic, thrash_limit=0
+        ) as session,
+        dtr_alloc.record_trace() as recording,
+    ):
+        for _ in range(steps):
+            workload.step()
+    return recording, session.stats(), workload
+
+
+def persistent_bytes(workload: Workload) -> int:
+    """Gradients and optimizer state, as the pool rounds them."""
+    tensors = [p.grad for m in workload.modules for p in m.parameters() if p.grad is not None]
+    for optimizer in workload.optimizers:
+        for values in optimizer.state.values():
+            tensors += [value for value in values.values() if torch.is_tensor(value)]
+    return sum(-(-tensor.nbytes // 512) * 512 for tensor in tensors)
+
+
+def simulated_evictions(simulator: Simulator, result: SimulationResult) -> list[tuple[int, int]]:
+    """As `Recording.evictions` has them: the number of a name, and its in-place version."""
+    schedule = simulator.schedule
+    versions: list[int] = []
+    for before in schedule.tensor_in_place.tolist():
+        versions.append(versions[before] + 1 if before >= 0 else 0)
+    return [
+        (int(schedule.tensor_name[tensor].removeprefix("x")), versions[tensor])
+        for tensor, event in result.events.tolist()
+        if event == 1
+    ]
+
+
+def compare(name: str, scale: float, steps: int, heuristic: str = "dtr") -> list[dict[str, object]]:
+    """A row for no budget and one for each budget."""
+    recording, stats, workload = train(name, None, scale, steps, heuristic)
+    assert recording.trace is not None
+    simulator = Simulator(recording.trace)
+
+    def simulate(budget: int) -> SimulationResult:
+        return simulator.run(
+            budget, heuristic, mode="pool", thrash=None, log_events=True, pin_outputs=False
+        )
+
+    unlimited = simulate(UNLIMITED)
+    rows: list[dict[str, object]] = [
+        {
+            "model": name,
+            "budget": None,
+            "peak_bytes": stats.peak_bytes,
+            "simulated_peak_bytes": unlimited.peak_bytes,
+            "evictions": 0,
+            "identical": unlimited.peak_bytes == stats.peak_bytes
+            and unlimited.evictions == unlimited.eager_evictions,
+        }
+    ]
+    persistent = persistent_bytes(workload)
+    for share in BUDGETS:
+        budget = int(share * (stats.peak_bytes - persistent)) + persistent
+        again, live, _ = train(name, budget, scale, steps, heuristic)
+        result = simulate(budget)
+        evictions = [tuple(pair) for pair in again.evictions.tolist()]
+        rows.append(
+            {
+                "model": name,
+                "budget": share,
+                "peak_bytes": live.peak_bytes,
+                "simulated_peak_bytes": result.peak_bytes,
+                "evictions": len(evictions),
+                "rematerializations": live.rematerializations,
+                "identical": evictions == simulated_evictions(simulator, result)
+                and live.rematerializations == result.rematerializations
+                and live.peak_bytes == result.peak_bytes
+                and again.trace == recording.trace,
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    """Compares all workloads; returns 1 if a decision differs."""
+    parser = argparse.ArgumentParser(description="The simulator against the live runtime.")
+    parser.add_argument("--quick", action="store_true", help="quarter batches, one step")
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, object]] = []
+    for name in MODELS:
+        made = compare(name, 0.25, 1) if options.quick else compare(name, 1.0, 3)
+        rows += made
+        for row in made:
+            share = "no budget" if row["budget"] is None else f"{row['budget']}"
+            verdict = "identical" if row["identical"] else "DIFFERENT"
+            print(
+                f"{name:<13} {share:<9} {row['evictions']:>6,} evictions, "
+                f"peak {row['peak_bytes']:>12,} bytes: {verdict}",
+                flush=True,
+            )
+    if options.out is not None:
+        document = {
+            "command": f"python perf/fidelity.py{' --quick' if options.quick else ''}",
+            "torch": torch.__version__,
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(row["identical"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
