@@ -23,10 +23,13 @@ def main() -> None:
     budgets = BUDGETS[::3] if chosen.quick else BUDGETS
     results = named(sweep(chosen.logs, HEURISTICS, budgets, jobs=chosen.jobs, progress=True))
     traces = list(dict.fromkeys(result.trace for result in results))
-    figure = Figure(figsize=(3.0 * len(traces), 3.1), layout="constrained", dpi=130)
-    panels = figure.subplots(1, len(traces), squeeze=False)[0]
+    columns, high = min(4, len(traces)), -(-len(traces) // 4)
+    figure = Figure(figsize=(3.2 * columns, 2.8 * high), layout="constrained", dpi=100)
+    panels = list(figure.subplots(high, columns, squeeze=False).flat)
+    for panel in panels[len(traces) :]:
+        panel.axis("off")
     rows: list[dict[str, object]] = []
-    for panel, trace in zip(panels, traces, strict=True):
+    for panel, trace in zip(panels, traces, strict=False):
         row: dict[str, object] = {"trace": trace}
         for index, name in enumerate(HEURISTICS):
             curve = sorted(
