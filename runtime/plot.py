@@ -47,7 +47,7 @@ def plot(
     names = list(dict.fromkeys(curve(result) for result in results))
     columns = min(COLUMNS, len(traces))
     rows = -(-len(traces) // columns)
-    figure = Figure(figsize=(3.2 * columns + 0.6, 2.8 * rows + 0.9), layout="constrained", dpi=130)
+    figure = Figure(figsize=(3.2 * columns + 0.6, 2.8 * rows + 0.9), layout="constrained", dpi=100)
     panels: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel, trace in zip(panels, traces, strict=False):
         by_name = {
@@ -57,7 +57,9 @@ def plot(
     for panel in panels[len(traces) :]:
         panel.axis("off")
     handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=min(len(names), 6), frameon=False)
+    figure.legend(
+        *handles, loc="outside lower center", fontsize=9, ncols=min(len(names), 8), frameon=False
+    )
     figure.supylabel("computed, multiple of the trace", fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11)

@@ -33,7 +33,10 @@ class Node:
         self.value = value
 
     def root(self) -> Node:
-        return self.parent.root() if self.parent else self
+        node = self
+        while node.parent:
+            node = node.parent
+        return node
 
 
 class Side:

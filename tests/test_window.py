@@ -39,7 +39,7 @@ def run_score(model: Model, values: list[Value]) -> float:
 
 
 def all_windows(model: Model, asked: int) -> list[tuple[float, list[int]]]:
-    """Score and offsets of the shortest run that holds the request, for each block it can end at."""
+    """Score and offsets of the shortest run that holds the request, for each last block."""
     asked = max(-(-asked // BLOCK), 1) * BLOCK
     lacking = max(model.pool.live() + asked - model.pool.budget, 1)
     evictable = {v.content.offset: v for v in model.candidates if v.content and not v.locks}

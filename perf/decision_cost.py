@@ -1,0 +1,57 @@
+"""Does the cost of choosing a victim grow faster than the number of candidates?
+
+A chain of operators of the same cost and size, of which so many results fit as there shall be
+candidates: each operator beyond evicts one, and the simulator looks at all of them. The figure is
+the time of the whole run for each score computed, so it holds the search and what keeps the
+neighbourhoods up to date. Best of three runs. Candidates beyond the processor's caches cost a miss
+each, which is the growth that the limit allows.
+
+    python perf/decision_cost.py --out perf/results/decision_cost.json
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from measurement import Measurement, report
+
+from dtr_alloc.runtime.linear import linear_schedule
+from dtr_alloc.runtime.simulate import Simulator
+
+HEURISTICS = ("dtr", "dtr_local", "lru", "size", "dtr_full", "msps")
+CANDIDATES = (100, 1_000, 10_000)
+GROWTH_LIMIT = 4.0
+
+
+def score_ns(heuristic: str, candidates: int, decisions: int) -> float:
+    """Nanoseconds of a run for each score, with `decisions` evictions among `candidates`."""
+    layers = candidates + decisions
+    whole = linear_schedule(layers)
+    forward = replace(whole, kind=whole.kind[:layers], operand=whole.operand[:layers])
+    simulator = Simulator(forward)
+    runs = [simulator.run(candidates, heuristic, thrash=None) for _ in range(3)]
+    if runs[0].evictions != decisions:
+        raise RuntimeError(f"{runs[0].evictions} evictions where {decisions} were to be made")
+    return min(run.wall_seconds for run in runs) * 1e9 / runs[0].evaluations
+
+
+def main() -> int:
+    """Measures; returns 1 if the time of a score grows by more than caches explain."""
+    parser = argparse.ArgumentParser(description="Cost of a decision among many candidates.")
+    parser.add_argument("--quick", action="store_true", help="fewer candidates")
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    options = parser.parse_args()
+    sizes = CANDIDATES[:2] if options.quick else CANDIDATES
+    found = []
+    for heuristic in HEURISTICS:
+        ns = [score_ns(heuristic, size, 500) for size in sizes]
+        for size, each in zip(sizes, ns, strict=True):
+            found.append(Measurement(f"{heuristic}: a score of {size:,}", each, "ns"))
+        growth = ns[-1] / ns[0]
+        found.append(Measurement(f"{heuristic}: growth", growth, "x", GROWTH_LIMIT))
+    return report(found, options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
