@@ -24,8 +24,8 @@ void bind_heuristic(py::module_& m) {
       .def(py::init([](NeighbourhoodKind neighbourhood, double cost_exp, double size_exp,
                        double staleness_exp, double fragmentation, double recompute_penalty,
                        Selection selection, Nanos epsilon, std::uint64_t seed) {
-             return Heuristic{neighbourhood, cost_exp,          size_exp,  staleness_exp,
-                              fragmentation, recompute_penalty, selection, epsilon, seed};
+             return Heuristic{neighbourhood,     cost_exp,  size_exp, staleness_exp, fragmentation,
+                              recompute_penalty, selection, epsilon,  seed};
            }),
            "neighbourhood"_a, "cost_exp"_a, "size_exp"_a, "staleness_exp"_a, "fragmentation"_a,
            "recompute_penalty"_a, "selection"_a, "epsilon"_a, "seed"_a);

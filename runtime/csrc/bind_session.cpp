@@ -35,16 +35,16 @@ void bind_session(py::module_& m) {
 
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<Session>(m, "Session")
-      .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy, bool record,
-                       bool logical_clock, bool timeline, bool evict_always, bool verify,
-                       double thrash_limit) {
-             return std::make_unique<Session>(SessionOptions{budget, limited, heuristic, policy, record,
-                                                             logical_clock, timeline, evict_always,
-                                                             verify, thrash_limit});
+      .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
+                       bool record, bool logical_clock, bool timeline, bool evict_always,
+                       bool verify, double thrash_limit) {
+             return std::make_unique<Session>(SessionOptions{budget, limited, heuristic, policy,
+                                                             record, logical_clock, timeline,
+                                                             evict_always, verify, thrash_limit});
            }),
-           py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"), py::arg("record"),
-           py::arg("logical_clock"), py::arg("timeline"), py::arg("evict_always"),
-           py::arg("verify"), py::arg("thrash_limit"))
+           py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
+           py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
+           py::arg("evict_always"), py::arg("verify"), py::arg("thrash_limit"))
       .def("enter", &Session::enter)
       .def("leave", &Session::leave, Open())
       .def("evict", &Session::evict, Open())

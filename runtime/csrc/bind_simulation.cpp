@@ -67,8 +67,8 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
   result["evicted_bytes"] = counts.evicted_bytes;
   result["wasted_bytes"] = counts.wasted_bytes;
   result["search_ns"] = counts.search_ns;
-  result["events"] = Column(static_cast<py::ssize_t>(simulation.events().size()),
-                            simulation.events().data());
+  result["events"] =
+      Column(static_cast<py::ssize_t>(simulation.events().size()), simulation.events().data());
   return result;
 }
 
@@ -109,8 +109,8 @@ void bind_simulation(py::module_& m) {
         if (pool) return result_of<LiveSimulation>(columns.schedule(), options);
         return result_of<Simulation>(columns.schedule(), options);
       },
-      py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a,
-      "remat_limit"_a, "remap"_a, "pin_outputs"_a, "log_events"_a);
+      py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
+      "remap"_a, "pin_outputs"_a, "log_events"_a);
 }
 
 }  // namespace dtr

@@ -21,7 +21,6 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
-
 struct Session::Call {
   const OperatorInfo& info;
   c10::DispatchKeySet keys;  // Of the call below ours.

@@ -1,5 +1,5 @@
-// The paper's relaxed neighbourhood (section 4.1 and appendix C.2): evicted values that touch form a
-// class in a union-find structure with one running sum of costs; a value that comes back is
+// The paper's relaxed neighbourhood (section 4.1 and appendix C.2): evicted values that touch form
+// a class in a union-find structure with one running sum of costs; a value that comes back is
 // subtracted from its class, which is not split, so classes may hold phantom connections. A query
 // sums the distinct classes next to a value: O(neighbours), where the exact sum is O(region).
 //
@@ -20,7 +20,8 @@ struct EvictedClass {
   Nanos cost = 0;  // At the root: the sum over members.
   std::int64_t references = 0;
   std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
-  std::int64_t in_window = 0;  // Members of the window now looked at that are next to it (window.h).
+  std::int64_t in_window =
+      0;  // Members of the window now looked at that are next to it (window.h).
 };
 
 class EvictedClasses {

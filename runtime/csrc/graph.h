@@ -45,12 +45,12 @@ struct Value {
   Nanos last_access = 0;  // On the engine's clock, which advances by the cost of each operator run.
   Op* producer = nullptr;  // Null: a constant. It is never evicted.
   Use* uses = nullptr;
-  Value* base = nullptr;   // Of a view: whose bytes it shares.
-  Value* views = nullptr;  // The first view of these bytes; of a view, the next one.
+  Value* base = nullptr;                  // Of a view: whose bytes it shares.
+  Value* views = nullptr;                 // The first view of these bytes; of a view, the next one.
   EvictedClass* evicted_class = nullptr;  // Neighbourhood::eqclass: while it is missing.
   Region* region = nullptr;               // Neighbourhood::full: while it is resident.
   std::uint64_t mark = 0;                 // Of the last walk over the graph that met it.
-  std::uint64_t order = 0;            // When it last became evictable: the later, the greater.
+  std::uint64_t order = 0;                // When it last became evictable: the later, the greater.
   void* home = nullptr;               // Executor's: the program's storage. Null once that is gone.
   void* data = nullptr;               // Executor's: the content. Null while evicted.
   std::int32_t candidate = kNowhere;  // Index in the engine's list of evictable values.

@@ -15,7 +15,6 @@ namespace {
 struct OutOfBudget : std::exception {};
 struct Thrash : std::exception {};
 
-
 // With addresses to spare, pages make a hole where bytes are; without, blocks lie where they lie.
 std::unique_ptr<Arena> arena_for(Bytes budget, bool remap) {
   if (!remap) return make_virtual_arena(round_to_granule(budget));
@@ -199,8 +198,8 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
       Bytes size = schedule_.tensor_size[tensor];
       void* data = kernel.take(tensor);
       bool track = op && schedule_.tracked(tensor);
-      values_[tensor] = track ? &engine_.write(*op, i, size, &values_[tensor], data)
-                              : &constant(size, data);
+      values_[tensor] =
+          track ? &engine_.write(*op, i, size, &values_[tensor], data) : &constant(size, data);
       own(data, track ? values_[tensor] : nullptr);
     }
   } catch (...) {
@@ -242,8 +241,8 @@ Block* LiveSimulation::allocate(Bytes size) {
   ++counts_.misses;
   counts_.search_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
   counts_.fragmentation += before.external_fragmentation;
-  counts_.free_after += static_cast<double>(pool_->budget() - pool_->live()) /
-                        static_cast<double>(pool_->budget());
+  counts_.free_after +=
+      static_cast<double>(pool_->budget() - pool_->live()) / static_cast<double>(pool_->budget());
   counts_.wasted_bytes += std::max(counts_.evicted_bytes - evicted - block->size, Bytes{0});
   return block;
 }

@@ -51,7 +51,7 @@ class LiveSimulation final : public Executor {
   Block* allocate(Bytes size);
   void free(void* data);
   void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
-  void* nowhere() { return this; }  // The content of what lies outside the pool.
+  void* nowhere() { return this; }     // The content of what lies outside the pool.
   Value& constant(Bytes size, void* data);
   Value& value_of(std::int64_t tensor) const { return *values_[roots_[tensor]]; }
   Value& written(Op& op, std::int64_t tensor) const;

@@ -7,9 +7,9 @@
 // - comes back: its own regions, and those of all on their rims, are walked anew.
 //
 // A value reached both ways counts twice, and costs are those at the time of adding (they grow when
-// a view is attached to a missing value): both as in the reference simulator. Constants never go, so
-// they have no region and are on no rim. Cost: O(region) for each change, against O(neighbours) for
-// evicted classes; for studies and small graphs.
+// a view is attached to a missing value): both as in the reference simulator. Constants never go,
+// so they have no region and are on no rim. Cost: O(region) for each change, against O(neighbours)
+// for evicted classes; for studies and small graphs.
 
 #pragma once
 

@@ -119,9 +119,8 @@ void Simulation::compute(std::int64_t number, Lock& lock) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     std::int64_t tensor = results[i], root = roots_[tensor];
     void* home = &values_[tensor];
-    values_[tensor] = root == tensor
-                          ? &engine_.expect(op, i, schedule_.tensor_size[tensor], home)
-                          : &engine_.view(op, i, *values_[root], home);
+    values_[tensor] = root == tensor ? &engine_.expect(op, i, schedule_.tensor_size[tensor], home)
+                                     : &engine_.view(op, i, *values_[root], home);
   }
   engine_.compute(op, cost, lock);
 }

@@ -23,8 +23,8 @@ struct Schedule {
   // tensor can't be recomputed any more; an optimizer's step ends.
   enum Kind : std::int64_t { kCompute, kGet, kPin, kRelease, kFreeze, kStep };
   // What happens to memory inside an operator: so many bytes are allocated; the how-manieth of its
-  // blocks is freed; the program lets a tensor go; so many bytes that it writes are copied before it
-  // runs again.
+  // blocks is freed; the program lets a tensor go; so many bytes that it writes are copied before
+  // it runs again.
   enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
 
   std::span<const std::int64_t> tensor_size;   // Bytes; 0 for a view.
@@ -58,10 +58,10 @@ struct SimulationOptions {
   // views share their storage and need no operator, and a record that nothing can ask for goes.
   bool free_views = false;
   Records records = Records::kAll;
-  Nanos remat_limit = 0;      // Thrash: more recomputation than this. 0 for no limit.
-  bool remap = true;          // The arena has addresses to spare, so that pages can be moved.
-  bool pin_outputs = true;    // What the program still holds at the end must be in memory together.
-  bool log_events = false;    // Keep what was evicted and computed, in order.
+  Nanos remat_limit = 0;    // Thrash: more recomputation than this. 0 for no limit.
+  bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
+  bool pin_outputs = true;  // What the program still holds at the end must be in memory together.
+  bool log_events = false;  // Keep what was evicted and computed, in order.
 };
 
 struct SimulationCounts {
@@ -72,8 +72,9 @@ struct SimulationCounts {
   std::int64_t remats = 0, collateral = 0;  // Operators run again; other outputs they brought back.
   std::int64_t evaluations = 0, accesses = 0;
 
-  // Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole / free
-  // before, and of free / budget after; bytes evicted beyond what was asked; time to find room.
+  // Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
+  // free before, and of free / budget after; bytes evicted beyond what was asked; time to find
+  // room.
   std::int64_t misses = 0;
   double fragmentation = 0, free_after = 0;
   Bytes evicted_bytes = 0, wasted_bytes = 0;
@@ -132,7 +133,7 @@ class Simulation final : public Executor {
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By tensor, at roots: references of the program.
   std::vector<char> pinned_;         // By tensor, at roots.
-  std::vector<Op*> ops_;  // These two where every record is kept.
+  std::vector<Op*> ops_;             // These two where every record is kept.
   std::vector<Value*> constants_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_;
