@@ -1,0 +1,187 @@
+"""What does fragmentation cost, and what helps against it?
+
+Every run is in one kind of pool, with budgets as shares of the most bytes that the pool would hold
+without one. Where blocks lie where they lie (no page is ever moved) it compares victims chosen one
+by one (`dtr`, looking at all candidates), with a bonus for free neighbours (`megengine`), and
+windows (`window`). Then the same with pages that move, `+ remap`: what a scope's arena does. The
+last line is the paper's simulator, which knows no fragmentation. Fragmentation at a miss is
+1 - largest hole / free bytes; what is free after a miss was evicted and not used. Figures over
+cells are for budgets of 0.9 to 0.1.
+
+    python perf/fragmentation.py [--logs FOLDER] [--quick] [--out perf/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dtr_alloc import Heuristic, SimulationResult
+from dtr_alloc.runtime.heuristic import PRESETS
+from dtr_alloc.runtime.plot import short_name
+from dtr_alloc.runtime.simulate import Simulator
+
+OWN = Path(__file__).parent / "traces"
+BUDGETS = tuple(tenth / 10 for tenth in range(9, 0, -1))
+DTR = replace(PRESETS["dtr"], selection="single")
+WAYS: dict[str, tuple[Heuristic, bool]] = {
+    "dtr": (DTR, False),
+    "megengine": (replace(PRESETS["megengine"], selection="single"), False),
+    "window": (replace(DTR, selection="window"), False),
+    "dtr + remap": (DTR, True),
+    "dtr, sampled + remap": (PRESETS["dtr"], True),
+    "window + remap": (replace(DTR, selection="window"), True),
+}
+DEFAULT = "dtr, sampled + remap"
+PLENTY = 1 << 38
+
+
+def cells(path: Path, budgets: Sequence[float]) -> dict[tuple[str, float], SimulationResult]:
+    """A result for each way and budget of one trace; the way "bytes" is the paper's simulator."""
+    simulator = Simulator(path, name=short_name(str(path)))
+    peak = simulator.run(PLENTY, mode="pool", thrash=None, pin_outputs=False).peak_bytes
+    found = {}
+    for share in budgets:
+        budget = int(peak * share)
+        for way, (heuristic, remap) in WAYS.items():
+            found[way, share] = simulator.run(budget, heuristic, mode="pool", remap=remap)
+        found["bytes", share] = simulator.run(budget, DTR)
+    return found
+
+
+def recomputed(result: SimulationResult) -> float:
+    """Time of operators run again, as a share of the time of all."""
+    return (result.total_compute - result.base_compute) / result.base_compute
+
+
+def summary(
+    results: dict[tuple[str, float, str], SimulationResult],
+) -> list[dict[str, object]]:
+    """A row for each way, over all cells."""
+    rows: list[dict[str, object]] = []
+    for way in (*WAYS, "bytes"):
+        mine = {key: r for key, r in results.items() if key[0] == way}
+        ok = {key: r for key, r in mine.items() if r.status == "ok"}
+        missed = [r for r in mine.values() if r.misses]
+        # Beside plain dtr in the same pool, where both work, at half the peak and below.
+        pairs = [
+            (recomputed(r), recomputed(results["dtr", *key[1:]]))
+            for key, r in ok.items()
+            if key[1] <= 0.5 and results["dtr", *key[1:]].status == "ok"
+        ]
+        ratios = [math.log(mine / plain) for mine, plain in pairs if mine > 0 and plain > 0]
+        rows.append(
+            {
+                "way": way,
+                "feasible": f"{len(ok)} of {len(mine)}",
+                "recomputed": sum(map(recomputed, ok.values())) / len(ok),
+                "to dtr at <= 0.5": math.exp(sum(ratios) / len(ratios)) if ratios else math.nan,
+                "fragmentation": _mean([r.fragmentation for r in missed]),
+                "free after": _mean([r.free_after for r in missed]),
+                "wasted": sum(r.wasted_bytes for r in missed)
+                / max(sum(r.evicted_bytes for r in missed), 1),
+                "us a miss": _mean([r.search_ns / r.misses / 1e3 for r in missed]),
+            }
+        )
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def against_bytes(results: dict[tuple[str, float, str], SimulationResult]) -> list[str]:
+    """How the default compares with the paper's simulator at equal budget."""
+    gaps = {}
+    lost = []
+    for (way, share, trace), paper in results.items():
+        if way != "bytes" or paper.status != "ok":
+            continue
+        mine = results[DEFAULT, share, trace]
+        if mine.status == "ok":
+            gaps[trace, share] = mine.overhead / paper.overhead - 1
+        else:
+            lost.append(f"{trace} at {share}")
+    worst = max(gaps, key=gaps.__getitem__)
+    return [
+        f"{DEFAULT} against bytes at equal budget: {100 * _mean(list(gaps.values())):+.2f} % in the "
+        f"mean of {len(gaps)} cells, worst {worst[0]} at {worst[1]}: {100 * gaps[worst]:+.1f} %",
+        f"feasible in bytes and not in the pool: {', '.join(lost) or 'none'}",
+    ]
+
+
+def draw(results: dict[tuple[str, float, str], SimulationResult], path: Path) -> None:
+    """Overhead against budget, a panel a trace."""
+    traces = list(dict.fromkeys(trace for _, _, trace in results))
+    columns = min(4, len(traces))
+    rows = -(-len(traces) // columns)
+    figure = Figure(figsize=(3.4 * columns, 2.8 * rows + 0.6), layout="constrained", dpi=100)
+    panels: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for panel, trace in zip(panels, traces, strict=False):
+        for way in (*WAYS, "bytes"):
+            points = sorted(
+                (share, r.overhead)
+                for (name, share, of), r in results.items()
+                if (name, of) == (way, trace) and r.status == "ok"
+            )
+            style = "k:" if way == "bytes" else "--" if way in ("dtr", "megengine") else "-"
+            panel.plot(*zip(*points, strict=True), style, label=way) if points else None
+        panel.set_title(trace, fontsize=9)
+        panel.set_ylim(0.98, 2.02)
+        panel.set_xlim(0.08, 0.92)
+    for panel in panels[len(traces) :]:
+        panel.axis("off")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
+    figure.supxlabel("budget, share of the pool's peak")
+    figure.supylabel("computed, multiple of the trace")
+    figure.savefig(path)
+
+
+def main() -> int:
+    """Runs all cells; prints the tables and writes CSV and PNG."""
+    parser = argparse.ArgumentParser(description="What fragmentation costs, and what helps.")
+    parser.add_argument("--logs", type=Path, help="a folder of more logs, beside our own traces")
+    parser.add_argument("--quick", action="store_true", help="two traces, three budgets")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    paths = sorted(OWN.glob("*.log.gz"))
+    if options.logs:
+        paths += sorted([*options.logs.glob("*.log"), *options.logs.glob("*.log.gz")])
+    if options.quick:
+        paths = paths[:2]
+    results: dict[tuple[str, float, str], SimulationResult] = {}
+    for path in paths:
+        tag = "" if path.parent == OWN else " (published)"
+        for (way, share), result in cells(
+            path, (0.7, 0.5, 0.3) if options.quick else BUDGETS
+        ).items():
+            results[way, share, short_name(str(path)) + tag] = result
+    rows = summary(results)
+    print("  ".join(f"{name:>16}" for name in rows[0]))
+    for row in rows:
+        print("  ".join(f"{v:>16.4f}" if isinstance(v, float) else f"{v:>16}" for v in row.values()))
+    for line in against_bytes(results):
+        print(line)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with open(options.out / "fragmentation.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        names = ("status", "overhead", "misses", "fragmentation", "free_after", "evicted_bytes")
+        writer.writerow(("trace", "way", "budget", *names, "wasted_bytes", "search_ns"))
+        for (way, share, trace), r in results.items():
+            values = [getattr(r, name) for name in (*names, "wasted_bytes", "search_ns")]
+            writer.writerow((trace, way, share, *values))
+    draw(results, options.out / "fragmentation.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
