@@ -55,6 +55,7 @@ class Selection:
     single: ClassVar[Selection]
     sample: ClassVar[Selection]
     random: ClassVar[Selection]
+    window: ClassVar[Selection]
 
 class Policy:
     eager: ClassVar[Policy]
@@ -192,6 +193,7 @@ def simulate(
     heuristic: Heuristic,
     policy: Policy,
     remat_limit: int,
+    remap: bool,
     pin_outputs: bool,
     log_events: bool,
 ) -> dict[str, Any]: ...

@@ -33,7 +33,7 @@ def native_policy(policy: str) -> _core.Policy:
 
 
 _NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors")
-_SELECTIONS = ("sample", "single", "random")
+_SELECTIONS = ("sample", "single", "random", "window")
 _COSTS: tuple[tuple[str, Literal["full", "eqclass", "none"], int], ...] = (
     ("full", "full", 1),
     ("eqclass", "eqclass", 1),
@@ -75,7 +75,7 @@ class Heuristic:
     staleness_exp: float = 1.0
     fragmentation: float = 0.0
     recompute_penalty: float = 1.0
-    selection: Literal["sample", "single", "random"] = "sample"
+    selection: Literal["sample", "single", "random", "window"] = "sample"
     seed: int = 0
 
     def __post_init__(self) -> None:

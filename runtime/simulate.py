@@ -54,7 +54,10 @@ JSON_FIELDS = (
     "peak_bytes",
     "wall_seconds",
 )
-"""What `SimulationResult.as_json` holds, in this order: names that will not change."""
+POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted_bytes")
+"""What `SimulationResult.as_json` holds, in this order, and what more in mode ``pool``: names that
+will not change.
+"""
 
 Traced: TypeAlias = "Trace | Schedule | str | os.PathLike[str]"
 Budget: TypeAlias = "float | str"
@@ -93,6 +96,12 @@ class SimulationResult:
             let them go.
         rematerializations: operators run again; `collateral`: other results they brought back.
         evaluations, accesses: scores computed, and those plus the records visited for them.
+        misses: in mode ``pool``, as all up to `search_ns`: requests that the pool could not serve
+            at once.
+        fragmentation, free_after: means over misses: 1 - largest hole / free bytes before, and free
+            bytes / budget after.
+        evicted_bytes, wasted_bytes: evicted to make room, and of them beyond what was asked for.
+        search_ns: time spent on finding room.
         wall_seconds: what the simulation took.
         events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; empty
             unless asked for.
@@ -115,6 +124,12 @@ class SimulationResult:
     peak_bytes: int
     evaluations: int
     accesses: int
+    misses: int
+    fragmentation: float
+    free_after: float
+    evicted_bytes: int
+    wasted_bytes: int
+    search_ns: int
     wall_seconds: float
     events: npt.NDArray[np.int64] = field(repr=False, compare=False)
 
@@ -125,9 +140,10 @@ class SimulationResult:
         return row
 
     def as_json(self) -> str:
-        """One object, of the fields in `JSON_FIELDS`."""
+        """One object, of the fields in `JSON_FIELDS`; in mode ``pool`` of `POOL_FIELDS` too."""
         row = self.as_dict()
-        return json.dumps({name: row[name] for name in JSON_FIELDS}, indent=1)
+        names = JSON_FIELDS + POOL_FIELDS if self.mode == "pool" else JSON_FIELDS
+        return json.dumps({name: row[name] for name in names}, indent=1)
 
 
 class Simulator:
@@ -168,20 +184,13 @@ class Simulator:
         self._released: int | None = None  # Not looked for yet.
 
     def budget_bytes(self, budget: Budget) -> int:
-        """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
-        "4096".
+        """What a budget of `simulate` is for this trace.
 
         Raises:
-            TypeError: it is none of these.
-            ValueError: it is not positive and finite, or not written like a size.
+            TypeError, ValueError: see `parse_budget`.
         """
-        if isinstance(budget, str):
-            budget = _number(budget)
-        if isinstance(budget, float):
-            if not 0 < budget < float("inf"):
-                raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
-            return int(self.baseline.peak_bytes * budget)
-        return parse_size(budget)
+        parsed = parse_budget(budget)
+        return int(self.baseline.peak_bytes * parsed) if isinstance(parsed, float) else parsed
 
     def run(
         self,
@@ -192,14 +201,11 @@ class Simulator:
         thrash: float | None = THRASH,
         log_events: bool = False,
         pin_outputs: bool = True,
+        remap: bool = True,
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
-        native = native_policy(policy)
-        if mode not in ("bytes", "pool"):
-            raise ValueError(f'mode {mode!r} is not "bytes" or "pool"')
-        if thrash is not None and not thrash > 1:
-            raise ValueError(f"thrash is {thrash!r}; it is a multiple of the base time, above 1")
+        check_rules(policy, mode, thrash)
         paper = mode == "bytes"
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
@@ -214,13 +220,16 @@ class Simulator:
             budget=size,
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),
-            policy=native,
+            policy=native_policy(policy),
             remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
+            remap=remap,
             pin_outputs=pin_outputs,
             log_events=log_events,
         )
         wall = time.perf_counter() - began
         total = counts.pop("base_compute") + counts.pop("remat_compute")
+        for mean in ("fragmentation", "free_after"):
+            counts[mean] /= max(counts["misses"], 1)
         return SimulationResult(
             trace=self.name,
             heuristic=name_of(heuristic),
@@ -257,6 +266,7 @@ def simulate(
     thrash: float | None = THRASH,
     log_events: bool = False,
     pin_outputs: bool = True,
+    remap: bool = True,
 ) -> SimulationResult:
     """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
 
@@ -273,6 +283,8 @@ def simulate(
         thrash: the run is stopped when recomputation takes longer than this multiple, less one, of
             the time of all operators; None for no limit.
         log_events: fills `SimulationResult.events`.
+        remap: in mode ``pool``, whether the pool may move pages to make a hole; without, blocks lie
+            where they lie, as on a device that can't.
         pin_outputs: what the program still holds at the end must be brought back and fit together.
 
     Raises:
@@ -298,15 +310,42 @@ def simulate(
         >>> result.status, result.evictions, result.rematerializations, result.overhead
         ('ok', 3, 1, 1.25)
     """
-    return Simulator(trace).run(budget, heuristic, policy, mode, thrash, log_events, pin_outputs)
+    return Simulator(trace).run(
+        budget, heuristic, policy, mode, thrash, log_events, pin_outputs, remap
+    )
 
 
-def _number(text: str) -> float | str | int:
-    """The share that the text is, or the bytes, or the text itself, which may have a unit."""
-    try:
-        return float(text) if "." in text else int(text)
-    except ValueError:
-        return text
+def parse_budget(budget: Budget) -> float | int:
+    """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
+    "4096".
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: it is not positive and finite, or not written like a size.
+    """
+    if isinstance(budget, str):
+        try:
+            budget = float(budget) if "." in budget else int(budget)
+        except ValueError:
+            return parse_size(budget)  # It has a unit.
+    if not isinstance(budget, float):
+        return parse_size(budget)
+    if not 0 < budget < float("inf"):
+        raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
+    return budget
+
+
+def check_rules(policy: str, mode: str, thrash: float | None) -> None:
+    """Whether `simulate` takes them.
+
+    Raises:
+        ValueError: it does not.
+    """
+    native_policy(policy)
+    if mode not in ("bytes", "pool"):
+        raise ValueError(f'mode {mode!r} is not "bytes" or "pool"')
+    if thrash is not None and not thrash > 1:
+        raise ValueError(f"thrash is {thrash!r}; it is a multiple of the base time, above 1")
 
 
 def _first_read_of_released(schedule: Schedule) -> int:

@@ -275,11 +275,8 @@ def test_ten_gigabytes_are_a_number(log: Path) -> None:
 
 def test_arrays_have_the_types_that_are_promised_and_cannot_be_written(log: Path) -> None:
     found = load(log, constant("a"), call("a", "b")).schedule()
-    types = {
-        name: str(array.dtype)
-        for name, array in vars(found).items()
-        if isinstance(array, np.ndarray)
-    }
+    arrays = {name: array for name, array in vars(found).items() if isinstance(array, np.ndarray)}
+    types = {name: str(array.dtype) for name, array in arrays.items()}
     assert types.pop("kind") == "int8"
     assert types.pop("op_constant") == "bool"
     assert set(types.values()) == {"int64"}

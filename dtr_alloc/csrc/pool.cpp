@@ -435,6 +435,11 @@ Bytes Pool::live() const {
 
 const Arena& Pool::arena() const { return *arena_; }
 
+void Pool::walk(const std::function<void(const Block&)>& visit) const {
+  const std::lock_guard lock(mutex_);
+  for (const Block* block = first_; block != nullptr; block = block->next) visit(*block);
+}
+
 std::vector<Block> Pool::snapshot() const {
   const std::lock_guard lock(mutex_);
   std::vector<Block> blocks;

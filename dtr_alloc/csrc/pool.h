@@ -24,6 +24,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -108,6 +109,8 @@ class Pool {
   Bytes live() const;
   const Arena& arena() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
+  // Calls `visit` with every block in address order, under the lock: it must not call the pool.
+  void walk(const std::function<void(const Block&)>& visit) const;
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
 
   // The pool whose arena holds `address`, or null. O(1), lock-free; valid while a block of that

@@ -18,7 +18,8 @@ void bind_heuristic(py::module_& m) {
   py::enum_<Selection>(m, "Selection")
       .value("single", Selection::kSingle)
       .value("sample", Selection::kSample)
-      .value("random", Selection::kRandom);
+      .value("random", Selection::kRandom)
+      .value("window", Selection::kWindow);
   py::class_<Heuristic>(m, "Heuristic")
       .def(py::init([](NeighbourhoodKind neighbourhood, double cost_exp, double size_exp,
                        double staleness_exp, double fragmentation, double recompute_penalty,

@@ -61,6 +61,12 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
   result["collateral"] = counts.collateral;
   result["evaluations"] = counts.evaluations;
   result["accesses"] = counts.accesses;
+  result["misses"] = counts.misses;
+  result["fragmentation"] = counts.fragmentation;
+  result["free_after"] = counts.free_after;
+  result["evicted_bytes"] = counts.evicted_bytes;
+  result["wasted_bytes"] = counts.wasted_bytes;
+  result["search_ns"] = counts.search_ns;
   result["events"] = Column(static_cast<py::ssize_t>(simulation.events().size()),
                             simulation.events().data());
   return result;
@@ -88,7 +94,7 @@ void bind_simulation(py::module_& m) {
   m.def(
       "simulate",
       [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
-         Nanos remat_limit, bool pin_outputs, bool log_events) {
+         Nanos remat_limit, bool remap, bool pin_outputs, bool log_events) {
         // What banishing cuts out of the graph goes, and with it what knew it.
         bool forgets = policy == Policy::kBanish;
         SimulationOptions options{.budget = budget,
@@ -97,13 +103,14 @@ void bind_simulation(py::module_& m) {
                                   .free_views = forgets,
                                   .records = forgets ? Records::kNeeded : Records::kAll,
                                   .remat_limit = remat_limit,
+                                  .remap = remap,
                                   .pin_outputs = pin_outputs,
                                   .log_events = log_events};
         if (pool) return result_of<LiveSimulation>(columns.schedule(), options);
         return result_of<Simulation>(columns.schedule(), options);
       },
       py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a,
-      "remat_limit"_a, "pin_outputs"_a, "log_events"_a);
+      "remat_limit"_a, "remap"_a, "pin_outputs"_a, "log_events"_a);
 }
 
 }  // namespace dtr

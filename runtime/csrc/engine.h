@@ -117,6 +117,9 @@ class Engine {
   void commit(Lock& lock, const std::function<bool()>& spill);
 
   const Heuristic& heuristic() const { return heuristic_; }
+  bool evictable(const Value& value) const { return value.candidate != kNowhere && !value.locks; }
+  Nanos staleness(const Value& value) const { return stats_.clock - value.last_access; }
+  Neighbourhood& neighbourhood() { return neighbourhood_; }
   EngineStats stats() const {
     EngineStats stats = stats_;
     stats.classes = neighbourhood_.classes();

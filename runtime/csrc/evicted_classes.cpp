@@ -1,7 +1,5 @@
 #include "runtime/csrc/evicted_classes.h"
 
-#include "runtime/csrc/neighbours.h"
-
 namespace dtr {
 
 EvictedClass* EvictedClasses::start(Nanos cost) {
@@ -31,18 +29,8 @@ void EvictedClasses::returned(Value& value) {
 }
 
 Nanos EvictedClasses::cost(const Value& value) {
-  ++stamp_;
   Nanos sum = 0;
-  const auto add = [&](Value& neighbour) {
-    ++accesses_;
-    if (!neighbour.evicted_class) return;
-    EvictedClass* root = find(neighbour.evicted_class);
-    if (root->seen == stamp_) return;
-    root->seen = stamp_;
-    sum += root->cost;
-  };
-  for_each_input(const_cast<Value&>(value), add);
-  for_each_reader(const_cast<Value&>(value), add);
+  for_each(value, [&](const EvictedClass& root) { sum += root.cost; });
   return sum;
 }
 

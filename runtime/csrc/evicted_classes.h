@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "runtime/csrc/graph.h"
+#include "runtime/csrc/neighbours.h"
 
 namespace dtr {
 
@@ -19,6 +20,7 @@ struct EvictedClass {
   Nanos cost = 0;  // At the root: the sum over members.
   std::int64_t references = 0;
   std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
+  std::int64_t in_window = 0;  // Members of the window now looked at that are next to it (window.h).
 };
 
 class EvictedClasses {
@@ -30,6 +32,9 @@ class EvictedClasses {
   void lost(Value& value);
   void returned(Value& value);
   Nanos cost(const Value& value);
+  // Calls `visit` with each distinct class next to `value`.
+  template <typename Visit>
+  void for_each(const Value& value, Visit visit);
 
   std::int64_t count() const { return count_; }
   std::int64_t accesses() const { return accesses_; }
@@ -42,5 +47,20 @@ class EvictedClasses {
   std::uint64_t stamp_ = 0;
   std::int64_t count_ = 0, accesses_ = 0;
 };
+
+template <typename Visit>
+void EvictedClasses::for_each(const Value& value, Visit visit) {
+  ++stamp_;
+  const auto look = [&](Value& neighbour) {
+    ++accesses_;
+    if (!neighbour.evicted_class) return;
+    EvictedClass* root = find(neighbour.evicted_class);
+    if (root->seen == stamp_) return;
+    root->seen = stamp_;
+    visit(*root);
+  };
+  for_each_input(const_cast<Value&>(value), look);
+  for_each_reader(const_cast<Value&>(value), look);
+}
 
 }  // namespace dtr

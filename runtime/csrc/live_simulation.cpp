@@ -1,6 +1,7 @@
 #include "runtime/csrc/live_simulation.h"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -15,7 +16,9 @@ struct OutOfBudget : std::exception {};
 struct Thrash : std::exception {};
 
 
-std::unique_ptr<Arena> arena_for(Bytes budget) {
+// With addresses to spare, pages make a hole where bytes are; without, blocks lie where they lie.
+std::unique_ptr<Arena> arena_for(Bytes budget, bool remap) {
+  if (!remap) return make_virtual_arena(round_to_granule(budget));
   Bytes addresses = scope_addresses(budget);
   return make_virtual_arena(addresses, host_page(addresses));
 }
@@ -78,7 +81,7 @@ struct LiveSimulation::Kernel {
 LiveSimulation::LiveSimulation(const Schedule& schedule, const SimulationOptions& options)
     : schedule_(schedule),
       options_(options),
-      pool_(Pool::create(arena_for(options.budget), options.budget)),
+      pool_(Pool::create(arena_for(options.budget, options.remap), options.budget)),
       engine_(*this, options.heuristic, options.policy),
       values_(schedule.tensors()),
       roots_(schedule.roots()),
@@ -195,9 +198,10 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
       if (!fresh(tensor)) continue;
       Bytes size = schedule_.tensor_size[tensor];
       void* data = kernel.take(tensor);
-      values_[tensor] = op && schedule_.tracked(tensor)
-                            ? &engine_.write(*op, i, size, &values_[tensor], data)
-                            : &constant(size, data);
+      bool track = op && schedule_.tracked(tensor);
+      values_[tensor] = track ? &engine_.write(*op, i, size, &values_[tensor], data)
+                              : &constant(size, data);
+      own(data, track ? values_[tensor] : nullptr);
     }
   } catch (...) {
     if (op) engine_.abandon(*op);
@@ -217,9 +221,10 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
       continue;
     }
     superseded.push_back(old);
-    values_[tensor] = op && schedule_.tracked(tensor)
-                          ? &engine_.write(*op, i, old->size, &values_[tensor], old->data)
-                          : &constant(old->size, old->data);
+    bool track = op && schedule_.tracked(tensor);
+    values_[tensor] = track ? &engine_.write(*op, i, old->size, &values_[tensor], old->data)
+                            : &constant(old->size, old->data);
+    own(old->data, track ? values_[tensor] : nullptr);
   }
   op ? engine_.finish(*op, cost) : engine_.advance(cost);
   for (Value* old : superseded) engine_.superseded(*old);
@@ -227,10 +232,24 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
 }
 
 Block* LiveSimulation::allocate(Bytes size) {
-  Block* block = pool_->allocate(size, Fit::kCommitted);
-  if (!block) block = allocate_evicting(*pool_, engine_, size);
+  if (Block* block = pool_->allocate(size, Fit::kCommitted)) return block;
+  PoolStats before = pool_->stats();
+  Bytes evicted = counts_.evicted_bytes;
+  auto begin = std::chrono::steady_clock::now();
+  Block* block = allocate_evicting(*pool_, engine_, size);
+  auto passed = std::chrono::steady_clock::now() - begin;
   if (!block) throw OutOfBudget();
+  ++counts_.misses;
+  counts_.search_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+  counts_.fragmentation += before.external_fragmentation;
+  counts_.free_after += static_cast<double>(pool_->budget() - pool_->live()) /
+                        static_cast<double>(pool_->budget());
+  counts_.wasted_bytes += std::max(counts_.evicted_bytes - evicted - block->size, Bytes{0});
   return block;
+}
+
+void LiveSimulation::own(void* data, Value* value) {
+  if (data != nowhere()) static_cast<Block*>(data)->owner = value;
 }
 
 void LiveSimulation::free(void* data) {
@@ -274,6 +293,7 @@ void LiveSimulation::run(Op& op, Lock&) {
       for (std::uint32_t j = 0; j < op.use_count; ++j) places += op.uses()[j].value == &value;
       if (!value.constant() && !value.home && value.locks == places) {
         made[i] = engine_.steal(value);
+        own(made[i], nullptr);
       } else {
         copies.emplace_back(i, value.size);
       }
@@ -297,6 +317,7 @@ void LiveSimulation::run(Op& op, Lock&) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     Value* output = op.outputs()[i];
     if (!output || output->resident()) continue;
+    own(made[i], output);
     engine_.restore(*output, std::exchange(made[i], nullptr));
     ++back;
     if (options_.log_events) events_.insert(events_.end(), {results[i], Simulation::kComputed});
@@ -309,7 +330,9 @@ void LiveSimulation::run(Op& op, Lock&) {
 }
 
 void LiveSimulation::release(Value& value, Loss loss) {
+  own(value.data, nullptr);
   free(value.data);
+  if (loss == Loss::kEvicted) counts_.evicted_bytes += value.size;
   ++counts_.evictions;
   counts_.eager += loss == Loss::kDropped;
   if (!options_.log_events) return;
@@ -321,6 +344,7 @@ void LiveSimulation::release(Value& value, Loss loss) {
 }
 
 void LiveSimulation::settle(Value& value) {
+  own(value.data, nullptr);
   if (value.home) engine_.lock(value);
 }
 

@@ -50,6 +50,7 @@ class LiveSimulation final : public Executor {
   void let_go(std::int64_t root);
   Block* allocate(Bytes size);
   void free(void* data);
+  void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
   void* nowhere() { return this; }  // The content of what lies outside the pool.
   Value& constant(Bytes size, void* data);
   Value& value_of(std::int64_t tensor) const { return *values_[roots_[tensor]]; }

@@ -34,6 +34,15 @@ class Neighbourhood {
 
   Nanos cost(const Value& value);
 
+  // The part of cost() that is `value`'s alone, and a call of `visit` for each class that other
+  // values may have in common with it.
+  template <typename Visit>
+  Nanos shared_cost(const Value& value, Visit visit) {
+    if (kind_ != NeighbourhoodKind::kEvictedClass) return cost(value);
+    classes_.for_each(value, visit);
+    return 0;
+  }
+
   std::int64_t classes() const { return classes_.count(); }
   std::int64_t accesses() const { return classes_.accesses() + regions_.accesses(); }
   void check(const Value& value) const;

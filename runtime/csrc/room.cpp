@@ -1,15 +1,15 @@
 #include "runtime/csrc/room.h"
 
-namespace dtr {
+#include "runtime/csrc/window.h"
 
-// Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h).
-Bytes scope_addresses(Bytes budget) { return 2 * budget + (Bytes{64} << 20); }
+namespace dtr {
+namespace {
 
 // Free bytes without a hole that holds the request: either another victim happens to make one, or
 // pages are brought together, which costs up to 3 us a page. Below kMovesWell a few victims are the
 // cheaper try; above it the pool moves long runs of pages, which costs next to nothing
 // (host_arena.cpp).
-Block* allocate_evicting(Pool& pool, Engine& engine, Bytes asked) {
+Block* evict_one_by_one(Pool& pool, Engine& engine, Bytes asked) {
   constexpr Bytes kMovesWell = Bytes{256} << 10;
   constexpr int kPatience = 3;
   int fruitless = 0;
@@ -21,6 +21,22 @@ Block* allocate_evicting(Pool& pool, Engine& engine, Bytes asked) {
     }
     if (!engine.evict_one()) return pool.allocate(asked, Fit::kRemap);
   }
+}
+
+}  // namespace
+
+// Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h).
+Bytes scope_addresses(Bytes budget) { return 2 * budget + (Bytes{64} << 20); }
+
+Block* allocate_evicting(Pool& pool, Engine& engine, Bytes asked) {
+  if (engine.heuristic().selection == Selection::kWindow) {
+    Window window = cheapest_window(pool, engine, asked);
+    for (Value* value : window.values) engine.evict(*value);
+    if (!window.values.empty()) {
+      if (Block* block = pool.allocate(asked, Fit::kCommitted)) return block;
+    }
+  }
+  return evict_one_by_one(pool, engine, asked);
 }
 
 }  // namespace dtr

@@ -20,7 +20,7 @@
 namespace dtr {
 
 enum class NeighbourhoodKind { kNone, kEvictedClass, kFull, kAncestors };
-enum class Selection { kSingle, kSample, kRandom };
+enum class Selection { kSingle, kSample, kRandom, kWindow };
 
 struct Heuristic {
   NeighbourhoodKind neighbourhood = NeighbourhoodKind::kEvictedClass;

@@ -59,6 +59,7 @@ struct SimulationOptions {
   bool free_views = false;
   Records records = Records::kAll;
   Nanos remat_limit = 0;      // Thrash: more recomputation than this. 0 for no limit.
+  bool remap = true;          // The arena has addresses to spare, so that pages can be moved.
   bool pin_outputs = true;    // What the program still holds at the end must be in memory together.
   bool log_events = false;    // Keep what was evicted and computed, in order.
 };
@@ -70,6 +71,13 @@ struct SimulationCounts {
   std::int64_t eager = 0;
   std::int64_t remats = 0, collateral = 0;  // Operators run again; other outputs they brought back.
   std::int64_t evaluations = 0, accesses = 0;
+
+  // Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole / free
+  // before, and of free / budget after; bytes evicted beyond what was asked; time to find room.
+  std::int64_t misses = 0;
+  double fragmentation = 0, free_after = 0;
+  Bytes evicted_bytes = 0, wasted_bytes = 0;
+  Nanos search_ns = 0;
 };
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };

@@ -1,0 +1,119 @@
+#include "runtime/csrc/window.h"
+
+#include <cmath>
+#include <limits>
+
+namespace dtr {
+namespace {
+
+// A block of a run: free, or evictable and then with a value.
+struct Piece {
+  Bytes bytes;
+  Value* value;
+  double cost;  // Its own, by the recompute penalty, and of neighbours that no other shares.
+  std::size_t classes_end;  // The end of its classes among all; they begin with the last one's end.
+};
+
+class Run {
+ public:
+  explicit Run(const Engine& engine) : engine_(engine) {}
+
+  std::vector<Piece> pieces;
+  std::vector<EvictedClass*> classes;
+  std::size_t left = 0, right = 0;  // Pieces [left, right) are in the run.
+
+  void restart() {
+    for (; left < right; ++left) change(left, -1);
+  }
+  void push() { change(right++, 1); }
+  void pop() { change(left++, -1); }
+
+  bool holds(Bytes bytes, Bytes evicted) const { return bytes_ >= bytes && evicted_ >= evicted; }
+  bool holds_without_first(Bytes bytes, Bytes evicted) const {
+    const Piece& piece = pieces[left];
+    return bytes_ - piece.bytes >= bytes && evicted_ - (piece.value ? piece.bytes : 0) >= evicted;
+  }
+  double cost() const { return cost_ + static_cast<double>(shared_); }
+  double score() const {
+    const Heuristic& h = engine_.heuristic();
+    double epsilon = static_cast<double>(h.epsilon);
+    double staleness = stale_bytes_ / static_cast<double>(evicted_);
+    return raise(cost() + epsilon, h.cost_exp) / raise(staleness + epsilon, h.staleness_exp);
+  }
+
+ private:
+  void change(std::size_t place, int by) {
+    const Piece& piece = pieces[place];
+    bytes_ += by * piece.bytes;
+    if (!piece.value) return;
+    evicted_ += by * piece.bytes;
+    cost_ += by * piece.cost;
+    stale_bytes_ += by * static_cast<double>(piece.bytes) *
+                    static_cast<double>(engine_.staleness(*piece.value));
+    std::size_t begin = place == 0 ? 0 : pieces[place - 1].classes_end;
+    for (std::size_t i = begin; i < piece.classes_end; ++i) {
+      EvictedClass& shared = *classes[i];
+      std::int64_t before = shared.in_window;
+      shared.in_window += by;
+      if ((before == 0) != (shared.in_window == 0)) shared_ += by * shared.cost;
+    }
+  }
+
+  const Engine& engine_;
+  Bytes bytes_ = 0, evicted_ = 0;
+  Nanos shared_ = 0;
+  double cost_ = 0, stale_bytes_ = 0;
+};
+
+}  // namespace
+
+Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes) {
+  bytes = round_to_granule(std::max(bytes, Bytes{1}));
+  const Heuristic& h = engine.heuristic();
+  // Bytes that the budget lacks must come from values, wherever holes may be.
+  Bytes lacking = std::max(pool.live() + bytes - pool.budget(), Bytes{1});
+
+  Run run(engine);
+  constexpr Bytes kBarrier = -1;
+  pool.walk([&](const Block& block) {
+    auto* value = static_cast<Value*>(block.owner);
+    bool evictable = !block.free && value && engine.evictable(*value);
+    Piece piece{block.free || evictable ? block.size : kBarrier, evictable ? value : nullptr, 0, 0};
+    if (evictable) {
+      Nanos own = engine.neighbourhood().shared_cost(
+          *value, [&](EvictedClass& shared) { run.classes.push_back(&shared); });
+      piece.cost = static_cast<double>(value->cost + own);
+      if (h.recompute_penalty != 1) piece.cost *= std::pow(h.recompute_penalty, value->recomputes);
+    }
+    piece.classes_end = run.classes.size();
+    run.pieces.push_back(piece);
+  });
+
+  double least = std::numeric_limits<double>::infinity(), cost = 0;
+  std::size_t begin = 0, end = 0;
+  while (run.right < run.pieces.size()) {
+    if (run.pieces[run.right].bytes == kBarrier) {
+      run.restart();
+      run.left = ++run.right;
+      continue;
+    }
+    run.push();
+    if (!run.holds(bytes, lacking)) continue;
+    while (run.holds_without_first(bytes, lacking)) run.pop();
+    if (double score = run.score(); score < least) {
+      least = score;
+      cost = run.cost();
+      begin = run.left;
+      end = run.right;
+    }
+  }
+  run.restart();  // Gives every class its zero back.
+
+  Window window{.values = {}, .cost = static_cast<Nanos>(cost)};
+  for (std::size_t i = begin; i < end; ++i) {
+    if (run.pieces[i].value) window.values.push_back(run.pieces[i].value);
+  }
+  return window;
+}
+
+}  // namespace dtr
