@@ -324,15 +324,20 @@ def parse_budget(budget: Budget) -> float | int:
         ValueError: it is not positive and finite, or not written like a size.
     """
     if isinstance(budget, str):
-        try:
-            budget = float(budget) if "." in budget else int(budget)
-        except ValueError:
-            return parse_size(budget)  # It has a unit.
-    if not isinstance(budget, float):
-        return parse_size(budget)
-    if not 0 < budget < float("inf"):
-        raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
-    return budget
+        budget = _number(budget)
+    if isinstance(budget, float):
+        if not 0 < budget < float("inf"):
+            raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
+        return budget
+    return parse_size(budget)
+
+
+def _number(text: str) -> float | str | int:
+    """The share that the text is, or the bytes, or the text itself, which may have a unit."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
 
 
 def check_rules(policy: str, mode: str, thrash: float | None) -> None:
