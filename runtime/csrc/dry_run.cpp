@@ -6,6 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "runtime/csrc/window.h"
+
 namespace dtr {
 
 struct DryRun::Content {
@@ -229,6 +231,15 @@ void DryRun::commit() {
 bool DryRun::resident(Id id) const {
   const Holder& held = holder(id);
   return held.content || held.value->resident();
+}
+
+std::vector<Bytes> DryRun::window(Bytes bytes) {
+  Lock lock(engine_.mutex());
+  std::vector<Bytes> offsets;
+  for (const Value* value : cheapest_window(*pool_, engine_, bytes).values) {
+    offsets.push_back(static_cast<Content*>(value->data)->block->offset);
+  }
+  return offsets;
 }
 
 std::vector<DryRun::Id> DryRun::take_evicted() { return std::exchange(evicted_, {}); }

@@ -39,6 +39,8 @@ class DryRun final : public Executor {
   void age();
   void commit();
   bool resident(Id id) const;
+  // Of the cheapest window for a request: offsets of its values in the pool, in order.
+  std::vector<Bytes> window(Bytes bytes);
 
   EngineStats stats() const { return engine_.stats(); }
   PoolStats pool_stats() const { return pool_->stats(); }

@@ -1,0 +1,136 @@
+"""The cheapest window: against a search of all runs, and in layouts worked out by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtr_alloc import Trace, _core, simulate
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.trace_format import Call, Result
+from tests.engine_model import Model, Value, neighbours
+from tests.test_engine import Program, run_random
+
+native: Any = _core
+
+BLOCK = 512
+WINDOW = Heuristic(neighbourhood="none", staleness_exp=0, selection="window")
+
+
+def run_score(model: Model, values: list[Value]) -> float:
+    """The score of a run as a whole: shared neighbours once, staleness in the mean over bytes."""
+    h = model.heuristic
+    cost = 0.0
+    for value in values:
+        assert value.recipe is not None
+        own = float(value.recipe.cost)
+        if h.neighbourhood != "eqclass":
+            own += model.neighbourhood_cost(value)
+        cost += own * h.recompute_penalty**value.recomputes
+    if h.neighbourhood == "eqclass":
+        around = {n.evicted_class for value in values for n in neighbours(value) if n.evicted_class}
+        cost += sum(shared.cost for shared in around)
+    bytes_ = sum(value.size for value in values)
+    stale = sum(value.size * (model.clock - value.last_access) for value in values) / bytes_
+    return float((cost + 1) ** h.cost_exp / (stale + 1) ** h.staleness_exp)
+
+
+def all_windows(model: Model, asked: int) -> list[tuple[float, list[int]]]:
+    """Score and offsets of the shortest run that holds the request, for each last block."""
+    asked = max(-(-asked // BLOCK), 1) * BLOCK
+    lacking = max(model.pool.live() + asked - model.pool.budget, 1)
+    evictable = {v.content.offset: v for v in model.candidates if v.content and not v.locks}
+    ranges = model.pool.ranges
+    found = []
+    for end in range(1, len(ranges) + 1):
+        values: list[Value] = []
+        size = 0
+        for part in reversed(ranges[:end]):
+            if not part.free and part.offset not in evictable:
+                break
+            size += part.size
+            if not part.free:
+                values.insert(0, evictable[part.offset])
+            if size >= asked and sum(v.size for v in values) >= lacking:
+                offsets = [v.content.offset for v in values if v.content]
+                found.append((run_score(model, values), offsets))
+                break
+    return found
+
+
+@pytest.mark.parametrize("name", ["dtr", "dtr_full", "dtr_local", "lru", "megengine"])
+def test_the_window_is_the_cheapest_of_all_runs(name: str) -> None:
+    heuristic = replace(PRESETS[name], selection="single", recompute_penalty=1.5)
+    looked = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        program = Program(40 * BLOCK, heuristic, with_model=True)
+        model = program.model
+        assert model is not None
+        for _ in range(25):
+            run_random(program, rng, steps=4, size=2500, hold=12)
+            asked = rng.randint(0, 12 * BLOCK)
+            offsets = program.run.window(asked)
+            windows = all_windows(model, asked)
+            if not windows:
+                assert offsets == []
+                continue
+            least = min(score for score, _ in windows)
+            taken = [score for score, places in windows if places == offsets]
+            assert taken, f"{offsets} is no shortest run"
+            assert taken[0] == pytest.approx(least, rel=1e-9)
+            looked += 1
+        program.end()
+    assert looked > 50
+
+
+def filled(costs: list[int], blocks: int = 1) -> tuple[Any, list[int]]:
+    """A pool full of values that each came from nothing, in address order, with these costs."""
+    run = native.DryRun(len(costs) * blocks * BLOCK, WINDOW._native())
+    ids = [run.call(name, cost, [], [], [blocks * BLOCK])[0] for name, cost in enumerate(costs)]
+    return run, ids
+
+
+def test_the_cheapest_neighbours_are_taken_though_cheaper_values_lie_apart() -> None:
+    run, ids = filled([10, 900, 10, 900, 300, 10])
+    assert run.window(BLOCK) == [0]
+    assert run.window(2 * BLOCK) == [4 * BLOCK, 5 * BLOCK]
+    assert run.window(3 * BLOCK) == [BLOCK * place for place in (0, 1, 2)]
+    for at in ids:
+        run.drop(at)
+
+
+def test_a_constant_breaks_a_run() -> None:
+    run, ids = filled([1, 1, 1, 1, 1])
+    run.freeze(ids[2])
+    assert run.window(3 * BLOCK) == []
+    assert len(run.window(2 * BLOCK)) == 2
+
+
+def test_free_blocks_cost_nothing_and_are_part_of_a_run() -> None:
+    run, ids = filled([500, 500, 500, 500])
+    run.drop(ids[1])
+    assert run.window(2 * BLOCK) in ([0], [2 * BLOCK])
+
+
+def test_the_window_evicts_what_is_needed_where_single_victims_evict_twice_that() -> None:
+    """Cheap and dear values alternate, but for two neighbours in the middle of the price. For two
+    blocks the cheapest victims, one by one, are all four cheap ones before a hole appears."""
+    costs = [10, 100, 10, 100, 10, 100, 10, 60, 60, 100]
+    places = list(enumerate(costs))
+
+    def evicted(selection: str) -> int:
+        calls = [Call("make", (), (Result(f"v{n}", BLOCK, -1),), cost) for n, cost in places]
+        trace = Trace((*calls, Call("big", (), (Result("big", 2 * BLOCK, -1),), 1)))
+        heuristic = replace(WINDOW, selection=selection)  # type: ignore[arg-type]
+        result = simulate(
+            trace, len(costs) * BLOCK, heuristic, mode="pool", remap=False, pin_outputs=False
+        )
+        assert result.status == "ok"
+        return result.evicted_bytes // BLOCK
+
+    assert evicted("window") == 2
+    assert evicted("single") >= 4
