@@ -186,7 +186,7 @@ HEURISTICS = {
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trace=traces(), share=st.integers(2, 9), thrash=st.sampled_from([None, 2.0, 3.5]))
 def test_a_run_is_that_of_the_model(
     name: str, trace: Trace, share: int, thrash: float | None
