@@ -24,6 +24,7 @@ test-all: $(READY)
 perf: $(READY)
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
+	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 
 lint: $(READY)

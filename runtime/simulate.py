@@ -54,7 +54,10 @@ JSON_FIELDS = (
     "peak_bytes",
     "wall_seconds",
 )
-"""What `SimulationResult.as_json` holds, in this order: names that will not change."""
+POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted_bytes")
+"""What `SimulationResult.as_json` holds, in this order, and what more in mode ``pool``: names that
+will not change.
+"""
 
 Traced: TypeAlias = "Trace | Schedule | str | os.PathLike[str]"
 Budget: TypeAlias = "float | str"
@@ -137,9 +140,10 @@ class SimulationResult:
         return row
 
     def as_json(self) -> str:
-        """One object, of the fields in `JSON_FIELDS`."""
+        """One object, of the fields in `JSON_FIELDS`; in mode ``pool`` of `POOL_FIELDS` too."""
         row = self.as_dict()
-        return json.dumps({name: row[name] for name in JSON_FIELDS}, indent=1)
+        names = JSON_FIELDS + POOL_FIELDS if self.mode == "pool" else JSON_FIELDS
+        return json.dumps({name: row[name] for name in names}, indent=1)
 
 
 class Simulator:
@@ -180,20 +184,13 @@ class Simulator:
         self._released: int | None = None  # Not looked for yet.
 
     def budget_bytes(self, budget: Budget) -> int:
-        """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
-        "4096".
+        """What a budget of `simulate` is for this trace.
 
         Raises:
-            TypeError: it is none of these.
-            ValueError: it is not positive and finite, or not written like a size.
+            TypeError, ValueError: see `parse_budget`.
         """
-        if isinstance(budget, str):
-            budget = _number(budget)
-        if isinstance(budget, float):
-            if not 0 < budget < float("inf"):
-                raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
-            return int(self.baseline.peak_bytes * budget)
-        return parse_size(budget)
+        parsed = parse_budget(budget)
+        return int(self.baseline.peak_bytes * parsed) if isinstance(parsed, float) else parsed
 
     def run(
         self,
@@ -208,11 +205,7 @@ class Simulator:
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
-        native = native_policy(policy)
-        if mode not in ("bytes", "pool"):
-            raise ValueError(f'mode {mode!r} is not "bytes" or "pool"')
-        if thrash is not None and not thrash > 1:
-            raise ValueError(f"thrash is {thrash!r}; it is a multiple of the base time, above 1")
+        check_rules(policy, mode, thrash)
         paper = mode == "bytes"
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
@@ -227,7 +220,7 @@ class Simulator:
             budget=size,
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),
-            policy=native,
+            policy=native_policy(policy),
             remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
             remap=remap,
             pin_outputs=pin_outputs,
@@ -322,12 +315,42 @@ def simulate(
     )
 
 
+def parse_budget(budget: Budget) -> float | int:
+    """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
+    "4096".
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: it is not positive and finite, or not written like a size.
+    """
+    if isinstance(budget, str):
+        budget = _number(budget)
+    if isinstance(budget, float):
+        if not 0 < budget < float("inf"):
+            raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
+        return budget
+    return parse_size(budget)
+
+
 def _number(text: str) -> float | str | int:
     """The share that the text is, or the bytes, or the text itself, which may have a unit."""
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
         return text
+
+
+def check_rules(policy: str, mode: str, thrash: float | None) -> None:
+    """Whether `simulate` takes them.
+
+    Raises:
+        ValueError: it does not.
+    """
+    native_policy(policy)
+    if mode not in ("bytes", "pool"):
+        raise ValueError(f'mode {mode!r} is not "bytes" or "pool"')
+    if thrash is not None and not thrash > 1:
+        raise ValueError(f"thrash is {thrash!r}; it is a multiple of the base time, above 1")
 
 
 def _first_read_of_released(schedule: Schedule) -> int:

@@ -31,6 +31,8 @@ from dtr_alloc.runtime.simulate import (
     SimulationResult,
     Simulator,
     Traced,
+    check_rules,
+    parse_budget,
 )
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, 0, -1))
@@ -100,12 +102,19 @@ def sweep(
         progress: shows a bar on stderr.
 
     Raises:
-        ValueError: a heuristic is not known, or `jobs` is below 1; nothing has run then. Else what
-            `simulate` raises.
+        ValueError, TypeError: a heuristic, budget, policy, mode or thrash that `simulate` does not
+            take, or `jobs` is below 1; nothing has run then.
+        FileNotFoundError: the folder of `csv` is absent; nothing has run then.
+        TraceError, OSError, ValueError: of the traces, as `simulate` raises them.
     """
     traces, heuristics, budgets = list(traces), list(heuristics), list(budgets)
     for heuristic in heuristics:
         resolve(heuristic)
+    for budget in budgets:
+        parse_budget(budget)
+    check_rules(policy, mode, thrash)
+    if csv is not None and not Path(csv).parent.is_dir():
+        raise FileNotFoundError(f"there is no folder for {Path(csv)}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; a sweep takes at least 1 process")
     runs = [

@@ -114,6 +114,7 @@ def test_what_is_no_name_and_no_heuristic_is_refused(value: Any) -> None:
         resolve(value)
 
 
+SELECTIONS = '"sample", "single", "random", "window"'
 KINDS = '"none", "eqclass", "full", "ancestors"'
 
 
@@ -122,7 +123,7 @@ KINDS = '"none", "eqclass", "full", "ancestors"'
     [
         ({"neighbourhood": "exact"}, f"neighbourhood 'exact' is not one of {KINDS}"),
         ({"neighbourhood": None}, f"neighbourhood None is not one of {KINDS}"),
-        ({"selection": "best"}, 'selection \'best\' is not one of "sample", "single", "random"'),
+        ({"selection": "best"}, f"selection 'best' is not one of {SELECTIONS}"),
         *(
             ({"seed": value}, f"seed is {value!r}; it must be from 0 to 2^64 - 1")
             for value in (-1, 2**64)

@@ -15,7 +15,7 @@ import dtr_alloc
 from dtr_alloc import SimulationResult, Trace, TraceError
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy
 from dtr_alloc.runtime.linear import linear_schedule
-from dtr_alloc.runtime.simulate import JSON_FIELDS, Simulator
+from dtr_alloc.runtime.simulate import JSON_FIELDS, POOL_FIELDS, Simulator
 from tests.trace_lines import (
     Line,
     call,
@@ -363,6 +363,20 @@ def test_json_has_the_fields_that_are_promised(log: Path) -> None:
         "rematerializations": 0,
         "collateral": 0,
         "peak_bytes": 8,
+    }
+
+
+def test_json_tells_of_holes_where_there_is_a_pool(log: Path) -> None:
+    parts = [call("", "a", memory=512), call("", "b", memory=512), release("a", "b")]
+    result = run(log, 512, "size", *parts, mode="pool")
+    found = json.loads(result.as_json())
+    assert list(found) == [*JSON_FIELDS, *POOL_FIELDS]
+    assert {name: found[name] for name in POOL_FIELDS} == {
+        "misses": 1,  # For b; a goes, and nothing else is free.
+        "fragmentation": 0.0,
+        "free_after": 0.0,
+        "evicted_bytes": 512,
+        "wasted_bytes": 0,
     }
 
 

@@ -186,7 +186,7 @@ HEURISTICS = {
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trace=traces(), share=st.integers(2, 9), thrash=st.sampled_from([None, 2.0, 3.5]))
 def test_a_run_is_that_of_the_model(
     name: str, trace: Trace, share: int, thrash: float | None
@@ -233,7 +233,9 @@ def test_no_run_passes_its_budget_and_the_same_run_comes_to_the_same(
     result = simulator.run(budget, heuristic, policy, mode)  # type: ignore[arg-type]
     assert result.peak_bytes <= budget
     again = simulator.run(budget, heuristic, policy, mode)  # type: ignore[arg-type]
-    assert replace(again, wall_seconds=0.0) == replace(result, wall_seconds=0.0)
+    assert replace(again, wall_seconds=0.0, search_ns=0) == replace(
+        result, wall_seconds=0.0, search_ns=0
+    )
     if result.status == "ok":
         ran_once = sum(simulator.schedule.op_cost.tolist())
         assert result.total_compute >= ran_once == result.base_compute

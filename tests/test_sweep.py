@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dtr_alloc import SimulationResult, simulate, sweep
+from dtr_alloc import SimulationResult, Trace, simulate, sweep
 from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.plot import plot, short_name
@@ -19,7 +19,7 @@ PNG = b"\x89PNG\r\n"
 
 
 def timeless(results: list[SimulationResult]) -> list[SimulationResult]:
-    return [replace(result, wall_seconds=0.0) for result in results]
+    return [replace(result, wall_seconds=0.0, search_ns=0) for result in results]
 
 
 @pytest.fixture
@@ -55,7 +55,8 @@ def test_each_result_is_that_of_its_simulation(logs: list[Path]) -> None:
 
 def test_processes_change_nothing(logs: list[Path]) -> None:
     chosen: list[str | Heuristic] = ["dtr", Heuristic(staleness_exp=0.5)]
-    assert timeless(sweep(logs, chosen, jobs=2)) == timeless(sweep(logs, chosen, jobs=1))
+    traces: list[Trace | Path] = [Trace.load(logs[0]), logs[1]]
+    assert timeless(sweep(traces, chosen, jobs=2)) == timeless(sweep(logs, chosen, jobs=1))
 
 
 def test_the_budgets_and_heuristics_of_the_paper_are_the_default(logs: list[Path]) -> None:
@@ -80,6 +81,11 @@ def test_a_mistake_is_told_before_anything_runs(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sweep([tmp_path / "none.log"], **more)
+
+
+def test_a_csv_without_a_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no folder for"):
+        sweep([tmp_path / "none.log"], csv=tmp_path / "none" / "runs.csv")
 
 
 def test_a_csv_holds_all_but_the_events(logs: list[Path], tmp_path: Path) -> None:
