@@ -73,11 +73,11 @@ def summary(
         missed = [r for r in mine.values() if r.misses]
         # Beside plain dtr in the same pool, where both work, at half the peak and below.
         pairs = [
-            (recomputed(r), recomputed(results["dtr", *key[1:]]))
-            for key, r in ok.items()
-            if key[1] <= 0.5 and results["dtr", *key[1:]].status == "ok"
+            (recomputed(r), recomputed(plain))
+            for (_, share, trace), r in ok.items()
+            if share <= 0.5 and (plain := results["dtr", share, trace]).status == "ok"
         ]
-        ratios = [math.log(mine / plain) for mine, plain in pairs if mine > 0 and plain > 0]
+        ratios = [math.log(ours / plain) for ours, plain in pairs if ours > 0 and plain > 0]
         rows.append(
             {
                 "way": way,
@@ -112,8 +112,8 @@ def against_bytes(results: dict[tuple[str, float, str], SimulationResult]) -> li
             lost.append(f"{trace} at {share}")
     worst = max(gaps, key=gaps.__getitem__)
     return [
-        f"{DEFAULT} against bytes at equal budget: {100 * _mean(list(gaps.values())):+.2f} % in the "
-        f"mean of {len(gaps)} cells, worst {worst[0]} at {worst[1]}: {100 * gaps[worst]:+.1f} %",
+        f"{DEFAULT} against bytes at equal budget: {100 * _mean(list(gaps.values())):+.2f} % "
+        f"in the mean of {len(gaps)} cells, worst {worst[0]} at {worst[1]}: {100 * gaps[worst]:+.1f} %",
         f"feasible in bytes and not in the pool: {', '.join(lost) or 'none'}",
     ]
 
@@ -168,7 +168,8 @@ def main() -> int:
     rows = summary(results)
     print("  ".join(f"{name:>16}" for name in rows[0]))
     for row in rows:
-        print("  ".join(f"{v:>16.4f}" if isinstance(v, float) else f"{v:>16}" for v in row.values()))
+        shown = (f"{value:.4f}" if isinstance(value, float) else value for value in row.values())
+        print("  ".join(f"{value:>16}" for value in shown))
     for line in against_bytes(results):
         print(line)
     options.out.mkdir(parents=True, exist_ok=True)
