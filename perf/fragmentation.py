@@ -113,7 +113,8 @@ def against_bytes(results: dict[tuple[str, float, str], SimulationResult]) -> li
     worst = max(gaps, key=gaps.__getitem__)
     return [
         f"{DEFAULT} against bytes at equal budget: {100 * _mean(list(gaps.values())):+.2f} % "
-        f"in the mean of {len(gaps)} cells, worst {worst[0]} at {worst[1]}: {100 * gaps[worst]:+.1f} %",
+        f"in the mean of {len(gaps)} cells, "
+        f"worst {worst[0]} at {worst[1]}: {100 * gaps[worst]:+.1f} %",
         f"feasible in bytes and not in the pool: {', '.join(lost) or 'none'}",
     ]
 

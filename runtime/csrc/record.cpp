@@ -30,10 +30,10 @@ const void* Session::key_of(const c10::StorageImpl* storage) const {
 }
 
 void Session::record_begin(const Call& call) {
-  std::vector<const void*> arguments;
-  std::vector<std::int64_t> written;
-  std::vector<Bytes> copies;
-  std::vector<const c10::StorageImpl*> statistics;
+  c10::SmallVector<const void*, 8> arguments;
+  c10::SmallVector<std::int64_t, 8> written;
+  c10::SmallVector<Bytes, 4> copies;
+  c10::SmallVector<const c10::StorageImpl*, 4> statistics;
   for (const TensorArgument& argument : call.arguments) {
     if (call.info.shape_only) break;
     if (argument.written && !call.info.fresh) {
@@ -51,7 +51,7 @@ void Session::record_begin(const Call& call) {
 }
 
 void Session::record_end(const Call& call, Nanos cost, const torch::jit::Stack& stack) {
-  std::vector<TraceRecorder::Result> results;
+  c10::SmallVector<TraceRecorder::Result, 8> results;
   const auto add = [&](const c10::StorageImpl* storage) {
     if (value_of(storage)) {
       auto* value = value_of(storage);

@@ -16,50 +16,48 @@ TraceRecorder::Name TraceRecorder::constant(const void* key, Bytes bytes) {
   return name;
 }
 
-void TraceRecorder::begin(const std::vector<const void*>& arguments,
-                          const std::vector<std::int64_t>& written,
-                          const std::vector<Bytes>& copies) {
+void TraceRecorder::begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<std::int64_t> written,
+                          c10::ArrayRef<Bytes> copies) {
   std::lock_guard<std::mutex> guard(mutex_);
   for (const void* key : arguments) {
     auto known = names_.find(key);
     arguments_.push_back(known != names_.end() ? known->second : constant(key, 0));
   }
-  written_ = written;
+  written_.assign(written.begin(), written.end());
   for (Bytes bytes : copies) memory_.insert(memory_.end(), {kCopied, bytes});
   running_ = true;
 }
 
-void TraceRecorder::end(const OperatorInfo& info, Nanos cost, const std::vector<Result>& results) {
+void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results) {
   std::lock_guard<std::mutex> guard(mutex_);
   auto [known, fresh] = operators_.insert({&info, static_cast<std::int64_t>(operators_.size())});
   if (fresh) out_.operators.push_back(c10::toString(info.handle.operator_name()));
-  std::vector<std::int64_t> made;
   for (const Result& result : results) {
     if (!result.data) {
-      made.insert(made.end(),
-                  {std::int64_t{names_[result.key]}, 0, -1, std::int64_t{result.tracked}});
+      made_.insert(made_.end(),
+                   {std::int64_t{names_[result.key]}, 0, -1, std::int64_t{result.tracked}});
       continue;
     }
     for (std::size_t i = 0; i < locals_.size(); ++i) {
       if (locals_[i].data != result.data || !locals_[i].alive) continue;
       locals_[i].alive = false;  // It has a name now.
       names_[result.key] = ++last_;
-      made.insert(made.end(), {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i),
-                               std::int64_t{result.tracked}});
+      made_.insert(made_.end(), {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i),
+                                 std::int64_t{result.tracked}});
     }
   }
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     if (!locals_[i].alive) continue;  // It stays and is no result: a cache, say.
     names_[locals_[i].data] = ++last_;
-    made.insert(made.end(),
-                {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i), 0});
+    made_.insert(made_.end(),
+                 {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i), 0});
   }
   auto& out = out_.records;
   out.push_back(kOperator);
-  out.push_back(static_cast<std::int64_t>(6 + arguments_.size() + written_.size() + made.size() +
+  out.push_back(static_cast<std::int64_t>(6 + arguments_.size() + written_.size() + made_.size() +
                                           memory_.size()));
   out.insert(out.end(), {known->second, cost});
-  for (const auto* list : {&arguments_, &written_, &made, &memory_}) {
+  for (const auto* list : {&arguments_, &written_, &made_, &memory_}) {
     out.push_back(static_cast<std::int64_t>(list->size()));
     out.insert(out.end(), list->begin(), list->end());
   }
@@ -79,6 +77,7 @@ void TraceRecorder::forget_operator() {
   for (Name name : released_) put(kRelease, {name});
   arguments_.clear();
   written_.clear();
+  made_.clear();
   memory_.clear();
   locals_.clear();
   released_.clear();
