@@ -202,7 +202,7 @@ def rematerialize(
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     if thrash_limit < 0:
         raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
-    options: dict[str, Any] = {"evict_always": False, "verify": False}
+    options: dict[str, Any] = {"evict_always": False, "verify": False, "on_cuda": False}
     options.update(_instruments or {})
     core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
@@ -243,6 +243,7 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         evict_always=False,
         verify=False,
         thrash_limit=0.0,
+        on_cuda=False,
     )
     with _scope(core, device):
         yield Session(core, None)

@@ -30,7 +30,8 @@ int page_shift(Bytes page) {
 Pages::Pages(Arena& arena, Bytes budget)
     : arena_(arena),
       shift_(page_shift(arena.page())),
-      limit_(touched(0, budget).end),
+      most_(touched(0, budget).end),
+      limit_(most_),
       bits_(((arena.capacity() >> shift_) + 63) / 64) {}
 
 std::int64_t Pages::next(bool committed, Run run) const {
@@ -148,7 +149,7 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most) {
 void Pages::check() const {
   if (committed({0, top_}) != committed_)
     throw std::logic_error("committed pages must be the bits that are set");
-  if (committed_ > limit_) throw std::logic_error("committed pages must not pass the limit");
+  if (committed_ > most_) throw std::logic_error("committed pages must not pass the limit");
 }
 
 }  // namespace dtr

@@ -53,6 +53,7 @@ class Pages {
   std::int64_t release(Run run, std::int64_t most);
 
   std::int64_t limit() const { return limit_; }
+  void set_limit(Bytes bytes) { limit_ = touched(0, bytes).end; }
   std::int64_t committed() const { return committed_; }
   Bytes committed_bytes() const { return committed_ << shift_; }
   Bytes bytes(std::int64_t pages) const { return pages << shift_; }
@@ -73,7 +74,8 @@ class Pages {
 
   Arena& arena_;
   const int shift_;
-  const std::int64_t limit_;
+  const std::int64_t most_;  // That the limit can be.
+  std::int64_t limit_;
   std::int64_t committed_ = 0;
   std::int64_t top_ = 0;  // No page from here on was ever committed.
   const LazyArray<std::uint64_t> bits_;

@@ -23,6 +23,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -61,6 +62,9 @@ struct PoolStats {
   std::int64_t remaps;        // Allocations that took pages away from holes.
   Bytes quarantined;          // Freed bytes that are still live until the quarantine ends.
   std::int64_t stream_waits;  // Times that a stream was made to wait for another one's block.
+  Bytes allocated;            // Bytes of all blocks ever allocated.
+  Bytes peak_committed;       // Since the pool was made or reset_peak, like the next one.
+  std::int64_t peak_blocks;
 };
 
 struct Node;
@@ -92,6 +96,11 @@ class Pool {
 
   // Another stream uses the block as well: once freed, it waits for that one's work up to then.
   void record_stream(Block* block, Stream stream);
+  // Whether the pool has met more than one stream. Lock-free.
+  bool many_streams() const { return many_streams_.load(std::memory_order_relaxed); }
+  // Makes a stream wait for all work the others were given so far, or the others for its own.
+  void gather_streams(Stream stream);
+  void spread_stream(Stream stream);
   // Call it before a stream is destroyed: its name may become another stream's.
   void retire_stream(Stream stream);
 
@@ -101,10 +110,14 @@ class Pool {
   void begin_quarantine();
   void end_quarantine();
 
+  // Bounds live bytes and pages below the budget from now on; what is live already stays. Throws
+  // std::invalid_argument unless 0 <= limit <= the budget given to create().
+  void set_limit(Bytes limit);
+
   Bytes trim();  // Gives the pages of holes back; returns the bytes given back.
   void reset_peak();
   PoolStats stats() const;
-  Bytes budget() const;
+  Bytes budget() const;  // Or the limit set below it.
   Bytes live() const;
   const Arena& arena() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
@@ -129,6 +142,7 @@ class Pool {
   void announce(Pool* pool) const;  // Writes `pool` into the slots of this arena's addresses.
 
   // These run under the lock. What only devices need is kept out of the way of the rest.
+  std::int32_t meet(Stream stream);
   Block* carve(Node* hole, Bytes size);
   void give_back(Node* block);
   void unlink(Node* block);
@@ -145,6 +159,7 @@ class Pool {
 
   const std::unique_ptr<Arena> arena_;
   const Bytes budget_;
+  std::atomic<Bytes> limit_;  // Up to the budget.
   const std::unique_ptr<Blocks> blocks_;
   const std::unique_ptr<Holes> holes_;
   const std::unique_ptr<Pages> pages_;
@@ -155,11 +170,15 @@ class Pool {
   Block* first_;  // The block at offset 0.
   Bytes live_ = 0;
   Bytes peak_ = 0;
+  Bytes allocated_ = 0;
+  Bytes peak_committed_ = 0;
+  std::int64_t peak_blocks_ = 0;
   std::int64_t allocations_ = 0;
   std::int64_t frees_ = 0;
   std::int64_t failures_ = 0;
   std::int64_t remaps_ = 0;
   bool retired_ = false;
+  std::atomic<bool> many_streams_ = false;
   int quarantine_ = 0;  // Depth.
   Bytes quarantined_ = 0;
   std::vector<Node*> held_;  // Freed in the quarantine, in order.

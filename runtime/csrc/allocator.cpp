@@ -1,9 +1,11 @@
 #include "runtime/csrc/allocator.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 
+#include "runtime/csrc/device.h"
 #include "runtime/csrc/session.h"
 
 namespace dtr {
@@ -15,8 +17,8 @@ class CpuAllocator final : public at::Allocator {
 
   at::DataPtr allocate(std::size_t bytes) override {
     Session* session = Session::active();
-    if (!session || !in_scope()) return ordinary_.allocate(bytes);
-    void* data = bytes ? session->allocate(bytes) : nullptr;
+    if (!session || !session->serves(c10::kCPU) || !in_scope()) return ordinary_.allocate(bytes);
+    void* data = bytes ? session->allocate(bytes, 0) : nullptr;
     return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
   }
 
@@ -46,6 +48,15 @@ void pool_deleter(void* data) {
   if (!data) return;
   Pool* pool = Pool::owner_of(data);
   pool->free(pool->find(data));
+}
+
+SessionDevice host_device(bool on_cuda) {
+  return {.device = c10::Device(c10::kCPU),
+          .allocator = c10::GetCPUAllocator(),
+          .deleter = &pool_deleter,
+          .stream = [](c10::Device) { return Stream{0}; },
+          .generator = [](c10::Device) { return at::detail::getDefaultCPUGenerator(); },
+          .work = on_cuda ? make_cuda_work(0) : nullptr};
 }
 
 void install_cpu_allocator() {

@@ -44,6 +44,7 @@ void bind_session(py::module_& m) {
       .def_readonly("search_ns", &SessionStats::search_ns)
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
       .def_readonly("verified", &SessionStats::verified)
+      .def_readonly("time_stamps", &SessionStats::time_stamps)
       .def_readonly("live_bytes", &SessionStats::live_bytes)
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
@@ -53,14 +54,23 @@ void bind_session(py::module_& m) {
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, bool record,
                        bool logical_clock, bool timeline, bool evict_always, bool verify,
-                       double thrash_limit) {
-             return std::make_unique<Session>(SessionOptions{budget, limited, heuristic, record,
-                                                             logical_clock, timeline, evict_always,
-                                                             verify, thrash_limit});
+                       double thrash_limit, bool on_cuda) {
+             return std::make_unique<Session>(
+                 SessionOptions{.budget = budget,
+                                .limited = limited,
+                                .on_cuda = on_cuda,
+                                .heuristic = heuristic,
+                                .record = record,
+                                .logical_clock = logical_clock,
+                                .timeline = timeline,
+                                .evict_always = evict_always,
+                                .verify = verify,
+                                .thrash_limit = thrash_limit},
+                 host_device(on_cuda));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("record"),
            py::arg("logical_clock"), py::arg("timeline"), py::arg("evict_always"),
-           py::arg("verify"), py::arg("thrash_limit"))
+           py::arg("verify"), py::arg("thrash_limit"), py::arg("on_cuda"))
       .def("enter", &Session::enter)
       .def("leave", &Session::leave, Open())
       .def("evict", &Session::evict, Open())

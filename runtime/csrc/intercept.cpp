@@ -49,8 +49,9 @@ constexpr Bytes kLargestCopy = Bytes{64} << 10;
 constexpr std::uint16_t kLongestWriteChain = 16;
 
 const c10::DispatchKeySet kDense = c10::DispatchKeySet(
-    {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
-     c10::DispatchKey::AutocastCPU, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+    {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
+     c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
+     c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
@@ -75,6 +76,24 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
+// The operator and the shapes and types of what it reads: what decides how long it takes.
+Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments) {
+  Costs::Key key = reinterpret_cast<std::uintptr_t>(&info);
+  const auto mix = [&](std::uint64_t number) {
+    key = (key ^ number) * 0x9e3779b97f4a7c15;
+    key ^= key >> 29;
+  };
+  for (const TensorArgument& argument : arguments) {
+    mix(argument.argument << 8 | static_cast<std::uint8_t>(argument.tensor->dtype().itemsize()));
+    for (std::int64_t size : argument.tensor->sizes()) mix(static_cast<std::uint64_t>(size));
+  }
+  return key;
+}
+
+// Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
+// and convolutions come out too cheap, for the first step only.
+Nanos estimate(Bytes bytes) { return 5000 + bytes / 2000; }
+
 }  // namespace
 
 struct Session::Call {
@@ -90,7 +109,16 @@ struct Session::Call {
   std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
   std::int64_t kernel_ticks = 0;
+  Costs::Key cost = 0;
 };
+
+// A dense tensor of the session's device, or a number on the host, which a recipe keeps itself.
+bool Session::ours(const c10::TensorImpl& tensor) const {
+  if (!is_dense(tensor)) return false;
+  if (tensor.device() == device_.device) return true;
+  return tensor.is_cpu() &&
+         tensor.unsafe_storage().unsafeGetStorageImpl()->nbytes() <= kLargestInline;
+}
 
 void Session::set_in_optimizer(bool inside) { in_optimizer = inside; }
 
@@ -118,13 +146,18 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && info.recordable && (info.fresh || info.writes) &&
-                   !call.foreign && !differentiating;
+                   !call.foreign && !differentiating && captures_ == 0 && !info.draws_elsewhere(*stack);
 
-  if (call.recording) call.generator = Recipe::snapshot(info, *stack);
+  if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
 
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
 
+  Costs::Sample sample;
+  if (costs_) {
+    call.cost = cost_key(info, call.arguments);
+    if (captures_ == 0) sample = costs_->begin(call.cost, stream());
+  }
   std::int64_t start = ticks();
   std::int64_t search = InOperator::search_ticks;
   try {
@@ -132,9 +165,11 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {
+    if (costs_) costs_->abandon(sample);
     after_failure(call, op);
     throw;
   }
+  if (costs_) costs_->end(sample, stream());
   call.kernel_ticks = ticks() - start - (InOperator::search_ticks - search);
   call.before_ticks = start - begin - call.remat_ticks;
   after(call, op, *stack);
@@ -148,7 +183,7 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
     bool written = info.is(info.writes, argument);
     if (info.training >= 0 && !first[info.training].toBool()) written = false;
     for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
-      if (!is_dense(tensor)) {
+      if (!ours(tensor) || (written && tensor.device() != device_.device)) {
         // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
         call.foreign = true;
         if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
@@ -185,6 +220,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       call.remat_ticks = ticks() - begin;
       watch_for_thrash();
     }
+    if (call.tracked && pool_->many_streams()) follow_streams(call);
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
     Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.generator));
@@ -210,6 +246,22 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       if (argument.value) engine_.unlock(*argument.value);
     }
     throw;
+  }
+}
+
+// The argument's memory may be evicted, and given to another stream, while an operator of this one
+// still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
+// of every stream that uses a block. A stream that comes later than a replay waits for it at its
+// first operator. The lock is held; most programs have one stream and never come here.
+void Session::follow_streams(const Call& call) {
+  Stream current = stream();
+  if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
+    streams_.push_back(current);
+    pool_->gather_streams(current);
+  }
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.value || argument.value->constant() || !argument.value->resident()) continue;
+    pool_->record_stream(static_cast<Block*>(argument.value->data), current);
   }
 }
 
@@ -270,14 +322,13 @@ void Session::prepare_writes(Call& call, Lock& lock) {
 // Gives the recipes that read a constant a copy of their own, locked by the caller.
 void Session::privatize(Value& constant, Lock& lock) {
   auto* storage = static_cast<c10::StorageImpl*>(constant.home);
-  at::Allocator* allocator = c10::GetCPUAllocator();
   c10::intrusive_ptr<c10::StorageImpl> copy;
   {
     Unlocked open(lock);
-    at::DataPtr data = allocator->allocate(constant.size);
-    std::memcpy(data.get(), storage->_mutable_data_ptr_no_checks().get(), constant.size);
+    at::DataPtr data = device_.allocator->allocate(constant.size);
+    this->copy(data.get(), storage->_mutable_data_ptr_no_checks().get(), constant.size);
     copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), constant.size,
-                                                 std::move(data), allocator, false);
+                                                 std::move(data), device_.allocator, false);
   }
   constants_.erase(storage);
   graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
@@ -289,7 +340,7 @@ void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) 
   for (std::uint32_t i = 0; i < call.info.returns; ++i) {
     if (!is_defined_tensor(results[i])) continue;
     c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
-    if (!is_dense(tensor)) continue;
+    if (!ours(tensor)) continue;
     c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
     Bytes bytes = static_cast<Bytes>(storage->nbytes());
     if (!worth_evicting(tensor, bytes)) continue;
@@ -307,6 +358,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
   Guard guard(*this);
   const c10::IValue* results = stack.data() + stack.size() - call.info.returns;
   ++operators_;
+  if (costs_) call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
   kernel_ticks_ += call.kernel_ticks;
   window_kernel_ += call.kernel_ticks;
   if (op) adopt_outputs(call, *op, stack);
