@@ -8,6 +8,7 @@ namespace dtr {
 void bind_pool(pybind11::module_& m);
 void bind_session(pybind11::module_& m);
 void bind_dry_run(pybind11::module_& m);
+void bind_torch_cuda(pybind11::module_& m);  // Only where torch has CUDA (setup.py).
 }  // namespace dtr
 
 PYBIND11_MODULE(_core, m) {
@@ -15,4 +16,7 @@ PYBIND11_MODULE(_core, m) {
   dtr::bind_pool(m);
   dtr::bind_session(m);
   dtr::bind_dry_run(m);
+#ifdef DTR_TORCH_CUDA
+  dtr::bind_torch_cuda(m);
+#endif
 }

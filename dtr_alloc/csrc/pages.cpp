@@ -146,6 +146,16 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most) {
   return moved;
 }
 
+std::vector<std::pair<Bytes, Bytes>> Pages::runs() const {
+  std::vector<std::pair<Bytes, Bytes>> runs;
+  for (std::int64_t page = next(true, {0, top_}); page < top_;) {
+    const std::int64_t end = next(false, {page, top_});
+    runs.emplace_back(bytes(page), bytes(end));
+    page = next(true, {end, top_});
+  }
+  return runs;
+}
+
 void Pages::check() const {
   if (committed({0, top_}) != committed_)
     throw std::logic_error("committed pages must be the bits that are set");

@@ -10,6 +10,9 @@
 
 #include <cstdint>
 
+#include <utility>
+#include <vector>
+
 #include "dtr_alloc/csrc/arena.h"
 #include "dtr_alloc/csrc/lazy_array.h"
 
@@ -57,6 +60,7 @@ class Pages {
   std::int64_t committed() const { return committed_; }
   Bytes committed_bytes() const { return committed_ << shift_; }
   Bytes bytes(std::int64_t pages) const { return pages << shift_; }
+  std::vector<std::pair<Bytes, Bytes>> runs() const;  // Of committed pages, as offsets.
   void check() const;  // Throws std::logic_error with a sentence.
 
  private:

@@ -476,6 +476,11 @@ Bytes Pool::live() const {
 
 const Arena& Pool::arena() const { return *arena_; }
 
+std::vector<std::pair<Bytes, Bytes>> Pool::committed_runs() const {
+  const std::lock_guard lock(mutex_);
+  return pages_->runs();
+}
+
 std::vector<Block> Pool::snapshot() const {
   const std::lock_guard lock(mutex_);
   std::vector<Block> blocks;

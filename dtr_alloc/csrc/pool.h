@@ -120,6 +120,8 @@ class Pool {
   Bytes budget() const;  // Or the limit set below it.
   Bytes live() const;
   const Arena& arena() const;
+  // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
+  std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
 

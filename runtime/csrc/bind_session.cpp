@@ -86,6 +86,7 @@ void bind_session(py::module_& m) {
       .def("reset_peak", &Session::reset_peak)
       .def("timeline", &Session::timeline)
       .def("check", &Session::check);
+  m.def("record_this_thread", &Session::record_this_thread);
   m.def("set_in_optimizer", &Session::set_in_optimizer);
 }
 

@@ -47,19 +47,27 @@ Session::~Session() {
   if (active() == this) active_ = nullptr;
 }
 
-void Session::enter() {
+void Session::claim() {
   Session* last = active();
   if (last && !(last->lingering_ && last->engine_.stats().values == 0)) last = nullptr;
   TORCH_CHECK(active_.compare_exchange_strong(last, this),
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+void Session::record_this_thread(bool on) {
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+}
+
+void Session::enter() {
+  claim();
+  record_this_thread(true);
 }
 
 Bytes Session::leave() {
   struct Close {
     Session* session;
     ~Close() {
-      c10::impl::tls_set_dispatch_key_included(kKey, false);
+      record_this_thread(false);
       session->leaving_ = false;
       // Storages that could not be made ordinary still lead here when they die.
       session->lingering_ = true;
@@ -75,7 +83,7 @@ Bytes Session::leave() {
 void Session::fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
 
 void Session::abandon_in_child() {
-  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  record_this_thread(false);
   lingering_ = true;
   if (engine_.stats().values == 0) active_ = nullptr;
 }

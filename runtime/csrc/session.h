@@ -57,7 +57,8 @@ class Session final : public Executor {
 
   // The scope that allocations and operators of this process belong to, or null.
   static Session* active() { return active_.load(std::memory_order_acquire); }
-  void enter();   // Throws std::runtime_error where another scope is active.
+  void claim();   // Becomes the active one. Throws std::runtime_error where another scope is.
+  void enter();   // The same, and the operators of this thread are the scope's.
   Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
 
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
@@ -77,6 +78,7 @@ class Session final : public Executor {
   void commit();
   void step();  // An optimizer step is over.
   static void set_in_optimizer(bool inside);
+  static void record_this_thread(bool on);  // Whether its operators are the active scope's.
   void fail_allocation(std::int64_t k);  // Test instrument: the k-th from now fails, once.
   void abandon_in_child();               // After fork: the parent's scope is not the child's.
 
