@@ -103,6 +103,7 @@ struct Session::Call {
   c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
+  bool here = false;  // It runs on the session's device.
   bool tracked = false;
   bool recording = false;
   at::Generator generator;  // Its state before the call, if it is random and recorded.
@@ -145,7 +146,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (c10::GradMode::is_enabled()) in_optimizer = false;  // A step that raised ran no post hook.
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
-  call.recording = options_.record && info.recordable && (info.fresh || info.writes) &&
+  call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
                    !call.foreign && !differentiating && captures_ == 0 && !info.draws_elsewhere(*stack);
 
   if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
@@ -154,7 +155,8 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
 
   Costs::Sample sample;
-  if (costs_) {
+  bool timed = costs_ && call.here;
+  if (timed) {
     call.cost = cost_key(info, call.arguments);
     if (captures_ == 0) sample = costs_->begin(call.cost, stream());
   }
@@ -165,11 +167,11 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {
-    if (costs_) costs_->abandon(sample);
+    if (timed) costs_->abandon(sample);
     after_failure(call, op);
     throw;
   }
-  if (costs_) costs_->end(sample, stream());
+  if (sample.first) costs_->end(sample, stream());
   call.kernel_ticks = ticks() - start - (InOperator::search_ticks - search);
   call.before_ticks = start - begin - call.remat_ticks;
   after(call, op, *stack);
@@ -178,11 +180,17 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
+  if (info.device >= 0 && first[info.device].isDevice()) {
+    call.here = first[info.device].toDevice().type() == device_.device.type();
+  } else {
+    call.here = device_.device.is_cpu();
+  }
   for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
     std::uint8_t argument = static_cast<std::uint8_t>(__builtin_ctzll(bits));
     bool written = info.is(info.writes, argument);
     if (info.training >= 0 && !first[info.training].toBool()) written = false;
     for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
+      call.here |= tensor.device() == device_.device;
       if (!ours(tensor) || (written && tensor.device() != device_.device)) {
         // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
         call.foreign = true;
@@ -358,7 +366,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
   Guard guard(*this);
   const c10::IValue* results = stack.data() + stack.size() - call.info.returns;
   ++operators_;
-  if (costs_) call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
+  if (costs_ && call.here) call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
   kernel_ticks_ += call.kernel_ticks;
   window_kernel_ += call.kernel_ticks;
   if (op) adopt_outputs(call, *op, stack);

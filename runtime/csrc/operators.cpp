@@ -179,6 +179,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
     const c10::Type* plain = &type;
     if (plain->kind() == TypeKind::OptionalType) plain = plain->containedTypes()[0].get();
     if (plain->kind() == TypeKind::GeneratorType) generator = static_cast<std::int32_t>(i);
+    if (plain->kind() == TypeKind::DeviceObjType) device = static_cast<std::int32_t>(i);
   }
   for (const auto& result : schema.returns()) {
     fresh |= result.type()->kind() == TypeKind::TensorType && !result.alias_info();

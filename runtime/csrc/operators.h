@@ -26,6 +26,7 @@ struct OperatorInfo {
   std::uint64_t optional_lists = 0;  // Bit i: ... whose items may be None.
   std::uint64_t writes = 0;          // Bit i: argument i is written.
   std::int32_t generator = -1;       // Index of the Generator argument.
+  std::int32_t device = -1;          // Index of the Device argument.
   std::int32_t training = -1;        // Index of the flag without which nothing is written.
   std::int32_t dropout = -1;         // Index of a rate above which it draws from a state of its own.
   bool random = false;

@@ -107,6 +107,11 @@ void bind_torch_cuda(py::module_& m) {
       .def("checkpoint", [](PyCudaAllocator& self) { (*self).getCheckpointState(0, {1, 0}); })
       .def("share", [](PyCudaAllocator& self) { (*self).shareIpcHandle(nullptr); })
       .def("open_shared", [](PyCudaAllocator& self) { (*self).getIpcDevPtr(""); })
+      .def("record_history",
+           [](PyCudaAllocator& self) {
+             using c10::CachingDeviceAllocator::RecordContext;
+             (*self).recordHistory(true, nullptr, 0, RecordContext::NEVER, false, {});
+           })
       .def("enable_peer", [](PyCudaAllocator& self) { (*self).enablePeerAccess(0, 1); })
       .def("largest_cached", [](PyCudaAllocator& self, int device) {
         std::size_t largest = 0;
