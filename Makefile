@@ -6,10 +6,14 @@ TORCH := torch==2.13.0
 
 PYTHON := .venv/bin/python
 READY := .venv/ready
-SOURCES := $(wildcard dtr_alloc/csrc/*.h dtr_alloc/csrc/*.cpp runtime/csrc/*.h runtime/csrc/*.cpp)
+SOURCES := $(wildcard dtr_alloc/csrc/*.h dtr_alloc/csrc/*.cpp runtime/csrc/*.h runtime/csrc/*.cpp \
+  runtime/csrc/torch_cuda/*.h runtime/csrc/torch_cuda/*.cpp)
 ARGS :=
 
-.PHONY: demo test test-all perf lint format clean
+# CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
+CUDA_TORCHES := 2.11.0 2.15.0
+
+.PHONY: demo test test-all perf lint format clean check-cuda gpu
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -26,6 +30,23 @@ perf: $(READY)
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 
+# Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
+# allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
+CUDA_PYTHON ?= $(shell python3.12 -c "print(\"python3.12\")" 2>/dev/null || echo python3)
+check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
+
+check-cuda-%:
+	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
+	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib pytest
+	.venv-cuda/$*/bin/pip install -q --no-build-isolation --no-deps .
+	.venv-cuda/$*/bin/pytest -q -m "not slow" $(ARGS)
+
+# On a machine with a GPU: one command, no network, the system's python with its torch. Minutes.
+GPU_PYTHON ?= python3
+gpu:
+	$(GPU_PYTHON) setup.py -q build_ext --inplace
+	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) perf/gpu/run.py
+
 lint: $(READY)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
@@ -38,7 +59,7 @@ format: $(READY)
 	find dtr_alloc runtime tests \( -name '*.h' -o -name '*.cpp' \) -print0 | xargs -0r .venv/bin/clang-format -i
 
 clean:
-	rm -rf .venv build *.egg-info dtr_alloc/*.so
+	rm -rf .venv .venv-cuda build *.egg-info dtr_alloc/*.so
 
 # A changed C++ file is compiled alone; a changed requirement, or the first time, installs anew.
 $(READY): pyproject.toml setup.py Makefile $(SOURCES)

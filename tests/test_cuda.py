@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ import torch
 import dtr_alloc
 from dtr_alloc import _core
 
-ROOT = Path(__file__).parents[1]
 with_cuda = pytest.mark.skipif(
     not hasattr(_core, "CudaAllocator"), reason="torch or this build has no CUDA"
 )
@@ -46,13 +46,14 @@ def refused(call):
 
 def tell(program: str, driver: str = "") -> Any:
     """What the program printed last, as JSON."""
-    env = dict(os.environ, PYTHONPATH=str(ROOT), DTR_ALLOC_LIBCUDA=driver)
+    env = dict(os.environ, DTR_ALLOC_LIBCUDA=driver)
     text = PRELUDE + textwrap.dedent(program)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", text],
         capture_output=True,
         text=True,
         env=env,
+        cwd=tempfile.gettempdir(),
         check=False,
     )
     assert done.returncode == 0, done.stderr
