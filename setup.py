@@ -30,7 +30,10 @@ def cuda_headers() -> str | None:
     homes = (CUDA_HOME, os.environ.get("CUDA_HOME"), "/usr/local/cuda")
     folders = [Path(home) / "include" for home in homes if home]
     folders += sorted(packages.glob("nvidia/cu*/include"), reverse=True)
-    folders += [packages / "nvidia/cuda_runtime/include", packages / "triton/backends/nvidia/include"]
+    folders += [
+        packages / "nvidia/cuda_runtime/include",
+        packages / "triton/backends/nvidia/include",
+    ]
     for folder in folders:
         if (folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists():
             return str(folder)

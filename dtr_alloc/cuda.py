@@ -1,10 +1,10 @@
 """The allocator for `torch.cuda.memory.change_current_allocator`: one line sets a program up.
 
-Nothing happens to the GPU when it is made: torch asks it for memory later, and then the pool of that
-device is reserved. From then on the operators of the thread that made it, and of the autograd
-threads it starts, are recorded, and an allocation that would pass the budget evicts what is cheapest
-to recompute. How torch's own names (memory_stats, empty_cache, graphs, ...) behave is told in
-docs/allocator.md.
+Nothing happens to the GPU when it is made: torch asks it for memory later, and then the pool of
+that device is reserved. From then on the operators of the thread that made it, and of the autograd
+threads it starts, are recorded, and an allocation that would pass the budget evicts what is
+cheapest to recompute. How torch's own names (memory_stats, empty_cache, graphs, ...) behave is
+told in docs/allocator.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Allocator(_Base):
     """What `allocator` returns. Torch calls `allocator()`; the rest is for you."""
 
     def __init__(self, core: _core.CudaAllocator, budget: int, device: int | None) -> None:
-        super().__init__(core.native())
+        self._native = core.native()
+        super().__init__(self._native)
         self._core = core
         self._budget = budget
         self._device = device
@@ -49,7 +50,7 @@ class Allocator(_Base):
             RuntimeError: CUDA is in use already; the text says where the call belongs.
         """
         _refuse_if_late()
-        return super().allocator()
+        return self._native
 
     @property
     def budget(self) -> int:
@@ -122,7 +123,8 @@ def allocator(
             open; the text says what to do.
 
     Example:
-        >>> torch.cuda.memory.change_current_allocator(dtr_alloc.allocator("8GiB"))  # doctest: +SKIP
+        >>> chosen = dtr_alloc.allocator("8GiB")  # doctest: +SKIP
+        >>> torch.cuda.memory.change_current_allocator(chosen)  # doctest: +SKIP
     """
     size = parse_size(budget)
     number = _device_number(device)

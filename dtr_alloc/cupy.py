@@ -1,9 +1,9 @@
 """CuPy and RMM on the pool, so that one budget bounds them together with torch.
 
-CuPy takes any callable that turns a size into a MemoryPointer; the owner of the memory frees its
-block when the last array over it dies (RMM does it in the same way). A block is allocated for CuPy's
-current stream and freed for it: work of other streams is then ordered by the pool. Neither library
-is imported before the allocator is used.
+CuPy takes any callable that turns a size into a MemoryPointer; the owner of the memory frees
+its block when the last array over it dies (RMM does it in the same way). A block is allocated
+for CuPy's current stream and freed for it: work of other streams is then ordered by the pool.
+Neither library is imported before the allocator is used.
 """
 
 from __future__ import annotations

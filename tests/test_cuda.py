@@ -309,10 +309,10 @@ def test_memory_of_a_graph_is_used_by_nobody_else_until_the_graph_is_gone(
         core.begin_capture(0, 7, [0])
         a = allocator.allocate(4 * MIB)
         allocator.free(a)
-        reused = allocator.allocate(4 * MIB) == a     # By the same capture, on the same stream.
+        reused = allocator.allocate(4 * MIB) == a  # By the same capture, on the same stream.
         kept = allocator.allocate(2 * MIB)
         allocator.free(a)
-        allocator.free(ordinary)                      # Freed in a capture: out of use until it ends.
+        allocator.free(ordinary)  # Freed in a capture: out of use until it ends.
         quarantined = core.pool_stats(0).quarantined
         core.end_capture(0, 7)
         others = [allocator.allocate(4 * MIB) for _ in range(4)]

@@ -121,7 +121,12 @@ def test_rmm_gets_two_callables(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch)
     pool = make_pool()
     made: list[Any] = []
     stub = ModuleType("rmm")
-    stub.__dict__["mr"] = SimpleNamespace(CallbackMemoryResource=lambda *f: made.append(f) or f)
+
+    def resource(*functions: Any) -> Any:
+        made.append(functions)
+        return functions
+
+    stub.__dict__["mr"] = SimpleNamespace(CallbackMemoryResource=resource)
     monkeypatch.setitem(sys.modules, "rmm", stub)
     allocate, deallocate = dtr_alloc.rmm_resource(pool)
     assert made == [(allocate, deallocate)]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.runtime.session import rematerialize
 from tests.exactness import run, same
 from tests.fake_cuda.driver import FakeCuda
@@ -24,7 +26,7 @@ def mlp(rate: float = 0.1) -> Iterator[Tensor]:
     x = torch.randn(256, 64)
     for layer in layers:
         x = torch.nn.functional.dropout(layer(x).relu(), rate)
-    x.square().sum().backward()
+    x.square().sum().backward()  # type: ignore[no-untyped-call]
     for layer in layers:
         assert layer.weight.grad is not None
         yield layer.weight.grad
@@ -38,7 +40,7 @@ def batch_norms() -> Iterator[Tensor]:
         y = norm(y) * 0.5
         y += 0.5
         torch.nn.functional.relu(y, inplace=True)
-    y.sum().backward()
+    y.sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     yield x.grad
     for norm in norms:
@@ -52,7 +54,7 @@ def checkpointed() -> Iterator[Tensor]:
     y = x
     for _ in range(4):
         y = checkpoint(lambda z: layer(z).tanh(), y, use_reentrant=False)
-    y.sum().backward()
+    y.sum().backward()  # type: ignore[no-untyped-call]
     assert layer.weight.grad is not None
     yield layer.weight.grad
 
@@ -158,3 +160,50 @@ def test_the_text_says_when_the_device_has_less_than_the_budget(cuda: FakeCuda) 
     assert "budget 256.00 MiB: 16.00 MiB asked and within the budget" in text
     assert "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY" in text
     assert "lower the budget to about" in text
+
+
+@pytest.fixture
+def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
+    one, other = cuda.stream(), cuda.stream()
+    yield one, other
+    _core.set_host_stream(0)
+    cuda.destroy_stream(one)
+    cuda.destroy_stream(other)
+
+
+def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        _core.set_host_stream(one)
+        alone, shared = x.exp(), x.sin()
+        _core.set_host_stream(other)
+        shared.sum()
+        for tensor, events in ((alone, 0), (shared, 1)):
+            before = cuda.calls("cuEventRecord")
+            assert dtr_alloc.evict(tensor)
+            assert cuda.calls("cuEventRecord") == before + events
+        del alone, shared, tensor
+        session.check()
+
+
+def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        _core.set_host_stream(one)
+        made = x.exp()
+        expected = made.clone()
+        _core.set_host_stream(other)
+        made.sum()
+        assert dtr_alloc.evict(made)
+        waits = cuda.calls("cuStreamWaitEvent")
+        assert torch.equal(made, expected)
+        # One before the replay, one after it.
+        assert cuda.calls("cuStreamWaitEvent") == waits + 2
+        del made, expected
+        session.check()

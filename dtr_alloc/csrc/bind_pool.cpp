@@ -127,8 +127,7 @@ void bind_pool(py::module_& m) {
           "retire_stream", [](PyPool& self, Stream stream) { self.pool().retire_stream(stream); },
           py::arg("stream"), Unlocked())
       .def(
-          "gather_streams",
-          [](PyPool& self, Stream stream) { self.pool().gather_streams(stream); },
+          "gather_streams", [](PyPool& self, Stream stream) { self.pool().gather_streams(stream); },
           py::arg("stream"), Unlocked())
       .def(
           "spread_stream", [](PyPool& self, Stream stream) { self.pool().spread_stream(stream); },

@@ -17,7 +17,8 @@ void GraphMemory::end(Id id) {
   const auto at = std::find_if(routes_.begin(), routes_.end(),
                                [&](const auto& route) { return route.first == id; });
   if (at == routes_.end()) {
-    throw std::invalid_argument("no capture into this memory pool is under way: it was ended before");
+    throw std::invalid_argument(
+        "no capture into this memory pool is under way: it was ended before");
   }
   routes_.erase(at);
   routing_--;

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-
 #include <utility>
 #include <vector>
 
@@ -61,7 +60,7 @@ class Pages {
   Bytes committed_bytes() const { return committed_ << shift_; }
   Bytes bytes(std::int64_t pages) const { return pages << shift_; }
   std::vector<std::pair<Bytes, Bytes>> runs() const;  // Of committed pages, as offsets.
-  void check() const;  // Throws std::logic_error with a sentence.
+  void check() const;                                 // Throws std::logic_error with a sentence.
 
  private:
   // The first page of the run that is (not) committed, or its end.

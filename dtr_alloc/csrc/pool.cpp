@@ -332,6 +332,12 @@ std::int32_t Pool::meet(Stream stream) {
   return index;
 }
 
+void Pool::meet_stream(Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  meet(stream);
+}
+
 void Pool::gather_streams(Stream stream) {
   if (order_ == nullptr) return;
   const std::lock_guard lock(mutex_);
@@ -438,9 +444,8 @@ void Pool::set_limit(Bytes limit) {
   limit_ = limit;
   const std::int64_t surplus = pages_->committed() - pages_->limit();
   if (surplus <= 0) return;
-  from_holes(surplus, [&](Pages::Run hole, std::int64_t most) {
-    return pages_->release(hole, most);
-  });
+  from_holes(surplus,
+             [&](Pages::Run hole, std::int64_t most) { return pages_->release(hole, most); });
 }
 
 PoolStats Pool::stats() const {

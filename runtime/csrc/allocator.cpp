@@ -11,6 +11,8 @@
 namespace dtr {
 namespace {
 
+thread_local Stream host_stream = 0;
+
 class CpuAllocator final : public at::Allocator {
  public:
   explicit CpuAllocator(at::Allocator& ordinary) : ordinary_(ordinary) {}
@@ -18,7 +20,7 @@ class CpuAllocator final : public at::Allocator {
   at::DataPtr allocate(std::size_t bytes) override {
     Session* session = Session::active();
     if (!session || !session->serves(c10::kCPU) || !in_scope()) return ordinary_.allocate(bytes);
-    void* data = bytes ? session->allocate(bytes, 0) : nullptr;
+    void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
     return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
   }
 
@@ -50,11 +52,13 @@ void pool_deleter(void* data) {
   pool->free(pool->find(data));
 }
 
+void set_host_stream(Stream stream) { host_stream = stream; }
+
 SessionDevice host_device(bool on_cuda) {
   return {.device = c10::Device(c10::kCPU),
           .allocator = c10::GetCPUAllocator(),
           .deleter = &pool_deleter,
-          .stream = [](c10::Device) { return Stream{0}; },
+          .stream = [](c10::Device) { return host_stream; },
           .generator = [](c10::Device) { return at::detail::getDefaultCPUGenerator(); },
           .work = on_cuda ? make_cuda_work(0) : nullptr};
 }

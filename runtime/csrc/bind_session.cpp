@@ -55,18 +55,17 @@ void bind_session(py::module_& m) {
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, bool record,
                        bool logical_clock, bool timeline, bool evict_always, bool verify,
                        double thrash_limit, bool on_cuda) {
-             return std::make_unique<Session>(
-                 SessionOptions{.budget = budget,
-                                .limited = limited,
-                                .on_cuda = on_cuda,
-                                .heuristic = heuristic,
-                                .record = record,
-                                .logical_clock = logical_clock,
-                                .timeline = timeline,
-                                .evict_always = evict_always,
-                                .verify = verify,
-                                .thrash_limit = thrash_limit},
-                 host_device(on_cuda));
+             return std::make_unique<Session>(SessionOptions{.budget = budget,
+                                                             .limited = limited,
+                                                             .on_cuda = on_cuda,
+                                                             .heuristic = heuristic,
+                                                             .record = record,
+                                                             .logical_clock = logical_clock,
+                                                             .timeline = timeline,
+                                                             .evict_always = evict_always,
+                                                             .verify = verify,
+                                                             .thrash_limit = thrash_limit},
+                                              host_device(on_cuda));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("record"),
            py::arg("logical_clock"), py::arg("timeline"), py::arg("evict_always"),
@@ -87,6 +86,7 @@ void bind_session(py::module_& m) {
       .def("timeline", &Session::timeline)
       .def("check", &Session::check);
   m.def("record_this_thread", &Session::record_this_thread);
+  m.def("set_host_stream", &set_host_stream);
   m.def("set_in_optimizer", &Session::set_in_optimizer);
 }
 

@@ -19,6 +19,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "runtime/csrc/clock.h"
@@ -103,7 +104,7 @@ struct Session::Call {
   c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
-  bool here = false;  // It runs on the session's device.
+  bool here = false;     // It runs on the session's device.
   bool tracked = false;
   bool recording = false;
   at::Generator generator;  // Its state before the call, if it is random and recorded.
@@ -147,7 +148,8 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
-                   !call.foreign && !differentiating && captures_ == 0 && !info.draws_elsewhere(*stack);
+                   !call.foreign && !differentiating && captures_ == 0 &&
+                   !info.draws_elsewhere(*stack);
 
   if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
 
@@ -228,7 +230,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       call.remat_ticks = ticks() - begin;
       watch_for_thrash();
     }
-    if (call.tracked && pool_->many_streams()) follow_streams(call);
+    if (call.tracked && device_.work) follow_streams(call);
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
     Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.generator));
@@ -260,13 +262,15 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
 // The argument's memory may be evicted, and given to another stream, while an operator of this one
 // still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
 // of every stream that uses a block. A stream that comes later than a replay waits for it at its
-// first operator. The lock is held; most programs have one stream and never come here.
+// first operator. The lock is held; a program on one stream pays for a comparison.
 void Session::follow_streams(const Call& call) {
   Stream current = stream();
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
     streams_.push_back(current);
-    pool_->gather_streams(current);
+    pool_->meet_stream(current);
+    if (pool_->many_streams()) pool_->gather_streams(current);
   }
+  if (!pool_->many_streams()) return;
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.value || argument.value->constant() || !argument.value->resident()) continue;
     pool_->record_stream(static_cast<Block*>(argument.value->data), current);
@@ -366,7 +370,8 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
   Guard guard(*this);
   const c10::IValue* results = stack.data() + stack.size() - call.info.returns;
   ++operators_;
-  if (costs_ && call.here) call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
+  if (costs_ && call.here)
+    call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
   kernel_ticks_ += call.kernel_ticks;
   window_kernel_ += call.kernel_ticks;
   if (op) adopt_outputs(call, *op, stack);

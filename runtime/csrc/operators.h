@@ -28,7 +28,7 @@ struct OperatorInfo {
   std::int32_t generator = -1;       // Index of the Generator argument.
   std::int32_t device = -1;          // Index of the Device argument.
   std::int32_t training = -1;        // Index of the flag without which nothing is written.
-  std::int32_t dropout = -1;         // Index of a rate above which it draws from a state of its own.
+  std::int32_t dropout = -1;  // Index of a rate above which it draws from a state of its own.
   bool random = false;
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.

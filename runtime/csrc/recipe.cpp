@@ -80,8 +80,8 @@ const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceO
                                    c10::DispatchKeySet(c10::DispatchKey::Python) |
                                    c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
-// The CPU's state is copied field by field: get_state() would make a tensor, which may fail for want
-// of memory. Others are a seed and how far they have counted from it.
+// The CPU's state is copied field by field: get_state() would make a tensor, which may fail for
+// want of memory. Others are a seed and how far they have counted from it.
 void copy_state(const at::Generator& to, const at::Generator& from) {
   if (to.device().is_cpu()) {
     auto& target = *to.get<at::CPUGeneratorImpl>();
@@ -125,8 +125,8 @@ at::Generator Recipe::snapshot(const OperatorInfo& info, const torch::jit::Stack
   if (!info.random) return {};
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   bool given = info.generator >= 0 && first[info.generator].isGenerator();
-  at::Generator generator = given ? first[info.generator].toGenerator()
-                                  : device.generator(device.device);
+  at::Generator generator =
+      given ? first[info.generator].toGenerator() : device.generator(device.device);
   std::lock_guard<std::mutex> guard(generator.mutex());
   return generator.clone();
 }

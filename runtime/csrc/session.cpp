@@ -54,9 +54,7 @@ void Session::claim() {
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
 }
 
-void Session::record_this_thread(bool on) {
-  c10::impl::tls_set_dispatch_key_included(kKey, on);
-}
+void Session::record_this_thread(bool on) { c10::impl::tls_set_dispatch_key_included(kKey, on); }
 
 void Session::enter() {
   claim();
@@ -360,9 +358,11 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
   Bytes floor = std::max(pool.live + round_to_granule(asked), pool.budget + kGranule);
   Bytes largest = engine_.stats().largest_operator;
   TORCH_CHECK_WITH(OutOfMemoryError, shortage.empty(), "budget ", in_mib(pool.budget), ": ",
-                   in_mib(asked), " asked and within the budget, but the machine has not the memory (",
-                   shortage, ") and nothing is left to evict; other programs may hold it: lower the "
-                   "budget to about ", in_mib(pool.committed), ", or stop them");
+                   in_mib(asked),
+                   " asked and within the budget, but the machine has not the memory (", shortage,
+                   ") and nothing is left to evict; other programs may hold it: lower the "
+                   "budget to about ",
+                   in_mib(pool.committed), ", or stop them");
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),

@@ -45,7 +45,7 @@ struct SessionOptions {
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
-  std::int64_t verified;  // Recipes that verify mode replayed.
+  std::int64_t verified;     // Recipes that verify mode replayed.
   std::int64_t time_stamps;  // Made on the device to learn what operators cost.
   Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
 };
@@ -79,8 +79,8 @@ class Session final : public Executor {
   void step();  // An optimizer step is over.
   static void set_in_optimizer(bool inside);
   static void record_this_thread(bool on);  // Whether its operators are the active scope's.
-  void fail_allocation(std::int64_t k);  // Test instrument: the k-th from now fails, once.
-  void abandon_in_child();               // After fork: the parent's scope is not the child's.
+  void fail_allocation(std::int64_t k);     // Test instrument: the k-th from now fails, once.
+  void abandon_in_child();                  // After fork: the parent's scope is not the child's.
 
   SessionStats stats() const;
   void reset_peak() { pool_->reset_peak(); }
@@ -152,7 +152,7 @@ class Session final : public Executor {
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0, window_start_ = 0;
-  std::vector<Stream> streams_;  // That have run operators, once there are several.
+  std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   bool lingering_ = false;  // Left, but some tensors could not be made ordinary.
   bool leaving_ = false;

@@ -87,9 +87,9 @@ struct World {
   bool initialized = false;
   bool manual = false;
   bool capturing = false;
-  double milliseconds = 0;       // The device's clock: it stands still but for events.
-  double event_takes = 0.25;     // Milliseconds that pass before an event is complete.
-  bool aside = false;  // Calls are the test's own: not counted, and none fails.
+  double milliseconds = 0;    // The device's clock: it stands still but for events.
+  double event_takes = 0.25;  // Milliseconds that pass before an event is complete.
+  bool aside = false;         // Calls are the test's own: not counted, and none fails.
   std::size_t capacity[kDevices] = {std::size_t{1} << 32, std::size_t{1} << 32};
   std::size_t used[kDevices] = {};
   std::size_t others[kDevices] = {};  // What other processes hold.
@@ -651,8 +651,7 @@ FAKE Result cuEventElapsedTime(float* milliseconds, Event first, Event last) {
 
 FAKE Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t size, StreamHandle stream) {
   ENTER(cuMemcpyDtoDAsync_v2);
-  return submit(stream,
-                {.kind = Operation::kCopy, .address = to, .size = size, .from = from});
+  return submit(stream, {.kind = Operation::kCopy, .address = to, .size = size, .from = from});
 }
 
 FAKE Result cuMemsetD8Async(Pointer address, unsigned char value, std::size_t size,

@@ -1,5 +1,5 @@
-// Python's view of the CUDA allocator: the object that change_current_allocator wants, and beside it
-// what torch has no name for (the session, requests by device and stream).
+// Python's view of the CUDA allocator: the object that change_current_allocator wants, and beside
+// it what torch has no name for (the session, requests by device and stream).
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -101,8 +101,8 @@ void bind_torch_cuda(py::module_& m) {
              for (std::uintptr_t address : expected) {
                pointers.insert(reinterpret_cast<void*>(address));
              }
-             return (*self).checkPoolLiveAllocations(static_cast<c10::DeviceIndex>(device),
-                                                     {id, 0}, pointers);
+             return (*self).checkPoolLiveAllocations(static_cast<c10::DeviceIndex>(device), {id, 0},
+                                                     pointers);
            })
       .def("checkpoint", [](PyCudaAllocator& self) { (*self).getCheckpointState(0, {1, 0}); })
       .def("share", [](PyCudaAllocator& self) { (*self).shareIpcHandle(nullptr); })
@@ -118,9 +118,8 @@ void bind_torch_cuda(py::module_& m) {
         (*self).cacheInfo(static_cast<c10::DeviceIndex>(device), &largest);
         return largest;
       });
-  m.def("cuda_allocator_in_use", [] {
-    return c10::cuda::CUDACachingAllocator::allocator.load()->initialized();
-  });
+  m.def("cuda_allocator_in_use",
+        [] { return c10::cuda::CUDACachingAllocator::allocator.load()->initialized(); });
   m.def("current_cuda_allocator",
         [] { return c10::cuda::CUDACachingAllocator::allocator.load()->name(); });
 }

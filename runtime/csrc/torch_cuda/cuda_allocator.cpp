@@ -232,8 +232,8 @@ std::shared_ptr<void> CudaAllocator::getIpcDevPtr(std::string) {
 }
 
 void CudaAllocator::recordHistory(bool enabled, c10::cuda::CUDACachingAllocator::CreateContextFn,
-                                  std::size_t, c10::cuda::CUDACachingAllocator::RecordContext,
-                                  bool, const std::vector<std::string>&) {
+                                  std::size_t, c10::cuda::CUDACachingAllocator::RecordContext, bool,
+                                  const std::vector<std::string>&) {
   TORCH_CHECK(!enabled, "dtr_alloc keeps no history of allocations: take "
                         "torch.cuda.memory._snapshot() without _record_memory_history(), which "
                         "shows what is in memory now");

@@ -85,8 +85,7 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   // Torch 2.12 and later ask for it.
   void attachOomRejectionObserver(
       std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)>) {}
-  void attachAllocatorTraceTracker(
-      c10::cuda::CUDACachingAllocator::AllocatorTraceTracker) override;
+  void attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::AllocatorTraceTracker) override;
   void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override;
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device,
                           std::size_t bytes, cudaStream_t stream, bool p2p_enabled) override;
