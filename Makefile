@@ -48,7 +48,8 @@ check-cuda-%:
 GPU_PYTHON ?= python3
 gpu:
 	$(GPU_PYTHON) setup.py -q build_ext --inplace
-	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) perf/gpu/run.py
+	mkdir -p build/gpu && ln -sfn ../../dtr_alloc build/gpu/dtr_alloc # The root itself would offer `kernels`.
+	PYTHONPATH=$(CURDIR)/build/gpu PYTHONSAFEPATH=1 $(GPU_PYTHON) perf/gpu/run.py $(ARGS)
 
 lint: $(READY)
 	.venv/bin/ruff check

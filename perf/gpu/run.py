@@ -83,7 +83,8 @@ def part(report: Report, script: str, *arguments: object, limit: float = 90) -> 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [sys.executable, str(HERE / script), *map(str, arguments), "--out", str(out)]
-        env = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}")
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        env = dict(os.environ, PYTHONPATH=path)
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=limit, env=env, check=False
