@@ -6,10 +6,14 @@ TORCH := torch==2.13.0
 
 PYTHON := .venv/bin/python
 READY := .venv/ready
-SOURCES := $(wildcard dtr_alloc/csrc/*.h dtr_alloc/csrc/*.cpp runtime/csrc/*.h runtime/csrc/*.cpp)
+SOURCES := $(wildcard dtr_alloc/csrc/*.h dtr_alloc/csrc/*.cpp runtime/csrc/*.h runtime/csrc/*.cpp \
+  runtime/csrc/torch_cuda/*.h runtime/csrc/torch_cuda/*.cpp)
 ARGS :=
 
-.PHONY: demo test test-all perf lint format clean
+# CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
+CUDA_TORCHES := 2.11.0 2.15.0
+
+.PHONY: demo test test-all perf lint format clean check-cuda gpu
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -27,6 +31,27 @@ perf: $(READY)
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 
+# Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
+# allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
+CUDA_PYTHON ?= $(shell python3.12 -c "print(\"python3.12\")" 2>/dev/null || echo python3)
+check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
+
+# The sources are copied, so that another torch's build does not take the place of .venv's.
+check-cuda-%:
+	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
+	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib pytest
+	rm -rf .venv-cuda/$*/source/tests && mkdir -p .venv-cuda/$*/source
+	git ls-files -z | tar -c --null -T - | tar -x -C .venv-cuda/$*/source
+	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .
+	cd .venv-cuda/$*/source && ../bin/pytest -q -m "not slow" $(ARGS)
+
+# On a machine with a GPU: one command, no network, the system's python with its torch. Minutes.
+GPU_PYTHON ?= python3
+gpu:
+	$(GPU_PYTHON) setup.py -q build_ext --inplace
+	mkdir -p build/gpu && ln -sfn ../../dtr_alloc build/gpu/dtr_alloc # The root itself would offer `kernels`.
+	PYTHONPATH=$(CURDIR)/build/gpu PYTHONSAFEPATH=1 $(GPU_PYTHON) perf/gpu/run.py $(ARGS)
+
 lint: $(READY)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
@@ -39,7 +64,7 @@ format: $(READY)
 	find dtr_alloc runtime tests \( -name '*.h' -o -name '*.cpp' \) -print0 | xargs -0r .venv/bin/clang-format -i
 
 clean:
-	rm -rf .venv build *.egg-info dtr_alloc/*.so
+	rm -rf .venv .venv-cuda build *.egg-info dtr_alloc/*.so
 
 # A changed C++ file is compiled alone; a changed requirement, or the first time, installs anew.
 $(READY): pyproject.toml setup.py Makefile $(SOURCES)

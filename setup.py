@@ -1,33 +1,66 @@
 """Builds `dtr_alloc._core`, the one compiled module, against the torch that is installed.
 
 PyTorch's C++ ABI holds for one release only, so the build writes the torch it saw into the
-package's requirements (and into `_core.torch_version`, which the import compares). Metadata lives
-in pyproject.toml.
+package's requirements (and into `_core.torch_version`, which the import compares). Where that torch
+has CUDA, and the headers of CUDA's runtime are found, the allocator for
+torch.cuda.memory.change_current_allocator is compiled in (runtime/csrc/torch_cuda); no GPU and no
+nvcc is needed for it. Metadata lives in pyproject.toml.
 """
 
+import os
+import sysconfig
 from pathlib import Path
 
 import torch
 from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
 SOURCES = ["dtr_alloc/csrc", "runtime/csrc"]
+CUDA_SOURCES = ["runtime/csrc/torch_cuda"]
 
 
-def listed(pattern: str) -> list[str]:
-    return sorted(str(f.relative_to(ROOT)) for d in SOURCES for f in (ROOT / d).glob(pattern))
+def listed(folders: list[str], pattern: str) -> list[str]:
+    return sorted(str(f.relative_to(ROOT)) for d in folders for f in (ROOT / d).glob(pattern))
 
+
+def cuda_headers() -> str | None:
+    """The folder that holds cuda_runtime_api.h and all that it includes, or None."""
+    packages = Path(sysconfig.get_path("purelib"))
+    homes = (CUDA_HOME, os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    folders = [Path(home) / "include" for home in homes if home]
+    folders += sorted(packages.glob("nvidia/cu*/include"), reverse=True)
+    folders += [
+        packages / "nvidia/cuda_runtime/include",
+        packages / "triton/backends/nvidia/include",
+    ]
+    for folder in folders:
+        if (folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists():
+            return str(folder)
+    return None
+
+
+headers = cuda_headers() if torch.version.cuda else None
+if torch.version.cuda and headers is None:
+    print(
+        f"torch {torch.__version__} has CUDA, but cuda_runtime_api.h was not found: "
+        "building without dtr_alloc.allocator(); set CUDA_HOME to a toolkit for it"
+    )
+with_cuda = headers is not None
+folders = SOURCES + (CUDA_SOURCES if with_cuda else [])
+flags = ["-std=c++20", "-O2", "-g0", "-Wall", "-fvisibility=hidden"]
 
 setup(
     install_requires=[f"torch=={torch.__version__.split('+')[0]}", "numpy", "click", "rich"],
     ext_modules=[
         CppExtension(
             "dtr_alloc._core",
-            listed("*.cpp"),
-            depends=listed("*.h"),
-            include_dirs=[str(ROOT)],
-            extra_compile_args=["-std=c++20", "-O2", "-g0", "-Wall", "-fvisibility=hidden"],
+            listed(folders, "*.cpp"),
+            depends=listed(folders, "*.h"),
+            include_dirs=[str(ROOT), *([headers] if headers else [])],
+            define_macros=[("DTR_TORCH_CUDA", None)] if with_cuda else [],
+            libraries=["c10_cuda", "torch_cuda"] if with_cuda else [],
+            extra_compile_args=flags,
         )
     ],
     cmdclass={"build_ext": BuildExtension},

@@ -1,7 +1,8 @@
 """A memory budget that holds, for any program on stock PyTorch.
 
-Inside ``with dtr_alloc.rematerialize("2GiB", device="cpu"):`` tensors come from a pool that never
-passes the budget: the ones cheapest to recompute are evicted, and recomputed when next touched.
+After ``torch.cuda.memory.change_current_allocator(dtr_alloc.allocator("8GiB"))``, or inside
+``with dtr_alloc.rematerialize("2GiB", device="cpu"):``, tensors come from a pool that never passes
+the budget: the ones cheapest to recompute are evicted, and recomputed when next touched.
 Results are bit for bit those of plain torch.
 """
 
@@ -21,6 +22,8 @@ if _core.torch_version != torch.__version__.split("+")[0]:
         "installed; build it again in this environment: pip install --no-build-isolation -e ."
     )
 
+from dtr_alloc.cuda import Allocator, allocator
+from dtr_alloc.cupy import cupy_allocator, rmm_resource
 from dtr_alloc.pool import Pool
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.record_trace import Recording, record_trace
@@ -41,6 +44,7 @@ from dtr_alloc.runtime.trace import Trace, TraceError
 __version__ = "0.1.0"
 
 __all__ = [
+    "Allocator",
     "Heuristic",
     "Pool",
     "Recording",
@@ -50,6 +54,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "allocator",
+    "cupy_allocator",
     "evict",
     "is_evicted",
     "materialize",
@@ -57,18 +62,7 @@ __all__ = [
     "pin",
     "record_trace",
     "rematerialize",
+    "rmm_resource",
     "simulate",
     "sweep",
 ]
-
-
-def allocator(budget: int | str) -> None:
-    """The allocator for ``torch.cuda.memory.change_current_allocator``. Not built yet.
-
-    Raises:
-        RuntimeError: always, for now; the text says what to use on CPU.
-    """
-    raise RuntimeError(
-        "dtr_alloc.allocator() serves CUDA devices, and this build has no CUDA arena; on CPU use "
-        f'`with dtr_alloc.rematerialize({budget!r}, device="cpu"):`'
-    )

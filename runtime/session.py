@@ -150,15 +150,50 @@ def _show_budget(budget: int | None) -> str:
     return "none" if budget is None else format_size(budget)
 
 
-_open: _core.Session | None = None
+class _Served:
+    """The session of the CUDA allocator, which begins with the first request for memory."""
+
+    def __init__(self, allocator: _core.CudaAllocator) -> None:
+        self._allocator = allocator
+
+    def evict(self, tensor: torch.Tensor) -> bool:
+        session = self._allocator.session()
+        return session is not None and session.evict(tensor)
+
+    def materialize(self, tensor: torch.Tensor) -> None:
+        if session := self._allocator.session():
+            session.materialize(tensor)
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        if session := self._allocator.session():
+            session.pin(tensor)
+
+    def is_evicted(self, tensor: torch.Tensor) -> bool:
+        session = self._allocator.session()
+        return session is not None and session.is_evicted(tensor)
+
+    def commit(self) -> None:
+        if session := self._allocator.session():
+            session.commit()
+
+    def step(self) -> None:
+        if session := self._allocator.session():
+            session.step()
+
+    def abandon_in_child(self) -> None:
+        if session := self._allocator.session():
+            session.abandon_in_child()
+
+
+_open: _core.Session | _Served | None = None
 
 
 def open_session() -> _core.Session | None:
-    """The scope that is open in this process, if there is one."""
-    return _open
+    """The scope that is open in this process, if there is one; a CUDA allocator's is none."""
+    return _open if isinstance(_open, _core.Session) else None
 
 
-_lingering: list[_core.Session] = []  # Tensors of theirs are still evicted.
+_lingering: list[_core.Session | _Served] = []  # Tensors of theirs are still evicted.
 
 
 @contextmanager
@@ -215,7 +250,7 @@ def rematerialize(
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     if thrash_limit < 0:
         raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
-    options: dict[str, Any] = {"evict_always": False, "verify": False}
+    options: dict[str, Any] = {"evict_always": False, "verify": False, "on_cuda": False}
     options.update(_instruments or {})
     core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
@@ -258,6 +293,7 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         evict_always=False,
         verify=False,
         thrash_limit=0.0,
+        on_cuda=False,
     )
     with _scope(core, device):
         yield Session(core, None)
@@ -266,8 +302,16 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
 @contextmanager
 def _scope(core: _core.Session, device: str) -> Iterator[None]:
     if torch.device(device).type != "cpu":
-        raise ValueError(f'device {device!r} is not served yet; only "cpu" is')
+        raise ValueError(
+            f'device {device!r} has no scope; only "cpu" has. On CUDA, directly after the imports: '
+            "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(budget))"
+        )
     global _open
+    if isinstance(_open, _Served):
+        raise RuntimeError(
+            "dtr_alloc.allocator() serves this process already, and there is one session in a "
+            "process: CPU tensors cannot have a scope beside it"
+        )
     core.enter()
     _open = core
     hooks = (
@@ -299,7 +343,27 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         )
 
 
-def _optimizer_stepped(core: _core.Session) -> None:
+def serve(allocator: _core.CudaAllocator) -> None:
+    """Puts the operators of this thread under the CUDA allocator's session, for good.
+
+    Raises:
+        RuntimeError: A scope is open.
+    """
+    global _open
+    if _open is not None:
+        raise RuntimeError(
+            "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is one "
+            "of them in a process: call dtr_alloc.allocator() once, outside of scopes"
+        )
+    served = _Served(allocator)
+    _open = served
+    register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True))
+    register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(served))
+    _watch_raw_access()
+    _core.record_this_thread(True)
+
+
+def _optimizer_stepped(core: _core.Session | _Served) -> None:
     _core.set_in_optimizer(False)
     core.step()
 

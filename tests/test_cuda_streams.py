@@ -603,3 +603,36 @@ def test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else(
     for seed in range(30):
         random_run(cuda, seed)
     assert bool(cuda.faults()) == bool(missing)
+
+
+# Waiting for whole streams, as a replay does.
+
+
+@pytest.mark.parametrize("way", ["gather", "spread", "neither"])
+def test_a_stream_waits_for_all_that_another_was_given(cuda: FakeCuda, way: str) -> None:
+    blocks, a, b, _ = start(cuda)
+    address = blocks.allocate(PAGE, a)
+    blocks.allocate(512, b)
+    if way == "gather":
+        blocks.pool._core.gather_streams(b)
+    if way == "spread":
+        blocks.pool._core.spread_stream(a)
+    cuda.expect(address, PAGE, 1, b)
+    cuda.drain(b)
+    cuda.drain(a)
+    cuda.drain(b)
+    assert (cuda.faults() == []) == (way != "neither")
+    blocks.pool.check()
+    cuda.finish()
+
+
+def test_a_wait_for_a_stream_covers_what_it_frees_later(cuda: FakeCuda) -> None:
+    blocks, a, b, _ = start(cuda, pages=1)
+    first = blocks.allocate(PAGE, a)
+    blocks.free(first)
+    second = blocks.allocate(PAGE, b)
+    blocks.free(second)
+    blocks.pool._core.gather_streams(a)  # All that b was given, so the block as well.
+    assert blocks.allocate(PAGE, a) == first
+    in_order(cuda, b, a)
+    assert cuda.faults() == []

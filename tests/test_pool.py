@@ -440,6 +440,40 @@ def test_a_forked_child_can_use_the_pool_whatever_other_threads_did() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "50"), done.stderr
 
 
+# A limit below the budget
+
+
+def test_a_limit_below_the_budget_bounds_what_is_asked_from_then_on() -> None:
+    pool = Pool("64KiB", "virtual")
+    held = pool.allocate(48 << 10)
+    pool._core.set_limit(32 << 10)
+    assert pool.stats().budget == 32 << 10
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.allocate(512)
+    pool.free(held)
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.allocate((32 << 10) + 1)
+    pool.free(pool.allocate(32 << 10))
+    pool._core.set_limit(64 << 10)
+    pool.allocate(64 << 10)
+    pool.check()
+
+
+def test_a_limit_gives_pages_back_that_it_does_not_allow() -> None:
+    pool = Pool("64KiB", "virtual")
+    pool.free(pool.allocate(64 << 10))
+    assert pool.stats().committed == 64 << 10
+    pool._core.set_limit(16 << 10)
+    assert pool.stats().committed == 16 << 10
+    pool.check()
+
+
+@pytest.mark.parametrize("limit", [-1, (64 << 10) + 1])
+def test_a_limit_is_between_nothing_and_the_budget(limit: int) -> None:
+    with pytest.raises(ValueError, match="must be between 0 and its budget"):
+        Pool("64KiB", "virtual")._core.set_limit(limit)
+
+
 # Against the model
 
 

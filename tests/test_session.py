@@ -507,11 +507,6 @@ def test_nested_and_reentered_scopes_are_refused_and_the_outer_one_goes_on() -> 
         pass
 
 
-def test_the_cuda_allocator_says_what_to_use_on_cpu() -> None:
-    with pytest.raises(RuntimeError, match=r"rematerialize\('8GiB', device=\"cpu\"\)"):
-        dtr_alloc.allocator("8GiB")
-
-
 def test_the_summary_names_time_and_memory() -> None:
     with dtr_alloc.rematerialize("1MiB") as session:
         chain(64)

@@ -111,7 +111,10 @@ void bind_pool(py::module_& m) {
       .def_readonly("failures", &PoolStats::failures)
       .def_readonly("remaps", &PoolStats::remaps)
       .def_readonly("quarantined", &PoolStats::quarantined)
-      .def_readonly("stream_waits", &PoolStats::stream_waits);
+      .def_readonly("stream_waits", &PoolStats::stream_waits)
+      .def_readonly("allocated", &PoolStats::allocated)
+      .def_readonly("peak_committed", &PoolStats::peak_committed)
+      .def_readonly("peak_blocks", &PoolStats::peak_blocks);
 
   py::class_<PyPool>(m, "Pool")
       .def(py::init<Bytes, const std::string&, Bytes, int>(), py::arg("budget"), py::arg("arena"),
@@ -123,6 +126,15 @@ void bind_pool(py::module_& m) {
       .def(
           "retire_stream", [](PyPool& self, Stream stream) { self.pool().retire_stream(stream); },
           py::arg("stream"), Unlocked())
+      .def(
+          "gather_streams", [](PyPool& self, Stream stream) { self.pool().gather_streams(stream); },
+          py::arg("stream"), Unlocked())
+      .def(
+          "spread_stream", [](PyPool& self, Stream stream) { self.pool().spread_stream(stream); },
+          py::arg("stream"), Unlocked())
+      .def(
+          "set_limit", [](PyPool& self, Bytes limit) { self.pool().set_limit(limit); },
+          py::arg("limit"), Unlocked())
       .def(
           "begin_quarantine", [](PyPool& self) { self.pool().begin_quarantine(); }, Unlocked())
       .def(

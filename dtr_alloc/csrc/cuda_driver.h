@@ -5,7 +5,8 @@
 // made. What cannot be wrong in a build can be wrong here: tests/fake_cuda/declarations.cpp holds
 // every size, value and prototype against <cuda.h> where there is one. Two traps it guards:
 // <cuda.h> renames by macro, so the symbol of cuEventDestroy is cuEventDestroy_v2 (an older
-// function keeps the plain name); and with per-thread default streams it names other symbols again,
+// function keeps the plain name; of cuEventElapsedTime we want that one, since drivers before CUDA
+// 12.8 have no other); and with per-thread default streams it names other symbols again,
 // so that here stream 0 is always the legacy default stream.
 
 #pragma once
@@ -43,6 +44,7 @@ constexpr int kAccessReadWrite = 3;             // CU_MEM_ACCESS_FLAGS_PROT_READ
 constexpr int kGranularityMinimum = 0;          // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 constexpr int kCaptureRelaxed = 2;              // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr int kVirtualMemoryManagement = 102;   // CU_DEVICE_ATTRIBUTE_..._SUPPORTED
+constexpr unsigned kEventDefault = 0;           // CU_EVENT_DEFAULT
 constexpr unsigned kEventDisableTiming = 2;     // CU_EVENT_DISABLE_TIMING
 constexpr std::uintptr_t kStreamLegacy = 1;     // CU_STREAM_LEGACY
 constexpr std::uintptr_t kStreamPerThread = 2;  // CU_STREAM_PER_THREAD
@@ -94,7 +96,10 @@ struct AccessDesc {  // CUmemAccessDesc
   CALL(cuEventRecord, Event, StreamHandle)                                                   \
   CALL(cuEventQuery, Event)                                                                  \
   CALL(cuEventSynchronize, Event)                                                            \
-  CALL(cuStreamWaitEvent, StreamHandle, Event, unsigned)
+  CALL(cuStreamWaitEvent, StreamHandle, Event, unsigned)                                     \
+  CALL(cuEventElapsedTime, float*, Event, Event)                                             \
+  CALL(cuMemcpyDtoDAsync_v2, Pointer, Pointer, std::size_t, StreamHandle)                    \
+  CALL(cuDeviceTotalMem_v2, std::size_t*, Device)
 
 // A call that the driver turned down: its name, and the driver's name for the error.
 class Error : public std::runtime_error {

@@ -30,7 +30,8 @@ int page_shift(Bytes page) {
 Pages::Pages(Arena& arena, Bytes budget)
     : arena_(arena),
       shift_(page_shift(arena.page())),
-      limit_(touched(0, budget).end),
+      most_(touched(0, budget).end),
+      limit_(most_),
       bits_(((arena.capacity() >> shift_) + 63) / 64) {}
 
 std::int64_t Pages::next(bool committed, Run run) const {
@@ -145,10 +146,20 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most) {
   return moved;
 }
 
+std::vector<std::pair<Bytes, Bytes>> Pages::runs() const {
+  std::vector<std::pair<Bytes, Bytes>> runs;
+  for (std::int64_t page = next(true, {0, top_}); page < top_;) {
+    const std::int64_t end = next(false, {page, top_});
+    runs.emplace_back(bytes(page), bytes(end));
+    page = next(true, {end, top_});
+  }
+  return runs;
+}
+
 void Pages::check() const {
   if (committed({0, top_}) != committed_)
     throw std::logic_error("committed pages must be the bits that are set");
-  if (committed_ > limit_) throw std::logic_error("committed pages must not pass the limit");
+  if (committed_ > most_) throw std::logic_error("committed pages must not pass the limit");
 }
 
 }  // namespace dtr

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "dtr_alloc/csrc/arena.h"
 #include "dtr_alloc/csrc/lazy_array.h"
@@ -53,10 +55,12 @@ class Pages {
   std::int64_t release(Run run, std::int64_t most);
 
   std::int64_t limit() const { return limit_; }
+  void set_limit(Bytes bytes) { limit_ = touched(0, bytes).end; }
   std::int64_t committed() const { return committed_; }
   Bytes committed_bytes() const { return committed_ << shift_; }
   Bytes bytes(std::int64_t pages) const { return pages << shift_; }
-  void check() const;  // Throws std::logic_error with a sentence.
+  std::vector<std::pair<Bytes, Bytes>> runs() const;  // Of committed pages, as offsets.
+  void check() const;                                 // Throws std::logic_error with a sentence.
 
  private:
   // The first page of the run that is (not) committed, or its end.
@@ -73,7 +77,8 @@ class Pages {
 
   Arena& arena_;
   const int shift_;
-  const std::int64_t limit_;
+  const std::int64_t most_;  // That the limit can be.
+  std::int64_t limit_;
   std::int64_t committed_ = 0;
   std::int64_t top_ = 0;  // No page from here on was ever committed.
   const LazyArray<std::uint64_t> bits_;

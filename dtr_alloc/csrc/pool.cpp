@@ -60,6 +60,7 @@ void insist(bool holds, const char* sentence) {
 Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
     : arena_(std::move(arena)),
       budget_(budget),
+      limit_(budget),
       blocks_(std::make_unique<Blocks>(arena_->capacity())),
       holes_(std::make_unique<Holes>()),
       pages_(std::make_unique<Pages>(*arena_, budget)) {
@@ -139,7 +140,7 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
   const std::lock_guard lock(mutex_);
   const Bytes rounded = size > budget_ ? size : round_to_granule(std::max(size, Bytes{1}));
-  if (rounded > budget_ - live_) {
+  if (rounded > limit_ - live_) {
     failures_++;
     return nullptr;
   }
@@ -147,7 +148,7 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
   std::int32_t user = 0;
   Node* hole = nullptr;
   if (order_ != nullptr) [[unlikely]]
-    hole = ready_hole(rounded, user = order_->index(stream));
+    hole = ready_hole(rounded, user = meet(stream));
   if (hole == nullptr) {
     hole = holes_->best_fit(rounded, [&](const Node* candidate) {
       return pages_->fits(pages_->touched(candidate->offset, candidate->offset + rounded));
@@ -182,7 +183,9 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
   blocks_->publish(block);
   live_ += rounded;
   peak_ = std::max(peak_, live_);
+  allocated_ += rounded;
   allocations_++;
+  peak_blocks_ = std::max(peak_blocks_, allocations_ - frees_);
   return block;
 }
 
@@ -210,6 +213,7 @@ void Pool::back(const Block* block, bool remap) {
   if (remap) take(missing() - (pages_->limit() - pages_->committed()));
   try {
     pages_->commit(run);
+    peak_committed_ = std::max(peak_committed_, pages_->committed_bytes());
   } catch (const std::bad_alloc&) {
     const std::int64_t needed = missing();
     if (needed > releasable() || take(needed) < needed) throw;
@@ -319,7 +323,31 @@ void Pool::record_stream(Block* block, Stream stream) {
   if (order_ == nullptr) return;
   const std::lock_guard lock(mutex_);
   insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
-  order_->used(block->fence, order_->index(stream));
+  order_->used(block->fence, meet(stream));
+}
+
+std::int32_t Pool::meet(Stream stream) {
+  const std::int32_t index = order_->index(stream);
+  if (order_->streams() > 1) many_streams_ = true;
+  return index;
+}
+
+void Pool::meet_stream(Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  meet(stream);
+}
+
+void Pool::gather_streams(Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  order_->gather(meet(stream));
+}
+
+void Pool::spread_stream(Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  order_->spread(meet(stream));
 }
 
 void Pool::retire_stream(Stream stream) {
@@ -403,14 +431,29 @@ Bytes Pool::trim() {
 void Pool::reset_peak() {
   const std::lock_guard lock(mutex_);
   peak_ = live_;
+  peak_committed_ = pages_->committed_bytes();
+  peak_blocks_ = allocations_ - frees_;
+}
+
+void Pool::set_limit(Bytes limit) {
+  if (limit < 0 || limit > budget_) {
+    throw std::invalid_argument("the limit of a pool must be between 0 and its budget");
+  }
+  const std::lock_guard lock(mutex_);
+  pages_->set_limit(limit);
+  limit_ = limit;
+  const std::int64_t surplus = pages_->committed() - pages_->limit();
+  if (surplus <= 0) return;
+  from_holes(surplus,
+             [&](Pages::Run hole, std::int64_t most) { return pages_->release(hole, most); });
 }
 
 PoolStats Pool::stats() const {
   const std::lock_guard lock(mutex_);
-  const Bytes free = budget_ - live_;
+  const Bytes free = std::max<Bytes>(limit_ - live_, 0);
   const Bytes largest = std::min(holes_->largest(), free);
   return {
-      .budget = budget_,
+      .budget = limit_,
       .live = live_,
       .peak = peak_,
       .committed = pages_->committed_bytes(),
@@ -423,10 +466,13 @@ PoolStats Pool::stats() const {
       .remaps = remaps_,
       .quarantined = quarantined_,
       .stream_waits = order_ != nullptr ? order_->waits() : 0,
+      .allocated = allocated_,
+      .peak_committed = peak_committed_,
+      .peak_blocks = peak_blocks_,
   };
 }
 
-Bytes Pool::budget() const { return budget_; }
+Bytes Pool::budget() const { return limit_; }
 
 Bytes Pool::live() const {
   const std::lock_guard lock(mutex_);
@@ -438,6 +484,11 @@ const Arena& Pool::arena() const { return *arena_; }
 void Pool::walk(const std::function<void(const Block&)>& visit) const {
   const std::lock_guard lock(mutex_);
   for (const Block* block = first_; block != nullptr; block = block->next) visit(*block);
+}
+
+std::vector<std::pair<Bytes, Bytes>> Pool::committed_runs() const {
+  const std::lock_guard lock(mutex_);
+  return pages_->runs();
 }
 
 std::vector<Block> Pool::snapshot() const {

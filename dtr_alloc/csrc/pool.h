@@ -23,6 +23,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -62,6 +63,9 @@ struct PoolStats {
   std::int64_t remaps;        // Allocations that took pages away from holes.
   Bytes quarantined;          // Freed bytes that are still live until the quarantine ends.
   std::int64_t stream_waits;  // Times that a stream was made to wait for another one's block.
+  Bytes allocated;            // Bytes of all blocks ever allocated.
+  Bytes peak_committed;       // Since the pool was made or reset_peak, like the next one.
+  std::int64_t peak_blocks;
 };
 
 struct Node;
@@ -93,6 +97,12 @@ class Pool {
 
   // Another stream uses the block as well: once freed, it waits for that one's work up to then.
   void record_stream(Block* block, Stream stream);
+  void meet_stream(Stream stream);  // It is about to use blocks.
+  // Whether the pool has met more than one stream. Lock-free.
+  bool many_streams() const { return many_streams_.load(std::memory_order_relaxed); }
+  // Makes a stream wait for all work the others were given so far, or the others for its own.
+  void gather_streams(Stream stream);
+  void spread_stream(Stream stream);
   // Call it before a stream is destroyed: its name may become another stream's.
   void retire_stream(Stream stream);
 
@@ -102,12 +112,18 @@ class Pool {
   void begin_quarantine();
   void end_quarantine();
 
+  // Bounds live bytes and pages below the budget from now on; what is live already stays. Throws
+  // std::invalid_argument unless 0 <= limit <= the budget given to create().
+  void set_limit(Bytes limit);
+
   Bytes trim();  // Gives the pages of holes back; returns the bytes given back.
   void reset_peak();
   PoolStats stats() const;
-  Bytes budget() const;
+  Bytes budget() const;  // Or the limit set below it.
   Bytes live() const;
   const Arena& arena() const;
+  // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
+  std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
   // Calls `visit` with every block in address order, under the lock: it must not call the pool.
   void walk(const std::function<void(const Block&)>& visit) const;
@@ -132,6 +148,7 @@ class Pool {
   void announce(Pool* pool) const;  // Writes `pool` into the slots of this arena's addresses.
 
   // These run under the lock. What only devices need is kept out of the way of the rest.
+  std::int32_t meet(Stream stream);
   Block* carve(Node* hole, Bytes size);
   void give_back(Node* block);
   void unlink(Node* block);
@@ -148,6 +165,7 @@ class Pool {
 
   const std::unique_ptr<Arena> arena_;
   const Bytes budget_;
+  std::atomic<Bytes> limit_;  // Up to the budget.
   const std::unique_ptr<Blocks> blocks_;
   const std::unique_ptr<Holes> holes_;
   const std::unique_ptr<Pages> pages_;
@@ -158,11 +176,15 @@ class Pool {
   Block* first_;  // The block at offset 0.
   Bytes live_ = 0;
   Bytes peak_ = 0;
+  Bytes allocated_ = 0;
+  Bytes peak_committed_ = 0;
+  std::int64_t peak_blocks_ = 0;
   std::int64_t allocations_ = 0;
   std::int64_t frees_ = 0;
   std::int64_t failures_ = 0;
   std::int64_t remaps_ = 0;
   bool retired_ = false;
+  std::atomic<bool> many_streams_ = false;
   int quarantine_ = 0;  // Depth.
   Bytes quarantined_ = 0;
   std::vector<Node*> held_;  // Freed in the quarantine, in order.

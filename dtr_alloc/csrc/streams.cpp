@@ -158,6 +158,26 @@ Fence StreamOrder::settle(Fence fence) {
   return 0;
 }
 
+// Makes `then` wait for all that `first` was given so far.
+void StreamOrder::order(State& first, State& then) {
+  record(first);
+  events_->wait(then.name, first.outstanding.back());
+  then.waited.resize(streams_.size());
+  then.waited[&first - streams_.data()] = first.recorded();
+}
+
+void StreamOrder::gather(std::int32_t stream) {
+  for (const auto& [name, other] : index_) {
+    if (other != stream) order(streams_[other], streams_[stream]);
+  }
+}
+
+void StreamOrder::spread(std::int32_t stream) {
+  for (const auto& [name, other] : index_) {
+    if (other != stream) order(streams_[stream], streams_[other]);
+  }
+}
+
 void StreamOrder::retire(Stream stream) {
   const auto at = index_.find(events_->canonical(stream));
   if (at == index_.end()) return;

@@ -77,6 +77,13 @@ class StreamOrder {
   void wait(Fence fence, std::int32_t stream);  // Makes the stream wait for the block.
   Fence settle(Fence fence);  // The host waits for the block: nothing uses it any more. Returns 0.
 
+  // The host gives a stream work that touches what others made and will touch what it makes: it
+  // waits for all they were given, or they for all it was given. For rare events only: one call per
+  // stream.
+  void gather(std::int32_t stream);
+  void spread(std::int32_t stream);
+  std::size_t streams() const { return index_.size(); }  // That are not retired.
+
   // The stream is about to be destroyed: afterwards its name may be another stream's.
   void retire(Stream stream);
 
@@ -102,6 +109,7 @@ class StreamOrder {
   };
 
   void record(State& state);
+  void order(State& first, State& then);
   void complete(State& state, Number number);
   void reach(State& state, Number number);  // Records the event of that number if it is the next.
   bool satisfied(const Use& use, std::int32_t stream) const;

@@ -1,13 +1,17 @@
 #include "runtime/csrc/allocator.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 
+#include "runtime/csrc/device.h"
 #include "runtime/csrc/session.h"
 
 namespace dtr {
 namespace {
+
+thread_local Stream host_stream = 0;
 
 class CpuAllocator final : public at::Allocator {
  public:
@@ -15,8 +19,8 @@ class CpuAllocator final : public at::Allocator {
 
   at::DataPtr allocate(std::size_t bytes) override {
     Session* session = Session::active();
-    if (!session || !in_scope()) return ordinary_.allocate(bytes);
-    void* data = bytes ? session->allocate(bytes) : nullptr;
+    if (!session || !session->serves(c10::kCPU) || !in_scope()) return ordinary_.allocate(bytes);
+    void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
     return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
   }
 
@@ -47,6 +51,17 @@ void pool_deleter(void* data) {
   Pool* pool = Pool::owner_of(data);
   if (Session* session = Session::active()) session->freed(data);
   pool->free(pool->find(data));
+}
+
+void set_host_stream(Stream stream) { host_stream = stream; }
+
+SessionDevice host_device(bool on_cuda) {
+  return {.device = c10::Device(c10::kCPU),
+          .allocator = c10::GetCPUAllocator(),
+          .deleter = &pool_deleter,
+          .stream = [](c10::Device) { return host_stream; },
+          .generator = [](c10::Device) { return at::detail::getDefaultCPUGenerator(); },
+          .work = on_cuda ? make_cuda_work(0) : nullptr};
 }
 
 void install_cpu_allocator() {

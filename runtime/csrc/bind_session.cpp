@@ -28,6 +28,7 @@ void bind_session(py::module_& m) {
       .def_readonly("search_ns", &SessionStats::search_ns)
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
       .def_readonly("verified", &SessionStats::verified)
+      .def_readonly("time_stamps", &SessionStats::time_stamps)
       .def_readonly("live_bytes", &SessionStats::live_bytes)
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
@@ -37,14 +38,23 @@ void bind_session(py::module_& m) {
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
                        bool record, bool logical_clock, bool timeline, bool evict_always,
-                       bool verify, double thrash_limit) {
-             return std::make_unique<Session>(SessionOptions{budget, limited, heuristic, policy,
-                                                             record, logical_clock, timeline,
-                                                             evict_always, verify, thrash_limit});
+                       bool verify, double thrash_limit, bool on_cuda) {
+             return std::make_unique<Session>(SessionOptions{.budget = budget,
+                                                             .limited = limited,
+                                                             .on_cuda = on_cuda,
+                                                             .heuristic = heuristic,
+                                                             .policy = policy,
+                                                             .record = record,
+                                                             .logical_clock = logical_clock,
+                                                             .timeline = timeline,
+                                                             .evict_always = evict_always,
+                                                             .verify = verify,
+                                                             .thrash_limit = thrash_limit},
+                                              host_device(on_cuda));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
            py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
-           py::arg("evict_always"), py::arg("verify"), py::arg("thrash_limit"))
+           py::arg("evict_always"), py::arg("verify"), py::arg("thrash_limit"), py::arg("on_cuda"))
       .def("enter", &Session::enter)
       .def("leave", &Session::leave, Open())
       .def("evict", &Session::evict, Open())
@@ -71,6 +81,8 @@ void bind_session(py::module_& m) {
       .def("reset_peak", &Session::reset_peak)
       .def("timeline", &Session::timeline)
       .def("check", &Session::check);
+  m.def("record_this_thread", &Session::record_this_thread);
+  m.def("set_host_stream", &set_host_stream);
   m.def("set_in_optimizer", &Session::set_in_optimizer);
 }
 

@@ -28,12 +28,14 @@ struct Session::Call {
   c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
+  bool here = false;     // It runs on the session's device.
   bool tracked = false;
   bool recording = false;
   at::Generator generator;  // Its state before the call, if it is random and recorded.
   std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
   std::int64_t kernel_ticks = 0;
+  Costs::Key cost = 0;
 };
 
 }  // namespace dtr

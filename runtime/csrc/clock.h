@@ -35,4 +35,8 @@ inline Nanos to_nanoseconds(std::int64_t ticks) {
   return static_cast<Nanos>(static_cast<double>(ticks) * nanoseconds_per_tick());
 }
 
+inline std::int64_t to_ticks(Nanos nanoseconds) {
+  return static_cast<std::int64_t>(static_cast<double>(nanoseconds) / nanoseconds_per_tick());
+}
+
 }  // namespace dtr

@@ -19,6 +19,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "runtime/csrc/call.h"
@@ -51,8 +52,9 @@ constexpr Bytes kLargestCopy = Bytes{64} << 10;
 constexpr std::uint16_t kLongestWriteChain = 16;
 
 const c10::DispatchKeySet kDense = c10::DispatchKeySet(
-    {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
-     c10::DispatchKey::AutocastCPU, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+    {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
+     c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
+     c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
@@ -64,7 +66,33 @@ bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 
+// The operator and the shapes and types of what it reads: what decides how long it takes.
+Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments) {
+  Costs::Key key = reinterpret_cast<std::uintptr_t>(&info);
+  const auto mix = [&](std::uint64_t number) {
+    key = (key ^ number) * 0x9e3779b97f4a7c15;
+    key ^= key >> 29;
+  };
+  for (const TensorArgument& argument : arguments) {
+    mix(argument.argument << 8 | static_cast<std::uint8_t>(argument.tensor->dtype().itemsize()));
+    for (std::int64_t size : argument.tensor->sizes()) mix(static_cast<std::uint64_t>(size));
+  }
+  return key;
+}
+
+// Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
+// and convolutions come out too cheap, for the first step only.
+Nanos estimate(Bytes bytes) { return 5000 + bytes / 2000; }
+
 }  // namespace
+
+// A dense tensor of the session's device, or a number on the host, which a recipe keeps itself.
+bool Session::ours(const c10::TensorImpl& tensor) const {
+  if (!is_dense(tensor)) return false;
+  if (tensor.device() == device_.device) return true;
+  return tensor.is_cpu() &&
+         tensor.unsafe_storage().unsafeGetStorageImpl()->nbytes() <= kLargestInline;
+}
 
 void Session::set_in_optimizer(bool inside) { in_optimizer = inside; }
 
@@ -91,15 +119,22 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (c10::GradMode::is_enabled()) in_optimizer = false;  // A step that raised ran no post hook.
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
-  call.recording = options_.record && info.recordable && (info.fresh || info.writes) &&
-                   !call.foreign && !differentiating;
+  call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
+                   !call.foreign && !differentiating && captures_ == 0 &&
+                   !info.draws_elsewhere(*stack);
 
-  if (call.recording) call.generator = Recipe::snapshot(info, *stack);
+  if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
 
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
 
   if (recorder_) record_begin(call);
+  Costs::Sample sample;
+  bool timed = costs_ && call.here;
+  if (timed) {
+    call.cost = cost_key(info, call.arguments);
+    if (captures_ == 0) sample = costs_->begin(call.cost, stream());
+  }
   std::int64_t start = ticks();
   std::int64_t search = InOperator::search_ticks;
   try {
@@ -108,9 +143,11 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {
     if (recorder_) recorder_->abandon();
+    if (timed) costs_->abandon(sample);
     after_failure(call, op);
     throw;
   }
+  if (sample.first) costs_->end(sample, stream());
   call.kernel_ticks = ticks() - start - (InOperator::search_ticks - search);
   call.before_ticks = start - begin - call.remat_ticks;
   after(call, op, *stack);
@@ -119,12 +156,18 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
+  if (info.device >= 0 && first[info.device].isDevice()) {
+    call.here = first[info.device].toDevice().type() == device_.device.type();
+  } else {
+    call.here = device_.device.is_cpu();
+  }
   for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
     std::uint8_t argument = static_cast<std::uint8_t>(__builtin_ctzll(bits));
     bool written = info.is(info.writes, argument);
     if (info.training >= 0 && !first[info.training].toBool()) written = false;
     for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
-      if (!is_dense(tensor)) {
+      call.here |= tensor.device() == device_.device;
+      if (!ours(tensor) || (written && tensor.device() != device_.device)) {
         // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
         call.foreign = true;
         if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
@@ -161,6 +204,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       call.remat_ticks = ticks() - begin;
       watch_for_thrash();
     }
+    if (call.tracked && device_.work) follow_streams(call);
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
     Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.generator));
@@ -186,6 +230,24 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       if (argument.value) engine_.unlock(*argument.value);
     }
     throw;
+  }
+}
+
+// The argument's memory may be evicted, and given to another stream, while an operator of this one
+// still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
+// of every stream that uses a block. A stream that comes later than a replay waits for it at its
+// first operator. The lock is held; a program on one stream pays for a comparison.
+void Session::follow_streams(const Call& call) {
+  Stream current = stream();
+  if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
+    streams_.push_back(current);
+    pool_->meet_stream(current);
+    if (pool_->many_streams()) pool_->gather_streams(current);
+  }
+  if (!pool_->many_streams()) return;
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.value || argument.value->constant() || !argument.value->resident()) continue;
+    pool_->record_stream(static_cast<Block*>(argument.value->data), current);
   }
 }
 
@@ -246,14 +308,13 @@ void Session::prepare_writes(Call& call, Lock& lock) {
 // Gives the recipes that read a constant a copy of their own, locked by the caller.
 void Session::privatize(Value& constant, Lock& lock) {
   auto* storage = static_cast<c10::StorageImpl*>(constant.home);
-  at::Allocator* allocator = c10::GetCPUAllocator();
   c10::intrusive_ptr<c10::StorageImpl> copy;
   {
     Unlocked open(lock);
-    at::DataPtr data = allocator->allocate(constant.size);
-    std::memcpy(data.get(), storage->_mutable_data_ptr_no_checks().get(), constant.size);
+    at::DataPtr data = device_.allocator->allocate(constant.size);
+    this->copy(data.get(), storage->_mutable_data_ptr_no_checks().get(), constant.size);
     copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), constant.size,
-                                                 std::move(data), allocator, false);
+                                                 std::move(data), device_.allocator, false);
   }
   constants_.erase(storage);
   graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
@@ -265,7 +326,7 @@ void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) 
   for (std::uint32_t i = 0; i < call.info.returns; ++i) {
     if (!is_defined_tensor(results[i])) continue;
     c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
-    if (!is_dense(tensor)) continue;
+    if (!ours(tensor)) continue;
     c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
     Bytes bytes = static_cast<Bytes>(storage->nbytes());
     if (!worth_evicting(tensor, bytes)) continue;
@@ -283,6 +344,8 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
   Guard guard(*this);
   const c10::IValue* results = stack.data() + stack.size() - call.info.returns;
   ++operators_;
+  if (costs_ && call.here)
+    call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
   kernel_ticks_ += call.kernel_ticks;
   window_kernel_ += call.kernel_ticks;
   if (op) adopt_outputs(call, *op, stack);

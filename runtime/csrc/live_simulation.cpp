@@ -231,11 +231,12 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
 }
 
 Block* LiveSimulation::allocate(Bytes size) {
-  if (Block* block = pool_->allocate(size, Fit::kCommitted)) return block;
+  const auto take = [&](Fit fit) { return pool_->allocate(size, fit); };
+  if (Block* block = take(Fit::kCommitted)) return block;
   PoolStats before = pool_->stats();
   Bytes evicted = counts_.evicted_bytes;
   auto begin = std::chrono::steady_clock::now();
-  Block* block = allocate_evicting(*pool_, engine_, size);
+  Block* block = allocate_evicting(*pool_, engine_, size, take, true);
   auto passed = std::chrono::steady_clock::now() - begin;
   if (!block) throw OutOfBudget();
   ++counts_.misses;

@@ -170,11 +170,16 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
     if (writes_running_statistics(name) && argument.name() == "training") {
       training = static_cast<std::int32_t>(i);
     }
+    // cuDNN keeps the state of its dropout in device memory and advances it there.
+    if (name == "aten::_cudnn_rnn" && argument.name() == "dropout") {
+      dropout = static_cast<std::int32_t>(i);
+    }
     bool running = argument.name() == "running_mean" || argument.name() == "running_var";
     if (running && writes_running_statistics(name)) writes |= bit;
     const c10::Type* plain = &type;
     if (plain->kind() == TypeKind::OptionalType) plain = plain->containedTypes()[0].get();
     if (plain->kind() == TypeKind::GeneratorType) generator = static_cast<std::int32_t>(i);
+    if (plain->kind() == TypeKind::DeviceObjType) device = static_cast<std::int32_t>(i);
   }
   for (const auto& result : schema.returns()) {
     fresh |= result.type()->kind() == TypeKind::TensorType && !result.alias_info();

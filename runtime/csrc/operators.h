@@ -26,7 +26,9 @@ struct OperatorInfo {
   std::uint64_t optional_lists = 0;  // Bit i: ... whose items may be None.
   std::uint64_t writes = 0;          // Bit i: argument i is written.
   std::int32_t generator = -1;       // Index of the Generator argument.
+  std::int32_t device = -1;          // Index of the Device argument.
   std::int32_t training = -1;        // Index of the flag without which nothing is written.
+  std::int32_t dropout = -1;  // Index of a rate above which it draws from a state of its own.
   bool random = false;
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
@@ -34,6 +36,10 @@ struct OperatorInfo {
   bool recordable =
       true;  // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
 
+  // Whether a call on top of `stack` draws numbers from a state that no generator holds.
+  bool draws_elsewhere(const torch::jit::Stack& stack) const {
+    return dropout >= 0 && stack[stack.size() - arguments + dropout].toDouble() > 0;
+  }
   bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
 };
 

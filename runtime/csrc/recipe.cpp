@@ -80,49 +80,53 @@ const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceO
                                    c10::DispatchKeySet(c10::DispatchKey::Python) |
                                    c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
-at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
-
-// Copied field by field: get_state() would make a tensor, which may fail for want of memory.
-void copy_state(at::CPUGeneratorImpl& to, at::CPUGeneratorImpl& from) {
-  to.set_engine(from.engine());
-  to.set_next_float_normal_sample(from.next_float_normal_sample());
-  to.set_next_double_normal_sample(from.next_double_normal_sample());
-}
-
-at::CPUGeneratorImpl& cpu(const at::Generator& generator) {
-  return *generator.get<at::CPUGeneratorImpl>();
+// The CPU's state is copied field by field: get_state() would make a tensor, which may fail for
+// want of memory. Others are a seed and how far they have counted from it.
+void copy_state(const at::Generator& to, const at::Generator& from) {
+  if (to.device().is_cpu()) {
+    auto& target = *to.get<at::CPUGeneratorImpl>();
+    auto& source = *from.get<at::CPUGeneratorImpl>();
+    target.set_engine(source.engine());
+    target.set_next_float_normal_sample(source.next_float_normal_sample());
+    target.set_next_double_normal_sample(source.next_double_normal_sample());
+  } else {
+    at::GeneratorImpl& target = *to.unsafeGetGeneratorImpl();
+    const at::GeneratorImpl& source = *from.unsafeGetGeneratorImpl();
+    target.set_current_seed(source.current_seed());
+    target.set_offset(source.get_offset());
+  }
 }
 
 // For operators that draw from the default generator without taking one: puts a recorded state in
 // its place.
 class DefaultGeneratorState {
  public:
-  explicit DefaultGeneratorState(const at::Generator& state) {
-    if (!state.defined()) return;
-    at::Generator generator = default_generator();
-    saved_ = at::detail::createCPUGenerator();
-    std::lock_guard<std::mutex> guard(generator.mutex());
-    copy_state(cpu(saved_), cpu(generator));
-    copy_state(cpu(generator), cpu(state));
+  DefaultGeneratorState(at::Generator generator, const at::Generator& state)
+      : generator_(std::move(generator)) {
+    if (!generator_.defined()) return;
+    std::lock_guard<std::mutex> guard(generator_.mutex());
+    saved_ = generator_.clone();
+    copy_state(generator_, state);
   }
   ~DefaultGeneratorState() {
     if (!saved_.defined()) return;
-    at::Generator generator = default_generator();
-    std::lock_guard<std::mutex> guard(generator.mutex());
-    copy_state(cpu(generator), cpu(saved_));
+    std::lock_guard<std::mutex> guard(generator_.mutex());
+    copy_state(generator_, saved_);
   }
 
  private:
-  at::Generator saved_;
+  at::Generator generator_, saved_;
 };
 
 }  // namespace
 
-at::Generator Recipe::snapshot(const OperatorInfo& info, const torch::jit::Stack& stack) {
+at::Generator Recipe::snapshot(const OperatorInfo& info, const torch::jit::Stack& stack,
+                               const SessionDevice& device) {
   if (!info.random) return {};
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   bool given = info.generator >= 0 && first[info.generator].isGenerator();
-  at::Generator generator = given ? first[info.generator].toGenerator() : default_generator();
+  at::Generator generator =
+      given ? first[info.generator].toGenerator() : device.generator(device.device);
   std::lock_guard<std::mutex> guard(generator.mutex());
   return generator.clone();
 }
@@ -216,7 +220,7 @@ bool Recipe::writes(std::uint32_t use) const {
   return false;
 }
 
-Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
+Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const {
   const Context& context = contexts()[context_];
   Replay replay{.info = info_,
                 .stack = {},
@@ -225,7 +229,8 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
                 .included = context.included,
                 .excluded = context.excluded | kAbove,
                 .grad_mode = context.grad_mode,
-                .default_generator = {}};
+                .default_generator = {},
+                .recorded_state = {}};
   c10::SmallVector<at::Tensor, 8> tensors;
   const std::int64_t* numbers = geometry();
   for (const TensorRecipe& recipe : this->tensors()) {
@@ -292,7 +297,8 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
     }
   }
   if (generator_ && info_->generator < 0) {
-    replay.default_generator = at::Generator(generator_->clone());
+    replay.recorded_state = at::Generator(generator_->clone());
+    replay.default_generator = device.generator(device.device);
   }
   return replay;
 }
@@ -300,7 +306,7 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages) const {
 void Replay::run() {
   c10::impl::ForceDispatchKeyGuard dispatch(included, excluded);
   c10::AutoGradMode grad(grad_mode);
-  DefaultGeneratorState state(default_generator);
+  DefaultGeneratorState state(default_generator, recorded_state);
   info->handle.redispatchBoxed(keys, &stack);
 }
 

@@ -14,6 +14,7 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include "runtime/csrc/device.h"
 #include "runtime/csrc/graph.h"
 #include "runtime/csrc/operators.h"
 
@@ -34,7 +35,9 @@ struct TensorArgument {
   std::uint16_t item;  // Position in its list.
 
   // Whether a recipe keeps the content itself instead of reading a Value.
-  bool inlined() const { return !value && !written && storage->nbytes() <= kLargestInline; }
+  bool inlined() const {
+    return !value && !written && tensor->is_cpu() && storage->nbytes() <= kLargestInline;
+  }
 };
 inline bool is_defined_tensor(const c10::IValue& value) {
   return value.isTensor() && value.unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton();
@@ -60,7 +63,8 @@ struct Replay {
   c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
-  at::Generator default_generator;  // Undefined unless it must be put in place.
+  // For a random operator that takes none: the one it draws from, and the state to draw from.
+  at::Generator default_generator, recorded_state;
 
   // Runs the operator; afterwards `stack` holds its returns. Throws what the operator throws.
   void run();
@@ -77,8 +81,10 @@ class Recipe {
                     at::Generator generator);
 
   // The generator's state before a random call, for record(). Taken without the engine's lock:
-  // kernels allocate while they hold the generator's.
-  static at::Generator snapshot(const OperatorInfo& info, const torch::jit::Stack& stack);
+  // kernels allocate while they hold the generator's. Where the call is given none, it is the
+  // device's.
+  static at::Generator snapshot(const OperatorInfo& info, const torch::jit::Stack& stack,
+                                const SessionDevice& device);
   static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
   void destroy();
 
@@ -88,7 +94,7 @@ class Recipe {
   std::uint16_t returns() const { return info_->returns; }
 
   // Arguments over `storages`, one for each Use; those of one value are the same.
-  Replay prepare(c10::ArrayRef<c10::Storage> storages) const;
+  Replay prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const;
 
  private:
   Recipe() = default;

@@ -9,17 +9,18 @@ namespace {
 // pages are brought together, which costs up to 3 us a page. Below kMovesWell a few victims are the
 // cheaper try; above it the pool moves long runs of pages, which costs next to nothing
 // (host_arena.cpp).
-Block* evict_one_by_one(Pool& pool, Engine& engine, Bytes asked) {
+Block* evict_one_by_one(const Pool& pool, Engine& engine, Bytes asked, const Take& take,
+                        bool may_evict) {
   constexpr Bytes kMovesWell = Bytes{256} << 10;
   constexpr int kPatience = 3;
   int fruitless = 0;
   while (true) {
-    if (Block* block = pool.allocate(asked, Fit::kCommitted)) return block;
+    if (Block* block = take(Fit::kCommitted)) return block;
     bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
     if (scattered && (asked > kMovesWell || fruitless++ == kPatience)) {
-      if (Block* block = pool.allocate(asked, Fit::kRemap)) return block;
+      if (Block* block = take(Fit::kRemap)) return block;
     }
-    if (!engine.evict_one()) return pool.allocate(asked, Fit::kRemap);
+    if (!may_evict || !engine.evict_one()) return take(Fit::kRemap);
   }
 }
 
@@ -28,15 +29,16 @@ Block* evict_one_by_one(Pool& pool, Engine& engine, Bytes asked) {
 // Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h).
 Bytes scope_addresses(Bytes budget) { return 2 * budget + (Bytes{64} << 20); }
 
-Block* allocate_evicting(Pool& pool, Engine& engine, Bytes asked) {
-  if (engine.heuristic().selection == Selection::kWindow) {
+Block* allocate_evicting(const Pool& pool, Engine& engine, Bytes asked, const Take& take,
+                         bool may_evict) {
+  if (may_evict && engine.heuristic().selection == Selection::kWindow) {
     Window window = cheapest_window(pool, engine, asked);
     for (Value* value : window.values) engine.evict(*value);
     if (!window.values.empty()) {
-      if (Block* block = pool.allocate(asked, Fit::kCommitted)) return block;
+      if (Block* block = take(Fit::kCommitted)) return block;
     }
   }
-  return evict_one_by_one(pool, engine, asked);
+  return evict_one_by_one(pool, engine, asked, take, may_evict);
 }
 
 }  // namespace dtr

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <functional>
+
 #include "dtr_alloc/csrc/pool.h"
 #include "runtime/csrc/engine.h"
 
@@ -11,7 +13,10 @@ namespace dtr {
 // Addresses and page size of a scope's arena under `budget`.
 Bytes scope_addresses(Bytes budget);
 
-// Null where nothing is left to evict. The engine's lock is held.
-Block* allocate_evicting(Pool& pool, Engine& engine, Bytes asked);
+// `take` asks the pool for `asked` bytes. Null where nothing is left to evict, or nothing may be.
+// The engine's lock is held.
+using Take = std::function<Block*(Fit)>;
+Block* allocate_evicting(const Pool& pool, Engine& engine, Bytes asked, const Take& take,
+                         bool may_evict);
 
 }  // namespace dtr

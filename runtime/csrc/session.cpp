@@ -5,9 +5,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 
-#include "runtime/csrc/allocator.h"
 #include "runtime/csrc/clock.h"
 #include "runtime/csrc/guard.h"
 #include "runtime/csrc/room.h"
@@ -21,7 +21,9 @@ const char kEvictedText[] =
     "its thread)";
 
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
-  return make_host_arena(options.limited ? scope_addresses(options.budget) : options.budget);
+  Bytes addresses = options.limited ? scope_addresses(options.budget) : options.budget;
+  return options.on_cuda ? make_cuda_arena(addresses, options.cuda_device)
+                         : make_host_arena(addresses);
 }
 
 std::string in_mib(Bytes bytes) {
@@ -34,8 +36,10 @@ std::string in_mib(Bytes bytes) {
 
 std::atomic<Session*> Session::active_{nullptr};
 
-Session::Session(const SessionOptions& options)
+Session::Session(const SessionOptions& options, SessionDevice device)
     : options_(options),
+      device_(std::move(device)),
+      costs_(device_.work ? std::make_unique<Costs>(*device_.work) : nullptr),
       pool_(Pool::create(arena_for(options), options.budget)),
       engine_(*this, options.heuristic, options.policy) {}
 
@@ -43,19 +47,25 @@ Session::~Session() {
   if (active() == this) active_ = nullptr;
 }
 
-void Session::enter() {
+void Session::claim() {
   Session* last = active();
   if (last && !(last->lingering_ && last->engine_.stats().values == 0)) last = nullptr;
   TORCH_CHECK(active_.compare_exchange_strong(last, this),
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+void Session::record_this_thread(bool on) { c10::impl::tls_set_dispatch_key_included(kKey, on); }
+
+void Session::enter() {
+  claim();
+  record_this_thread(true);
 }
 
 Bytes Session::leave() {
   struct Close {
     Session* session;
     ~Close() {
-      c10::impl::tls_set_dispatch_key_included(kKey, false);
+      record_this_thread(false);
       session->leaving_ = false;
       // Storages that could not be made ordinary still lead here when they die.
       session->lingering_ = true;
@@ -71,7 +81,7 @@ Bytes Session::leave() {
 void Session::fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
 
 void Session::abandon_in_child() {
-  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  record_this_thread(false);
   lingering_ = true;
   if (engine_.stats().values == 0) active_ = nullptr;
 }
@@ -90,14 +100,14 @@ Value* Session::value_of(const c10::StorageImpl* storage) {
 Block* Session::block_of(const c10::StorageImpl* storage) const {
   const at::DataPtr& pointer =
       const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
-  if (pointer.get_deleter() != &pool_deleter) return nullptr;
+  if (pointer.get_deleter() != device_.deleter) return nullptr;
   return Pool::owner_of(pointer.get()) == pool_.get() ? pool_->find(pointer.get()) : nullptr;
 }
 
 void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   pointer.release_context();
-  pointer = at::DataPtr(pool_->data(block), &value, &storage_died, c10::Device(c10::kCPU));
+  pointer = at::DataPtr(pool_->data(block), &value, &storage_died, device_.device);
   block->owner = &value;
   arm(storage);
   if (recorder_) {
@@ -108,12 +118,11 @@ void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
 
 void Session::detach(c10::StorageImpl* storage, Block* block) {
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
-  void* data = pool_->data(block);
   pointer.release_context();
-  pointer = at::DataPtr(data, data, &pool_deleter, c10::Device(c10::kCPU));
+  pointer = ordinary(pool_->data(block));
   block->owner = nullptr;
   disarm(storage);
-  if (recorder_) recorder_->rekey(storage, data);
+  if (recorder_) recorder_->rekey(storage, pool_->data(block));
 }
 
 Value& Session::constant_for(c10::StorageImpl* storage) {
@@ -137,7 +146,7 @@ void Session::release(Value& value, Loss loss) {
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   pointer.release_context();
-  pointer = at::DataPtr(nullptr, &value, &storage_died, c10::Device(c10::kCPU));
+  pointer = at::DataPtr(nullptr, &value, &storage_died, device_.device);
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvictedText);
 }
 
@@ -145,12 +154,10 @@ void Session::settle(Value& value) {
   Block* block = static_cast<Block*>(value.data);
   if (!value.home) {
     block->owner = nullptr;
-    void* data = pool_->data(block);
-    value.home = value.data =
-        c10::make_intrusive<c10::StorageImpl>(
-            c10::StorageImpl::use_byte_size_t(), value.size,
-            at::DataPtr(data, data, &pool_deleter, c10::Device(c10::kCPU)), nullptr, false)
-            .release();
+    auto kept =
+        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), value.size,
+                                              ordinary(pool_->data(block)), nullptr, false);
+    value.home = value.data = kept.release();
     return;
   }
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
@@ -185,9 +192,9 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
     Bytes size;
   };
   c10::SmallVector<Copy, 2> copies;
-  at::Allocator* allocator = c10::GetCPUAllocator();
   const auto storage_over = [&](at::DataPtr&& data, Bytes size) {
-    return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(data), allocator, true);
+    return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(data), device_.allocator,
+                        true);
   };
   Use* uses = op.uses();
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
@@ -214,15 +221,14 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
                 " read was resized behind PyTorch's dispatcher; its result cannot be recomputed");
     if (!written) {
       storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
-                            at::DataPtr(content, c10::Device(c10::kCPU)));
+                            at::DataPtr(content, device_.device));
     } else if (!value.constant() && !value.home && value.locks == places) {
       static_cast<Block*>(value.data)->owner = nullptr;
       engine_.steal(value);
-      storages.push_back(storage_over(
-          at::DataPtr(content, content, &pool_deleter, c10::Device(c10::kCPU)), value.size));
+      storages.push_back(storage_over(ordinary(content), value.size));
     } else {
       copies.push_back({i, content, value.size});
-      storages.emplace_back(storage_over(at::DataPtr(nullptr, c10::Device(c10::kCPU)), value.size));
+      storages.emplace_back(storage_over(at::DataPtr(nullptr, device_.device), value.size));
     }
   }
   struct Quiet {  // A replay is not the program's doing.
@@ -232,13 +238,12 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
   if (!copies.empty()) {
     Unlocked open(lock);
     for (const Copy& copy : copies) {
-      void* data = allocate(copy.size);
-      std::memcpy(data, copy.from, copy.size);
-      storages[copy.use].unsafeGetStorageImpl()->set_data_ptr_noswap(
-          at::DataPtr(data, data, &pool_deleter, c10::Device(c10::kCPU)));
+      at::DataPtr data = ordinary(allocate(copy.size, stream()));
+      this->copy(data.get(), copy.from, copy.size);
+      storages[copy.use].unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
     }
   }
-  Replay ready = recipe.prepare(storages);
+  Replay ready = recipe.prepare(storages, device_);
   storages.clear();
   {
     Unlocked open(lock);
@@ -253,8 +258,11 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
   return results;
 }
 
+// With several streams, a replay comes after all that they were given, and they go on after it: one
+// may have made what it reads, another may read what it makes.
 void Session::run(Op& op, Lock& lock) {
   std::int64_t begin = ticks();
+  if (pool_->many_streams()) pool_->gather_streams(stream());
   auto results = replay(op, lock);
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
@@ -278,7 +286,8 @@ void Session::run(Op& op, Lock& lock) {
     }
     engine_.restore(*value, block);
   }
-  std::int64_t passed = ticks() - begin;
+  if (pool_->many_streams()) pool_->spread_stream(stream());
+  std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
   remat_ticks_ += passed;
   window_remat_ += passed;
 }
@@ -320,15 +329,24 @@ void Session::watch_for_thrash() {
 // ---- Allocation
 // -----------------------------------------------------------------------------------------------------
 
-void* Session::allocate(std::size_t bytes) {
+void* Session::allocate(std::size_t bytes, Stream stream) {
   Bytes asked = static_cast<Bytes>(bytes);
   bool fails = allocations_to_failure_ > 0 && --allocations_to_failure_ == 0;
-  Block* block = fails ? nullptr : pool_->allocate(asked, Fit::kCommitted);
+  std::string shortage;  // What the machine said, where it has less than the budget.
+  const auto take = [&](Fit fit) -> Block* {
+    try {
+      return pool_->allocate(asked, fit, stream);
+    } catch (const std::bad_alloc& error) {
+      shortage = error.what();
+      return nullptr;
+    }
+  };
+  Block* block = fails ? nullptr : take(Fit::kCommitted);
   if (!block) {
     std::int64_t begin = ticks();
     Guard guard(*this);
-    if (!fails) block = allocate_evicting(*pool_, engine_, asked);
-    if (!block) out_of_memory(asked);
+    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, captures_ == 0);
+    if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
     InOperator::search_ticks += passed;
@@ -337,11 +355,17 @@ void* Session::allocate(std::size_t bytes) {
   return pool_->data(block);
 }
 
-void Session::out_of_memory(Bytes asked) {
+void Session::out_of_memory(Bytes asked, const std::string& shortage) {
   PoolStats pool = pool_->stats();
   Bytes locked = engine_.locked_bytes();
   Bytes floor = std::max(pool.live + round_to_granule(asked), pool.budget + kGranule);
   Bytes largest = engine_.stats().largest_operator;
+  TORCH_CHECK_WITH(OutOfMemoryError, shortage.empty(), "budget ", in_mib(pool.budget), ": ",
+                   in_mib(asked),
+                   " asked and within the budget, but the machine has not the memory (", shortage,
+                   ") and nothing is left to evict; other programs may hold it: lower the "
+                   "budget to about ",
+                   in_mib(pool.committed), ", or stop them");
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),
@@ -452,6 +476,24 @@ void Session::step() {
   recorder_muted_ = false;
 }
 
+// ---- Device
+// ---------------------------------------------------------------------------------------------------------
+
+void Session::copy(void* to, const void* from, Bytes bytes) {
+  if (device_.work) {
+    device_.work->copy(to, from, bytes, stream());
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+void Session::begin_capture() {
+  commit();
+  ++captures_;
+}
+
+void Session::end_capture() { --captures_; }
+
 // ---- Figures
 // --------------------------------------------------------------------------------------------------------
 
@@ -469,6 +511,7 @@ SessionStats Session::stats() const {
           .search_ns = to_nanoseconds(search_ticks_),
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
           .verified = verified_,
+          .time_stamps = costs_ ? costs_->stamps() : 0,
           .live_bytes = pool.live,
           .peak_bytes = pool.peak,
           .evictable_bytes = engine.evictable,

@@ -20,6 +20,8 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/costs.h"
+#include "runtime/csrc/device.h"
 #include "runtime/csrc/engine.h"
 #include "runtime/csrc/recipe.h"
 #include "runtime/csrc/recorder.h"
@@ -29,6 +31,8 @@ namespace dtr {
 struct SessionOptions {
   Bytes budget = 0;  // Of the pool.
   bool limited = true;
+  bool on_cuda = false;  // Whether the pool's memory is a CUDA device's.
+  int cuda_device = 0;
   Heuristic heuristic;
   Policy policy = Policy::kEager;
   bool record = true;          // False: the pool serves and counts, nothing is recorded.
@@ -43,22 +47,29 @@ struct SessionOptions {
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
-  std::int64_t verified;  // Recipes that verify mode replayed.
+  std::int64_t verified;     // Recipes that verify mode replayed.
+  std::int64_t time_stamps;  // Made on the device to learn what operators cost.
   Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
 };
 
 class Session final : public Executor {
  public:
-  explicit Session(const SessionOptions& options);
+  Session(const SessionOptions& options, SessionDevice device);
   ~Session() override;
 
-  // The scope that CPU allocations and operators of this process belong to, or null.
+  // The scope that allocations and operators of this process belong to, or null.
   static Session* active() { return active_.load(std::memory_order_acquire); }
-  void enter();   // Throws std::runtime_error where another scope is active.
+  void claim();   // Becomes the active one. Throws std::runtime_error where another scope is.
+  void enter();   // The same, and the operators of this thread are the scope's.
   Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
 
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-  void* allocate(std::size_t bytes);  // Throws torch.OutOfMemoryError.
+  // For work of a stream. Throws torch.OutOfMemoryError.
+  void* allocate(std::size_t bytes, Stream stream);
+  bool serves(c10::DeviceType type) const { return device_.device.type() == type; }
+  // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
+  void begin_capture();
+  void end_capture();
 
   // By hand. `tensor` may be any; those that are not tracked are resident constants.
   bool evict(const at::Tensor& tensor);  // Whether there was something to evict.
@@ -69,8 +80,9 @@ class Session final : public Executor {
   void commit();
   void step();  // An optimizer step is over.
   static void set_in_optimizer(bool inside);
-  void fail_allocation(std::int64_t k);  // Test instrument: the k-th from now fails, once.
-  void abandon_in_child();               // After fork: the parent's scope is not the child's.
+  static void record_this_thread(bool on);  // Whether its operators are the active scope's.
+  void fail_allocation(std::int64_t k);     // Test instrument: the k-th from now fails, once.
+  void abandon_in_child();                  // After fork: the parent's scope is not the child's.
 
   void start_trace();  // Throws std::runtime_error where one is being recorded.
   TraceRecorder::Records take_trace();
@@ -80,6 +92,7 @@ class Session final : public Executor {
   void reset_peak() { pool_->reset_peak(); }
   std::vector<std::int64_t> timeline() const;
   const Pool& pool() const { return *pool_; }
+  Pool& pool() { return *pool_; }
   void check() const;
 
   // Executor.
@@ -109,6 +122,12 @@ class Session final : public Executor {
   void arm(c10::StorageImpl* storage);
   Block* block_of(const c10::StorageImpl* storage) const;
 
+  at::DataPtr ordinary(void* data) const { return {data, data, device_.deleter, device_.device}; }
+  Stream stream() const { return device_.work ? device_.stream(device_.device) : 0; }
+  void copy(void* to, const void* from, Bytes bytes);
+  bool ours(const c10::TensorImpl& tensor) const;
+  void follow_streams(const Call& call);
+
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   Op* before(Call& call, const torch::jit::Stack& stack);
@@ -121,13 +140,15 @@ class Session final : public Executor {
 
   void bring_back(Value& value, Lock& lock);
   c10::SmallVector<at::Tensor, 4> replay(Op& op, Lock& lock);
-  [[noreturn]] void out_of_memory(Bytes asked);
+  [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
   bool spill();
   void watch_for_thrash();
 
   static std::atomic<Session*> active_;
 
   const SessionOptions options_;
+  const SessionDevice device_;
+  const std::unique_ptr<Costs> costs_;  // Null on the host.
   Pool::Handle pool_;
   Engine engine_;
   std::mutex
@@ -142,6 +163,8 @@ class Session final : public Executor {
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0, window_start_ = 0;
+  std::vector<Stream> streams_;  // That have run operators on tracked tensors.
+  std::atomic<int> captures_{0};
   bool lingering_ = false;  // Left, but some tensors could not be made ordinary.
   bool leaving_ = false;
   Bytes spilled_ = 0;

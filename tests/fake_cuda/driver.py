@@ -95,6 +95,10 @@ class FakeCuda:
     def manual(self, on: bool = True) -> None:
         self._library.fakecuda_manual(int(on))
 
+    def event_takes(self, milliseconds: float) -> None:
+        """What passes on the device's clock before each event is complete."""
+        self._library.fakecuda_event_takes(ctypes.c_double(milliseconds))
+
     def capture(self, on: bool) -> None:
         self._library.fakecuda_capture(int(on))
 

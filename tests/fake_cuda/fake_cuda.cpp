@@ -63,15 +63,17 @@ struct Mapping {
 struct EventState {
   std::uint64_t recorded = 0;  // Versions: each recording is one.
   std::uint64_t complete = 0;
+  double milliseconds = 0;  // When it was complete.
 };
 
 struct Operation {
-  enum Kind { kWrite, kExpect, kRecord, kWait } kind;
+  enum Kind { kWrite, kExpect, kCopy, kRecord, kWait } kind;
   Pointer address = 0;
   std::size_t size = 0;
   unsigned char value = 0;
   std::shared_ptr<EventState> event = nullptr;
   std::uint64_t version = 0;
+  Pointer from = 0;
 };
 
 using Queue = std::deque<Operation>;
@@ -85,7 +87,9 @@ struct World {
   bool initialized = false;
   bool manual = false;
   bool capturing = false;
-  bool aside = false;  // Calls are the test's own: not counted, and none fails.
+  double milliseconds = 0;    // The device's clock: it stands still but for events.
+  double event_takes = 0.25;  // Milliseconds that pass before an event is complete.
+  bool aside = false;         // Calls are the test's own: not counted, and none fails.
   std::size_t capacity[kDevices] = {std::size_t{1} << 32, std::size_t{1} << 32};
   std::size_t used[kDevices] = {};
   std::size_t others[kDevices] = {};  // What other processes hold.
@@ -187,8 +191,16 @@ void perform(const Operation& operation) {
   switch (operation.kind) {
     case Operation::kRecord:
       operation.event->complete = std::max(operation.event->complete, operation.version);
+      operation.event->milliseconds = world.milliseconds += world.event_takes;
       return;
     case Operation::kWait:
+      return;
+    case Operation::kCopy:
+      if (!accessible(operation.address, operation.size) ||
+          !accessible(operation.from, operation.size)) {
+        return fault(operation, "touched memory that is not there");
+      }
+      std::memmove(pointer(operation.address), pointer(operation.from), operation.size);
       return;
     case Operation::kWrite:
     case Operation::kExpect:
@@ -624,6 +636,24 @@ FAKE Result cuEventSynchronize(Event event) {
   return 0;
 }
 
+FAKE Result cuEventElapsedTime(float* milliseconds, Event first, Event last) {
+  ENTER(cuEventElapsedTime);
+  const auto begin = world.events.find(first);
+  const auto end = world.events.find(last);
+  INSIST(begin != world.events.end() && end != world.events.end(), kInvalidHandle);
+  for (const auto& event : {begin->second, end->second}) {
+    INSIST(event->recorded > 0, kInvalidHandle);
+    INSIST(event->complete >= event->recorded, kNotReady);
+  }
+  *milliseconds = static_cast<float>(end->second->milliseconds - begin->second->milliseconds);
+  return 0;
+}
+
+FAKE Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t size, StreamHandle stream) {
+  ENTER(cuMemcpyDtoDAsync_v2);
+  return submit(stream, {.kind = Operation::kCopy, .address = to, .size = size, .from = from});
+}
+
 FAKE Result cuMemsetD8Async(Pointer address, unsigned char value, std::size_t size,
                             StreamHandle stream) {
   ENTER(cuMemsetD8Async);
@@ -683,6 +713,7 @@ FAKE long fakecuda_calls(const char* name) {
 FAKE void fakecuda_capacity(int device, std::size_t bytes) { world.capacity[device] = bytes; }
 FAKE void fakecuda_others(int device, std::size_t bytes) { world.others[device] = bytes; }
 FAKE long fakecuda_used(int device) { return static_cast<long>(world.used[device]); }
+FAKE void fakecuda_event_takes(double milliseconds) { world.event_takes = milliseconds; }
 FAKE void fakecuda_manual(int on) { world.manual = on != 0; }
 FAKE void fakecuda_capture(int on) { world.capturing = on != 0; }
 

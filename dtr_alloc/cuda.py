@@ -1,0 +1,172 @@
+"""The allocator for `torch.cuda.memory.change_current_allocator`: one line sets a program up.
+
+Nothing happens to the GPU when it is made: torch asks it for memory later, and then the pool of
+that device is reserved. From then on the operators of the thread that made it, and of the autograd
+threads it starts, are recorded, and an allocation that would pass the budget evicts what is
+cheapest to recompute. How torch's own names (memory_stats, empty_cache, graphs, ...) behave is
+told in docs/allocator.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.runtime.session import Session, serve
+from dtr_alloc.size import format_size, parse_size
+
+if TYPE_CHECKING:
+    from torch.cuda.memory import _CUDAAllocator as _Base
+else:
+    _Base = getattr(torch.cuda.memory, "_CUDAAllocator", object)
+
+__all__ = ["Allocator", "allocator"]
+
+_LATE = (
+    "it is too late to change the CUDA allocator: this process has used CUDA already. Call "
+    "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(...)) directly after the "
+    "imports, before any tensor is put on a GPU and before torch.cuda.manual_seed, "
+    "mem_get_info or get_device_properties; a library that probes the GPU at import comes after it"
+)
+
+
+class Allocator(_Base):
+    """What `allocator` returns. Torch calls `allocator()`; the rest is for you."""
+
+    def __init__(self, core: _core.CudaAllocator, budget: int, device: int | None) -> None:
+        self._native = core.native()
+        super().__init__(self._native)
+        self._core = core
+        self._budget = budget
+        self._device = device
+
+    def allocator(self) -> Any:
+        """The native object, for `change_current_allocator`.
+
+        Raises:
+            RuntimeError: CUDA is in use already; the text says where the call belongs.
+        """
+        _refuse_if_late()
+        return self._native
+
+    @property
+    def budget(self) -> int:
+        """The most bytes that live tensors of one device may have."""
+        return self._budget
+
+    @property
+    def session(self) -> Session | None:
+        """What the runtime did so far. None before the first request for memory, or without
+        rematerialization."""
+        core = self._core.session()
+        return None if core is None else Session(core, self._budget)
+
+    def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
+        """Returns the address of a block of the same pool that torch's tensors lie in, for work of
+        a stream; tensors are evicted for it if need be.
+
+        Raises:
+            torch.OutOfMemoryError: The budget or the device cannot hold it.
+            ValueError: `size` is negative, or `stream` is the per-thread default stream.
+            RuntimeError: There is no CUDA driver, or it turned a call down.
+        """
+        if size < 0:
+            raise ValueError(f"size is {size}; it must not be negative")
+        return self._core.allocate(max(size, 1), self._number(device), stream)
+
+    def free(self, address: int) -> None:
+        """Frees a block that `allocate` returned.
+
+        Raises:
+            RuntimeError: No live block starts there.
+        """
+        self._core.free(address)
+
+    def _number(self, device: int | None) -> int:
+        if device is not None:
+            return device
+        return self._device if self._device is not None else 0
+
+    def __repr__(self) -> str:
+        return f"<dtr_alloc.Allocator with a budget of {format_size(self._budget)}>"
+
+
+def allocator(
+    budget: int | str,
+    device: int | str | torch.device | None = None,
+    rematerialize: bool = True,
+    heuristic: str | Heuristic = "dtr",
+    *,
+    thrash_limit: float = 100.0,
+) -> Allocator:
+    """The allocator for `torch.cuda.memory.change_current_allocator`.
+
+    Call it in the thread that trains, once, before CUDA is used. Results are bit for bit those of
+    plain torch where the operators themselves are deterministic.
+
+    Args:
+        budget: The most that live tensors of a device may hold together: an int of bytes, or a
+            string such as `"8GiB"`. Parameters and optimizer state count, too.
+        device: The CUDA device whose tensors are evicted. None: the first that is used. Other
+            devices get a pool with the same budget, from which nothing is evicted.
+        rematerialize: Whether to evict and recompute. Without, a full pool is out of memory.
+        heuristic: A preset's name or a `Heuristic`.
+        thrash_limit: Recomputing this many times longer than computing, over two seconds, is an
+            error; 0 for no limit.
+
+    Raises:
+        TypeError, ValueError: An argument that is not understood. Nothing has changed then.
+        RuntimeError: This build or this torch has no CUDA, CUDA is in use already, or a scope is
+            open; the text says what to do.
+
+    Example:
+        >>> chosen = dtr_alloc.allocator("8GiB")  # doctest: +SKIP
+        >>> torch.cuda.memory.change_current_allocator(chosen)  # doctest: +SKIP
+    """
+    size = parse_size(budget)
+    number = _device_number(device)
+    chosen = resolve(heuristic)._native()
+    if thrash_limit < 0:
+        raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
+    on_cpu = f'on CPU use `with dtr_alloc.rematerialize({budget!r}, device="cpu"):`'
+    if torch.version.cuda is None:
+        raise RuntimeError(
+            f"dtr_alloc.allocator() serves CUDA devices, and torch {torch.__version__} is built "
+            f"without CUDA: install a CUDA build of torch and build dtr_alloc again; {on_cpu}"
+        )
+    if not hasattr(_core, "CudaAllocator"):
+        raise RuntimeError(
+            "dtr_alloc was built without its CUDA allocator, because the headers of CUDA's runtime "
+            "were not found: set CUDA_HOME to a toolkit and build it again: "
+            f"pip install --no-build-isolation -e .; {on_cpu}"
+        )
+    _refuse_if_late()
+    core = _core.CudaAllocator(
+        budget=size,
+        device=-1 if number is None else number,
+        rematerialize=rematerialize,
+        heuristic=chosen,
+        thrash_limit=float(thrash_limit),
+    )
+    if rematerialize:
+        serve(core)
+    return Allocator(core, size, number)
+
+
+def _device_number(device: int | str | torch.device | None) -> int | None:
+    if device is None or (isinstance(device, int) and not isinstance(device, bool)):
+        if device is not None and device < 0:
+            raise ValueError(f"device {device} is not the number of a CUDA device")
+        return device
+    named = torch.device(device)
+    if named.type != "cuda":
+        raise ValueError(f'device "{named}" is not a CUDA device')
+    return named.index
+
+
+def _refuse_if_late() -> None:
+    if _core.cuda_allocator_in_use():
+        raise RuntimeError(_LATE)

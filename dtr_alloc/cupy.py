@@ -1,0 +1,109 @@
+"""CuPy and RMM on the pool, so that one budget bounds them together with torch.
+
+CuPy takes any callable that turns a size into a MemoryPointer; the owner of the memory frees
+its block when the last array over it dies (RMM does it in the same way). A block is allocated
+for CuPy's current stream and freed for it: work of other streams is then ordered by the pool.
+Neither library is imported before the allocator is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["Source", "cupy_allocator", "rmm_resource"]
+
+
+class Source(Protocol):
+    """A `Pool` of the CUDA arena, or what `allocator` returned."""
+
+    def allocate(self, size: int, *, stream: int = 0) -> int: ...
+    def free(self, address: int) -> None: ...
+
+
+class _Block:
+    """Owns a block as long as arrays lie in it."""
+
+    def __init__(self, pool: Source, size: int, stream: int) -> None:
+        self._pool = pool
+        self.address = pool.allocate(size, stream=stream)
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self._pool.free(self.address)
+
+
+def cupy_allocator(pool: Source, device: int = 0) -> Callable[[int], Any]:
+    """The allocator for `cupy.cuda.set_allocator`.
+
+    With the object that `dtr_alloc.allocator` returned, CuPy's arrays and torch's tensors share one
+    budget: an array may evict tensors. With a `Pool` they have a budget of their own.
+
+    Args:
+        pool: A `Pool` of the CUDA arena, or what `dtr_alloc.allocator` returned.
+        device: The number of the CUDA device the pool is on.
+
+    Raises:
+        TypeError: `pool` is neither.
+        ValueError: The pool's memory is not a CUDA device's.
+        ImportError: Later, when memory is asked for: CuPy is not installed.
+
+    Example:
+        >>> cupy.cuda.set_allocator(dtr_alloc.cupy_allocator(pool))  # doctest: +SKIP
+    """
+    _check(pool)
+
+    def allocate(size: int) -> Any:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream().ptr
+        block = _Block(pool, size, stream)
+        memory = cupy.cuda.UnownedMemory(block.address, size, block, device)
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+    return allocate
+
+
+def rmm_resource(pool: Source) -> Any:
+    """A device memory resource for RMM: `rmm.mr.set_current_device_resource(rmm_resource(pool))`.
+
+    Args:
+        pool: As for `cupy_allocator`.
+
+    Raises:
+        TypeError, ValueError: As for `cupy_allocator`.
+        ImportError: RMM is not installed.
+    """
+    _check(pool)
+    import rmm
+
+    def allocate(size: int, stream: Any = None) -> int:
+        return pool.allocate(size, stream=_number(stream))
+
+    def deallocate(address: int, size: int, stream: Any = None) -> None:
+        del size, stream  # The pool knows both.
+        pool.free(address)
+
+    return rmm.mr.CallbackMemoryResource(allocate, deallocate)
+
+
+def _number(stream: Any) -> int:
+    """The driver's name of a stream, as RMM hands it over: nothing, a number, or an object that
+    follows CUDA's stream protocol."""
+    if stream is None:
+        return 0
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    return int(stream)
+
+
+def _check(pool: object) -> None:
+    if not (hasattr(pool, "allocate") and hasattr(pool, "free")):
+        raise TypeError(
+            f"{pool!r} is no pool: give a dtr_alloc.Pool or what dtr_alloc.allocator returned"
+        )
+    arena = getattr(pool, "arena", "cuda")
+    if arena != "cuda":
+        raise ValueError(
+            f'the pool\'s memory is "{arena}", which CuPy cannot use: make it with arena="cuda"'
+        )

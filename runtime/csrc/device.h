@@ -1,0 +1,33 @@
+// What a session has to know of the device its tensors lie on. There are two: the host, whose
+// tensors torch's CPU allocator makes and whose work is done when a call returns; and a CUDA
+// device, where work waits in streams (DeviceWork). A third combination exists for tests: CPU
+// tensors on memory of the fake CUDA driver, so that all of the runtime's device half runs without
+// a GPU.
+
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+
+#include <memory>
+
+#include "dtr_alloc/csrc/device_work.h"
+
+namespace dtr {
+
+struct SessionDevice {
+  c10::Device device;
+  at::Allocator* allocator;   // Makes the tensors of this device, in a replay too.
+  c10::DeleterFnPtr deleter;  // Of an ordinary tensor of the pool; its context is the data pointer.
+  Stream (*stream)(c10::Device);            // To which this thread gives work.
+  at::Generator (*generator)(c10::Device);  // The default one.
+  std::unique_ptr<DeviceWork> work;         // Null on the host.
+};
+
+// The host. With `on_cuda`, CPU tensors on the memory of CUDA device 0, for tests on a driver whose
+// memory the host can touch.
+SessionDevice host_device(bool on_cuda);
+void set_host_stream(Stream stream);  // To which this thread then gives its work, in such tests.
+
+}  // namespace dtr

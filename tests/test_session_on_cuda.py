@@ -1,0 +1,209 @@
+"""The runtime's device half without a GPU: CPU tensors on the memory of the fake CUDA driver.
+
+The pool's pages, the copies inside replays, the time stamps and the order of streams go through the
+driver; only torch's own CUDA kernels are missing.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import dtr_alloc
+from dtr_alloc import _core
+from dtr_alloc.runtime.session import rematerialize
+from tests.exactness import run, same
+from tests.fake_cuda.driver import FakeCuda
+
+MODES: list[dict[str, Any]] = [{}, {"evict_always": True}, {"verify": True}]
+
+
+def mlp(rate: float = 0.1) -> Iterator[Tensor]:
+    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
+    x = torch.randn(256, 64)
+    for layer in layers:
+        x = torch.nn.functional.dropout(layer(x).relu(), rate)
+    x.square().sum().backward()  # type: ignore[no-untyped-call]
+    for layer in layers:
+        assert layer.weight.grad is not None
+        yield layer.weight.grad
+
+
+def batch_norms() -> Iterator[Tensor]:
+    norms = [torch.nn.BatchNorm1d(64) for _ in range(4)]
+    x = torch.randn(256, 64, requires_grad=True)
+    y = x * 1
+    for norm in norms:
+        y = norm(y) * 0.5
+        y += 0.5
+        torch.nn.functional.relu(y, inplace=True)
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    yield x.grad
+    for norm in norms:
+        assert norm.running_mean is not None
+        yield norm.running_mean
+
+
+def checkpointed() -> Iterator[Tensor]:
+    layer = torch.nn.Linear(64, 64)
+    x = torch.randn(256, 64, requires_grad=True)
+    y = x
+    for _ in range(4):
+        y = checkpoint(lambda z: layer(z).tanh(), y, use_reentrant=False)
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert layer.weight.grad is not None
+    yield layer.weight.grad
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["recorded", "evict_always", "verify"])
+@pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
+def test_results_are_those_of_plain_torch(cuda: FakeCuda, program: Any, mode: Any) -> None:
+    expected = run(program)
+    with rematerialize("64MiB", thrash_limit=0, _instruments={"on_cuda": True, **mode}) as session:
+        found = run(program)
+        session.check()
+        evictions = session.stats().evictions
+    assert [same(a, b) for a, b in zip(expected, found, strict=True)] == [True] * len(expected)
+    assert (evictions > 0) == bool(mode.get("evict_always"))
+    assert cuda.faults() == []
+    assert cuda.calls("cuMemCreate") > 0
+
+
+def test_a_budget_holds_on_the_device(cuda: FakeCuda) -> None:
+    expected = run(lambda: mlp(rate=0))
+    with rematerialize("900KiB", thrash_limit=0, _instruments={"on_cuda": True}) as session:
+        found = run(lambda: mlp(rate=0))
+        stats = session.stats()
+    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    assert stats.evictions > 0
+    assert stats.peak_bytes <= 900 << 10
+
+
+def step(x: Tensor) -> None:
+    for _ in range(4):
+        x = x.exp().mul(0.5)
+
+
+def test_a_steady_state_makes_no_time_stamps_and_never_waits(cuda: FakeCuda) -> None:
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        for _ in range(4):
+            step(x)
+        known = session._core.stats().time_stamps
+        for _ in range(10):
+            step(x)
+        assert session._core.stats().time_stamps == known
+        assert 0 < known <= 2 * 3 * 3  # Two for each sample, three samples for each operator.
+        assert cuda.calls("cuEventSynchronize") == 0
+
+
+def test_an_operator_costs_what_the_device_measured_once_the_samples_arrive(
+    cuda: FakeCuda,
+) -> None:
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        x.exp()
+        first = session.stats().kernel_ns
+        assert first == pytest.approx(5000 + 2 * 64 * 64 * 4 // 2000, rel=0.01)  # The estimate.
+        x.exp()
+        assert session.stats().kernel_ns - first == pytest.approx(250_000, rel=0.01)
+
+
+def test_the_least_of_the_samples_counts(cuda: FakeCuda) -> None:
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        for milliseconds in (4.0, 0.5, 2.0):
+            cuda.event_takes(milliseconds)
+            x.exp()
+        before = session.stats().kernel_ns
+        x.exp()
+        assert session.stats().kernel_ns - before == pytest.approx(500_000, rel=0.01)
+
+
+@pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventElapsedTime"])
+def test_a_time_that_cannot_be_taken_is_no_error(cuda: FakeCuda, call: str) -> None:
+    x = torch.randn(64, 64)
+    expected = x.exp()
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        cuda.fail(call)
+        for _ in range(4):
+            found = x.exp()
+        assert cuda.pending_failures() == 0
+        assert torch.equal(found, expected)
+        session.check()
+        del found
+
+
+def test_memory_that_others_hold_is_made_up_for_by_evicting(cuda: FakeCuda) -> None:
+    cuda.set_capacity(16 << 20)
+    x = torch.randn(1 << 19)
+    expected = [(x * i).exp() for i in range(1, 12)]
+    with rematerialize("256MiB", thrash_limit=0, _instruments={"on_cuda": True}) as session:
+        found = [(x * i).exp() for i in range(1, 12)]
+        assert session.stats().evictions > 0
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a, b)
+        session.check()
+        del found, b
+
+
+def test_the_text_says_when_the_device_has_less_than_the_budget(cuda: FakeCuda) -> None:
+    cuda.set_capacity(8 << 20)
+    with rematerialize("256MiB", thrash_limit=0, _instruments={"on_cuda": True}):
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.zeros(4 << 20)
+        text = str(caught.value)
+    assert "budget 256.00 MiB: 16.00 MiB asked and within the budget" in text
+    assert "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY" in text
+    assert "lower the budget to about" in text
+
+
+@pytest.fixture
+def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
+    one, other = cuda.stream(), cuda.stream()
+    yield one, other
+    _core.set_host_stream(0)
+    cuda.destroy_stream(one)
+    cuda.destroy_stream(other)
+
+
+def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        _core.set_host_stream(one)
+        alone, shared = x.exp(), x.sin()
+        _core.set_host_stream(other)
+        shared.sum()
+        for tensor, events in ((alone, 0), (shared, 1)):
+            before = cuda.calls("cuEventRecord")
+            assert dtr_alloc.evict(tensor)
+            assert cuda.calls("cuEventRecord") == before + events
+        del alone, shared, tensor
+        session.check()
+
+
+def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        _core.set_host_stream(one)
+        made = x.exp()
+        expected = made.clone()
+        _core.set_host_stream(other)
+        made.sum()
+        assert dtr_alloc.evict(made)
+        waits = cuda.calls("cuStreamWaitEvent")
+        assert torch.equal(made, expected)
+        # One before the replay, one after it.
+        assert cuda.calls("cuStreamWaitEvent") == waits + 2
+        del made, expected
+        session.check()
