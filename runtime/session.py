@@ -8,6 +8,7 @@ Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ _EXPOSING = (
     "numpy",
     "__array__",
     "data_ptr",
+    "const_data_ptr",
+    "mutable_data_ptr",
     "tolist",
     "untyped_storage",
     "storage",
@@ -167,6 +170,10 @@ class _Served:
     def pin(self, tensor: torch.Tensor) -> None:
         if session := self._allocator.session():
             session.pin(tensor)
+
+    def expose(self, tensor: torch.Tensor) -> None:
+        if session := self._allocator.session():
+            session.expose(tensor)
 
     def is_evicted(self, tensor: torch.Tensor) -> bool:
         session = self._allocator.session()
@@ -373,16 +380,21 @@ def _watch_raw_access() -> Callable[[], None]:
     the undo."""
 
     def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
         def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if _open is not None and isinstance(self, torch.Tensor):
-                _open.pin(self)
+                _open.expose(self)
             return method(self, *args, **kwargs)
 
         return call
 
     missing = object()
-    before = {name: torch.Tensor.__dict__.get(name, missing) for name in _EXPOSING}
-    for name in _EXPOSING:
+    before = {
+        name: torch.Tensor.__dict__.get(name, missing)
+        for name in _EXPOSING
+        if hasattr(torch.Tensor, name)
+    }
+    for name in before:
         setattr(torch.Tensor, name, watched(getattr(torch.Tensor, name)))
 
     def restore() -> None:

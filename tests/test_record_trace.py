@@ -233,3 +233,23 @@ def test_a_script_that_fails_leaves_a_log_of_what_it_did(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "ValueError: no more" in done.stderr
     assert called(list(dtr_alloc.Trace.load(log).instructions)) == ["aten::ones", "aten::exp"]
+
+
+def test_a_second_recording_in_a_scope_shares_no_name_with_the_first() -> None:
+    with dtr_alloc.rematerialize("400KiB", clock="logical"):
+        with dtr_alloc.record_trace() as first:
+            early = [torch.ones(64 * KIB).exp() for _ in range(2)]
+        with dtr_alloc.record_trace() as second:
+            late = [early[0].sin() for _ in range(4)]
+        del late
+    assert first.trace is not None
+    assert second.trace is not None
+    names = {item.name for item in first.trace.instructions if isinstance(item, Release)}
+    calls = [item for item in second.trace.instructions if isinstance(item, Call)]
+    made = {result.name for call in calls for result in call.results}
+    assert made
+    assert not made & {
+        r.name for c in first.trace.instructions if isinstance(c, Call) for r in c.results
+    }
+    assert not names & made
+    assert {f"x{name}" for name, _ in second.evictions.tolist()} <= made

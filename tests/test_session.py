@@ -579,3 +579,25 @@ def test_an_optimizer_step_that_raises_does_not_stop_the_recording() -> None:
         with torch.no_grad():
             y = torch.randn(1000).exp()
         assert dtr_alloc.evict(y)
+
+
+def test_banishing_keeps_what_readers_read_when_an_argument_becomes_constant() -> None:
+    x = torch.randn(64, 64)
+    with dtr_alloc.rematerialize("4MiB", policy="banish"):
+        a = x.exp()
+        b = a * 2
+        c = b + 3
+        dtr_alloc.evict(c)
+        dtr_alloc.evict(b)
+        del a
+        b.add_(100)
+        assert torch.equal(c, x.exp() * 2 + 3)
+
+
+def test_recipes_keep_what_they_read_of_a_constant_whose_memory_is_handed_out() -> None:
+    weight = torch.ones(64, 64)
+    with dtr_alloc.rematerialize("4MiB"):
+        y = weight.exp()
+        weight.numpy()[:] = 5
+        dtr_alloc.evict(y)
+        assert torch.equal(y, torch.ones(64, 64).exp())

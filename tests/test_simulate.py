@@ -16,6 +16,7 @@ from dtr_alloc import SimulationResult, Trace, TraceError
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy
 from dtr_alloc.runtime.linear import linear_schedule
 from dtr_alloc.runtime.simulate import JSON_FIELDS, POOL_FIELDS, Simulator
+from dtr_alloc.runtime.trace_format import Call, Mutate, Result
 from tests.trace_lines import (
     Line,
     call,
@@ -391,3 +392,17 @@ def test_scores_and_what_was_visited_for_them_are_counted(log: Path) -> None:
 def test_an_empty_budgetless_run_of_a_trace_without_time_has_an_overhead(log: Path) -> None:
     result = Simulator(Trace(load(log, constant("a")).instructions)).run(8)
     assert (result.base_compute, result.overhead, result.status) == (0, 0.0, "ok")
+
+
+def test_a_log_that_reads_a_view_of_a_storage_that_was_written_in_place_is_refused() -> None:
+    view = Call("view", ("a",), (Result("v", 0, 0),), 1)
+    trace = Trace(
+        (
+            Call("f", (), (Result("a", 4096, -1),), 1),
+            view,
+            Mutate("write", ("a",), (0,), 1, {"tracked": [1]}),
+            Call("g", ("v",), (Result("b", 4096, -1),), 1),
+        )
+    )
+    with pytest.raises(ValueError, match="the log reads a tensor that is gone"):
+        dtr_alloc.simulate(trace, "1MiB", mode="pool")

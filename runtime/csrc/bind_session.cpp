@@ -60,6 +60,7 @@ void bind_session(py::module_& m) {
       .def("evict", &Session::evict, Open())
       .def("materialize", &Session::materialize, Open())
       .def("pin", &Session::pin, Open())
+      .def("expose", &Session::expose, Open())
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())
       .def("step", &Session::step, Open())

@@ -477,7 +477,12 @@ void Engine::materialize(Value& target, Lock& lock) {
 
 void Engine::run(Op& op, Value& wanted, Lock& lock) {
   bool first = wanted.recomputes < 0;
-  executor_.run(op, lock);
+  try {
+    executor_.run(op, lock);
+  } catch (...) {
+    neighbourhood_.refresh();  // Some outputs may be back.
+    throw;
+  }
   stamp(wanted.storage());
   neighbourhood_.refresh();
   stats_.clock += op.cost;

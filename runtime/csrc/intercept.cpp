@@ -164,7 +164,7 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
   for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
     std::uint8_t argument = static_cast<std::uint8_t>(__builtin_ctzll(bits));
     bool written = info.is(info.writes, argument);
-    if (info.training >= 0 && !first[info.training].toBool()) written = false;
+    if (info.is(info.statistics, argument) && !first[info.training].toBool()) written = false;
     for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
       call.here |= tensor.device() == device_.device;
       if (!ours(tensor) || (written && tensor.device() != device_.device)) {
@@ -200,6 +200,12 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       for (const TensorArgument& argument : call.arguments) {
         if (argument.value && !argument.value->resident())
           bring_back(*argument.value, guard.lock());
+      }
+      // Policy::kBanish makes constant what was computed from a value that it forgets.
+      for (TensorArgument& argument : call.arguments) {
+        if (!argument.value || !argument.value->constant()) continue;
+        engine_.unlock(*argument.value);
+        argument.value = nullptr;
       }
       call.remat_ticks = ticks() - begin;
       watch_for_thrash();
@@ -283,11 +289,7 @@ void Session::prepare_writes(Call& call, Lock& lock) {
     Value& constant = constant_for(argument.storage);
     engine_.lock(constant);
     try {
-      if (small(argument)) {
-        privatize(constant, lock);
-      } else {
-        engine_.retire(constant, lock);
-      }
+      keep_content(constant, lock);
     } catch (...) {
       engine_.unlock(constant);
       throw;
@@ -302,6 +304,16 @@ void Session::prepare_writes(Call& call, Lock& lock) {
       if (j != i) engine_.lock(constant);
       call.sources[j] = &constant;
     }
+  }
+}
+
+// A constant, locked by the caller, is about to be written: the recipes that read it get a copy if
+// it is small, else what they make is computed and becomes constant itself.
+void Session::keep_content(Value& constant, Lock& lock) {
+  if (constant.size <= kLargestCopy) {
+    privatize(constant, lock);
+  } else {
+    engine_.retire(constant, lock);
   }
 }
 
@@ -402,7 +414,9 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
   }
   bookkeeping_ticks_ += call.before_ticks + ticks() - begin;
   if (options_.timeline) timeline_.push_back(pool_->live());
-  if (options_.verify && kept && !call.info.uninitialized) verify(*op, guard.lock());
+  // To unlock may banish an argument, and with it the recipe.
+  bool lasts = options_.policy != Policy::kBanish;
+  if (options_.verify && lasts && kept && !call.info.uninitialized) verify(*op, guard.lock());
   if (options_.evict_always) engine_.evict_all();
 }
 

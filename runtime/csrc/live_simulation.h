@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
@@ -53,7 +54,10 @@ class LiveSimulation final : public Executor {
   void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
   void* nowhere() { return this; }     // The content of what lies outside the pool.
   Value& constant(Bytes size, void* data);
-  Value& value_of(std::int64_t tensor) const { return *values_[roots_[tensor]]; }
+  Value& value_of(std::int64_t tensor) const {
+    if (Value* value = values_[roots_[tensor]]) return *value;
+    throw std::invalid_argument("the log reads a tensor that is gone");
+  }
   Value& written(Op& op, std::int64_t tensor) const;
   // A small constant is copied into the recipe (recipe.h), which then does not read it.
   bool inlined(std::int64_t tensor) const { return schedule_.tensor_size[roots_[tensor]] <= 16; }

@@ -175,7 +175,10 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
       dropout = static_cast<std::int32_t>(i);
     }
     bool running = argument.name() == "running_mean" || argument.name() == "running_var";
-    if (running && writes_running_statistics(name)) writes |= bit;
+    if (running && writes_running_statistics(name)) {
+      writes |= bit;
+      statistics |= bit;
+    }
     const c10::Type* plain = &type;
     if (plain->kind() == TypeKind::OptionalType) plain = plain->containedTypes()[0].get();
     if (plain->kind() == TypeKind::GeneratorType) generator = static_cast<std::int32_t>(i);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/alloc_cpu.h>
 
 #include <algorithm>
 #include <cstring>
@@ -245,10 +246,11 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice
     } else if (recipe.use == kShapeOnly) {
       storage = c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device));
     } else {
-      auto* content =
-          const_cast<std::int64_t*>(numbers);  // In the recipe, which outlives the call.
+      // Kernels expect every tensor to be aligned as an allocator would.
+      void* content = c10::alloc_cpu(kLargestInline);
+      std::memcpy(content, numbers, kLargestInline);
       storage = c10::Storage(c10::Storage::use_byte_size_t(), kLargestInline,
-                             at::DataPtr(content, kind.device));
+                             at::DataPtr(content, content, &c10::free_cpu, kind.device));
       numbers += kLargestInline / sizeof(std::int64_t);
     }
     auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), kind.keys, kind.dtype);

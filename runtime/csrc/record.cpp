@@ -10,11 +10,13 @@ namespace dtr {
 
 void Session::start_trace() {
   TORCH_CHECK(!recorder_, "a trace is being recorded already; traces do not nest");
-  recorder_ = std::make_unique<TraceRecorder>();
+  recorder_ = std::make_unique<TraceRecorder>(last_name_);
 }
 
 TraceRecorder::Records Session::take_trace() {
+  TORCH_CHECK(recorder_, "no trace is being recorded");
   TraceRecorder::Records records = recorder_->take();
+  last_name_ = recorder_->last();
   recorder_.reset();
   return records;
 }
@@ -55,6 +57,7 @@ void Session::record_end(const Call& call, Nanos cost, const torch::jit::Stack& 
   const auto add = [&](const c10::StorageImpl* storage) {
     if (value_of(storage)) {
       auto* value = value_of(storage);
+      if (!value->resident()) return;  // No result of this call.
       results.push_back({storage, pool_->data(static_cast<Block*>(value->data)), true});
     } else if (Block* block = block_of(storage)) {
       results.push_back({pool_->data(block), pool_->data(block), false});

@@ -143,6 +143,7 @@ void TraceRecorder::stepped() {
 
 void TraceRecorder::evicted(const Value& value) {
   std::lock_guard<std::mutex> guard(mutex_);
+  if (value.name < first_) return;
   out_.evictions.insert(out_.evictions.end(), {value.name, value.version});
 }
 
@@ -154,7 +155,6 @@ TraceRecorder::Name TraceRecorder::name_of(const void* key) {
 
 TraceRecorder::Records TraceRecorder::take() {
   std::lock_guard<std::mutex> guard(mutex_);
-  operators_.clear();
   return std::exchange(out_, {});
 }
 

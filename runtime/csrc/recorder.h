@@ -24,6 +24,11 @@ namespace dtr {
 class TraceRecorder {
  public:
   using Name = std::int32_t;
+
+  // Names go on from `last`, so that no two recordings of a scope share one.
+  explicit TraceRecorder(Name last) : first_(last + 1), last_(last) {}
+  Name last() const { return last_; }
+
   // Each record is its kind, its length without these two, and
   //   kOperator: operator, cost, then four lists with their lengths: names of the arguments;
   //     positions of those that are written; results as (name, bytes, block, tracked), for written
@@ -57,11 +62,12 @@ class TraceRecorder {
   void evicted(const Value& value);
   Name name_of(const void* key);  // 0 where it has none.
 
-  // Everything so far; the recorder is empty then, but for the names.
+  // Everything so far.
   struct Records {
     std::vector<std::int64_t> records;
     std::vector<std::string> operators;
-    std::vector<std::int64_t> evictions;  // Pairs (name, version), in order.
+    // Pairs (name, version), in order; not of what was there before.
+    std::vector<std::int64_t> evictions;
   };
   Records take();
 
@@ -81,7 +87,8 @@ class TraceRecorder {
   Records out_;
   ska::flat_hash_map<const void*, Name> names_;
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
-  Name last_ = 0;
+  const Name first_;
+  Name last_;
   // Of the operator that runs.
   bool running_ = false;
   std::vector<std::int64_t> arguments_, written_, made_, memory_;

@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -45,7 +46,7 @@ struct Terms {
 inline double raise(double base, double exponent) {
   if (exponent == 1) return base;
   if (exponent == 0) return 1;
-  return std::pow(base, exponent);
+  return std::pow(std::max(base, 0.0), exponent);  // The drift of evicted classes may pass zero.
 }
 
 inline double score(const Heuristic& h, const Terms& t) {

@@ -413,6 +413,22 @@ void Session::pin(const at::Tensor& tensor) {
   if (value && value->resident()) engine_.freeze(*value);
 }
 
+void Session::expose(const at::Tensor& tensor) {
+  pin(tensor);
+  Guard guard(*this);
+  auto found = constants_.find(storage_of(tensor));
+  if (found == constants_.end()) return;
+  Value& constant = *found->second;
+  engine_.lock(constant);
+  try {
+    keep_content(constant, guard.lock());
+  } catch (...) {
+    engine_.unlock(constant);
+    throw;
+  }
+  engine_.unlock(constant);
+}
+
 bool Session::is_evicted(const at::Tensor& tensor) const {
   std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
   c10::StorageImpl* storage = storage_of(tensor);

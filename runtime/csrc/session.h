@@ -75,6 +75,9 @@ class Session final : public Executor {
   bool evict(const at::Tensor& tensor);  // Whether there was something to evict.
   void materialize(const at::Tensor& tensor);
   void pin(const at::Tensor& tensor);  // Resident, and never evicted again.
+  // Its memory is about to be handed out: pins it, and recipes that read it keep what they read,
+  // because nobody will tell us when it is written.
+  void expose(const at::Tensor& tensor);
   bool is_evicted(const at::Tensor& tensor) const;
 
   void commit();
@@ -133,6 +136,7 @@ class Session final : public Executor {
   Op* before(Call& call, const torch::jit::Stack& stack);
   void prepare_writes(Call& call, Lock& lock);
   void privatize(Value& constant, Lock& lock);
+  void keep_content(Value& constant, Lock& lock);
   void after(Call& call, Op* op, const torch::jit::Stack& stack);
   void after_failure(Call& call, Op* op);
   void adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack);
@@ -158,7 +162,8 @@ class Session final : public Executor {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
   std::unique_ptr<TraceRecorder> recorder_;
-  bool recorder_muted_ = false;  // What happens now follows from what was recorded.
+  TraceRecorder::Name last_name_ = 0;  // Of the recordings before.
+  bool recorder_muted_ = false;        // What happens now follows from what was recorded.
   std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.

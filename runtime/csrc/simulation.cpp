@@ -19,8 +19,8 @@ std::vector<std::int64_t> Schedule::roots() const {
 // Live, smaller results than this are constants (intercept.cpp).
 bool Schedule::tracked(std::int64_t tensor) const {
   constexpr Bytes kSmallestValue = 512;
-  return tensor_tracked[tensor] < 0 ? tensor_size[tensor] >= kSmallestValue
-                                    : tensor_tracked[tensor] > 0;
+  if (tensor_size[tensor] < kSmallestValue) return false;
+  return tensor_tracked[tensor] != 0;
 }
 
 Simulation::Simulation(const Schedule& schedule, const SimulationOptions& options)

@@ -1,5 +1,6 @@
 #include "runtime/csrc/window.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -24,6 +25,7 @@ class Run {
 
   void restart() {
     for (; left < right; ++left) change(left, -1);
+    cost_ = stale_bytes_ = 0;  // What rounding left.
   }
   void push() { change(right++, 1); }
   void pop() { change(left++, -1); }
@@ -33,11 +35,11 @@ class Run {
     const Piece& piece = pieces[left];
     return bytes_ - piece.bytes >= bytes && evicted_ - (piece.value ? piece.bytes : 0) >= evicted;
   }
-  double cost() const { return cost_ + static_cast<double>(shared_); }
+  double cost() const { return std::max(cost_, 0.0) + static_cast<double>(shared_); }
   double score() const {
     const Heuristic& h = engine_.heuristic();
     double epsilon = static_cast<double>(h.epsilon);
-    double staleness = stale_bytes_ / static_cast<double>(evicted_);
+    double staleness = std::max(stale_bytes_, 0.0) / static_cast<double>(evicted_);
     return raise(cost() + epsilon, h.cost_exp) / raise(staleness + epsilon, h.staleness_exp);
   }
 
