@@ -1,0 +1,68 @@
+"""Torch's own databases of operators, modules and optimizers, compared with eager bit for bit.
+
+`make test` takes one fixed tenth of the cases and few samples of each; `make test-all` takes every
+case and writes what ran, was identical and was skipped to perf/results/conformance.json, part by
+part: a part that runs again replaces its own figures only.
+"""
+
+import pytest
+
+from tests.conformance.cases import DATABASES, PARTS, cases
+from tests.conformance.comparison import Tally, compare
+from tests.conformance.report import compare_with_progress, record
+from tests.conformance.skips import SKIPS
+
+FEW = {"operators": 2, "modules": 2, "optimizers": 3}
+MANY = {"operators": 12, "modules": 12, "optimizers": 12}
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_a_fixed_tenth_of_the_cases_is_exact(database: str) -> None:
+    tally = Tally()
+    for case in cases(database, part=0):
+        compare(case, tally, FEW[database])
+    assert tally.failures == []
+    assert tally.identical == tally.checks > 0
+    assert tally.samples_evicted > tally.samples // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("database", DATABASES)
+def test_every_case_is_exact(
+    database: str, part: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        tally, seconds = compare_with_progress(database, part, MANY[database])
+    record(database, part, MANY[database], tally, seconds)
+    assert tally.failures == []
+
+
+def test_the_parts_are_all_cases_and_share_none() -> None:
+    for database in DATABASES:
+        whole = [str(case) for case in cases(database)]
+        assert len(set(whole)) == len(whole) > 40
+        parts = [str(case) for part in range(PARTS) for case in cases(database, part)]
+        assert sorted(parts) == sorted(whole)
+
+
+def test_every_skip_names_a_case_that_exists() -> None:
+    entries = {str(case).rpartition("/")[0] for database in DATABASES for case in cases(database)}
+    assert set(SKIPS) <= entries
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in cases("operators") if str(case) == "operators/exp/float32")
+    calls = 0
+    honest = case.info.op
+
+    def wrong_from_the_third_call(x: object) -> object:
+        nonlocal calls
+        calls += 1
+        return honest(x) + (calls > 2)
+
+    monkeypatch.setattr(case.info, "op", wrong_from_the_third_call)
+    tally = Tally()
+    compare(case, tally, most=1)
+    assert "result 0 differs" in tally.failures[0]
+    assert tally.identical < tally.checks
