@@ -61,7 +61,9 @@ class Case:
 
 def cases(database: str, part: int | None = None) -> list[Case]:
     """All cases of a database, or those of one part."""
-    found = list({"operators": _operators, "modules": _modules, "optimizers": _optimizers}[database]())
+    found = list(
+        {"operators": _operators, "modules": _modules, "optimizers": _optimizers}[database]()
+    )
     return found if part is None else [case for case in found if case.part == part]
 
 

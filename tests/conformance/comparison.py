@@ -103,7 +103,7 @@ def _run(program: Program, by_hand: bool) -> list[_Result]:
             if by_hand and isinstance(leaf, Tensor):
                 dtr_alloc.evict(leaf)
 
-    results = []
+    results: list[_Result] = []
     try:
         for result in program(pause):
             for leaf in tree_leaves(result):

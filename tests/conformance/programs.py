@@ -47,9 +47,7 @@ def _tensors(tree: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _differentiate(
-    outputs: object, inputs: object, pause: Pause, twice: bool
-) -> Iterator[object]:
+def _differentiate(outputs: object, inputs: object, pause: Pause, twice: bool) -> Iterator[object]:
     """Gradients of the outputs by the inputs, and with `twice` gradients of those."""
     heads = [t for t in _tensors(outputs) if t.requires_grad and t.grad_fn is not None]
     leaves = [t for t in _tensors(inputs) if t.requires_grad and t.is_leaf]

@@ -23,7 +23,7 @@ def gradients(model: nn.Module) -> Iterator[Tensor]:
     yield from (p.grad for p in model.parameters() if p.grad is not None)
 
 
-# Forward mode compiles its decompositions with torch.jit, of which torch says that it is deprecated.
+# Forward mode compiles its decompositions with torch.jit, which warns that it is deprecated.
 forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 
@@ -65,9 +65,9 @@ def test_gradients_of_each_sample_over_a_module() -> None:
 def test_forward_mode_dual_numbers() -> None:
     def program() -> Iterator[Tensor]:
         with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(torch.randn(32, 32), torch.randn(32, 32))
+            dual = torch.autograd.forward_ad.make_dual(torch.randn(32, 32), torch.randn(32, 32))  # type: ignore[no-untyped-call]
             result = (dual.sin() @ dual).exp()
-            yield from torch.autograd.forward_ad.unpack_dual(result)
+            yield from torch.autograd.forward_ad.unpack_dual(result)  # type: ignore[no-untyped-call]
 
     assert_exact(program)
 
@@ -77,10 +77,10 @@ def test_hooks_of_tensors_modules_and_parameters() -> None:
         model, seen = deep(), []
         model[0].register_forward_pre_hook(lambda _, args: (args[0] * 2,))
         model[1].register_forward_hook(lambda _, __, out: out.exp())
-        model[2].register_full_backward_pre_hook(lambda _, grads: (grads[0] * 0.5,))
-        model[2].register_full_backward_hook(lambda _, grads, __: (grads[0].sin(),))
-        model[0].weight.register_hook(lambda g: g + 1)
-        model[0].bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+        model[2].register_full_backward_pre_hook(lambda _, grads: (grads[0] * 0.5,))  # type: ignore[index]
+        model[2].register_full_backward_hook(lambda _, grads, __: (grads[0].sin(),))  # type: ignore[index]
+        model[0].weight.register_hook(lambda g: g + 1)  # type: ignore[operator]
+        model[0].bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))  # type: ignore[operator]
         x = torch.randn(16, 32, requires_grad=True)
         hidden = model(x)
         hidden.retain_grad()
@@ -106,7 +106,7 @@ def test_optimizers_that_step_inside_backward() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-            p.register_post_accumulate_grad_hook(step)
+            p.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
         for _ in range(3):
             loss = model(torch.randn(16, 32)).square().mean()
             loss.backward()
@@ -148,7 +148,7 @@ class Scaled(torch.autograd.Function):
     """Saves an input and a result, keeps a number, and can be differentiated twice."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
         result = x.exp() * factor
         signs = x > 0
         ctx.save_for_backward(x, result)
@@ -156,7 +156,7 @@ class Scaled(torch.autograd.Function):
         return result, signs
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
         x, result = ctx.saved_tensors
         return gradient * result + 0 * x, None
 
@@ -165,13 +165,13 @@ class Doubled(torch.autograd.Function):
     """Writes its input in place."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.mark_dirty(x)
         return x.mul_(2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient * 2
 
 
@@ -223,7 +223,7 @@ def test_mixed_precision_with_a_scaler() -> None:
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = model(torch.randn(16, 32)).float().square().mean()
-            scaler.scale(loss * (float("inf") if step == 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(loss * (float("inf") if step == 2 else 1.0)).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
@@ -242,7 +242,8 @@ def test_parametrized_weights_and_averaged_models() -> None:
         nn.utils.parametrizations.weight_norm(model[2])
         nn.utils.parametrizations.orthogonal(model[4])
         averaged = torch.optim.swa_utils.AveragedModel(
-            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+            model,
+            multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):

@@ -15,9 +15,9 @@ from tests.conformance.cases import database_module
 from tests.exactness import assert_exact, bits, run, same, scope
 
 
-class Counting(TorchDispatchMode):
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(
@@ -94,7 +94,7 @@ def test_tensors_made_in_inference_mode_are_used_after_it() -> None:
             x.add_(1)
         y = x * 2
         copy = x.clone().requires_grad_()
-        (copy * y).sum().backward()
+        (copy * y).sum().backward()  # type: ignore[no-untyped-call]
         assert copy.grad is not None
         yield from (x, view, y, copy.grad)
 
@@ -137,7 +137,7 @@ def test_sparse_gradients_of_an_embedding() -> None:
             table(torch.randint(200, (8, 16))).exp().sum().backward()
             assert table.weight.grad is not None
             yield table.weight.grad.to_dense()
-            optimizer.step()
+            optimizer.step()  # type: ignore[no-untyped-call]
         yield table.weight
 
     assert_exact(program)
@@ -162,9 +162,7 @@ def test_quantized_tensors() -> None:
     def program() -> Iterator[Tensor]:
         x = torch.randn(64, 64).exp()
         whole = torch.quantize_per_tensor(x, 0.05, 10, torch.quint8)
-        rows = torch.quantize_per_channel(
-            x, torch.rand(64) + 0.01, torch.zeros(64), 0, torch.qint8
-        )
+        rows = torch.quantize_per_channel(x, torch.rand(64) + 0.01, torch.zeros(64), 0, torch.qint8)
         yield from (whole.int_repr(), whole.dequantize().sin(), rows.dequantize(), x)
 
     assert_exact(program)
@@ -188,7 +186,7 @@ def test_meta_and_fake_tensors_beside_real_ones() -> None:
 def test_scripted_and_traced_functions() -> None:
     layer = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Dropout(0.3))
     with pytest.warns(DeprecationWarning, match="torch.jit"):
-        scripted, traced = torch.jit.script(layer), torch.jit.trace(layer[:2], torch.ones(4, 32))
+        scripted, traced = torch.jit.script(layer), torch.jit.trace(layer[:2], torch.ones(4, 32))  # type: ignore[no-untyped-call]
 
     def program() -> Iterator[Tensor]:
         x = torch.randn(16, 32, requires_grad=True)

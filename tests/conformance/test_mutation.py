@@ -50,7 +50,7 @@ def test_a_write_is_seen_through_every_view_made_before_it() -> None:
     def program() -> Iterator[Tensor]:
         x = torch.randn(32, 64).exp()
         rows, columns, strided = x[4:20], x.t()[8:40], x.as_strided((16, 16), (3, 5), 7)
-        pieces = [*x.unbind(0)[:2], *x.split(8, dim=1), *x.chunk(3)]
+        pieces = [*x.unbind(0)[:2], *x.split(8, dim=1), *x.chunk(3)]  # type: ignore[no-untyped-call]
         x.mul_(1.5)
         rows.add_(columns[0, :16, None])
         strided[1::2].sigmoid_()
@@ -69,7 +69,7 @@ def test_views_of_an_evicted_tensor_are_written_under_autograd() -> None:
         left.mul_(right.detach().clone())
         right[3].zero_()
         x.view(64, 32).t()[5].mul_(3)
-        (x * x.detach().cos()).sum().backward()
+        (x * x.detach().cos()).sum().backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
         yield from (x, left, leaf.grad)
 
@@ -142,7 +142,7 @@ def test_two_tensors_that_swap_their_places() -> None:
     def program() -> Iterator[Tensor]:
         x, y = torch.randn(64, 64).exp(), torch.randn(32, 32).sin()
         product = x * 2
-        torch.utils.swap_tensors(x, y)
+        torch.utils.swap_tensors(x, y)  # type: ignore[no-untyped-call]
         yield from (x, y, product, x + 1)
 
     assert_exact(program)
@@ -175,9 +175,7 @@ def test_batch_norm_into_a_given_tensor_in_eval_mode() -> None:
         x, mean, variance = torch.randn(8, 16, 4, 4), torch.randn(16), torch.rand(16)
         out = torch.ones(8, 16, 4, 4)
         saved = torch.empty(0), torch.empty(0)
-        torch.native_batch_norm(
-            x, None, None, mean, variance, False, 0.1, 1e-5, out=(out, *saved)
-        )
+        torch.native_batch_norm(x, None, None, mean, variance, False, 0.1, 1e-5, out=(out, *saved))
         yield out
 
     assert_exact(program)

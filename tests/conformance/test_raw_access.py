@@ -19,7 +19,7 @@ from tests.exactness import assert_exact, bits, same, scope
 EXPOSE: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda t: t.numpy(),
     "__array__": np.asarray,
-    "dlpack": torch.utils.dlpack.to_dlpack,
+    "dlpack": torch.utils.dlpack.to_dlpack,  # type: ignore[attr-defined]
     "__dlpack__": np.from_dlpack,
     "untyped_storage": lambda t: t.untyped_storage(),
     "data_ptr": lambda t: t.data_ptr(),
@@ -84,12 +84,12 @@ def test_a_model_is_saved_loaded_and_copied_with_evicted_state() -> None:
 def test_tensors_from_numpy_and_back_in_the_middle_of_a_graph() -> None:
     class Numpy(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             ctx.save_for_backward(x)
             return torch.from_numpy(np.exp(x.detach().numpy()))
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             (x,) = ctx.saved_tensors
             return torch.from_numpy(gradient.numpy() * np.exp(x.detach().numpy()))
 
@@ -157,7 +157,7 @@ def test_an_operator_of_a_library_that_writes_its_argument(halve: Callable[[Tens
 def test_memory_shared_by_dlpack_shows_writes_from_both_sides() -> None:
     with scope(None, evict_always=True):
         x = torch.ones(64, 64).exp()
-        twin = torch.from_dlpack(x)
+        twin = torch.utils.dlpack.from_dlpack(x)
         twin.mul_(2)
         assert same(bits(x), bits(torch.ones(64, 64).exp() * 2))
         x.zero_()
@@ -170,7 +170,7 @@ def test_the_storage_of_an_evicted_tensor_is_read_and_written_bytewise() -> None
         dtr_alloc.evict(x)
         storage = x.untyped_storage()
         assert storage.nbytes() == 4000
-        assert torch.tensor(storage.tolist(), dtype=torch.uint8).view(torch.float32)[7] == 7
+        assert torch.tensor(storage.tolist(), dtype=torch.uint8).view(torch.float32)[7] == 7  # type: ignore[no-untyped-call]
         storage[0:4] = 0
         assert not dtr_alloc.evict(x)
         assert x[0] == 0
