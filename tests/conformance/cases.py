@@ -41,7 +41,11 @@ class Case:
     info: Any
 
     def __str__(self) -> str:
-        return f"{self.database}/{self.name}/{str(self.dtype).removeprefix('torch.')}"
+        return f"{self.entry}/{str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def entry(self) -> str:
+        return f"{self.database}/{self.name}"
 
     @property
     def seed(self) -> int:

@@ -39,13 +39,14 @@ class Tally:
     rematerializations: int = 0
     skipped_cases: Counter[str] = field(default_factory=Counter)
     skipped_samples: Counter[str] = field(default_factory=Counter)
+    skipped_checks: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
 
 def compare(case: Case, tally: Tally, most: int | None = None) -> None:
     """Compares at most `most` samples of a case in every mode, and adds to the tally."""
     tally.cases += 1
-    reason = reason_to_skip(str(case))
+    reason = reason_to_skip(case.entry)
     if reason:
         tally.skipped_cases[reason] += 1
         return
@@ -53,10 +54,10 @@ def compare(case: Case, tally: Tally, most: int | None = None) -> None:
         # The databases call what is deprecated and pass what is doubtful on purpose.
         warnings.simplefilter("ignore")
         for sample, program in programs(case, most):
-            _compare_sample(f"{case} {sample}", program, tally)
+            _compare_sample(case, sample, program, tally)
 
 
-def _compare_sample(name: str, program: Program, tally: Tally) -> None:
+def _compare_sample(case: Case, sample: str, program: Program, tally: Tally) -> None:
     expected = _run(program, by_hand=False)
     if len(expected) == 2 and expected[0].kind == "raises":
         tally.skipped_samples[EAGER_RAISES] += 1
@@ -66,6 +67,10 @@ def _compare_sample(name: str, program: Program, tally: Tally) -> None:
         return
     tally.samples += 1
     for mode, instruments in MODES.items():
+        reason = reason_to_skip(case.entry, mode)
+        if reason:
+            tally.skipped_checks[reason] += 1
+            continue
         tally.checks += 1
         try:
             with scope(None, **instruments) as session:
@@ -82,7 +87,7 @@ def _compare_sample(name: str, program: Program, tally: Tally) -> None:
         tally.rematerializations += stats.rematerializations
         tally.samples_evicted += mode == "evict_always" and stats.evictions > 0
         if different:
-            tally.failures.append(f"{name}, {mode}: {different}")
+            tally.failures.append(f"{case} {sample}, {mode}: {different}")
         else:
             tally.identical += 1
 

@@ -164,7 +164,10 @@ def _optimizer(case: Case, most: int | None) -> Iterator[tuple[str, Program]]:
         def program(pause: Pause) -> Iterator[object]:
             weight = torch.randn(24, 24).to(dtype).requires_grad_()
             bias = torch.randn(600).to(dtype).requires_grad_()
-            parameters = [weight, bias]
+            leaves = parameters = [weight, bias]
+            differentiable = settings.get("differentiable", False)
+            if differentiable:  # The step is part of the graph, so it cannot write leaves.
+                weight, bias = parameters = [leaf.clone() for leaf in leaves]
             data = torch.randn(32, 24).to(dtype)
             optimizer = info.optim_cls(_as_asked(info, parameters), **settings)
 
@@ -173,7 +176,9 @@ def _optimizer(case: Case, most: int | None) -> Iterator[tuple[str, Program]]:
                 hidden = (data @ weight).tanh()
                 pause(hidden)
                 loss = hidden.square().mean() + (bias * bias).sin().mean()
-                loss.backward()  # type: ignore[no-untyped-call]
+                gradients = torch.autograd.grad(loss, parameters)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
                 if info.only_supports_sparse_grads:
                     for parameter in parameters:
                         assert parameter.grad is not None
@@ -183,7 +188,9 @@ def _optimizer(case: Case, most: int | None) -> Iterator[tuple[str, Program]]:
             for _ in range(3):
                 yield optimizer.step(closure)
                 pause((parameters, optimizer.state))
-                yield (parameters, [p.grad for p in parameters])
+                yield parameters
+            if differentiable:
+                yield torch.autograd.grad([p.sum() for p in parameters], leaves)
             yield [list(state.values()) for state in optimizer.state.values()]
 
         return program

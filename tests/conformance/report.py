@@ -7,7 +7,6 @@ name with the torch they hold for. The totals are sums over the parts that ran w
 import json
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def record(database: str, part: int, most: int, tally: Tally, seconds: float) ->
     """Stores a part's figures in place of those that it had."""
     stored: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     parts = stored.get("parts", {}) if stored.get("torch") == torch.__version__ else {}
-    figures = {**asdict(tally), "most_samples_of_a_case": most, "seconds": round(seconds, 1)}
+    figures = {**vars(tally), "most_samples_of_a_case": most, "seconds": round(seconds, 1)}
     parts[f"{database} {part}"] = figures
     document = {
         "command": 'make test-all ARGS="-k test_every_case_is_exact"',

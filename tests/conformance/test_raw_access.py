@@ -184,3 +184,19 @@ def test_bytes_and_buffers_read_by_python() -> None:
         assert bytes(x.tolist())[:3] == b"\x00\x01\x02"
         assert list(map(int, y[:3])) == [0, 1, 2]
         assert torch.frombuffer(bytearray(y.numpy().tobytes()), dtype=torch.float32)[9] == 9
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=RuntimeError,
+    reason="evict_always evicts the result of `empty` before the composite kernel that asked for "
+    "it has filled it through a raw pointer",
+)
+def test_composite_kernels_fill_an_empty_tensor_through_a_pointer() -> None:
+    def program() -> Iterator[Tensor]:
+        scores = torch.randn(30, 130, 15).log_softmax(2)
+        words = torch.randint(1, 15, (130, 10))
+        lengths = torch.full((130,), 30), torch.full((130,), 10)
+        yield nn.functional.ctc_loss(scores, words, *lengths, reduction="mean")
+
+    assert_exact(program)
