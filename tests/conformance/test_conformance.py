@@ -15,7 +15,7 @@ from tests.conformance.report import compare_with_progress, record
 from tests.conformance.skips import SAMPLE_SKIPS, SKIPS, VERIFY_SKIPS
 
 FEW = {"operators": 2, "modules": 2, "optimizers": 3}
-MANY = {"operators": 12, "modules": 12, "optimizers": 12}
+MANY = {"operators": 6, "modules": 12, "optimizers": 12}
 
 
 @pytest.mark.parametrize("database", DATABASES)
