@@ -1,4 +1,4 @@
-"""Cases that are not compared, each with the reason. docs/exactness.md shows this table.
+"""Cases that are not compared, each with the reason. docs/exactness.md shows `table()`.
 
 Two more reasons are found at run time and counted: eager itself raises, or gives other bits when it
 is run again from the same seed.
@@ -60,3 +60,15 @@ def reason_to_skip_sample(case: str, sample: str) -> str | None:
 def reason_to_skip_check(entry: str, mode: str) -> str | None:
     """Why the samples of an entry are not run in a mode."""
     return VERIFY_SKIPS.get(entry) if mode == "verify" else None
+
+
+def table() -> str:
+    """All of the above, for people: one line an entry, in Markdown."""
+    rows = [(entry, "every sample", why) for entry, why in SKIPS.items()]
+    rows += [
+        (case, f"samples `{word}`" if word else "every sample", why)
+        for (case, word), why in SAMPLE_SKIPS.items()
+    ]
+    rows += [(entry, "verify mode", why) for entry, why in VERIFY_SKIPS.items()]
+    lines = [f"| `{entry}` | {what} | {why} |" for entry, what, why in rows]
+    return "\n".join(["| entry | not compared | reason |", "|---|---|---|", *lines])

@@ -5,6 +5,8 @@ case and writes what ran, was identical and was skipped to perf/results/conforma
 part: a part that runs again replaces its own figures only.
 """
 
+from pathlib import Path
+
 import pytest
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from dtr_alloc.runtime.session import open_session
 from tests.conformance.cases import DATABASES, PARTS, cases
 from tests.conformance.comparison import Tally, compare
 from tests.conformance.report import compare_with_progress, record
-from tests.conformance.skips import SAMPLE_SKIPS, SKIPS, VERIFY_SKIPS
+from tests.conformance.skips import SAMPLE_SKIPS, SKIPS, VERIFY_SKIPS, table
 
 FEW = {"operators": 2, "modules": 2, "optimizers": 3}
 MANY = {"operators": 6, "modules": 12, "optimizers": 12}
@@ -51,6 +53,11 @@ def test_every_skip_names_a_case_that_exists() -> None:
     entries = {case.entry for case in found}
     assert {case for case, _ in SAMPLE_SKIPS} <= {str(case) for case in found}
     assert {*SKIPS, *VERIFY_SKIPS} <= entries
+
+
+def test_the_documentation_shows_the_table_of_skips() -> None:
+    text = Path(__file__).parents[2] / "docs" / "exactness.md"
+    assert table() in text.read_text()
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
