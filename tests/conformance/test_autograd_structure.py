@@ -175,6 +175,65 @@ class Doubled(torch.autograd.Function):
         return gradient * 2
 
 
+def test_a_backward_that_writes_what_recipes_read() -> None:
+    class Adding(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, total: Tensor) -> Tensor:
+            ctx.twice, ctx.total = x * 2, total
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+            ctx.twice.add_(gradient)
+            ctx.total.add_(gradient)
+            return ctx.twice * gradient, None
+
+    def program() -> Iterator[Tensor]:
+        total = torch.zeros(64, 64)
+        before = total.cos()
+        x = torch.randn(64, 64, requires_grad=True)
+        out = Adding.apply(x.sin(), total)  # type: ignore[no-untyped-call]
+        between = total.sin()
+        out.square().sum().backward()
+        assert x.grad is not None
+        yield from (out, before, between, total, total * 2, x.grad)
+
+    assert_exact(program)
+
+
+def test_gradients_read_before_more_is_accumulated_in_them() -> None:
+    def program() -> Iterator[Tensor]:
+        large = torch.randn(200, 200, requires_grad=True)
+        small = torch.randn(20, 20, requires_grad=True)
+        ((large * 2).exp().sum() + (small * small).sum()).backward()  # type: ignore[no-untyped-call]
+        assert large.grad is not None
+        assert small.grad is not None
+        read = [large.grad.exp(), small.grad.sin()]
+        read.append(read[0].cos())
+        ((large * 3).sin().sum() + small.exp().sum()).backward()  # type: ignore[no-untyped-call]
+        large.grad.mul_(0.5)
+        small.grad.zero_()
+        yield from (*read, large.grad, small.grad)
+
+    assert_exact(program)
+
+
+def test_functions_made_functional_and_mapped_over_writes() -> None:
+    def written(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[0].mul_(2)
+        y.t().add_(x.sin())
+        return y.exp()
+
+    def program() -> Iterator[Tensor]:
+        yield torch.func.functionalize(written)(torch.randn(32, 32))
+        yield vmap(written)(torch.randn(4, 16, 16))
+        yield vmap(grad(lambda t: written(t).sum()), chunk_size=2)(torch.randn(5, 8, 8))
+        yield vmap(lambda row: row.clone().normal_(), randomness="different")(torch.ones(16, 16))
+
+    assert_exact(program)
+
+
 def test_functions_with_their_own_backward() -> None:
     def program() -> Iterator[Tensor]:
         x = torch.randn(32, 32, requires_grad=True)

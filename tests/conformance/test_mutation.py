@@ -181,6 +181,22 @@ def test_batch_norm_into_a_given_tensor_in_eval_mode() -> None:
     assert_exact(program)
 
 
+def test_operators_that_write_an_argument_they_also_read() -> None:
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(64, 64).exp()
+        y = x.sin()
+        x.add_(x)
+        y.addcmul_(y, y, value=0.1)
+        torch.addmm(y, x, x, out=y)
+        y.copy_(y.flip(0))
+        y.copy_(x.to(torch.float64))
+        torch._foreach_add_([x, y], [y.clone(), x.clone()])
+        torch._foreach_mul_([x, x], 2.0)
+        yield from (x, y)
+
+    assert_exact(program)
+
+
 def test_lists_of_tensors_are_written_outside_optimizers() -> None:
     def program() -> Iterator[Tensor]:
         first = [torch.randn(32, 32 + i).exp() for i in range(4)]

@@ -23,12 +23,27 @@ EXPOSE: dict[str, Callable[[Tensor], Any]] = {
     "__dlpack__": np.from_dlpack,
     "untyped_storage": lambda t: t.untyped_storage(),
     "data_ptr": lambda t: t.data_ptr(),
+    "const_data_ptr": lambda t: t.const_data_ptr(),  # type: ignore[attr-defined]
     "storage": lambda t: t.untyped_storage().data_ptr(),
     "view": lambda t: t[3:].t().numpy(),
 }
 
 
-@pytest.mark.parametrize("way", list(EXPOSE))
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(
+            way,
+            marks=pytest.mark.xfail(
+                way == "const_data_ptr",
+                strict=True,
+                raises=AssertionError,
+                reason="the method is not among those that pin, and no materializer fires for it",
+            ),
+        )
+        for way in EXPOSE
+    ],
+)
 def test_what_was_exposed_while_in_memory_is_never_evicted(way: str) -> None:
     with dtr_alloc.rematerialize("4MiB"):
         x = torch.ones(256, 64).exp()
