@@ -1,0 +1,66 @@
+"""Runs a part of a database with a progress bar, and keeps what came out in one JSON file.
+
+The whole takes tens of minutes, so it runs in parts, and each part's figures are stored under its
+name with the torch they hold for. The totals are sums over the parts that ran with this torch.
+"""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.conformance.cases import DATABASES, PARTS, cases
+from tests.conformance.comparison import Tally, compare
+
+RESULTS = Path(__file__).parents[2] / "perf" / "results" / "conformance.json"
+
+
+def compare_with_progress(database: str, part: int, most: int) -> tuple[Tally, float]:
+    """The tally over one part, and the seconds it took."""
+    tally, begin = Tally(), time.perf_counter()
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[failures]} failures"),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        chosen = cases(database, part)
+        name = f"{database} {part + 1}/{PARTS}"
+        task = progress.add_task(name, total=len(chosen), failures=0)
+        for case in chosen:
+            compare(case, tally, most)
+            progress.update(task, advance=1, failures=len(tally.failures))
+    return tally, time.perf_counter() - begin
+
+
+def record(database: str, part: int, most: int, tally: Tally, seconds: float) -> None:
+    """Stores a part's figures in place of those that it had."""
+    stored: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    parts = stored.get("parts", {}) if stored.get("torch") == torch.__version__ else {}
+    figures = {**vars(tally), "most_samples_of_a_case": most, "seconds": round(seconds, 1)}
+    parts[f"{database} {part}"] = figures
+    document = {
+        "command": 'make test-all ARGS="-k test_every_case_is_exact"',
+        "torch": torch.__version__,
+        "totals": {d: _total(d, parts) for d in DATABASES},
+        "parts": dict(sorted(parts.items())),
+    }
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _total(database: str, parts: dict[str, Any]) -> dict[str, Any]:
+    mine = [figures for name, figures in parts.items() if name.split()[0] == database]
+    total: dict[str, Any] = {"parts_run": f"{len(mine)} of {PARTS}"}
+    for figures in mine:
+        for name, figure in figures.items():
+            if isinstance(figure, dict):
+                total[name] = dict(Counter(total.get(name, {})) + Counter(figure))
+            elif isinstance(figure, list):
+                total[name] = total.get(name, 0) + len(figure)
+            elif name != "most_samples_of_a_case":
+                total[name] = round(total.get(name, 0) + figure, 1)
+    return total

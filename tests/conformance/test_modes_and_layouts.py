@@ -1,0 +1,254 @@
+"""Modes that see each call, tensors that are no plain dense tensors, compilers and profilers, in
+and around a scope."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conformance.cases import database_module
+from tests.exactness import assert_exact, bits, run, same, scope
+
+
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Tripling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 3 if func is torch.Tensor.exp else result
+
+
+def trained() -> Iterator[Tensor]:
+    layer = nn.Linear(32, 32)
+    x = torch.randn(16, 32, requires_grad=True)
+    hidden = layer(x).exp()
+    (hidden + 1).add_(x).square().sum().backward()
+    assert x.grad is not None
+    yield from (hidden, x.grad)
+
+
+def test_a_dispatch_mode_inside_the_scope_sees_the_programs_calls_only() -> None:
+    def program() -> tuple[list[tuple[Any, ...]], list[str]]:
+        with Counting() as mode:
+            results = run(trained)
+        return results, mode.names
+
+    expected, names = program()
+    with scope(None, evict_always=True) as session:
+        found, seen = program()
+        assert session.stats().rematerializations > 0
+    assert seen == names
+    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_dispatch_mode_around_the_scope() -> None:
+    expected = run(trained)
+    with Counting() as mode, scope(None, evict_always=True) as session:
+        found = run(trained)
+        assert session.stats().evictions > 0
+    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    assert any("exp" in name for name in mode.names)
+
+
+def test_a_function_mode_that_changes_results() -> None:
+    def program() -> Iterator[Tensor]:
+        with Tripling():
+            yield from trained()
+
+    assert_exact(program)
+
+
+def test_tensors_made_of_two_tensors() -> None:
+    two = database_module("two_tensor").TwoTensor
+
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(32, 32)
+        pair = two(x.exp(), x.sin()).requires_grad_()
+        result = (pair @ pair).tanh() * 2
+        result.sum().backward()
+        yield from (result.a, result.b, pair.grad.a, pair.grad.b)
+
+    assert_exact(program)
+
+
+def test_tensors_made_in_inference_mode_are_used_after_it() -> None:
+    def program() -> Iterator[Tensor]:
+        with torch.inference_mode():
+            x = torch.randn(32, 32).exp()
+            view = x[3:].t()
+            x.add_(1)
+        y = x * 2
+        copy = x.clone().requires_grad_()
+        (copy * y).sum().backward()  # type: ignore[no-untyped-call]
+        assert copy.grad is not None
+        yield from (x, view, y, copy.grad)
+
+    assert_exact(program)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning")
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "coo", "hybrid"])
+def test_sparse_tensors_of_every_layout(layout: str) -> None:
+    make: dict[str, Callable[[Tensor], Tensor]] = {
+        "csr": Tensor.to_sparse_csr,
+        "csc": Tensor.to_sparse_csc,
+        "bsr": lambda t: t.to_sparse_bsr((4, 4)),
+        "coo": Tensor.to_sparse,
+        "hybrid": lambda t: t.to_sparse(1),
+    }
+
+    def program() -> Iterator[Tensor]:
+        dense = torch.randn(32, 32).exp()
+        sparse = make[layout](dense * (dense > 1.5))
+        yield (sparse * 2).to_dense().sin()
+        if layout in ("csr", "csc", "coo"):
+            yield (sparse @ dense).exp()
+        if layout in ("coo", "hybrid"):
+            joined = (sparse + sparse).coalesce()
+            yield from (joined.values().exp(), joined.to_dense())
+        else:
+            yield sparse.values().exp()
+
+    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+        assert_exact(program)
+
+
+def test_sparse_gradients_of_an_embedding() -> None:
+    def program() -> Iterator[Tensor]:
+        table = nn.Embedding(200, 32, sparse=True)
+        optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            table(torch.randint(200, (8, 16))).exp().sum().backward()
+            assert table.weight.grad is not None
+            yield table.weight.grad.to_dense()
+            optimizer.step()  # type: ignore[no-untyped-call]
+        yield table.weight
+
+    assert_exact(program)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
+def test_nested_tensors() -> None:
+    def program() -> Iterator[Tensor]:
+        parts = [torch.randn(n, 32).exp() for n in (8, 12, 20)]
+        strided = torch.nested.nested_tensor(parts)
+        jagged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        layer = nn.Linear(32, 32)
+        for nested in (strided, jagged):
+            yield from (t.clone() for t in layer(nested).relu().unbind())
+        yield torch.nested.to_padded_tensor(strided, 0.0)
+
+    assert_exact(program)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*")  # torch warns of its own plans for quantization.
+def test_quantized_tensors() -> None:
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(64, 64).exp()
+        whole = torch.quantize_per_tensor(x, 0.05, 10, torch.quint8)
+        rows = torch.quantize_per_channel(x, torch.rand(64) + 0.01, torch.zeros(64), 0, torch.qint8)
+        yield from (whole.int_repr(), whole.dequantize().sin(), rows.dequantize(), x)
+
+    assert_exact(program)
+
+
+def test_meta_and_fake_tensors_beside_real_ones() -> None:
+    def program() -> Iterator[Tensor]:
+        meta = torch.empty(1000, 1000, device="meta").exp()
+        mode = torch._subclasses.FakeTensorMode()
+        with mode:
+            fake = torch.randn(64, 64).exp()
+        x = torch.randn(64, 64).exp()
+        assert (meta @ meta).shape == (1000, 1000)
+        assert fake.shape == x.shape
+        yield torch.empty_like(x, device="meta").to(torch.float64).new_zeros(64, 64, device="cpu")
+        yield x
+
+    assert_exact(program)
+
+
+def test_scripted_and_traced_functions() -> None:
+    layer = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Dropout(0.3))
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
+        scripted, traced = torch.jit.script(layer), torch.jit.trace(layer[:2], torch.ones(4, 32))  # type: ignore[no-untyped-call]
+
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(16, 32, requires_grad=True)
+        for _ in range(4):
+            out = scripted(x) + traced(x)
+            out.exp().sum().backward()
+            yield out
+        assert x.grad is not None
+        yield x.grad
+
+    assert_exact(program)
+
+
+# The compiler asks every input for its gradient, of which torch warns if it is no leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_functions(backend: str) -> None:
+    layer = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
+    compiled = torch.compile(layer, backend=backend)
+
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(16, 32, requires_grad=True)
+        for _ in range(2):
+            layer.zero_grad()
+            out = compiled(x.sin()).exp()
+            out.sum().backward()
+            yield out
+        assert x.grad is not None
+        yield from (x.grad, *(p.grad for p in layer.parameters() if p.grad is not None))
+
+    assert_exact(program)
+
+
+def test_a_profiler_changes_nothing() -> None:
+    def program() -> Iterator[Tensor]:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
+            yield from trained()
+        assert any("exp" in event.key for event in profile.key_averages())
+
+    assert_exact(program)
+
+
+def test_a_thread_that_trains_on_its_own_beside_a_scope() -> None:
+    expected = run(trained)
+    found: list[Tensor] = []
+    with scope(None, evict_always=True) as session:
+        torch.manual_seed(0)
+        thread = threading.Thread(target=lambda: found.extend(trained()))
+        thread.start()
+        thread.join()
+        assert session.stats().recorded == 0
+    assert all(same(bits(a), b) for a, b in zip(found, expected, strict=True))
+
+
+def test_worker_processes_load_what_evicted_tensors_hold() -> None:
+    def program() -> Iterator[Tensor]:
+        data, labels = torch.randn(64, 200).exp(), torch.arange(64.0) * 1
+        dataset = torch.utils.data.TensorDataset(data, labels)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=1, shuffle=True)
+        for batch, label in loader:
+            yield from (batch.log(), label)
+
+    assert_exact(program)
