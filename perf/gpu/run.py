@@ -201,6 +201,8 @@ def main() -> None:
     out = arguments.out or Path(os.environ.get("OUT") or ROOT / "perf/results/gpu")
     report = Report(out, time.monotonic() + arguments.seconds, arguments.device)
     report.machine = describe(arguments.device)
+    if report.machine == "unknown":
+        sys.exit("there is no CUDA device here that torch can use; --device cpu is a rehearsal")
     report.write()
     if arguments.device == "cuda":
         tests(report)

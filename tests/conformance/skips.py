@@ -18,16 +18,9 @@ SKIPS = {
     "operators/linalg.lstsq.grad_oriented": READS_GARBAGE,
 }
 
-# Some samples of one case: those with the word in their names. What stands for a defect of ours has
-# a test of its own that is expected to fail, and goes when that passes.
-_KILLS = "defect: test_a_complex_number_kept_inside_a_recipe"
-_UNWRITTEN = "defect: test_batch_norm_into_a_given_tensor_in_eval_mode"
+# Some samples of one case: those with the word in their names.
 SAMPLE_SKIPS = {
     ("optimizers/SGD/bfloat16", "fused"): READS_GARBAGE,
-    ("operators/float_power/complex64", ""): _KILLS,
-    ("operators/native_batch_norm/float32", "out="): _UNWRITTEN,
-    ("operators/native_batch_norm/float64", "out="): _UNWRITTEN,
-    ("operators/native_batch_norm/bfloat16", "out="): _UNWRITTEN,
 }
 
 PARTLY_UNINITIALISED = "a value on the way is memory that nobody wrote, in part; no result shows it"

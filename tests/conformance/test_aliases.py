@@ -101,11 +101,6 @@ def test_a_lazy_clone_and_its_original_part_at_the_first_write() -> None:
     assert_exact(program)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the new memory of a resized storage is taken for what the recipes read before",
-)
 def test_the_storage_of_a_parameter_is_freed_and_filled_again() -> None:
     """As sharded training does with the parameters that it gathers."""
     weight, x = torch.randn(64, 64), torch.randn(16, 64)
@@ -154,12 +149,6 @@ with dtr_alloc.rematerialize("4MiB"):
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="16 bytes kept inside a recipe lie at a multiple of 8 and are read with instructions "
-    "that need a multiple of 16: the process dies",
-)
 def test_a_complex_number_kept_inside_a_recipe() -> None:
     done = subprocess.run([sys.executable, "-c", _COMPLEX_NUMBER], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "(2+0j)\n(2+0j)\n")

@@ -164,12 +164,6 @@ def test_out_arguments_that_alias_are_strided_or_resized() -> None:
     assert_exact(program)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="batch norm's out= is taken for unwritten when it is not training: gather() clears "
-    "`written` for every argument, not for the running statistics alone",
-)
 def test_batch_norm_into_a_given_tensor_in_eval_mode() -> None:
     def program() -> Iterator[Tensor]:
         x, mean, variance = torch.randn(8, 16, 4, 4), torch.randn(16), torch.rand(16)

@@ -29,21 +29,7 @@ EXPOSE: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(
-            way,
-            marks=pytest.mark.xfail(
-                way == "const_data_ptr",
-                strict=True,
-                raises=AssertionError,
-                reason="the method is not among those that pin, and no materializer fires for it",
-            ),
-        )
-        for way in EXPOSE
-    ],
-)
+@pytest.mark.parametrize("way", EXPOSE)
 def test_what_was_exposed_while_in_memory_is_never_evicted(way: str) -> None:
     with dtr_alloc.rematerialize("4MiB"):
         x = torch.ones(256, 64).exp()
@@ -143,22 +129,7 @@ def test_an_operator_of_a_library_that_reads_raw_memory() -> None:
     assert_exact(program)
 
 
-@pytest.mark.parametrize(
-    "halve",
-    [
-        halve_,
-        pytest.param(
-            halve_raw_,
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="numpy() inside the operator pins the argument: its old content becomes a "
-                "constant, which the operator then overwrites under the recipes that read it",
-            ),
-        ),
-    ],
-    ids=["with torch", "through numpy"],
-)
+@pytest.mark.parametrize("halve", [halve_, halve_raw_], ids=["with torch", "through numpy"])
 def test_an_operator_of_a_library_that_writes_its_argument(halve: Callable[[Tensor], None]) -> None:
     def program() -> Iterator[Tensor]:
         x = torch.randn(32, 32).exp()
