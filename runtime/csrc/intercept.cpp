@@ -104,7 +104,9 @@ void Session::arm(c10::StorageImpl* storage) {
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (Session* session = Session::active()) {
+  // In torch 2.11 modes and subclasses come after this key, not before it: what they call is seen.
+  Session* session = keys.has(c10::DispatchKey::Python) ? nullptr : Session::active();
+  if (session) {
     session->execute(operator_info(op), keys, stack);
   } else {
     op.redispatchBoxed(keys, stack);
