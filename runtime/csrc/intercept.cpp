@@ -36,6 +36,7 @@ namespace dtr {
 thread_local int InOperator::depth = 0;
 thread_local std::int64_t InOperator::search_ticks = 0;
 thread_local bool InOperator::replaying = false;
+thread_local bool InOperator::handled = false;
 
 namespace {
 
@@ -104,9 +105,7 @@ void Session::arm(c10::StorageImpl* storage) {
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  // In torch 2.11 modes and subclasses come after this key, not before it: what they call is seen.
-  Session* session = keys.has(c10::DispatchKey::Python) ? nullptr : Session::active();
-  if (session) {
+  if (Session* session = Session::active()) {
     session->execute(operator_info(op), keys, stack);
   } else {
     op.redispatchBoxed(keys, stack);
@@ -117,12 +116,13 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) {
   std::int64_t begin = ticks();
   Call call{.info = info, .keys = keys};
+  call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   if (c10::GradMode::is_enabled()) in_optimizer = false;  // A step that raised ran no post hook.
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
-                   !call.foreign && !differentiating && captures_ == 0 &&
+                   !call.foreign && !call.handled && !differentiating && captures_ == 0 &&
                    !info.draws_elsewhere(*stack);
 
   if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
@@ -140,7 +140,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   std::int64_t start = ticks();
   std::int64_t search = InOperator::search_ticks;
   try {
-    InOperator inside;
+    InOperator inside(call.handled);
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {

@@ -347,7 +347,8 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   if (!block) {
     std::int64_t begin = ticks();
     Guard guard(*this);
-    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, captures_ == 0);
+    bool may_evict = captures_ == 0 && !InOperator::handled;
+    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, may_evict);
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
@@ -369,6 +370,11 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                    ") and nothing is left to evict; other programs may hold it: lower the "
                    "budget to about ",
                    in_mib(pool.committed), ", or stop them");
+  TORCH_CHECK_WITH(OutOfMemoryError, !InOperator::handled, "budget ", in_mib(pool.budget), ": ",
+                   in_mib(asked), " asked, ", in_mib(pool.budget - pool.live),
+                   " free; this torch hides what tensor subclasses and dispatch modes call, so "
+                   "nothing is evicted inside them: raise the budget to at least ",
+                   in_mib(floor), ", or take torch 2.13 or later");
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),
