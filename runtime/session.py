@@ -29,13 +29,13 @@ from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolv
 from dtr_alloc.size import format_size, parse_size
 
 _NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
-_EXPOSING = (
+_READING = ("tolist",)  # Methods of Tensor that copy its content through a raw pointer.
+_EXPOSING = (  # Methods that hand the memory itself out.
     "numpy",
     "__array__",
     "data_ptr",
     "const_data_ptr",
     "mutable_data_ptr",
-    "tolist",
     "untyped_storage",
     "storage",
     "_typed_storage",
@@ -174,6 +174,10 @@ class _Served:
     def expose(self, tensor: torch.Tensor) -> None:
         if session := self._allocator.session():
             session.expose(tensor)
+
+    def reading(self, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
+        session = self._allocator.session()
+        return read() if session is None else session.reading(tensor, read)
 
     def is_evicted(self, tensor: torch.Tensor) -> bool:
         session = self._allocator.session()
@@ -379,10 +383,14 @@ def _watch_raw_access() -> Callable[[], None]:
     """Makes the methods of Tensor that hand out its memory bring it back first and pin it. Returns
     the undo."""
 
-    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(name: str) -> Callable[..., Any]:
+        method = getattr(torch.Tensor, name)
+
         @functools.wraps(method)
         def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if _open is not None and isinstance(self, torch.Tensor):
+                if name in _READING:
+                    return _open.reading(self, lambda: method(self, *args, **kwargs))
                 _open.expose(self)
             return method(self, *args, **kwargs)
 
@@ -391,11 +399,11 @@ def _watch_raw_access() -> Callable[[], None]:
     missing = object()
     before = {
         name: torch.Tensor.__dict__.get(name, missing)
-        for name in _EXPOSING
+        for name in (*_READING, *_EXPOSING)
         if hasattr(torch.Tensor, name)
     }
     for name in before:
-        setattr(torch.Tensor, name, watched(getattr(torch.Tensor, name)))
+        setattr(torch.Tensor, name, watched(name))
 
     def restore() -> None:
         for name, method in before.items():

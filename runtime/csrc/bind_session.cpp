@@ -61,6 +61,15 @@ void bind_session(py::module_& m) {
       .def("materialize", &Session::materialize, Open())
       .def("pin", &Session::pin, Open())
       .def("expose", &Session::expose, Open())
+      .def("reading",
+           [](Session& session, const at::Tensor& tensor, const py::function& read) {
+             std::unique_ptr<Session::Reading> reading;
+             {
+               py::gil_scoped_release open;
+               reading = std::make_unique<Session::Reading>(session, tensor);
+             }
+             return read();
+           })
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())
       .def("step", &Session::step, Open())

@@ -46,6 +46,18 @@ class InOperator {
   static thread_local std::int64_t search_ticks;  // Spent looking for memory, not computing.
 };
 
+// Python copies a tensor's content through a pointer (`tolist`), which is no reason to pin it.
+class Session::Reading {
+ public:
+  Reading(Session& session, const at::Tensor& tensor);
+  ~Reading();
+
+ private:
+  Session& session_;
+  Value* value_ = nullptr;
+  InOperator inside_;
+};
+
 inline void disarm(c10::StorageImpl* storage) {
 #if __has_include(<c10/core/StorageMaterializer.h>)
   storage->clear_materializer();

@@ -191,6 +191,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       if (!argument.value) continue;
       engine_.lock(*argument.value);
       engine_.touch(*argument.value);
+      first_use(*argument.value);
       missing |= !argument.value->resident();
     }
   }
@@ -209,6 +210,14 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       }
       call.remat_ticks = ticks() - begin;
       watch_for_thrash();
+    }
+    if (call.tracked && call.info.shares) {
+      for (TensorArgument& argument : call.arguments) {
+        if (!argument.value) continue;
+        engine_.freeze(*argument.value);
+        engine_.unlock(*argument.value);
+        argument.value = nullptr;
+      }
     }
     if (call.tracked && device_.work) follow_streams(call);
     if (call.info.writes) prepare_writes(call, guard.lock());
@@ -269,34 +278,38 @@ void Session::prepare_writes(Call& call, Lock& lock) {
   }
   bool versions = false;  // Some result is worth recording.
   for (const TensorArgument& argument : call.arguments) {
-    if (!argument.written) continue;
-    disarm(argument.storage);
-    versions |= argument.value != nullptr;
+    if (!argument.written || !argument.value) continue;
+    disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
+    versions = true;
   }
   const auto small = [](const TensorArgument& argument) {
     return static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
   };
   call.recording &= call.info.fresh || versions;
   for (const TensorArgument& argument : call.arguments) {
-    call.recording &= !argument.written || argument.value || small(argument);
+    if (!argument.written || argument.value) continue;
+    call.recording &= small(argument);
+    // A replay could not give two arguments one memory through two storages.
+    for (const TensorArgument& other : call.arguments) {
+      call.recording &= other.storage == argument.storage || !overlap(other.storage, argument.storage);
+    }
   }
   if (call.recording) call.sources.resize(call.arguments.size(), nullptr);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
     if (!argument.written || argument.value) continue;
-    bool read = constants_.find(argument.storage) != constants_.end();
-    if (call.recording ? call.sources[i] != nullptr : !read) continue;
+    if (!call.recording) {
+      keep_content(argument.storage, lock);
+      continue;
+    }
+    if (call.sources[i]) continue;
     Value& constant = constant_for(argument.storage);
     engine_.lock(constant);
     try {
-      keep_content(constant, lock);
+      keep_content(argument.storage, lock);
     } catch (...) {
       engine_.unlock(constant);
       throw;
-    }
-    if (!call.recording) {
-      engine_.unlock(constant);
-      continue;
     }
     // The recipe reads the old content through every argument over this storage. before() unlocks.
     for (std::size_t j = 0; j < call.arguments.size(); ++j) {
@@ -307,14 +320,23 @@ void Session::prepare_writes(Call& call, Lock& lock) {
   }
 }
 
-// A constant, locked by the caller, is about to be written: the recipes that read it get a copy if
-// it is small, else what they make is computed and becomes constant itself.
-void Session::keep_content(Value& constant, Lock& lock) {
-  if (constant.size <= kLargestCopy) {
-    privatize(constant, lock);
-  } else {
-    engine_.retire(constant, lock);
+// The storage's memory is about to be written. Constants there that are small: the recipes that read
+// them get a copy; large: what those recipes make is computed and becomes constant itself.
+void Session::keep_content(c10::StorageImpl* storage, Lock& lock) {
+  auto constants = constants_over(storage);
+  const auto unlock = [&] {
+    for (Value* constant : constants) engine_.unlock(*constant);
+  };
+  for (Value* constant : constants) engine_.lock(*constant);
+  try {
+    for (Value* constant : constants) {
+      constant->size <= kLargestCopy ? privatize(*constant, lock) : engine_.retire(*constant, lock);
+    }
+  } catch (...) {
+    unlock();
+    throw;
   }
+  unlock();
 }
 
 // Gives the recipes that read a constant a copy of their own, locked by the caller.
@@ -347,7 +369,11 @@ void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) 
     Block* block = argument ? nullptr : block_of(storage);
     if (!block) continue;
     call.bytes += bytes;
-    attach(storage, engine_.write(op, i, bytes, storage, block), block);
+    Value& value = engine_.write(op, i, bytes, storage, block);
+    attach(storage, value, block);
+    if (!call.info.blank) continue;
+    value.unfilled = true;
+    engine_.lock(value);
   }
 }
 

@@ -128,10 +128,48 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
 Value& Session::constant_for(c10::StorageImpl* storage) {
   Value*& slot = constants_[storage];
   if (!slot) {
+    libraries_memory_ |= of_library(storage);
     c10::raw::intrusive_ptr::incref(storage);
     slot = &engine_.constant(storage->nbytes(), storage, storage);
   }
   return *slot;
+}
+
+bool Session::overlap(c10::StorageImpl* one, c10::StorageImpl* other) {
+  auto* a = static_cast<const char*>(one->_mutable_data_ptr_no_checks().get());
+  auto* b = static_cast<const char*>(other->_mutable_data_ptr_no_checks().get());
+  return a < b + other->nbytes() && b < a + one->nbytes();
+}
+
+// Whether others may have a name for its memory too: torch's allocators did not make it.
+bool Session::of_library(const c10::StorageImpl* storage) const {
+  c10::DeleterFnPtr deleter =
+      const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks().get_deleter();
+  return deleter != device_.deleter && deleter != &storage_died &&
+         deleter != c10::GetDefaultCPUAllocator()->raw_deleter();
+}
+
+// What recipes read of the memory that `storage` lies over: through it, or, where a library has
+// handed the memory out twice (from_numpy, DLPack), through another storage.
+c10::SmallVector<Value*, 4> Session::constants_over(c10::StorageImpl* storage) const {
+  c10::SmallVector<Value*, 4> found;
+  if (libraries_memory_ || of_library(storage)) {
+    for (const auto& [other, constant] : constants_) {
+      if (other == storage || overlap(other, storage)) found.push_back(constant);
+    }
+  } else if (auto own = constants_.find(storage);
+             own != constants_.end()) {
+    found.push_back(own->second);
+  }
+  return found;
+}
+
+// The result of `empty` is about to be filled: by an operator, which comes here, or through a
+// pointer by the kernel that asked for it, which must not find it evicted. Hence the lock.
+void Session::first_use(Value& value) {
+  if (!value.unfilled) return;
+  value.unfilled = false;
+  engine_.unlock(value);
 }
 
 // ---- Executor
@@ -152,6 +190,10 @@ void Session::release(Value& value, Loss loss) {
 
 void Session::settle(Value& value) {
   Block* block = static_cast<Block*>(value.data);
+  if (value.unfilled) {
+    value.unfilled = false;
+    --value.locks;
+  }
   if (!value.home) {
     block->owner = nullptr;
     auto kept =
@@ -416,17 +458,29 @@ void Session::pin(const at::Tensor& tensor) {
 void Session::expose(const at::Tensor& tensor) {
   pin(tensor);
   Guard guard(*this);
-  auto found = constants_.find(storage_of(tensor));
-  if (found == constants_.end()) return;
-  Value& constant = *found->second;
-  engine_.lock(constant);
+  if (c10::StorageImpl* storage = storage_of(tensor)) keep_content(storage, guard.lock());
+}
+
+Session::Reading::Reading(Session& session, const at::Tensor& tensor) : session_(session) {
+  Guard guard(session_);
+  c10::StorageImpl* storage = storage_of(tensor);
+  Value* value = storage ? value_of(storage) : nullptr;
+  if (!value) return;
+  session_.engine_.lock(*value);
   try {
-    keep_content(constant, guard.lock());
+    if (!value->resident()) session_.bring_back(*value, guard.lock());
   } catch (...) {
-    engine_.unlock(constant);
+    session_.engine_.unlock(*value);
     throw;
   }
-  engine_.unlock(constant);
+  value_ = value;
+}
+
+Session::Reading::~Reading() {
+  if (!value_) return;
+  Guard guard(session_);
+  if (value_->producer && value_->home) session_.arm(static_cast<c10::StorageImpl*>(value_->home));
+  session_.engine_.unlock(*value_);
 }
 
 bool Session::is_evicted(const at::Tensor& tensor) const {
@@ -441,6 +495,7 @@ void Session::storage_died(void* context) {
   if (!session) return;  // A forked child: the record is the parent's.
   Guard guard(*session);
   Value& value = *static_cast<Value*>(context);
+  session->first_use(value);
   if (session->recorder_) session->recorder_->died(value.home);
   session->engine_.dropped(value);
 }

@@ -80,6 +80,9 @@ class Session final : public Executor {
   void expose(const at::Tensor& tensor);
   bool is_evicted(const at::Tensor& tensor) const;
 
+  // While one lives, the tensor's content is there, and this thread may copy it through a pointer.
+  class Reading;
+
   void commit();
   void step();  // An optimizer step is over.
   static void set_in_optimizer(bool inside);
@@ -135,8 +138,12 @@ class Session final : public Executor {
   void gather(Call& call, const torch::jit::Stack& stack) const;
   Op* before(Call& call, const torch::jit::Stack& stack);
   void prepare_writes(Call& call, Lock& lock);
+  bool of_library(const c10::StorageImpl* storage) const;
+  static bool overlap(c10::StorageImpl* one, c10::StorageImpl* other);
+  c10::SmallVector<Value*, 4> constants_over(c10::StorageImpl* storage) const;
+  void keep_content(c10::StorageImpl* storage, Lock& lock);
   void privatize(Value& constant, Lock& lock);
-  void keep_content(Value& constant, Lock& lock);
+  void first_use(Value& value);
   void after(Call& call, Op* op, const torch::jit::Stack& stack);
   void after_failure(Call& call, Op* op);
   void adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack);
@@ -158,6 +165,7 @@ class Session final : public Executor {
   std::mutex
       remat_mutex_;  // One thread recomputes at a time, so that each value is recomputed once.
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
+  bool libraries_memory_ = false;  // Some constants lie in memory that torch did not allocate.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;

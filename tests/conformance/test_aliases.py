@@ -84,11 +84,6 @@ def test_integers_and_masks_large_enough_to_be_evicted() -> None:
     assert_exact(program)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="torch refuses to share a storage whose context is not its data, as a value's is not",
-)
 def test_a_lazy_clone_and_its_original_part_at_the_first_write() -> None:
     def program() -> Iterator[Tensor]:
         x = torch.randn(64, 64).exp()
@@ -116,12 +111,6 @@ def test_the_storage_of_a_parameter_is_freed_and_filled_again() -> None:
 
 
 @pytest.mark.parametrize("library", ["numpy", "dlpack"])
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="constants are found by storage: a write through another storage over the same memory "
-    "does not find the recipes that read it",
-)
 def test_two_storages_over_the_memory_of_a_library(library: str) -> None:
     def program() -> Iterator[Tensor]:
         array = np.ones((64, 64), dtype=np.float32)
