@@ -123,6 +123,8 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                    !call.foreign && !differentiating && captures_ == 0 &&
                    !info.draws_elsewhere(*stack);
 
+  std::optional<Turn> turn;
+  if (options_.record && (info.writes || info.random)) turn.emplace(*this);
   if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
 
   Op* op = nullptr;
@@ -135,6 +137,8 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     call.cost = cost_key(info, call.arguments);
     if (captures_ == 0) sample = costs_->begin(call.cost, stream());
   }
+  MutationDetector::Arguments seen;
+  if (detector_) seen = detector_->look(info, call.arguments);
   std::int64_t start = ticks();
   std::int64_t search = InOperator::search_ticks;
   try {
@@ -150,7 +154,14 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (sample.first) costs_->end(sample, stream());
   call.kernel_ticks = ticks() - start - (InOperator::search_ticks - search);
   call.before_ticks = start - begin - call.remat_ticks;
+  std::exception_ptr undeclared;
+  try {
+    if (detector_) detector_->compare(info, seen);
+  } catch (...) {
+    undeclared = std::current_exception();
+  }
   after(call, op, *stack);
+  if (undeclared) std::rethrow_exception(undeclared);
 }
 
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
@@ -175,8 +186,7 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
       }
       c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
       call.bytes += static_cast<Bytes>(storage->nbytes());
-      bool tracked = !info.shape_only && value_of(storage) != nullptr;
-      call.tracked |= tracked;
+      call.tracked |= !info.shape_only && tracked(storage);
       call.arguments.push_back({&tensor, storage, nullptr, argument, written, item});
     });
   }
@@ -222,6 +232,11 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
     if (call.tracked && device_.work) follow_streams(call);
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
+    for (const TensorArgument& argument : call.arguments) {
+      if (!detector_ || argument.value) continue;
+      auto constant = constants_.find(argument.storage);
+      if (constant != constants_.end()) detector_->verify(*constant->second, call.info);
+    }
     Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.generator));
     if (!op || call.info.shape_only) return op;
     std::uint32_t use = 0;
@@ -231,6 +246,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       Value* source = call.sources.empty() ? nullptr : call.sources[i];
       if (!source) source = argument.value ? argument.value : &constant_for(argument.storage);
       engine_.read(*op, use++, *source);
+      if (detector_ && source->constant()) detector_->watch(*source, argument.tensor);
     }
     for (Value* source : call.sources) {
       if (source) engine_.unlock(*source);
@@ -291,7 +307,8 @@ void Session::prepare_writes(Call& call, Lock& lock) {
     call.recording &= small(argument);
     // A replay could not give two arguments one memory through two storages.
     for (const TensorArgument& other : call.arguments) {
-      call.recording &= other.storage == argument.storage || !overlap(other.storage, argument.storage);
+      call.recording &=
+          other.storage == argument.storage || !overlap(other.storage, argument.storage);
     }
   }
   if (call.recording) call.sources.resize(call.arguments.size(), nullptr);
@@ -320,8 +337,8 @@ void Session::prepare_writes(Call& call, Lock& lock) {
   }
 }
 
-// The storage's memory is about to be written. Constants there that are small: the recipes that read
-// them get a copy; large: what those recipes make is computed and becomes constant itself.
+// The storage's memory is about to be written. Constants there that are small: the recipes that
+// read them get a copy; large: what those recipes make is computed and becomes constant itself.
 void Session::keep_content(c10::StorageImpl* storage, Lock& lock) {
   auto constants = constants_over(storage);
   const auto unlock = [&] {
@@ -421,8 +438,10 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
 
   bool foreign = call.foreign;
   for (std::uint32_t i = 0; i < call.info.returns; ++i) {
-    for_each_tensor(results[i],
-                    [&](c10::TensorImpl& tensor, std::uint16_t) { foreign |= !is_dense(tensor); });
+    for_each_tensor(results[i], [&](c10::TensorImpl& tensor, std::uint16_t) {
+      foreign |= !is_dense(tensor);
+      if (detector_) detector_->made(tensor, call.info);
+    });
   }
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
@@ -479,6 +498,9 @@ void Session::verify(Op& op, Lock& lock) {
     if (op.outputs()[i]) hold(*op.outputs()[i]);
   }
   for (std::uint32_t i = 0; i < op.use_count; ++i) hold(*op.uses()[i].value);
+  lock.unlock();
+  Turn turn(*this);
+  lock.lock();
   for (std::uint32_t i = 0; i < op.use_count; ++i) bring_back(*op.uses()[i].value, lock);
   std::string different;
   {
