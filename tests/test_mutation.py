@@ -81,10 +81,10 @@ def test_a_constant_that_an_operator_of_another_thread_writes() -> None:
 def test_a_gradient_written_through_an_array_names_what_made_it() -> None:
     with dtr_alloc.rematerialize("4MiB", debug=True):
         x = torch.ones(64, 64, requires_grad=True)
-        (x.exp() * 2).sum().backward()
+        (x.exp() * 2).sum().backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
         norm = x.grad.square()
-        view = torch.from_dlpack(x.grad)
+        view = torch.utils.dlpack.from_dlpack(x.grad)
         array = view.numpy()
         later = view.sin()
         array[0] = 0
@@ -103,6 +103,7 @@ def test_memory_that_another_process_may_write() -> None:
             x.fill_(1)
             made = x.exp()
             other = multiprocessing.shared_memory.SharedMemory(shared.name)
+            assert other.buf is not None
             other.buf[0:4] = b"\0\0\0\0"
             other.close()
             dtr_alloc.evict(made)

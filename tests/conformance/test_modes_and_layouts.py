@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.conformance.cases import database_module
 import dtr_alloc
+from tests.conformance.cases import database_module
 from tests.exactness import assert_exact, bits, run, same, scope
 
 
