@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import dtr_alloc
 from dtr_alloc import _core
 from tests.conformance.cases import database_module
 from tests.exactness import assert_exact, bits, run, same, scope
@@ -249,6 +250,24 @@ def test_a_profiler_changes_nothing() -> None:
         assert any("exp" in event.key for event in profile.key_averages())
 
     assert_exact(program)
+
+
+def test_a_profile_shows_each_recomputation_under_a_name_of_its_own() -> None:
+    with (
+        dtr_alloc.rematerialize("4MiB") as session,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        x = torch.ones(64, 64)
+        once, twice = x.exp(), x.exp().sin()
+        dtr_alloc.evict(once)
+        dtr_alloc.evict(twice)
+        once + twice
+    counts = {event.key: event.count for event in profile.key_averages()}
+    names = {name for name in counts if name.startswith("dtr::rematerialize")}
+    assert names == {"dtr::rematerialize(aten::exp)", "dtr::rematerialize(aten::sin)"}
+    assert counts["dtr::rematerialize(aten::exp)"] == 2
+    assert sum(counts[name] for name in names) == session.stats().rematerializations == 3
+    assert counts["aten::exp"] == 2  # The program's own.
 
 
 def test_a_thread_that_trains_on_its_own_beside_a_scope() -> None:
