@@ -1,1 +1,1 @@
-"""Scoring and selection on the device (Triton). Nothing here yet."""
+"""Scoring and selection as data-parallel jobs: in plain torch (`reference`), and in Triton."""
