@@ -112,6 +112,12 @@ def select(scores: Tensor, size: Tensor, order: Tensor, request: int) -> Tensor:
     return rows[before < request]
 
 
+def victims(columns: Columns, settings: Settings, clock: int, request: int) -> list[Tensor]:
+    """What `select` takes under each setting, by scores in float64."""
+    scores = score(columns, settings, clock)
+    return [select(row, columns.size, columns.order, request) for row in scores]
+
+
 class Window(NamedTuple):
     """Blocks [begin, end) of the list, and their score; an empty one, infinite, if there is
     none."""
