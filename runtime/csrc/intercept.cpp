@@ -104,7 +104,9 @@ void Session::arm(c10::StorageImpl* storage) {
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (Session* session = Session::active()) {
+  // In torch 2.11 modes and subclasses come after this key, not before it: what they call is seen.
+  Session* session = keys.has(c10::DispatchKey::Python) ? nullptr : Session::active();
+  if (session) {
     session->execute(operator_info(op), keys, stack);
   } else {
     op.redispatchBoxed(keys, stack);
@@ -128,7 +130,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
 
-  if (recorder_) record_begin(call);
+  if (TraceRecorder* recorder = recorder_) record_begin(call, *recorder);
   Costs::Sample sample;
   bool timed = costs_ && call.here;
   if (timed) {
@@ -142,7 +144,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {
-    if (recorder_) recorder_->abandon();
+    if (TraceRecorder* recorder = recorder_) recorder->abandon();
     if (timed) costs_->abandon(sample);
     after_failure(call, op);
     throw;
@@ -382,7 +384,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
     }
   }
   Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(call.kernel_ticks);
-  if (recorder_) record_end(call, cost, stack);
+  if (TraceRecorder* recorder = recorder_) record_end(call, *recorder, cost, stack);
   engine_.note_operator(call.bytes);
   bool kept = op && op->live_outputs;
   if (op) {

@@ -110,9 +110,9 @@ void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
   pointer = at::DataPtr(pool_->data(block), &value, &storage_died, device_.device);
   block->owner = &value;
   arm(storage);
-  if (recorder_) {
-    recorder_->rekey(pool_->data(block), storage);
-    value.name = recorder_->name_of(storage);
+  if (TraceRecorder* recorder = recorder_) {
+    recorder->rekey(pool_->data(block), storage);
+    value.name = recorder->name_of(storage);
   }
 }
 
@@ -122,7 +122,7 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
   pointer = ordinary(pool_->data(block));
   block->owner = nullptr;
   disarm(storage);
-  if (recorder_) recorder_->rekey(storage, pool_->data(block));
+  if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pool_->data(block));
 }
 
 Value& Session::constant_for(c10::StorageImpl* storage) {
@@ -138,7 +138,8 @@ Value& Session::constant_for(c10::StorageImpl* storage) {
 // -------------------------------------------------------------------------------------------------------
 
 void Session::release(Value& value, Loss loss) {
-  if (recorder_ && loss == Loss::kEvicted) recorder_->evicted(value);
+  TraceRecorder* recorder = recorder_;
+  if (recorder && loss == Loss::kEvicted) recorder->evicted(value);
   Block* block = static_cast<Block*>(value.data);
   block->owner = nullptr;
   pool_->free(block);
@@ -161,7 +162,8 @@ void Session::settle(Value& value) {
     return;
   }
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
-  if (recorder_ && !recorder_muted_ && !leaving_) recorder_->froze(storage);
+  TraceRecorder* recorder = recorder_;
+  if (recorder && !recorder_muted_ && !leaving_) recorder->froze(storage);
   detach(storage, block);
   if (leaving_) settled_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   c10::raw::intrusive_ptr::incref(storage);
@@ -351,7 +353,8 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     search_ticks_ += passed;
     InOperator::search_ticks += passed;
   }
-  if (recorder_ && !InOperator::replaying) recorder_->allocated(pool_->data(block), asked);
+  TraceRecorder* recorder = recorder_;
+  if (recorder && !InOperator::replaying) recorder->allocated(pool_->data(block), asked);
   return pool_->data(block);
 }
 
@@ -441,7 +444,7 @@ void Session::storage_died(void* context) {
   if (!session) return;  // A forked child: the record is the parent's.
   Guard guard(*session);
   Value& value = *static_cast<Value*>(context);
-  if (session->recorder_) session->recorder_->died(value.home);
+  if (TraceRecorder* recorder = session->recorder_) recorder->died(value.home);
   session->engine_.dropped(value);
 }
 
@@ -486,7 +489,7 @@ bool Session::spill() {
 void Session::step() {
   std::lock_guard<std::mutex> alone(remat_mutex_);
   Guard guard(*this);
-  if (recorder_) recorder_->stepped();
+  if (TraceRecorder* recorder = recorder_) recorder->stepped();
   recorder_muted_ = true;
   engine_.age(guard.lock());
   recorder_muted_ = false;
