@@ -124,16 +124,16 @@ def main() -> None:
     extras = Settings.of([Heuristic(fragmentation=1, recompute_penalty=1.1)])
     tuned = Settings.of([Heuristic(size_exp=0.7, fragmentation=0.2, recompute_penalty=1.1)])
     clock = (1 << 41) + 16
-    for n in (100_000, 100_001):
-        for name, settings, dtype in (
-            ("plain", plain, torch.float64),
-            ("plain of 32 settings", several, torch.float64),
-            ("plain in float32", plain, torch.float32),
-            ("extras", extras, torch.float64),
-            ("tuned", tuned, torch.float64),
-        ):
-            launch.score(columns(n), settings, clock, dtype)
-            found[f"{name}, {n} rows"] = resources(score.last)
+    for name, settings, dtype, n in (
+        ("plain", plain, torch.float64, 100_000),
+        ("plain", plain, torch.float64, 100_001),
+        ("plain of 32 settings", several, torch.float64, 100_000),
+        ("plain in float32", plain, torch.float32, 100_000),
+        ("extras", extras, torch.float64, 100_000),
+        ("tuned", tuned, torch.float64, 100_000),
+    ):
+        launch.score(columns(n), settings, clock, dtype)
+        found[f"{name}, {n} rows"] = resources(score.last)
     launch.victims(columns(100_000), plain, clock, 1 << 30)
     found["plain with minima"] = resources(score.last)
     found["take_victims"] = resources(take.last)
