@@ -13,7 +13,7 @@ ARGS :=
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all perf lint format clean check-cuda gpu
+.PHONY: demo test test-all perf lint format clean check-cuda gpu asan tsan planted-faults
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -51,6 +51,16 @@ gpu:
 	$(GPU_PYTHON) setup.py -q build_ext --inplace
 	mkdir -p build/gpu && ln -sfn ../../dtr_alloc build/gpu/dtr_alloc # The root itself would offer `kernels`.
 	PYTHONPATH=$(CURDIR)/build/gpu PYTHONSAFEPATH=1 $(GPU_PYTHON) perf/gpu/run.py $(ARGS)
+
+# Pool and engine under threads, without torch and Python; needs g++ with its sanitizers.
+asan:
+	python3 tests/stress/run.py address,undefined
+tsan:
+	python3 tests/stress/run.py thread
+
+# Does a test notice? Plants one fault at a time in a copy of the sources, builds it, runs a test.
+planted-faults: $(READY)
+	$(PYTHON) tests/planted_faults.py
 
 lint: $(READY)
 	.venv/bin/ruff check

@@ -147,10 +147,11 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
   recordable = name.rfind("aten::", 0) == 0 && !contains(kStorageSurgery, name) && arguments <= 64;
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   shape_only = reads_only_shapes(name);
-  bool empty = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
-  uninitialized = empty || name == "aten::mkldnn_rnn_layer";  // The latter in its workspace.
+  blank = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
+  shares = name == "aten::_lazy_clone";
+  uninitialized = blank || name == "aten::mkldnn_rnn_layer";  // The latter in its workspace.
   // Before torch 2.13 nobody tells us when the program fills such memory through a raw pointer.
-  if (empty && !kSeesRawAccess) recordable = false;
+  if (blank && !kSeesRawAccess) recordable = false;
   for (std::size_t i = 0; i < arguments && i < 64; ++i) {
     const auto& argument = schema.arguments()[i];
     const c10::Type& type = *argument.type();
