@@ -13,6 +13,7 @@ void ScoreColumns::add(Value& value, std::uint64_t order) {
   std::size_t row = count();
   value.candidate = static_cast<std::int32_t>(row);
   values_.push_back(&value);
+  near_.emplace_back();
   size_[row] = value.size;
   free_left_[row] = free_right_[row] = 0;
   last_access_[row] = value.last_access;
@@ -29,6 +30,7 @@ void ScoreColumns::remove(Value& value) {
   evictable_count_ -= evictable_[row];
   values_[row] = values_[last];
   values_[row]->candidate = static_cast<std::int32_t>(row);
+  near_[row] = near_[last];
   size_[row] = size_[last];
   free_left_[row] = free_left_[last];
   free_right_[row] = free_right_[last];
@@ -40,11 +42,13 @@ void ScoreColumns::remove(Value& value) {
   evictable_[row] = evictable_[last];
   evictable_[last] = 0;
   values_.pop_back();
+  near_.pop_back();
   value.candidate = kNowhere;
 }
 
 void ScoreColumns::clear() {
   values_.clear();
+  near_.clear();
   std::fill_n(evictable_, capacity_, 0);
   evictable_count_ = 0;
 }
@@ -60,7 +64,9 @@ void ScoreColumns::forbid(const Value& value) {
   evictable_[value.candidate] = 0;
 }
 
-void ScoreColumns::stamp(const Value& value, std::uint64_t order) { order_[value.candidate] = order; }
+void ScoreColumns::stamp(const Value& value, std::uint64_t order) {
+  order_[value.candidate] = order;
+}
 
 void ScoreColumns::copy_times(const Value& value) {
   cost_[value.candidate] = value.cost;

@@ -18,7 +18,15 @@
 
 namespace dtr {
 
+struct EvictedClass;
 struct Value;
+
+// The evicted classes next to a row's value, where they are known and no more than two
+// (evicted_classes.h).
+struct NearClasses {
+  EvictedClass *first = nullptr, *second = nullptr;
+  bool known = false;
+};
 
 struct ColumnsView {
   std::size_t count;
@@ -57,6 +65,7 @@ class ScoreColumns {
   void stamp(const Value& value, std::uint64_t order);
   void copy_times(const Value& value);  // Its cost and last access, which may change.
 
+  NearClasses& near(std::size_t row) { return near_[row]; }
   void set_neighbourhood(std::size_t row, Nanos cost) { neighbourhood_[row] = cost; }
   void set_free(std::size_t row, std::pair<Bytes, Bytes> bytes) {
     free_left_[row] = bytes.first;
@@ -69,6 +78,7 @@ class ScoreColumns {
   void grow();
 
   std::vector<Value*> values_;
+  std::vector<NearClasses> near_;
   std::size_t capacity_ = 0, evictable_count_ = 0;
   std::unique_ptr<std::byte[]> memory_;
   Bytes *size_ = nullptr, *free_left_ = nullptr, *free_right_ = nullptr;

@@ -80,6 +80,9 @@ void Engine::compute(Op& op, Nanos cost, Lock& lock) {
       if (storage.candidate != kNowhere) columns_.copy_times(storage);
     }
     if (op.outputs()[i] == &storage) neighbourhood_.expected(storage);
+    for (std::uint32_t j = 0; j < op.use_count; ++j) {
+      neighbourhood_.linked(storage, op.uses()[j].value->storage());
+    }
     own(*op.outputs()[i], generation_);
     --op.outputs()[i]->recomputes;  // The first run is none.
   }
@@ -284,7 +287,7 @@ void Engine::disown(Value& value) {
 // The columns that change with other values' fates are brought up to date when they are read.
 void Engine::refresh(std::size_t row) {
   const Value& value = *columns_.value(row);
-  columns_.set_neighbourhood(row, neighbourhood_.cost(value));
+  columns_.set_neighbourhood(row, neighbourhood_.cost(row));
   if (heuristic_.fragmentation != 0) columns_.set_free(row, executor_.free_neighbours(value));
 }
 
@@ -318,10 +321,10 @@ Value* Engine::choose() {
     }
     if (least.row() != kNoRow) return columns_.value(least.row());
   }
-  if (heuristic_.neighbourhood != NeighbourhoodKind::kNone || heuristic_.fragmentation != 0) {
-    for (std::size_t row = 0; row < n; ++row) {
-      if (columns.evictable[row]) refresh(row);
-    }
+  neighbourhood_.fill();
+  for (std::size_t row = 0; heuristic_.fragmentation != 0 && row < n; ++row) {
+    if (columns.evictable[row])
+      columns_.set_free(row, executor_.free_neighbours(*columns_.value(row)));
   }
   Scorer::Choice choice = scorer_.choose(columns, stats_.clock);
   stats_.evaluations += static_cast<std::int64_t>(columns_.evictable()) + choice.evaluations;

@@ -57,7 +57,7 @@ class Engine {
         policy_(policy),
         records_(records),
         scorer_(heuristic),
-        neighbourhood_(heuristic.neighbourhood) {}
+        neighbourhood_(heuristic.neighbourhood, columns_) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -165,9 +165,9 @@ class Engine {
   const Records records_;
   Scorer scorer_;
   std::mutex mutex_;
-  Neighbourhood neighbourhood_;
-  ScoreColumns columns_;       // A row for each resident and recomputable value.
-  std::vector<Value*> owned_;  // Recomputable and held by the program; resident or not.
+  ScoreColumns columns_;                 // A row for each resident and recomputable value.
+  mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
+  std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
   std::vector<Value*> garbage_;
   EngineStats stats_;
   std::int32_t generation_ = 0;
