@@ -165,11 +165,19 @@ bool has_vectors(const Heuristic& h) {
          (whole || !(shape.free || shape.penalty));
 }
 
+// Whether all that is in an integral score is equal.
+bool alike(const Heuristic& h, const Terms& a, const Terms& b) {
+  return (h.cost_exp == 0 || a.cost == b.cost) && (h.size_exp == 0 || a.size == b.size) &&
+         (h.staleness_exp == 0 || a.staleness == b.staleness);
+}
+
 }  // namespace
 
 void Least::consider(std::int64_t row, std::uint64_t order, const Terms& terms) {
   double score = dtr::score(heuristic_, terms);
-  if (integral_ && row_ != kNoRow && std::abs(score - score_) <= kNear * std::abs(score_)) {
+  if (integral_ && row_ != kNoRow && alike(heuristic_, terms, terms_)) {
+    score = score_;
+  } else if (integral_ && row_ != kNoRow && std::abs(score - score_) <= kNear * std::abs(score_)) {
     score = exact_score(heuristic_, terms);
     if (!exact_) score_ = exact_score(heuristic_, terms_);
     exact_ = true;
