@@ -37,7 +37,9 @@ def _settings(settings: Settings, device: torch.device) -> Tensor:
     table[:, 2] = settings.staleness_exp
     table[:, 3] = settings.fragmentation
     table[:, 4] = torch.tensor(settings.log2_penalty(), dtype=torch.float64)
-    return table.to(device)
+    if device.type == "cuda":  # From pinned memory the host need not wait for the copy.
+        table = table.pin_memory()
+    return table.to(device, non_blocking=True)
 
 
 def _launch_score(
