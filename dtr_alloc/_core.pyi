@@ -83,6 +83,24 @@ class Heuristic:
         seed: int,
     ) -> None: ...
 
+class ScoreColumns:
+    def __init__(
+        self,
+        *,
+        size: npt.NDArray[np.int64],
+        free_left: npt.NDArray[np.int64],
+        free_right: npt.NDArray[np.int64],
+        last_access: npt.NDArray[np.int64],
+        cost: npt.NDArray[np.int64],
+        neighbourhood: npt.NDArray[np.int64],
+        recomputes: npt.NDArray[np.int32],
+        evictable: npt.NDArray[np.uint8],
+        order: npt.NDArray[np.uint64],
+    ) -> None: ...
+    def scores(self, heuristic: Heuristic, clock: int) -> npt.NDArray[np.float64]: ...
+    def time_choices(self, heuristic: Heuristic, clock: int, times: int, by_row: bool) -> float: ...
+    def victims(self, heuristic: Heuristic, clock: int, bytes: int) -> npt.NDArray[np.int64]: ...
+
 class SessionStats:
     operators: int
     recorded: int
