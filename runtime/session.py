@@ -176,9 +176,11 @@ class _Served:
         if session := self._allocator.session():
             session.expose(tensor)
 
+    def join(self) -> None:
+        _core.record_this_thread(True)
+
     def part(self) -> None:
-        if session := self._allocator.session():
-            session.part()
+        _core.record_this_thread(False)
 
     def reading(self, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
         session = self._allocator.session()
@@ -383,7 +385,8 @@ def join_scope() -> Iterator[None]:
     take turns; other operators run side by side. Leaving the scope waits for those who joined.
 
     Raises:
-        RuntimeError: no scope is open, or this thread belongs to one already.
+        RuntimeError: no scope is open, or this thread belongs to one already, or a trace of the
+            scope is being recorded.
 
     Example:
         >>> import threading, torch
@@ -408,13 +411,14 @@ def join_scope() -> Iterator[None]:
         if _core.records_this_thread():
             raise RuntimeError("this thread belongs to a dtr_alloc scope already")
         _joined += 1
-    _core.record_this_thread(True)
     try:
-        yield
+        session.join()
+        try:
+            yield
+        finally:
+            session.part()
+            _core.set_in_optimizer(False)
     finally:
-        _core.record_this_thread(False)
-        _core.set_in_optimizer(False)
-        session.part()
         with _parted:
             _joined -= 1
             _parted.notify_all()
