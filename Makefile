@@ -39,7 +39,7 @@ check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
 # The sources are copied, so that another torch's build does not take the place of .venv's.
 check-cuda-%:
 	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
-	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib pytest
+	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib pytest expecttest
 	rm -rf .venv-cuda/$*/source/tests && mkdir -p .venv-cuda/$*/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-cuda/$*/source
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .

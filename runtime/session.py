@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.utils.dlpack
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -455,11 +456,10 @@ def _optimizer_stepped(core: _core.Session | _Served) -> None:
 
 
 def _watch_raw_access() -> Callable[[], None]:
-    """Makes the methods of Tensor that hand out its memory bring it back first and pin it. Returns
-    the undo."""
+    """Makes what hands out a tensor's memory bring it back first and pin it. Returns the undo."""
 
-    def watched(name: str) -> Callable[..., Any]:
-        method = getattr(torch.Tensor, name)
+    def watched(owner: Any, name: str) -> Callable[..., Any]:
+        method = getattr(owner, name)
 
         @functools.wraps(method)
         def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -472,20 +472,19 @@ def _watch_raw_access() -> Callable[[], None]:
         return call
 
     missing = object()
-    before = {
-        name: torch.Tensor.__dict__.get(name, missing)
-        for name in (*_READING, *_EXPOSING)
-        if hasattr(torch.Tensor, name)
-    }
-    for name in before:
-        setattr(torch.Tensor, name, watched(name))
+    places: list[tuple[Any, str]] = [(torch.Tensor, name) for name in (*_READING, *_EXPOSING)]
+    places += [(torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")]
+    places = [place for place in places if hasattr(*place)]
+    before = [owner.__dict__.get(name, missing) for owner, name in places]
+    for owner, name in places:
+        setattr(owner, name, watched(owner, name))
 
     def restore() -> None:
-        for name, method in before.items():
+        for (owner, name), method in zip(places, before, strict=True):
             if method is missing:
-                delattr(torch.Tensor, name)
+                delattr(owner, name)
             else:
-                setattr(torch.Tensor, name, method)
+                setattr(owner, name, method)
 
     return restore
 

@@ -54,11 +54,22 @@ class Unlocked {
 // program.
 class InOperator {
  public:
-  InOperator() { ++depth; }
-  ~InOperator() { --depth; }
+  explicit InOperator(bool by_handler = false) : before_(handled) {
+    ++depth;
+    handled |= by_handler;
+  }
+  ~InOperator() {
+    --depth;
+    handled = before_;
+  }
   static thread_local int depth;
+  // Python code runs whose operators torch hides from us: what they read is not locked.
+  static thread_local bool handled;
   static thread_local bool replaying;
   static thread_local std::int64_t search_ticks;  // Spent looking for memory, not computing.
+
+ private:
+  bool before_;
 };
 
 // Python copies a tensor's content through a pointer (`tolist`), which is no reason to pin it.

@@ -36,6 +36,7 @@ namespace dtr {
 thread_local int InOperator::depth = 0;
 thread_local std::int64_t InOperator::search_ticks = 0;
 thread_local bool InOperator::replaying = false;
+thread_local bool InOperator::handled = false;
 
 namespace {
 
@@ -115,12 +116,13 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) {
   std::int64_t begin = ticks();
   Call call{.info = info, .keys = keys};
+  call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   if (c10::GradMode::is_enabled()) in_optimizer = false;  // A step that raised ran no post hook.
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
-                   !call.foreign && !differentiating && captures_ == 0 &&
+                   !call.foreign && !call.handled && !differentiating && captures_ == 0 &&
                    !info.draws_elsewhere(*stack);
 
   std::optional<Turn> turn;
@@ -130,7 +132,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
 
-  if (recorder_) record_begin(call);
+  if (TraceRecorder* recorder = recorder_) record_begin(call, *recorder);
   Costs::Sample sample;
   bool timed = costs_ && call.here;
   if (timed) {
@@ -142,11 +144,11 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   std::int64_t start = ticks();
   std::int64_t search = InOperator::search_ticks;
   try {
-    InOperator inside;
+    InOperator inside(call.handled);
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {
-    if (recorder_) recorder_->abandon();
+    if (TraceRecorder* recorder = recorder_) recorder->abandon();
     if (timed) costs_->abandon(sample);
     after_failure(call, op);
     throw;
@@ -426,7 +428,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
     }
   }
   Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(call.kernel_ticks);
-  if (recorder_) record_end(call, cost, stack);
+  if (TraceRecorder* recorder = recorder_) record_end(call, *recorder, cost, stack);
   engine_.note_operator(call.bytes);
   bool kept = op && op->live_outputs;
   if (op) {

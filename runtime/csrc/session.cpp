@@ -89,7 +89,7 @@ Bytes Session::leave() {
 
 void Session::join() {
   Turn turn(*this);
-  TORCH_CHECK(!recorder_, "a trace is being recorded, of one thread: others cannot join the scope");
+  TORCH_CHECK(!recorder_.load(), "a trace is being recorded, of one thread: others cannot join the scope");
   ++joined_;
   record_this_thread(true);
 }
@@ -139,9 +139,9 @@ void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
   pointer = at::DataPtr(pool_->data(block), &value, &storage_died, device_.device);
   block->owner = &value;
   arm(storage);
-  if (recorder_) {
-    recorder_->rekey(pool_->data(block), storage);
-    value.name = recorder_->name_of(storage);
+  if (TraceRecorder* recorder = recorder_) {
+    recorder->rekey(pool_->data(block), storage);
+    value.name = recorder->name_of(storage);
   }
 }
 
@@ -151,7 +151,7 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
   pointer = ordinary(pool_->data(block));
   block->owner = nullptr;
   disarm(storage);
-  if (recorder_) recorder_->rekey(storage, pool_->data(block));
+  if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pool_->data(block));
 }
 
 Value& Session::constant_for(c10::StorageImpl* storage) {
@@ -207,7 +207,8 @@ void Session::first_use(Value& value) {
 // -------------------------------------------------------------------------------------------------------
 
 void Session::release(Value& value, Loss loss) {
-  if (recorder_ && loss == Loss::kEvicted) recorder_->evicted(value);
+  TraceRecorder* recorder = recorder_;
+  if (recorder && loss == Loss::kEvicted) recorder->evicted(value);
   Block* block = static_cast<Block*>(value.data);
   block->owner = nullptr;
   pool_->free(block);
@@ -235,7 +236,8 @@ void Session::settle(Value& value) {
     return;
   }
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
-  if (recorder_ && !recorder_muted_ && !leaving_) recorder_->froze(storage);
+  TraceRecorder* recorder = recorder_;
+  if (recorder && !recorder_muted_ && !leaving_) recorder->froze(storage);
   detach(storage, block);
   if (leaving_) settled_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   c10::raw::intrusive_ptr::incref(storage);
@@ -429,13 +431,15 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   if (!block) {
     std::int64_t begin = ticks();
     Guard guard(*this);
-    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, captures_ == 0);
+    bool may_evict = captures_ == 0 && !InOperator::handled;
+    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, may_evict);
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
     InOperator::search_ticks += passed;
   }
-  if (recorder_ && !InOperator::replaying) recorder_->allocated(pool_->data(block), asked);
+  TraceRecorder* recorder = recorder_;
+  if (recorder && !InOperator::replaying) recorder->allocated(pool_->data(block), asked);
   return pool_->data(block);
 }
 
@@ -450,6 +454,11 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                    ") and nothing is left to evict; other programs may hold it: lower the "
                    "budget to about ",
                    in_mib(pool.committed), ", or stop them");
+  TORCH_CHECK_WITH(OutOfMemoryError, !InOperator::handled, "budget ", in_mib(pool.budget), ": ",
+                   in_mib(asked), " asked, ", in_mib(pool.budget - pool.live),
+                   " free; this torch hides what tensor subclasses and dispatch modes call, so "
+                   "nothing is evicted inside them: raise the budget to at least ",
+                   in_mib(floor), ", or take torch 2.13 or later");
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),
@@ -539,7 +548,7 @@ void Session::storage_died(void* context) {
   Guard guard(*session);
   Value& value = *static_cast<Value*>(context);
   session->first_use(value);
-  if (session->recorder_) session->recorder_->died(value.home);
+  if (TraceRecorder* recorder = session->recorder_) recorder->died(value.home);
   session->engine_.dropped(value);
 }
 
@@ -589,7 +598,7 @@ void Session::step() {
   if (!records_this_thread()) return;
   Turn turn(*this);
   Guard guard(*this);
-  if (recorder_) recorder_->stepped();
+  if (TraceRecorder* recorder = recorder_) recorder->stepped();
   bool over = ++steppers_[&this_thread] >= kFarthestAhead;
   bool all = true;
   for (const auto& [thread, steps] : steppers_) all &= steps > 0;

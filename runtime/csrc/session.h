@@ -128,8 +128,9 @@ class Session final : public Executor {
   static Value* value_of(const c10::StorageImpl* storage);
   Value& constant_for(c10::StorageImpl* storage);
   const void* key_of(const c10::StorageImpl* storage) const;  // Of the recorder.
-  void record_begin(const Call& call);
-  void record_end(const Call& call, Nanos cost, const torch::jit::Stack& stack);
+  void record_begin(const Call& call, TraceRecorder& recorder);
+  void record_end(const Call& call, TraceRecorder& recorder, Nanos cost,
+                  const torch::jit::Stack& stack);
   void attach(c10::StorageImpl* storage, Value& value, Block* block);
   void detach(c10::StorageImpl* storage, Block* block);
   void arm(c10::StorageImpl* storage);
@@ -180,9 +181,10 @@ class Session final : public Executor {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
-  std::unique_ptr<TraceRecorder> recorder_;
-  TraceRecorder::Name last_name_ = 0;  // Of the recordings before.
-  bool recorder_muted_ = false;        // What happens now follows from what was recorded.
+  std::atomic<TraceRecorder*> recorder_{nullptr};          // Null while nothing is recorded.
+  std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
+  TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
+  bool recorder_muted_ = false;  // What happens now follows from what was recorded.
   std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.

@@ -19,11 +19,11 @@ from tests.exactness import assert_exact, bits, same, scope
 EXPOSE: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda t: t.numpy(),
     "__array__": np.asarray,
-    "dlpack": torch.utils.dlpack.to_dlpack,  # type: ignore[attr-defined]
+    "dlpack": lambda t: torch.utils.dlpack.to_dlpack(t),  # type: ignore[attr-defined]
     "__dlpack__": np.from_dlpack,
     "untyped_storage": lambda t: t.untyped_storage(),
     "data_ptr": lambda t: t.data_ptr(),
-    "const_data_ptr": lambda t: t.const_data_ptr(),  # type: ignore[attr-defined]
+    "const_data_ptr": lambda t: getattr(t, "const_data_ptr", t.data_ptr)(),  # Torch 2.13.
     "storage": lambda t: t.untyped_storage().data_ptr(),
     "view": lambda t: t[3:].t().numpy(),
 }
