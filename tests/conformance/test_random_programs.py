@@ -3,8 +3,9 @@ lazy clones, resized storages, random numbers and dropped tensors, in any order.
 and in every mode, and all that it can see must be alike, whenever it looks."""
 
 import random
+import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
-from tests.exactness import assert_exact
+from tests.exactness import assert_exact, run, same, scope
 
 T = TypeVar("T")
 SIDE = 20  # Matrices of 1600 bytes: above what is evictable.
@@ -20,11 +21,13 @@ SIDE = 20  # Matrices of 1600 bytes: above what is evictable.
 
 class Machine:
     """A program of `length` steps that `seed` decides. Values stay small, so that nothing becomes
-    infinite."""
+    infinite. Only with `draws` does it use torch's own generator."""
 
-    def __init__(self, seed: int, length: int) -> None:
+    def __init__(self, seed: int, length: int, draws: bool = True) -> None:
         self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
         self.length = length
+        self.draws = draws
         self.held: list[Tensor] = []
 
     def one_of(self, *choices: Callable[[], T]) -> T:
@@ -34,11 +37,12 @@ class Machine:
         return self.random.choice(self.held)
 
     def run(self) -> Iterator[Tensor]:
-        self.held = [torch.randn(SIDE, SIDE), torch.ones(SIDE, SIDE).cos()]
+        normal = torch.randn(SIDE, SIDE, generator=self.generator)
+        self.held = [normal, torch.ones(SIDE, SIDE).cos()]
         steps: list[Callable[[], Tensor | None]] = [
             self.compute, self.compute, self.compute, self.view, self.view, self.write, self.write,
-            self.write_view, self.out, self.expose, self.draw, self.swap, self.statistics,
-            self.several,
+            self.write_view, self.out, self.expose, self.swap, self.statistics, self.several,
+            self.draw if self.draws else self.compute,
         ]  # fmt: skip
         # Never both: torch gives a library the memory that a lazy clone leaves when it is written.
         steps.append(self.random.choice([self.library, self.lazy]))
@@ -137,6 +141,34 @@ class Machine:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_program_sees_what_it_sees_in_eager(seed: int) -> None:
     assert_exact(lambda: Machine(seed, 150).run())
+
+
+@pytest.mark.parametrize("instruments", [{}, {"evict_always": True}], ids=["by hand", "always"])
+@pytest.mark.parametrize("seed", range(0, 12, 4))
+def test_random_programs_in_threads_see_what_each_sees_alone(
+    seed: int, instruments: dict[str, bool]
+) -> None:
+    def program(number: int) -> Machine:
+        return Machine(seed + number, 150, draws=False)
+
+    def work(number: int) -> None:
+        with dtr_alloc.join_scope():
+            found[number] = run(program(number).run, seed=None)
+
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    alone = [run(program(number).run) for number in range(4)]
+    with scope(None, **instruments) as session:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        session.check()
+    assert session.stats().evictions > 0
+    assert session.stats().records == 0
+    for number, expected in enumerate(alone):
+        assert len(found[number]) == len(expected)
+        assert all(same(a, b) for a, b in zip(expected, found[number], strict=True))
 
 
 @pytest.mark.slow
