@@ -504,7 +504,7 @@ def _watch_raw_access() -> Callable[[], None]:
 
 
 def _before_fork() -> None:
-    if _open is not None:
+    if isinstance(_open, _core.Session):  # A child cannot use CUDA's tensors in any case.
         _open.commit()
 
 

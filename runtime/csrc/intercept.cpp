@@ -67,8 +67,10 @@ bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 
-// The operator and the shapes and types of what it reads: what decides how long it takes.
-Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments) {
+// The operator and the shapes and types of what it reads, or is to make: what decides how long it
+// takes.
+Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments,
+                    const torch::jit::Stack& stack) {
   Costs::Key key = reinterpret_cast<std::uintptr_t>(&info);
   const auto mix = [&](std::uint64_t number) {
     key = (key ^ number) * 0x9e3779b97f4a7c15;
@@ -77,6 +79,12 @@ Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments) 
   for (const TensorArgument& argument : arguments) {
     mix(argument.argument << 8 | static_cast<std::uint8_t>(argument.tensor->dtype().itemsize()));
     for (std::int64_t size : argument.tensor->sizes()) mix(static_cast<std::uint64_t>(size));
+  }
+  for (std::uint32_t i = 0; arguments.empty() && i < info.arguments; ++i) {
+    const c10::IValue& value = stack[stack.size() - info.arguments + i];
+    if (value.isInt()) mix(static_cast<std::uint64_t>(value.toInt()));
+    if (!value.isIntList()) continue;
+    for (std::int64_t size : value.toIntVector()) mix(static_cast<std::uint64_t>(size));
   }
   return key;
 }
@@ -136,7 +144,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   Costs::Sample sample;
   bool timed = costs_ && call.here;
   if (timed) {
-    call.cost = cost_key(info, call.arguments);
+    call.cost = cost_key(info, call.arguments, *stack);
     if (captures_ == 0) sample = costs_->begin(call.cost, stream());
   }
   MutationDetector::Arguments seen;
@@ -364,7 +372,7 @@ void Session::privatize(Value& constant, Lock& lock) {
   c10::intrusive_ptr<c10::StorageImpl> copy;
   {
     Unlocked open(lock);
-    at::DataPtr data = device_.allocator->allocate(constant.size);
+    at::DataPtr data = ordinary(allocate(constant.size, stream()));
     this->copy(data.get(), storage->_mutable_data_ptr_no_checks().get(), constant.size);
     copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), constant.size,
                                                  std::move(data), device_.allocator, false);

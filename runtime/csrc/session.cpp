@@ -151,6 +151,8 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
   pointer = ordinary(pool_->data(block));
   block->owner = nullptr;
   disarm(storage);
+  // From now on no operator tells the pool who reads it (follow_streams).
+  if (pool_->many_streams()) pool_->record_every_stream(block);
   if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pool_->data(block));
 }
 
@@ -246,9 +248,8 @@ void Session::settle(Value& value) {
   if (detector_ && value.uses) detector_->watch(value, nullptr);
 }
 
-Bytes Session::free_neighbours(const Value& value) const {
-  auto [left, right] = pool_->free_neighbours(static_cast<const Block*>(value.data));
-  return left + right;
+std::pair<Bytes, Bytes> Session::free_neighbours(const Value& value) const {
+  return pool_->free_neighbours(static_cast<const Block*>(value.data));
 }
 
 void Session::forget(Value& value) {
@@ -348,6 +349,7 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
 // may have made what it reads, another may read what it makes.
 void Session::run(Op& op, Lock& lock) {
   std::int64_t begin = ticks();
+  if (device_.work) pool_->meet_stream(stream());
   if (pool_->many_streams()) pool_->gather_streams(stream());
   auto results = replay(op, lock);
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
