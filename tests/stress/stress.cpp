@@ -24,6 +24,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
@@ -305,9 +306,8 @@ class Machine final : public Executor {
       ++content->references;
     }
   }
-  Bytes free_neighbours(const Value& value) const override {
-    auto [left, right] = pool_->free_neighbours(static_cast<Content*>(value.data)->block);
-    return left + right;
+  std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override {
+    return pool_->free_neighbours(static_cast<Content*>(value.data)->block);
   }
   void forget(Value& value) override {
     if (auto* storage = static_cast<Storage*>(value.home)) storage->value = nullptr;
