@@ -87,8 +87,17 @@ Bytes Session::leave() {
   return spilled_;
 }
 
+void Session::join() {
+  Turn turn(*this);
+  TORCH_CHECK(!recorder_.load(), "a trace is being recorded, of one thread: others cannot join the scope");
+  ++joined_;
+  record_this_thread(true);
+}
+
 void Session::part() {
   Turn turn(*this);
+  record_this_thread(false);
+  --joined_;
   steppers_.erase(&this_thread);
 }
 
@@ -150,7 +159,7 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
 Value& Session::constant_for(c10::StorageImpl* storage) {
   Value*& slot = constants_[storage];
   if (!slot) {
-    libraries_memory_ |= of_library(storage);
+    if (of_library(storage)) library_constants_.insert(storage);
     c10::raw::intrusive_ptr::incref(storage);
     slot = &engine_.constant(storage->nbytes(), storage, storage);
   }
@@ -175,12 +184,15 @@ bool Session::of_library(const c10::StorageImpl* storage) const {
 // handed the memory out twice (from_numpy, DLPack), through another storage.
 c10::SmallVector<Value*, 4> Session::constants_over(c10::StorageImpl* storage) const {
   c10::SmallVector<Value*, 4> found;
-  if (libraries_memory_ || of_library(storage)) {
+  if (auto own = constants_.find(storage); own != constants_.end()) found.push_back(own->second);
+  if (of_library(storage)) {
     for (const auto& [other, constant] : constants_) {
-      if (other == storage || overlap(other, storage)) found.push_back(constant);
+      if (other != storage && overlap(other, storage)) found.push_back(constant);
     }
-  } else if (auto own = constants_.find(storage); own != constants_.end()) {
-    found.push_back(own->second);
+  } else {
+    for (c10::StorageImpl* other : library_constants_) {
+      if (overlap(other, storage)) found.push_back(constants_.at(other));
+    }
   }
   return found;
 }
@@ -244,7 +256,10 @@ void Session::forget(Value& value) {
   if (detector_) detector_->forget(value);
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
   auto found = constants_.find(storage);
-  if (found != constants_.end() && found->second == &value) constants_.erase(found);
+  if (found != constants_.end() && found->second == &value) {
+    constants_.erase(found);
+    library_constants_.erase(storage);
+  }
   graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
 }
 
@@ -578,16 +593,19 @@ bool Session::spill() {
 }
 
 // With several threads a generation is over when each that steps has stepped: the fastest one must
-// not make the others' activations constants.
+// not make the others' activations constants. Nor may one that has stopped stepping keep it from
+// ending for ever.
 void Session::step() {
+  constexpr int kFarthestAhead = 16;
+  if (!records_this_thread()) return;
   Turn turn(*this);
   Guard guard(*this);
   if (TraceRecorder* recorder = recorder_) recorder->stepped();
-  steppers_[&this_thread] = true;
-  for (const auto& [thread, stepped] : steppers_) {
-    if (!stepped) return;
-  }
-  for (auto& [thread, stepped] : steppers_) stepped = false;
+  bool over = ++steppers_[&this_thread] >= kFarthestAhead;
+  bool all = true;
+  for (const auto& [thread, steps] : steppers_) all &= steps > 0;
+  if (!over && !all) return;
+  for (auto& [thread, steps] : steppers_) steps = 0;
   recorder_muted_ = true;
   engine_.age(guard.lock());
   recorder_muted_ = false;
