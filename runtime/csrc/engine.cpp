@@ -330,11 +330,15 @@ class Least {
 
 }  // namespace
 
-// Sampling looks at sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over
-// tensors below a hundredth of the mean size (paper, appendix E.2): eviction stays cheap with
-// thousands of candidates and the choice hardly differs.
+// Whoever looks at all candidates chooses best, and with little memory one choice in thirty can be
+// the one that makes a program recompute for ever. It costs n scores. So all are looked at while
+// scoring has taken less than a hundredth of the operators' time. Beyond that, sampling looks at
+// sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over tensors below a hundredth
+// of the mean size (paper, appendix E.2): eviction stays cheap where operators are short and
+// candidates are thousands.
 Value* Engine::choose() {
   constexpr std::size_t kSampleAtLeast = 32;
+  constexpr Nanos kScore = 25, kShare = 100;
   Least least(heuristic_, integral_);
   std::size_t n = candidates_.size();
   const auto draw = [&] {
@@ -346,7 +350,9 @@ Value* Engine::choose() {
       if (Value* value = draw(); !value->locks) return value;
     }
   }
-  if (heuristic_.selection == Selection::kSample && n > kSampleAtLeast) {
+  bool affordable =
+      (stats_.evaluations + static_cast<std::int64_t>(n)) * kScore <= stats_.clock / kShare;
+  if (heuristic_.selection == Selection::kSample && n > kSampleAtLeast && !affordable) {
     Bytes small = stats_.evictable / static_cast<Bytes>(n) / 100;
     std::size_t draws = std::max(kSampleAtLeast, static_cast<std::size_t>(std::sqrt(n)));
     for (std::size_t i = 0; i < draws; ++i) {
