@@ -333,9 +333,9 @@ class Least {
 // Whoever looks at all candidates chooses best, and with little memory one choice in thirty can be
 // the one that makes a program recompute for ever. It costs n scores. So all are looked at while
 // scoring has taken less than a hundredth of the operators' time. Beyond that, sampling looks at
-// sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over tensors below a hundredth
-// of the mean size (paper, appendix E.2): eviction stays cheap where operators are short and
-// candidates are thousands.
+// sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over tensors below a
+// hundredth of the mean size (paper, appendix E.2): eviction stays cheap where operators are short
+// and candidates are thousands.
 Value* Engine::choose() {
   constexpr std::size_t kSampleAtLeast = 32;
   constexpr Nanos kScore = 25, kShare = 100;
