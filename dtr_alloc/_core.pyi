@@ -237,6 +237,7 @@ def simulate(
     policy: Policy,
     remat_limit: int,
     remap: bool,
+    move_ns: int | None,
     pin_outputs: bool,
     log_events: bool,
 ) -> dict[str, Any]: ...

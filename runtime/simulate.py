@@ -101,7 +101,7 @@ class SimulationResult:
         fragmentation, free_after: means over misses: 1 - largest hole / free bytes before, and free
             bytes / budget after.
         evicted_bytes, wasted_bytes: evicted to make room, and of them beyond what was asked for.
-        search_ns: time spent on finding room.
+        search_ns: time spent on finding room; `move_ns`: what moving pages would take.
         wall_seconds: what the simulation took.
         events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; empty
             unless asked for.
@@ -130,6 +130,7 @@ class SimulationResult:
     evicted_bytes: int
     wasted_bytes: int
     search_ns: int
+    move_ns: int
     wall_seconds: float
     events: npt.NDArray[np.int64] = field(repr=False, compare=False)
 
@@ -202,6 +203,7 @@ class Simulator:
         log_events: bool = False,
         pin_outputs: bool = True,
         remap: bool = True,
+        move_ns: int | None = None,
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
@@ -223,6 +225,7 @@ class Simulator:
             policy=native_policy(policy),
             remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
             remap=remap,
+            move_ns=move_ns,
             pin_outputs=pin_outputs,
             log_events=log_events,
         )
@@ -267,6 +270,7 @@ def simulate(
     log_events: bool = False,
     pin_outputs: bool = True,
     remap: bool = True,
+    move_ns: int | None = None,
 ) -> SimulationResult:
     """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
 
@@ -311,7 +315,7 @@ def simulate(
         ('ok', 3, 1, 1.25)
     """
     return Simulator(trace).run(
-        budget, heuristic, policy, mode, thrash, log_events, pin_outputs, remap
+        budget, heuristic, policy, mode, thrash, log_events, pin_outputs, remap, move_ns
     )
 
 

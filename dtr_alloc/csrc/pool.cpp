@@ -155,11 +155,7 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
     });
   }
   const bool remap = hole == nullptr && fit == Fit::kRemap;
-  if (remap) {
-    const std::int64_t spare = releasable();
-    hole = holes_->best_fit(
-        rounded, [&](const Node* candidate) { return can_back(candidate, rounded, spare); });
-  }
+  if (remap) hole = hole_after_moves(rounded);
   if (hole == nullptr) {
     failures_++;
     return nullptr;
@@ -481,9 +477,60 @@ Bytes Pool::live() const {
 
 const Arena& Pool::arena() const { return *arena_; }
 
-void Pool::walk(const std::function<void(const Block&)>& visit) const {
+// A part of a hole without a page counts as free while there are pages left for a whole request, or
+// for all addresses.
+void Pool::list_extents(Bytes bytes, std::vector<Extent>& extents) const {
+  extents.clear();
+  const auto barrier = [&] {
+    if (!extents.empty() && extents.back().bytes > 0) extents.push_back({0, nullptr});
+  };
   const std::lock_guard lock(mutex_);
-  for (const Block* block = first_; block != nullptr; block = block->next) visit(*block);
+  const Bytes spare = pages_->bytes(pages_->limit() - pages_->committed());
+  const Bytes lacking = arena_->capacity() - pages_->committed_bytes();
+  const bool any_page = spare >= std::min(bytes + 2 * arena_->page(), lacking);
+  for (const Block* block = first_; block != nullptr; block = block->next) {
+    if (block->owner != nullptr) {
+      extents.push_back({block->size, block->owner});
+    } else if (!block->free) {
+      barrier();
+    } else if (any_page) {
+      extents.push_back({block->size, nullptr});
+    } else {
+      const Bytes end = block->offset + block->size;
+      pages_->each_run(pages_->touched(block->offset, end), [&](Pages::Run run, bool committed) {
+        if (!committed) return barrier();
+        const Bytes from = std::max(block->offset, pages_->bytes(run.begin));
+        extents.push_back({std::min(end, pages_->bytes(run.end)) - from, nullptr});
+      });
+    }
+  }
+}
+
+Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
+  const std::lock_guard lock(mutex_);
+  const Bytes rounded = round_to_granule(std::max(size, Bytes{1}));
+  if (rounded > limit_ - live_) return kCannotMove;
+  const Node* hole = hole_after_moves(rounded);
+  if (hole == nullptr) return kCannotMove;
+  const Pages::Run run = pages_->touched(hole->offset, hole->offset + rounded);
+  const std::int64_t headroom = pages_->limit() - pages_->committed();
+  std::int64_t missing = run.size() - pages_->committed(run) - headroom;
+  Nanos price = 0;
+  holes_->largest_first([&](const Node* from) {
+    if (missing <= 0) return false;
+    const std::int64_t pages = std::min(
+        missing, pages_->committed(pages_->inside(from->offset, from->offset + from->size)));
+    missing -= pages;
+    if (pages > 0) price += prices.of(pages);
+    return true;
+  });
+  return price;
+}
+
+// Best fit among those that can be backed once pages have moved.
+Node* Pool::hole_after_moves(Bytes size) const {
+  const std::int64_t spare = releasable();
+  return holes_->best_fit(size, [&](const Node* hole) { return can_back(hole, size, spare); });
 }
 
 std::vector<std::pair<Bytes, Bytes>> Pool::committed_runs() const {

@@ -231,12 +231,18 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
 }
 
 Block* LiveSimulation::allocate(Bytes size) {
-  const auto take = [&](Fit fit) { return pool_->allocate(size, fit); };
+  const MovePrices prices = options_.prices.value_or(pool_->arena().move_prices());
+  const auto take = [&](Fit fit) {
+    Nanos price = fit == Fit::kRemap ? pool_->move_price(size, prices) : 0;
+    Block* block = pool_->allocate(size, fit);
+    if (block) counts_.move_ns += price;
+    return block;
+  };
   if (Block* block = take(Fit::kCommitted)) return block;
   PoolStats before = pool_->stats();
   Bytes evicted = counts_.evicted_bytes;
   auto begin = std::chrono::steady_clock::now();
-  Block* block = allocate_evicting(*pool_, engine_, size, take, true);
+  Block* block = allocate_evicting(*pool_, engine_, prices, size, take, true);
   auto passed = std::chrono::steady_clock::now() - begin;
   if (!block) throw OutOfBudget();
   ++counts_.misses;

@@ -345,7 +345,8 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   if (!block) {
     std::int64_t begin = ticks();
     Guard guard(*this);
-    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, captures_ == 0);
+    if (!fails)
+      block = allocate_evicting(*pool_, engine_, move_prices(), asked, take, captures_ == 0);
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
@@ -353,6 +354,12 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   }
   if (recorder_ && !InOperator::replaying) recorder_->allocated(pool_->data(block), asked);
   return pool_->data(block);
+}
+
+// A repeatable run must not hang on what a machine can do.
+MovePrices Session::move_prices() const {
+  return options_.logical_clock ? MovePrices::usual(pool_->arena().page())
+                                : pool_->arena().move_prices();
 }
 
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -58,8 +59,9 @@ struct SimulationOptions {
   // views share their storage and need no operator, and a record that nothing can ask for goes.
   bool free_views = false;
   Records records = Records::kAll;
-  Nanos remat_limit = 0;    // Thrash: more recomputation than this. 0 for no limit.
-  bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
+  Nanos remat_limit = 0;  // Thrash: more recomputation than this. 0 for no limit.
+  bool remap = true;      // The arena has addresses to spare, so that pages can be moved.
+  std::optional<MovePrices> prices;  // Of moving them; else the usual ones.
   bool pin_outputs = true;  // What the program still holds at the end must be in memory together.
   bool log_events = false;  // Keep what was evicted and computed, in order.
 };
@@ -79,6 +81,7 @@ struct SimulationCounts {
   double fragmentation = 0, free_after = 0;
   Bytes evicted_bytes = 0, wasted_bytes = 0;
   Nanos search_ns = 0;
+  Nanos move_ns = 0;  // What moving pages would take, at SimulationOptions::prices.
 };
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };

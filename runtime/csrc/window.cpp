@@ -10,14 +10,18 @@ namespace {
 // A block of a run: free, or evictable and then with a value.
 struct Piece {
   Bytes bytes;
-  Value* value;
-  double cost;  // Its own, by the recompute penalty, and of neighbours that no other shares.
+  Bytes evicted;  // 0 where it is free.
+  double cost;    // Its own, by the recompute penalty, and of neighbours that no other shares.
+  double stale_bytes;
   std::size_t classes_end;  // The end of its classes among all; they begin with the last one's end.
 };
 
 class Run {
  public:
-  explicit Run(const Engine& engine) : engine_(engine) {}
+  explicit Run(const Heuristic& heuristic)
+      : heuristic_(heuristic),
+        epsilon_(static_cast<double>(heuristic.epsilon)),
+        plain_(heuristic.cost_exp == 1 && heuristic.staleness_exp == 1) {}
 
   std::vector<Piece> pieces;
   std::vector<EvictedClass*> classes;
@@ -33,25 +37,24 @@ class Run {
   bool holds(Bytes bytes, Bytes evicted) const { return bytes_ >= bytes && evicted_ >= evicted; }
   bool holds_without_first(Bytes bytes, Bytes evicted) const {
     const Piece& piece = pieces[left];
-    return bytes_ - piece.bytes >= bytes && evicted_ - (piece.value ? piece.bytes : 0) >= evicted;
+    return bytes_ - piece.bytes >= bytes && evicted_ - piece.evicted >= evicted;
   }
   double cost() const { return std::max(cost_, 0.0) + static_cast<double>(shared_); }
   double score() const {
-    const Heuristic& h = engine_.heuristic();
-    double epsilon = static_cast<double>(h.epsilon);
-    double staleness = std::max(stale_bytes_, 0.0) / static_cast<double>(evicted_);
-    return raise(cost() + epsilon, h.cost_exp) / raise(staleness + epsilon, h.staleness_exp);
+    auto evicted = static_cast<double>(evicted_);
+    double stale_bytes = std::max(stale_bytes_, 0.0) + epsilon_ * evicted;
+    if (plain_) return (cost() + epsilon_) * evicted / stale_bytes;
+    return raise(cost() + epsilon_, heuristic_.cost_exp) /
+           raise(stale_bytes / evicted, heuristic_.staleness_exp);
   }
 
  private:
   void change(std::size_t place, int by) {
     const Piece& piece = pieces[place];
     bytes_ += by * piece.bytes;
-    if (!piece.value) return;
-    evicted_ += by * piece.bytes;
+    evicted_ += by * piece.evicted;
     cost_ += by * piece.cost;
-    stale_bytes_ += by * static_cast<double>(piece.bytes) *
-                    static_cast<double>(engine_.staleness(*piece.value));
+    stale_bytes_ += by * piece.stale_bytes;
     std::size_t begin = place == 0 ? 0 : pieces[place - 1].classes_end;
     for (std::size_t i = begin; i < piece.classes_end; ++i) {
       EvictedClass& shared = *classes[i];
@@ -61,7 +64,9 @@ class Run {
     }
   }
 
-  const Engine& engine_;
+  const Heuristic& heuristic_;
+  const double epsilon_;
+  const bool plain_;
   Bytes bytes_ = 0, evicted_ = 0;
   Nanos shared_ = 0;
   double cost_ = 0, stale_bytes_ = 0;
@@ -75,26 +80,34 @@ Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes) {
   // Bytes that the budget lacks must come from values, wherever holes may be.
   Bytes lacking = std::max(pool.live() + bytes - pool.budget(), Bytes{1});
 
-  Run run(engine);
-  constexpr Bytes kBarrier = -1;
-  pool.walk([&](const Block& block) {
-    auto* value = static_cast<Value*>(block.owner);
-    bool evictable = !block.free && value && engine.evictable(*value);
-    Piece piece{block.free || evictable ? block.size : kBarrier, evictable ? value : nullptr, 0, 0};
-    if (evictable) {
+  std::vector<Extent> extents;
+  extents.reserve(2 * pool.stats().live_blocks + 1);
+  pool.list_extents(bytes, extents);
+  Run run(h);
+  run.pieces.resize(extents.size());
+  run.classes.clear();
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    Piece& piece = run.pieces[i];
+    auto* value = static_cast<Value*>(extents[i].owner);
+    piece = {.bytes = extents[i].bytes};
+    if (value && !engine.evictable(*value)) {
+      piece.bytes = extents[i].bytes = 0;
+    } else if (value) {
       Nanos own = engine.neighbourhood().shared_cost(
           *value, [&](EvictedClass& shared) { run.classes.push_back(&shared); });
       piece.cost = static_cast<double>(value->cost + own);
       if (h.recompute_penalty != 1) piece.cost *= std::pow(h.recompute_penalty, value->recomputes);
+      piece.evicted = piece.bytes;
+      piece.stale_bytes =
+          static_cast<double>(piece.bytes) * static_cast<double>(engine.staleness(*value));
     }
     piece.classes_end = run.classes.size();
-    run.pieces.push_back(piece);
-  });
+  }
 
   double least = std::numeric_limits<double>::infinity(), cost = 0;
   std::size_t begin = 0, end = 0;
   while (run.right < run.pieces.size()) {
-    if (run.pieces[run.right].bytes == kBarrier) {
+    if (run.pieces[run.right].bytes == 0) {
       run.restart();
       run.left = ++run.right;
       continue;
@@ -113,7 +126,7 @@ Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes) {
 
   Window window{.values = {}, .cost = static_cast<Nanos>(cost)};
   for (std::size_t i = begin; i < end; ++i) {
-    if (run.pieces[i].value) window.values.push_back(run.pieces[i].value);
+    if (extents[i].owner) window.values.push_back(static_cast<Value*>(extents[i].owner));
   }
   return window;
 }
