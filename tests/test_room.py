@@ -1,4 +1,4 @@
-"""How a request gets its memory where bytes are free and no hole is: pages move, or neighbours go."""
+"""How a request gets memory where bytes are free and no hole is: pages move, or neighbours go."""
 
 import pytest
 
