@@ -63,6 +63,10 @@ class Selection:
     random: ClassVar[Selection]
     window: ClassVar[Selection]
 
+class Placement:
+    best_fit: ClassVar[Placement]
+    two_ended: ClassVar[Placement]
+
 class Policy:
     eager: ClassVar[Policy]
     banish: ClassVar[Policy]
@@ -238,6 +242,8 @@ def simulate(
     remat_limit: int,
     remap: bool,
     move_ns: int | None,
+    placement: Placement,
+    layouts: int,
     pin_outputs: bool,
     log_events: bool,
 ) -> dict[str, Any]: ...

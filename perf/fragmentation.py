@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,20 +28,36 @@ from matplotlib.figure import Figure
 from dtr_alloc import Heuristic, SimulationResult
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.plot import short_name
-from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulate import Placement, Simulator
 
 OWN = Path(__file__).parent / "traces"
 BUDGETS = tuple(tenth / 10 for tenth in range(9, 0, -1))
 DTR = replace(PRESETS["dtr"], selection="single")
-WAYS: dict[str, tuple[Heuristic, bool]] = {
-    "dtr": (DTR, False),
-    "megengine": (replace(PRESETS["megengine"], selection="single"), False),
-    "window": (replace(DTR, selection="window"), False),
-    "dtr + remap": (DTR, True),
-    "dtr, sampled + remap": (PRESETS["dtr"], True),
-    "window + remap": (replace(DTR, selection="window"), True),
+WINDOW = replace(DTR, selection="window")
+MEGENGINE = replace(PRESETS["megengine"], selection="single")
+
+
+class Way(NamedTuple):
+    """Whom to evict, whether pages move, and where blocks go."""
+
+    heuristic: Heuristic
+    remap: bool = False
+    placement: Placement = "best_fit"
+
+
+WAYS = {
+    "dtr": Way(DTR),
+    "megengine": Way(MEGENGINE),
+    "megengine, no count": Way(replace(MEGENGINE, recompute_penalty=1)),
+    "window": Way(WINDOW),
+    "window, two-ended": Way(WINDOW, placement="two_ended"),
+    "dtr + remap": Way(DTR, remap=True),
+    "megengine + remap": Way(MEGENGINE, remap=True),
+    "window + remap": Way(WINDOW, remap=True),
+    "window, two-ended + remap": Way(WINDOW, remap=True, placement="two_ended"),
+    "default": Way(PRESETS["dtr"], remap=True),
 }
-DEFAULT = "dtr, sampled + remap"
+DEFAULT = "default"
 PLENTY = 1 << 38
 
 
@@ -52,8 +69,14 @@ def cells(path: Path, budgets: Sequence[float]) -> dict[tuple[str, float], Simul
     found = {}
     for share in budgets:
         budget = int(peak * share)
-        for way, (heuristic, remap) in WAYS.items():
-            found[way, share] = simulator.run(budget, heuristic, mode="pool", remap=remap)
+        for name, way in WAYS.items():
+            found[name, share] = simulator.run(
+                budget,
+                way.heuristic,
+                mode="pool",
+                remap=way.remap,
+                placement=way.placement,
+            )
         found["bytes", share] = simulator.run(budget, DTR)
         found["bytes - 2 %", share] = simulator.run(int(budget * 0.98), DTR)
     return found
@@ -191,10 +214,10 @@ def main() -> int:
         ).items():
             results[way, share, short_name(str(path)) + tag] = result
     rows = summary(results)
-    print("  ".join(f"{name:>16}" for name in rows[0]))
+    print("  ".join(f"{name:>26}" for name in rows[0]))
     for row in rows:
         shown = (f"{value:.4f}" if isinstance(value, float) else value for value in row.values())
-        print("  ".join(f"{value:>16}" for value in shown))
+        print("  ".join(f"{value:>26}" for value in shown))
     for line in (*against_bytes(results), *against_dtr(results)):
         print(line)
     options.out.mkdir(parents=True, exist_ok=True)

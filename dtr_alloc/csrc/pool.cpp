@@ -136,7 +136,7 @@ void Pool::unlock_all() {
   all.mutex.unlock();
 }
 
-Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
+Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
   const std::lock_guard lock(mutex_);
   const Bytes rounded = size > budget_ ? size : round_to_granule(std::max(size, Bytes{1}));
@@ -149,7 +149,9 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
   Node* hole = nullptr;
   if (order_ != nullptr) [[unlikely]]
     hole = ready_hole(rounded, user = meet(stream));
-  if (hole == nullptr) {
+  if (hole == nullptr && place != Place::kBestFit) {
+    hole = hole_from(place, rounded);
+  } else if (hole == nullptr) {
     hole = holes_->best_fit(rounded, [&](const Node* candidate) {
       return pages_->fits(pages_->touched(candidate->offset, candidate->offset + rounded));
     });
@@ -165,7 +167,7 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
     order_->wait(hole->fence, user);
   // Of a hole that is cut the rest keeps the fence: until the block has one of its own, giving it
   // back merges it with the rest.
-  Node* block = static_cast<Node*>(carve(hole, rounded));
+  Node* block = static_cast<Node*>(carve(hole, rounded, place == Place::kHigh && !remap));
   try {
     if (remap || !pages_->all_committed(pages_->touched(block->offset, block->offset + rounded))) {
       back(block, remap);
@@ -260,20 +262,42 @@ void Pool::settle_holes() {
   }
 }
 
-// Makes a live block of the low end of a hole.
-Block* Pool::carve(Node* hole, Bytes size) {
+// The outermost backed hole.
+Node* Pool::hole_from(Place place, Bytes size) const {
+  Block* found = nullptr;
+  for (Block* block = first_; block != nullptr; block = block->next) {
+    if (!block->free || block->size < size) continue;
+    const Bytes begin = place == Place::kHigh ? block->offset + block->size - size : block->offset;
+    if (!pages_->fits(pages_->touched(begin, begin + size))) continue;
+    found = block;
+    if (place == Place::kLow) break;
+  }
+  return static_cast<Node*>(found);
+}
+
+// Makes a live block of one end of a hole.
+Block* Pool::carve(Node* hole, Bytes size, bool high) {
   if (hole->size == size) {
     holes_->remove(hole);
     hole->free = false;
     return hole;
   }
-  Node* block = blocks_->make(hole->offset, size);
+  const Bytes rest = hole->size - size;
+  Node* block = blocks_->make(high ? hole->offset + rest : hole->offset, size);
   block->free = false;
+  if (high) {
+    block->previous = hole;
+    block->next = hole->next;
+    if (hole->next != nullptr) hole->next->previous = block;
+    hole->next = block;
+    holes_->resize(hole, hole->offset, rest);
+    return block;
+  }
   block->previous = hole->previous;
   block->next = hole;
   (hole->previous != nullptr ? hole->previous->next : first_) = block;
   hole->previous = block;
-  holes_->resize(hole, hole->offset + size, hole->size - size);
+  holes_->resize(hole, hole->offset + size, rest);
   return block;
 }
 

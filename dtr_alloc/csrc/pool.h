@@ -54,6 +54,11 @@ struct Block {
 
 enum class Fit { kCommitted, kRemap };
 
+// Which hole a block is cut from, and at which end. kLow and kHigh take the first that holds it
+// from that end of the arena, which keeps blocks apart whose fates differ; they cost O(blocks).
+// Pages are moved to the best fit all the same.
+enum class Place { kBestFit, kLow, kHigh };
+
 // Free bytes (no owner), bytes of somebody's block, or, of no bytes, one or more blocks or pages
 // that nobody can have.
 struct Extent {
@@ -97,7 +102,7 @@ class Pool {
   // std::bad_alloc, and has allocated nothing, where the machine has no page for a block that the
   // budget allows; std::invalid_argument where size is negative; what the device's driver throws.
   // The pool is then as it was, but for pages that have moved.
-  Block* allocate(Bytes size, Fit fit, Stream stream = 0);
+  Block* allocate(Bytes size, Fit fit, Stream stream = 0, Place place = Place::kBestFit);
   void free(Block* block);
   Block* find(const void* data) const;  // The live block that starts at `data`, or null. O(1).
   void* data(const Block* block) const;
@@ -160,7 +165,8 @@ class Pool {
 
   // These run under the lock. What only devices need is kept out of the way of the rest.
   std::int32_t meet(Stream stream);
-  Block* carve(Node* hole, Bytes size);
+  Block* carve(Node* hole, Bytes size, bool high);
+  Node* hole_from(Place place, Bytes size) const;
   void give_back(Node* block);
   void unlink(Node* block);
   bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;

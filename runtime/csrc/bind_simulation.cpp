@@ -71,6 +71,12 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
   result["move_ns"] = counts.move_ns;
   result["events"] =
       Column(static_cast<py::ssize_t>(simulation.events().size()), simulation.events().data());
+  if constexpr (std::is_same_v<AnySimulation, LiveSimulation>) {
+    const std::vector<std::int64_t>& rows = simulation.layouts();
+    result["layouts"] = Column(static_cast<py::ssize_t>(rows.size()), rows.data());
+  } else {
+    result["layouts"] = Column(0);
+  }
   return result;
 }
 
@@ -93,11 +99,14 @@ void bind_simulation(py::module_& m) {
       .value("eager", Policy::kEager)
       .value("banish", Policy::kBanish)
       .value("ignore", Policy::kIgnore);
+  py::enum_<Placement>(m, "Placement")
+      .value("best_fit", Placement::kBestFit)
+      .value("two_ended", Placement::kTwoEnded);
   m.def(
       "simulate",
       [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
-         Nanos remat_limit, bool remap, std::optional<Nanos> move_ns, bool pin_outputs,
-         bool log_events) {
+         Nanos remat_limit, bool remap, std::optional<Nanos> move_ns, Placement placement,
+         std::int64_t layouts, bool pin_outputs, bool log_events) {
         // What banishing cuts out of the graph goes, and with it what knew it.
         bool forgets = policy == Policy::kBanish;
         SimulationOptions options{.budget = budget,
@@ -107,6 +116,8 @@ void bind_simulation(py::module_& m) {
                                   .records = forgets ? Records::kNeeded : Records::kAll,
                                   .remat_limit = remat_limit,
                                   .remap = remap,
+                                  .placement = placement,
+                                  .layouts = layouts,
                                   .pin_outputs = pin_outputs,
                                   .log_events = log_events};
         if (move_ns) {
@@ -116,7 +127,7 @@ void bind_simulation(py::module_& m) {
         return result_of<Simulation>(columns.schedule(), options);
       },
       py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
-      "remap"_a, "move_ns"_a, "pin_outputs"_a, "log_events"_a);
+      "remap"_a, "move_ns"_a, "placement"_a, "layouts"_a, "pin_outputs"_a, "log_events"_a);
 }
 
 }  // namespace dtr
