@@ -223,7 +223,7 @@ class Simulator:
             self._refuse_reading_released(mode, policy)
         size = self.budget_bytes(budget)
         base = self.baseline.compute
-        limited = thrash is not None and thrash < float("inf")
+        limit = 0 if thrash is None else min(max(1, base * (thrash - 1)), 2**62)
         began = time.perf_counter()
         counts = _core.simulate(
             columns=self._columns,
@@ -231,7 +231,7 @@ class Simulator:
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),
             policy=native_policy(policy),
-            remat_limit=max(int(base * (thrash - 1)), 1) if limited and thrash else 0,
+            remat_limit=int(limit),
             remap=remap,
             move_ns=move_ns,
             placement=getattr(_core.Placement, placement),

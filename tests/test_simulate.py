@@ -324,6 +324,12 @@ def test_what_is_not_known_is_refused(log: Path, more: dict[str, Any], message: 
         dtr_alloc.simulate(load(log, call("", "a")), 0.5, **more)
 
 
+@pytest.mark.parametrize("thrash", [1e30, float("inf"), None])
+def test_a_limit_beyond_all_time_is_none(log: Path, thrash: float | None) -> None:
+    trace = load(log, call("", "a", time=5, memory=8), release("a"), call("", "b", memory=8))
+    assert dtr_alloc.simulate(trace, 8, thrash=thrash).status == "ok"
+
+
 def test_a_trace_is_a_trace_or_a_path(log: Path, tmp_path: Path) -> None:
     trace = load(log, call("", "a"))
     assert dtr_alloc.simulate(str(log), 8).trace == str(log)

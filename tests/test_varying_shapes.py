@@ -50,7 +50,10 @@ def recorded(make: Callable[[], Job], plan: Plan) -> tuple[Training, Simulator]:
             recordings.append(recording)
             yield session
 
-    return train(make, plan, scope), Simulator(recordings[0].trace)
+    training = train(make, plan, scope)
+    trace = recordings[0].trace
+    assert trace is not None
+    return training, Simulator(trace)
 
 
 def assert_holds(make: Callable[[], Job], budgets: tuple[float, ...], steps: int) -> None:

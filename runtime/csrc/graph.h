@@ -64,6 +64,7 @@ struct Value {
   std::uint16_t output = 0;           // Which output of its producer.
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
   bool dropped_while_locked = false;  // The content goes with the last lock.
+  bool unfilled = false;  // Executor's: locked until an operator that fills or reads it comes.
 
   bool constant() const { return producer == nullptr; }
   bool resident() const { return data != nullptr; }

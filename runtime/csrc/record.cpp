@@ -9,20 +9,21 @@
 namespace dtr {
 
 void Session::start_trace() {
-  TORCH_CHECK(!recorder_, "a trace is being recorded already; traces do not nest");
-  recorder_ = std::make_unique<TraceRecorder>(last_name_);
+  TORCH_CHECK(!recorder_.load(), "a trace is being recorded already; traces do not nest");
+  recorders_.push_back(std::make_unique<TraceRecorder>(last_name_));
+  recorder_ = recorders_.back().get();
 }
 
 TraceRecorder::Records Session::take_trace() {
-  TORCH_CHECK(recorder_, "no trace is being recorded");
-  TraceRecorder::Records records = recorder_->take();
-  last_name_ = recorder_->last();
-  recorder_.reset();
+  TraceRecorder* recorder = recorder_.exchange(nullptr);
+  TORCH_CHECK(recorder, "no trace is being recorded");
+  TraceRecorder::Records records = recorder->take();
+  last_name_ = recorder->last();
   return records;
 }
 
 void Session::freed(const void* data) {
-  if (recorder_) recorder_->freed(data);
+  if (TraceRecorder* recorder = recorder_) recorder->freed(data);
 }
 
 const void* Session::key_of(const c10::StorageImpl* storage) const {
@@ -31,7 +32,7 @@ const void* Session::key_of(const c10::StorageImpl* storage) const {
   return block ? pool_->data(block) : static_cast<const void*>(storage);
 }
 
-void Session::record_begin(const Call& call) {
+void Session::record_begin(const Call& call, TraceRecorder& recorder) {
   c10::SmallVector<const void*, 8> arguments;
   c10::SmallVector<std::int64_t, 8> written;
   c10::SmallVector<Bytes, 4> copies;
@@ -49,10 +50,11 @@ void Session::record_begin(const Call& call) {
     }
     arguments.push_back(key_of(argument.storage));
   }
-  recorder_->begin(arguments, written, copies);
+  recorder.begin(arguments, written, copies);
 }
 
-void Session::record_end(const Call& call, Nanos cost, const torch::jit::Stack& stack) {
+void Session::record_end(const Call& call, TraceRecorder& recorder, Nanos cost,
+                         const torch::jit::Stack& stack) {
   c10::SmallVector<TraceRecorder::Result, 8> results;
   const auto add = [&](const c10::StorageImpl* storage) {
     if (value_of(storage)) {
@@ -73,11 +75,11 @@ void Session::record_end(const Call& call, Nanos cost, const torch::jit::Stack& 
     if (!argument.written || call.info.fresh || call.info.shape_only) continue;
     results.push_back({key_of(argument.storage), nullptr, value_of(argument.storage) != nullptr});
   }
-  recorder_->end(call.info, cost, results);
+  recorder.end(call.info, cost, results);
   for (const TraceRecorder::Result& result : results) {
     if (!result.tracked || !result.data) continue;
     Value* value = value_of(static_cast<const c10::StorageImpl*>(result.key));
-    value->name = recorder_->name_of(result.key);
+    value->name = recorder.name_of(result.key);
   }
 }
 

@@ -30,12 +30,14 @@ void TraceRecorder::begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<st
 
 void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results) {
   std::lock_guard<std::mutex> guard(mutex_);
+  if (!running_) return;  // The recording began inside the operator.
+  std::size_t written = 0;
   auto [known, fresh] = operators_.insert({&info, static_cast<std::int64_t>(operators_.size())});
   if (fresh) out_.operators.push_back(c10::toString(info.handle.operator_name()));
   for (const Result& result : results) {
     if (!result.data) {
       made_.insert(made_.end(),
-                   {std::int64_t{names_[result.key]}, 0, -1, std::int64_t{result.tracked}});
+                   {arguments_[written_[written++]], 0, -1, std::int64_t{result.tracked}});
       continue;
     }
     for (std::size_t i = 0; i < locals_.size(); ++i) {
