@@ -1,8 +1,8 @@
 """What does fragmentation look like? Memory over time, plain dtr beside the default.
 
 A column is the pool at one moment of a run, lowest address at the bottom. Free memory that has
-pages is red: between blocks it is what fragmentation leaves unused. White has no pages: the default has more addresses than pages, and moves pages to where a
-request needs them.
+pages is red: between blocks it is what fragmentation leaves unused. White has no pages: the default
+has more addresses than pages, and moves pages to where a request needs them.
 
     python perf/memory_map.py [TRACE] [--budget 0.4] [--out perf/results/memory_map.png]
 """
