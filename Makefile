@@ -29,6 +29,7 @@ perf: $(READY)
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
+	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
@@ -39,7 +40,7 @@ check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
 # The sources are copied, so that another torch's build does not take the place of .venv's.
 check-cuda-%:
 	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
-	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib pytest expecttest
+	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib optuna pytest expecttest
 	rm -rf .venv-cuda/$*/source/tests && mkdir -p .venv-cuda/$*/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-cuda/$*/source
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .

@@ -76,7 +76,8 @@ FAULTS = (
                 "runtime/csrc/engine.cpp",
                 "bool Engine::evict_one() {\n",
                 "bool Engine::evict_one() {\n"
-                "  for (Value* value : candidates_) {\n"
+                "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
+                "    Value* value = columns_.value(row);\n"
                 "    if (value->locks) return evict(*value), true;\n"
                 "  }\n",
             ),

@@ -236,9 +236,8 @@ void Session::settle(Value& value) {
   if (detector_ && value.uses) detector_->watch(value, nullptr);
 }
 
-Bytes Session::free_neighbours(const Value& value) const {
-  auto [left, right] = pool_->free_neighbours(static_cast<const Block*>(value.data));
-  return left + right;
+std::pair<Bytes, Bytes> Session::free_neighbours(const Value& value) const {
+  return pool_->free_neighbours(static_cast<const Block*>(value.data));
 }
 
 void Session::forget(Value& value) {
