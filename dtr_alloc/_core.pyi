@@ -64,6 +64,10 @@ class Selection:
     random: ClassVar[Selection]
     window: ClassVar[Selection]
 
+class Placement:
+    best_fit: ClassVar[Placement]
+    two_ended: ClassVar[Placement]
+
 class Policy:
     eager: ClassVar[Policy]
     banish: ClassVar[Policy]
@@ -263,6 +267,9 @@ def simulate(
     policy: Policy,
     remat_limit: int,
     remap: bool,
+    move_ns: int | None,
+    placement: Placement,
+    layouts: int,
     pin_outputs: bool,
     log_events: bool,
 ) -> dict[str, Any]: ...

@@ -434,7 +434,7 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     std::int64_t begin = ticks();
     Guard guard(*this);
     bool may_evict = captures_ == 0 && !InOperator::handled;
-    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, may_evict);
+    if (!fails) block = allocate_evicting(*pool_, engine_, move_prices(), asked, take, may_evict);
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
@@ -443,6 +443,12 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   TraceRecorder* recorder = recorder_;
   if (recorder && !InOperator::replaying) recorder->allocated(pool_->data(block), asked);
   return pool_->data(block);
+}
+
+// A repeatable run must not hang on what a machine can do.
+MovePrices Session::move_prices() const {
+  return options_.logical_clock ? MovePrices::usual(pool_->arena().page())
+                                : pool_->arena().move_prices();
 }
 
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {

@@ -159,6 +159,7 @@ class Session final : public Executor {
 
   void bring_back(Value& value, Lock& lock);
   c10::SmallVector<at::Tensor, 4> replay(Op& op, Lock& lock);
+  MovePrices move_prices() const;
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
   bool spill();
   void watch_for_thrash();
