@@ -555,6 +555,30 @@ def test_a_scope_that_could_not_commit_leaves_the_next_one_sound() -> None:
         assert len(tensors) == 4
 
 
+def test_a_backward_pass_that_broke_off_keeps_no_scope_open() -> None:
+    kept: list[object] = []
+
+    def refuse(gradient: Tensor) -> Tensor:
+        kept.extend(torch.empty(256, 1024).numpy() for _ in range(9))
+        return gradient
+
+    def overfill() -> None:
+        with dtr_alloc.rematerialize("8MiB"):
+            x = torch.randn(256, 1024, requires_grad=True)
+            first, second = (x + 1).exp(), (x + 2).exp().exp()
+            second.register_hook(refuse)  # Runs while the first branch waits for its turn.
+            dtr_alloc.evict(first)
+            (first.sum() + second.sum()).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(torch.OutOfMemoryError):
+        overfill()
+    kept.clear()
+    gc.collect()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        assert len(chain(4)) == 4
+        session.check()
+
+
 def test_batch_norm_in_eval_mode_holds_on_to_no_batch() -> None:
     with dtr_alloc.rematerialize("16MiB") as session, torch.no_grad():
         norm = nn.BatchNorm2d(64).eval()

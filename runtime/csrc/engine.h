@@ -95,6 +95,7 @@ class Engine {
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
   bool evict_one();          // The value of least score; false where nothing may go.
+  bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
 

@@ -20,7 +20,9 @@ Block* evict_one_by_one(const Pool& pool, Engine& engine, Bytes asked, const Tak
     if (scattered && (asked > kMovesWell || fruitless++ == kPatience)) {
       if (Block* block = take(Fit::kRemap)) return block;
     }
-    if (!may_evict || !engine.evict_one()) return take(Fit::kRemap);
+    if (may_evict && engine.evict_one()) continue;
+    if (Block* block = take(Fit::kRemap)) return block;
+    if (!may_evict || !engine.evict_waiting()) return nullptr;
   }
 }
 
