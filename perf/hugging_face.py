@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for hugging_face.json and .txt")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rounds = 1 if options.quick else 3
+    rounds = 1 if options.quick else 2
     ways = ["greedy"] if options.quick else list(WAYS)
     names = options.model or list(HUGGING_FACE)
     plan = Plan(BUDGETS, steps=3, rounds=rounds)

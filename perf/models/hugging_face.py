@@ -192,9 +192,9 @@ HUGGING_FACE: dict[str, Architecture] = {
     "bert": Architecture(_bert, _text(32), layers=20, samples=32),
     "llama": Architecture(_llama, _text(32), layers=24, samples=32, generates=True),
     "t5": Architecture(_t5, _translation, layers=6, samples=16, generates=True),
-    "vit": Architecture(_vit, _pictures(32), layers=16, samples=16),
+    "vit": Architecture(_vit, _pictures(32), layers=20, samples=16),
     "resnet": Architecture(_resnet, _pictures(96), layers=2, samples=16, checkpoints=False),
-    "swin": Architecture(_swin, _pictures(64), layers=10, samples=16),
+    "swin": Architecture(_swin, _pictures(64), layers=14, samples=16),
     "whisper": Architecture(_whisper, _speech, layers=5, samples=8, generates=True),
     "mixtral": Architecture(_mixtral, _text(32), layers=12, samples=32, generates=True),
 }

@@ -390,8 +390,11 @@ bool Engine::evict_one() {
 
 // A recomputation that goes deep holds the other inputs of every operator on its way, for as long
 // as it takes: with bad luck they fill the budget. Where nothing else is left they may go, and are
-// brought back before their operator runs (materialize).
+// brought back before their operator runs (materialize). What is given up on the way to what was
+// given up can multiply: there is an end to it when each recipe has run kPatience times on average.
 bool Engine::evict_waiting() {
+  constexpr std::int64_t kPatience = 10;
+  if (stats_.rematerializations - runs_before_ > kPatience * stats_.ops) return false;
   Least least(heuristic_, integral_);
   for (Value* value : candidates_) {
     if (value->locks && value->locks == value->waiting) least.consider(value, terms_of(*value));
@@ -464,6 +467,7 @@ void Engine::materialize(Value& target, Lock& lock) {
     }
   };
   if (target.resident()) return;
+  runs_before_ = stats_.rematerializations;
   push(target);
   try {
     while (!pending.empty()) {
