@@ -13,7 +13,7 @@ ARGS :=
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all perf lint format clean check-cuda gpu
+.PHONY: demo test test-all perf lint format clean check-cuda gpu asan tsan planted-faults
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -29,6 +29,7 @@ perf: $(READY)
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
+	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
@@ -39,7 +40,7 @@ check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
 # The sources are copied, so that another torch's build does not take the place of .venv's.
 check-cuda-%:
 	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
-	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib pytest expecttest
+	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib optuna pytest expecttest
 	rm -rf .venv-cuda/$*/source/tests && mkdir -p .venv-cuda/$*/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-cuda/$*/source
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .
@@ -51,6 +52,16 @@ gpu:
 	$(GPU_PYTHON) setup.py -q build_ext --inplace
 	mkdir -p build/gpu && ln -sfn ../../dtr_alloc build/gpu/dtr_alloc # The root itself would offer `kernels`.
 	PYTHONPATH=$(CURDIR)/build/gpu PYTHONSAFEPATH=1 $(GPU_PYTHON) perf/gpu/run.py $(ARGS)
+
+# Pool and engine under threads, without torch and Python; needs g++ with its sanitizers.
+asan:
+	python3 tests/stress/run.py address,undefined
+tsan:
+	python3 tests/stress/run.py thread
+
+# Does a test notice? Plants one fault at a time in a copy of the sources, builds it, runs a test.
+planted-faults: $(READY)
+	$(PYTHON) tests/planted_faults.py
 
 lint: $(READY)
 	.venv/bin/ruff check

@@ -32,6 +32,7 @@ from dtr_alloc.runtime.session import (
     SessionStats,
     evict,
     is_evicted,
+    join_scope,
     materialize,
     measure,
     pin,
@@ -40,6 +41,7 @@ from dtr_alloc.runtime.session import (
 from dtr_alloc.runtime.simulate import SimulationResult, simulate
 from dtr_alloc.runtime.sweep import sweep
 from dtr_alloc.runtime.trace import Trace, TraceError
+from dtr_alloc.runtime.tune import tune
 
 __version__ = "0.1.0"
 
@@ -57,6 +59,7 @@ __all__ = [
     "cupy_allocator",
     "evict",
     "is_evicted",
+    "join_scope",
     "materialize",
     "measure",
     "pin",
@@ -65,4 +68,5 @@ __all__ = [
     "rmm_resource",
     "simulate",
     "sweep",
+    "tune",
 ]

@@ -9,11 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dtr_alloc.runtime.heuristic import Policy
 from dtr_alloc.runtime.simulate import Mode
+
+if TYPE_CHECKING:
+    import optuna
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -316,6 +320,67 @@ def plot(csv: Path, out: Path) -> None:
     with _explained():
         draw(read_csv(csv), out)
     click.echo(f"Wrote {out}.")
+
+
+@main.command()
+@LOGS
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="B", help=BUDGET)
+@click.option("--trials", type=click.IntRange(min=1), default=200, show_default=True)
+@click.option("--storage", metavar="URL|FILE", help="Where the study is kept. Default: nowhere.")
+@click.option(
+    "--holdout",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="LOG",
+    help="A trace to try the result on; may be repeated.",
+)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+@click.option("--seed", type=int, help="Of the search.")
+def tune(
+    logs: tuple[str, ...],
+    budgets: tuple[str, ...],
+    trials: int,
+    storage: str | None,
+    holdout: tuple[str, ...],
+    plot: Path | None,
+    seed: int | None,
+) -> None:
+    """Search the score's parameters for the least overhead on traces.
+
+    Give several processes one --storage, and they share the work; call again after a kill, and it
+    goes on where it was. --budget may be repeated.
+    """
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    for module in ("optuna", "matplotlib"):
+        if importlib.util.find_spec(module) is None:
+            raise click.ClickException("tuning needs more: pip install 'dtr-alloc[tune]'")
+    from dtr_alloc.runtime import tune as tuning
+    from dtr_alloc.runtime import tune_report
+
+    columns = (
+        *Progress.get_default_columns(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[best]}"),
+    )
+    with _explained():
+        held = tuning.cases(holdout, budgets)
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("tuning", total=trials, best="")
+
+            def advance(study: "optuna.Study", done: int) -> None:
+                best = f"best overhead {math.exp(study.best_value):.3f}"
+                bar.update(task, completed=min(done, trials), best=best)
+
+            study = tuning.tune(logs, budgets, trials, storage, seed=seed, progress=advance)
+        best = tuning.heuristic_of(study.best_params)
+        given = tune_report.compare(tuning.cases(logs, budgets), best)
+        click.echo(tune_report.table(given, tune_report.compare(held, best)))
+        if plot is not None:
+            tune_report.draw(study, plot)
+    click.echo(f"\n{tuning.line_to_paste(best)}")
 
 
 if __name__ == "__main__":

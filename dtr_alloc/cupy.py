@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from dtr_alloc.pool import Pool
+
 __all__ = ["Source", "cupy_allocator", "rmm_resource"]
 
 
@@ -24,9 +26,9 @@ class Source(Protocol):
 class _Block:
     """Owns a block as long as arrays lie in it."""
 
-    def __init__(self, pool: Source, size: int, stream: int) -> None:
+    def __init__(self, pool: Source, size: int, stream: int, **place: int) -> None:
         self._pool = pool
-        self.address = pool.allocate(size, stream=stream)
+        self.address = pool.allocate(size, stream=stream, **place)
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
@@ -52,12 +54,17 @@ def cupy_allocator(pool: Source, device: int = 0) -> Callable[[int], Any]:
         >>> cupy.cuda.set_allocator(dtr_alloc.cupy_allocator(pool))  # doctest: +SKIP
     """
     _check(pool)
+    # A stream dies with CuPy's object, and another may then have its name: those that used the
+    # pool are kept.
+    streams: dict[int, Any] = {}
+    place = {} if isinstance(pool, Pool) else {"device": device}
 
     def allocate(size: int) -> Any:
         import cupy
 
-        stream = cupy.cuda.get_current_stream().ptr
-        block = _Block(pool, size, stream)
+        stream = cupy.cuda.get_current_stream()
+        streams.setdefault(stream.ptr, stream)
+        block = _Block(pool, size, stream.ptr, **place)
         memory = cupy.cuda.UnownedMemory(block.address, size, block, device)
         return cupy.cuda.MemoryPointer(memory, 0)
 

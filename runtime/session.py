@@ -1,8 +1,8 @@
 """The scope in which a program runs under a memory budget, and what it did there.
 
 Entering a scope makes torch take CPU memory from a pool of the budget's size and routes the
-operators of this thread (and of the autograd threads it starts) through the runtime. Leaving it
-makes everything the program still holds an ordinary tensor.
+operators of this thread (of the autograd threads it starts, and of those that join) through the
+runtime. Leaving it makes everything the program still holds an ordinary tensor.
 Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.utils.dlpack
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -29,13 +31,13 @@ from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolv
 from dtr_alloc.size import format_size, parse_size
 
 _NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
-_EXPOSING = (
+_READING = ("tolist",)  # Methods of Tensor that copy its content through a raw pointer.
+_EXPOSING = (  # Methods that hand the memory itself out.
     "numpy",
     "__array__",
     "data_ptr",
     "const_data_ptr",
     "mutable_data_ptr",
-    "tolist",
     "untyped_storage",
     "storage",
     "_typed_storage",
@@ -175,6 +177,14 @@ class _Served:
         if session := self._allocator.session():
             session.expose(tensor)
 
+    def part(self) -> None:
+        if session := self._allocator.session():
+            session.part()
+
+    def reading(self, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
+        session = self._allocator.session()
+        return read() if session is None else session.reading(tensor, read)
+
     def is_evicted(self, tensor: torch.Tensor) -> bool:
         session = self._allocator.session()
         return session is not None and session.is_evicted(tensor)
@@ -213,6 +223,7 @@ def rematerialize(
     clock: str = "wall",
     timeline: bool = False,
     thrash_limit: float = 100.0,
+    debug: bool = False,
     _instruments: dict[str, Any] | None = None,
 ) -> Iterator[Session]:
     """Runs the body under a memory budget: CPU tensors made inside come from a pool that never
@@ -237,10 +248,16 @@ def rematerialize(
         timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
         thrash_limit: recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
+        debug: look for writes that nobody declared: each constant that a recomputation would read
+            (parameters, inputs, exposed tensors) and each argument that an operator says it only
+            reads is compared by a checksum before and after. Costs a pass over every argument of
+            every operator. docs/exactness.md tells what it finds and what it cannot.
 
     Raises:
         ValueError: an argument that is not understood.
-        RuntimeError: a scope is already open in this process.
+        RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
+            the first operator that wrote what it should not have, or that reads what was written
+            behind the runtime's back; the text names what made the tensor.
         torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator
         needs together with what
             cannot be recomputed; the text names the budget that would do.
@@ -268,6 +285,7 @@ def rematerialize(
         logical_clock=clock == "logical",
         timeline=timeline,
         thrash_limit=float(thrash_limit),
+        debug=debug,
         **options,
     )
     with _scope(core, device):
@@ -299,6 +317,7 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         timeline=timeline,
         evict_always=False,
         verify=False,
+        debug=False,
         thrash_limit=0.0,
         on_cuda=False,
     )
@@ -331,6 +350,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         yield
         failed = False
     finally:
+        _wait_for_joined()
         try:
             spilled = core.leave() if _open is core else 0  # A forked child has left already.
         except BaseException:
@@ -359,6 +379,62 @@ def _forget_interrupted_backward() -> None:
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
+_joined = 0  # Threads inside join_scope().
+_parted = threading.Condition()
+
+
+@contextmanager
+def join_scope() -> Iterator[None]:
+    """Makes the operators that this thread runs in the body part of the scope that is open.
+
+    A scope's own thread, and autograd's threads, belong to it from the start; any other thread that
+    computes on the scope's tensors joins it first. Threads share the budget, and a tensor that
+    several of them need is recomputed once. Recomputations, writes in place and random numbers
+    take turns; other operators run side by side. Leaving the scope waits for those who joined.
+
+    Raises:
+        RuntimeError: no scope is open, or this thread belongs to one already.
+
+    Example:
+        >>> import threading, torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     def work() -> None:
+        ...         with join_scope():
+        ...             print(f"{x.sum():.0f}")
+        ...     thread = threading.Thread(target=work)
+        ...     thread.start()
+        ...     thread.join()
+        2718
+    """
+    global _joined
+    with _parted:
+        session = _open
+        if session is None:
+            raise RuntimeError(
+                "join_scope() in a thread, but no dtr_alloc scope is open: open rematerialize() "
+                "before the thread starts, and keep it open until the thread is done"
+            )
+        if _core.records_this_thread():
+            raise RuntimeError("this thread belongs to a dtr_alloc scope already")
+        _joined += 1
+    _core.record_this_thread(True)
+    try:
+        yield
+    finally:
+        _core.record_this_thread(False)
+        _core.set_in_optimizer(False)
+        session.part()
+        with _parted:
+            _joined -= 1
+            _parted.notify_all()
+
+
+def _wait_for_joined() -> None:
+    with _parted:
+        _parted.wait_for(lambda: _joined == 0)
+
+
 def serve(allocator: _core.CudaAllocator) -> None:
     """Puts the operators of this thread under the CUDA allocator's session, for good.
 
@@ -385,44 +461,47 @@ def _optimizer_stepped(core: _core.Session | _Served) -> None:
 
 
 def _watch_raw_access() -> Callable[[], None]:
-    """Makes the methods of Tensor that hand out its memory bring it back first and pin it. Returns
-    the undo."""
+    """Makes what hands out a tensor's memory bring it back first and pin it. Returns the undo."""
 
-    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(owner: Any, name: str) -> Callable[..., Any]:
+        method = getattr(owner, name)
+
         @functools.wraps(method)
         def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if _open is not None and isinstance(self, torch.Tensor):
+                if name in _READING:
+                    return _open.reading(self, lambda: method(self, *args, **kwargs))
                 _open.expose(self)
             return method(self, *args, **kwargs)
 
         return call
 
     missing = object()
-    before = {
-        name: torch.Tensor.__dict__.get(name, missing)
-        for name in _EXPOSING
-        if hasattr(torch.Tensor, name)
-    }
-    for name in before:
-        setattr(torch.Tensor, name, watched(getattr(torch.Tensor, name)))
+    places: list[tuple[Any, str]] = [(torch.Tensor, name) for name in (*_READING, *_EXPOSING)]
+    places += [(torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")]
+    places = [place for place in places if hasattr(*place)]
+    before = [owner.__dict__.get(name, missing) for owner, name in places]
+    for owner, name in places:
+        setattr(owner, name, watched(owner, name))
 
     def restore() -> None:
-        for name, method in before.items():
+        for (owner, name), method in zip(places, before, strict=True):
             if method is missing:
-                delattr(torch.Tensor, name)
+                delattr(owner, name)
             else:
-                setattr(torch.Tensor, name, method)
+                setattr(owner, name, method)
 
     return restore
 
 
 def _before_fork() -> None:
-    if _open is not None:
+    if isinstance(_open, _core.Session):  # A child cannot use CUDA's tensors in any case.
         _open.commit()
 
 
 def _in_child() -> None:
-    global _open
+    global _open, _joined, _parted
+    _joined, _parted = 0, threading.Condition()  # The other threads are the parent's.
     if _open is not None:
         _open.abandon_in_child()
         _lingering.append(_open)

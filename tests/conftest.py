@@ -1,7 +1,9 @@
-"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes. And, for
-those that ask for it, the fake CUDA driver, or a file for a trace."""
+"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes. Triton's
+interpreter, where there is no GPU. And, for those that ask for it, the fake CUDA driver, or a file
+for a trace."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,9 @@ import torch
 from tests.fake_cuda.driver import FakeCuda, build
 
 torch.set_num_threads(1)
+
+if not torch.cuda.is_available():  # Before anything imports Triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

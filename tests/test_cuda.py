@@ -331,6 +331,29 @@ def test_memory_of_a_graph_is_used_by_nobody_else_until_the_graph_is_gone(
 
 
 @with_cuda
+def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it(fake_driver: str) -> None:
+    seen = tell(
+        """
+        allocator = swap()
+        core = allocator._core
+        core.begin_capture(0, 7, [0])
+        a = allocator.allocate(4 * MIB)
+        core.record_stream(0, a, 4711)
+        allocator.free(a)
+        again = allocator.allocate(4 * MIB)
+        core.end_capture(0, 7)
+        core.release_pool(0, 7)
+        core.check(0)
+        left = core.pool_stats(0).live
+        allocator.free(again)
+        print(json.dumps([again != a, left]))
+        """,
+        fake_driver,
+    )
+    assert seen == [True, 4 << 20]
+
+
+@with_cuda
 def test_streams_outside_a_capture_keep_to_ordinary_memory(fake_driver: str) -> None:
     shared, error = tell(
         """

@@ -207,3 +207,43 @@ def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
         assert cuda.calls("cuStreamWaitEvent") == waits + 2
         del made, expected
         session.check()
+
+
+def test_a_replay_on_a_stream_that_is_new_to_the_pool_waits_for_the_others(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    _, other = streams
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        _core.set_host_stream(streams[0])
+        first = x.exp()
+        second = first.sin()
+        expected = second.clone()
+        dtr_alloc.evict(second)
+        _core.set_host_stream(other)
+        waits = cuda.calls("cuStreamWaitEvent")
+        dtr_alloc.materialize(second)
+        assert cuda.calls("cuStreamWaitEvent") == waits + 2
+        assert torch.equal(second, expected)
+        del first, second, expected
+        session.check()
+
+
+def test_the_place_of_a_pinned_tensor_is_marked_by_every_stream_that_may_read_it(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+        _core.set_host_stream(one)
+        made = x.exp()
+        _core.set_host_stream(other)
+        made.sum()
+        dtr_alloc.evict(made)
+        dtr_alloc.pin(
+            made
+        )  # Computed again on `other`; no operator on `one` will say that it reads.
+        before = cuda.calls("cuEventRecord")
+        del made
+        assert cuda.calls("cuEventRecord") == before + 1
+        session.check()

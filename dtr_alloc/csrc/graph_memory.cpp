@@ -35,8 +35,12 @@ void GraphMemory::release(Id id) {
     const std::lock_guard lock(mutex_);
     const auto at = pools_.find(id);
     if (at == pools_.end() || --at->second.uses > 0) return;
+    dead = std::move(at->second.shared);
     for (const auto& [size, waiting] : at->second.waiting) dead.push_back(waiting.block);
     pools_.erase(at);
+    for (const auto& [block, member] : blocks_) {
+      if (member.id == id) pool_.record_every_stream(block);
+    }
     std::erase_if(blocks_, [&](const auto& entry) { return entry.second.id == id; });
     blocks_count_ = static_cast<std::int64_t>(blocks_.size());
   }
@@ -77,7 +81,7 @@ void GraphMemory::adopt(Block* block, Stream stream) {
   const std::lock_guard lock(mutex_);
   const Id* id = route(stream);
   if (id == nullptr) return;
-  blocks_[block] = {*id, stream, true};
+  blocks_[block] = {*id, stream, true, false};
   blocks_count_ = static_cast<std::int64_t>(blocks_.size());
 }
 
@@ -86,8 +90,19 @@ bool GraphMemory::keep(Block* block) {
   const auto at = blocks_.find(block);
   if (at == blocks_.end()) return false;
   at->second.live = false;
-  pools_.at(at->second.id).waiting.emplace(block->size, Waiting{at->second.stream, block});
+  Private& pool = pools_.at(at->second.id);
+  if (at->second.shared) {
+    pool.shared.push_back(block);
+  } else {
+    pool.waiting.emplace(block->size, Waiting{at->second.stream, block});
+  }
   return true;
+}
+
+void GraphMemory::share(Block* block) {
+  const std::lock_guard lock(mutex_);
+  const auto at = blocks_.find(block);
+  if (at != blocks_.end() && route(at->second.stream)) at->second.shared = true;
 }
 
 std::vector<const Block*> GraphMemory::live(Id id) const {

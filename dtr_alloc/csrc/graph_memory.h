@@ -35,7 +35,9 @@ class GraphMemory {
   void begin(Id id, Filter filter);
   void end(Id id);  // Throws std::invalid_argument where there was no begin.
   void use(Id id);
-  void release(Id id);  // The last one frees what waits; what is live becomes ordinary.
+  // The last one frees what waits; what is live becomes ordinary. The graph may still run, on any
+  // stream: all of it waits for every stream that the pool has met.
+  void release(Id id);
   int uses(Id id) const;
 
   // Whether any request may be ours. Lock-free, so that ordinary programs pay one load.
@@ -46,6 +48,9 @@ class GraphMemory {
   Block* take(Bytes size, Stream stream);
   void adopt(Block* block, Stream stream);  // Made for the request, if it is ours.
   bool keep(Block* block);                  // Freed by the program: whether it waits here now.
+  // Other streams of the capture read the block: freed, it is given to nobody, since no event may
+  // be asked about them.
+  void share(Block* block);
   std::vector<const Block*> live(Id id) const;
 
  private:
@@ -56,11 +61,12 @@ class GraphMemory {
   struct Private {
     int uses = 0;
     std::multimap<Bytes, Waiting> waiting;
+    std::vector<Block*> shared;  // Freed too.
   };
   struct Member {
     Id id;
     Stream stream;
-    bool live;
+    bool live, shared;
   };
   const Id* route(Stream stream) const;  // The lock is held.
 
@@ -70,7 +76,7 @@ class GraphMemory {
   std::atomic<std::int64_t> blocks_count_{0};
   std::vector<std::pair<Id, Filter>> routes_;
   std::map<Id, Private> pools_;
-  std::unordered_map<const Block*, Member> blocks_;
+  std::unordered_map<Block*, Member> blocks_;
 };
 
 }  // namespace dtr

@@ -326,6 +326,13 @@ void Pool::record_stream(Block* block, Stream stream) {
   order_->used(block->fence, meet(stream));
 }
 
+void Pool::record_every_stream(Block* block) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
+  order_->shared(block->fence);
+}
+
 std::int32_t Pool::meet(Stream stream) {
   const std::int32_t index = order_->index(stream);
   if (order_->streams() > 1) many_streams_ = true;

@@ -97,7 +97,8 @@ class Pool {
 
   // Another stream uses the block as well: once freed, it waits for that one's work up to then.
   void record_stream(Block* block, Stream stream);
-  void meet_stream(Stream stream);  // It is about to use blocks.
+  void record_every_stream(Block* block);  // Any that the pool has met may use it.
+  void meet_stream(Stream stream);         // It is about to use blocks.
   // Whether the pool has met more than one stream. Lock-free.
   bool many_streams() const { return many_streams_.load(std::memory_order_relaxed); }
   // Makes a stream wait for all work the others were given so far, or the others for its own.

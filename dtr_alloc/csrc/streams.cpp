@@ -53,6 +53,10 @@ void StreamOrder::used(Fence fence, std::int32_t stream) {
   uses.push_back({stream, 0});
 }
 
+void StreamOrder::shared(Fence fence) {
+  for (const auto& [name, stream] : index_) used(fence, stream);
+}
+
 void StreamOrder::freed(Fence fence) {
   std::vector<Use>& uses = fences_[fence];
   for (std::size_t i = 0; i < uses.size(); i++) {

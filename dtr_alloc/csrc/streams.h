@@ -65,6 +65,7 @@ class StreamOrder {
   // the block had before.
   Fence allocated(Fence now, std::int32_t stream);
   void used(Fence fence, std::int32_t stream);
+  void shared(Fence fence);  // By any of the streams.
   // Gives the streams of a live block their numbers. Records an event on those that did not
   // allocate it, since those seldom allocate and would be waited for late. Never throws: where the
   // event cannot be recorded, the number is that of the next one.

@@ -1,4 +1,4 @@
-"""All that needs a GPU, in eight minutes: tests, exactness, throughput, batch, allocators.
+"""All that needs a GPU, in eight minutes: tests, exactness, throughput, scoring, batch, allocators.
 
 Each part is a process with a time limit, so that one that fails, hangs or crashes loses nothing but
 itself, and the results are written after every part. Parts come in the order of their worth; those
@@ -83,7 +83,7 @@ def part(report: Report, script: str, *arguments: object, limit: float = 90) -> 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [sys.executable, str(HERE / script), *map(str, arguments), "--out", str(out)]
-        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         env = dict(os.environ, PYTHONPATH=path)
         try:
             done = subprocess.run(
@@ -191,6 +191,15 @@ def remapping(report: Report) -> None:
     report.add("remap", found, line)
 
 
+def scoring(report: Report) -> None:
+    """What a score costs, on the CPU and on the GPU, and from how many candidates the GPU pays."""
+    found = part(report, "../scoring.py", *(["--quick"] if report.device == "cpu" else []))
+    if "measurements" not in found:
+        report.add("scoring", found, short(found))
+    for one in found.get("measurements", []):
+        report.add(f"scoring {one['name']}", one, f"{one['value']:12.3f} {one['unit']}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -211,6 +220,7 @@ def main() -> None:
             done.result()
     exactness(report, arguments.model, ["--batch", 8, "--steps", 4], arguments.model)
     remapping(report)
+    scoring(report)
     if arguments.device == "cuda":
         allocators(report)
     batches(report, "gpt100m" if arguments.device == "cuda" else "gpt-tiny", 512)

@@ -2,7 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 
 #include "runtime/csrc/device.h"
@@ -19,7 +18,10 @@ class CpuAllocator final : public at::Allocator {
 
   at::DataPtr allocate(std::size_t bytes) override {
     Session* session = Session::active();
-    if (!session || !session->serves(c10::kCPU) || !in_scope()) return ordinary_.allocate(bytes);
+    // Autograd's threads inherit it from the scope's, and others may join. The rest keep to
+    // ordinary memory, because what they make could not be evicted.
+    bool ours = session && session->serves(c10::kCPU) && Session::records_this_thread();
+    if (!ours) return ordinary_.allocate(bytes);
     void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
     return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
   }
@@ -32,10 +34,6 @@ class CpuAllocator final : public at::Allocator {
   }
 
  private:
-  // Whether this thread belongs to the scope: autograd's threads inherit it, others keep to
-  // ordinary memory, because what they make could not be evicted.
-  static bool in_scope() { return c10::impl::tls_local_dispatch_key_set().included_.has(kKey); }
-
   static void any_deleter(void* data) {
     if (Pool::owner_of(data)) return pool_deleter(data);
     c10::GetDefaultCPUAllocator()->raw_deallocate(data);

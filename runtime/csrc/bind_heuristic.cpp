@@ -1,12 +1,113 @@
-// Python's view of the score's parameters; runtime/heuristic.py checks them.
+// Python's view of the score: its parameters, which runtime/heuristic.py checks, and the scorer on
+// arrays, which tests and measurements hold against the kernels' formulas.
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include "runtime/csrc/score.h"
+#include <chrono>
+#include <stdexcept>
+#include <vector>
+
+#include "runtime/csrc/scorer.h"
 
 namespace py = pybind11;
 
 namespace dtr {
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+// Rows that belong to somebody else's arrays.
+class BorrowedColumns {
+ public:
+  BorrowedColumns(Array<Bytes> size, Array<Bytes> free_left, Array<Bytes> free_right,
+                  Array<Nanos> last_access, Array<Nanos> cost, Array<Nanos> neighbourhood,
+                  Array<std::int32_t> recomputes, Array<std::uint8_t> evictable,
+                  Array<std::uint64_t> order)
+      : size_(size),
+        free_left_(free_left),
+        free_right_(free_right),
+        last_access_(last_access),
+        cost_(cost),
+        neighbourhood_(neighbourhood),
+        recomputes_(recomputes),
+        evictable_(evictable),
+        order_(order) {
+    for (py::ssize_t other :
+         {free_left.size(), free_right.size(), last_access.size(), cost.size(),
+          neighbourhood.size(), recomputes.size(), evictable.size(), order.size()}) {
+      if (other != size.size()) throw std::invalid_argument("columns differ in their lengths");
+    }
+  }
+
+  ColumnsView view() const { return view(evictable_.data()); }
+  ColumnsView view(const std::uint8_t* evictable) const {
+    return {.count = static_cast<std::size_t>(size_.size()),
+            .size = size_.data(),
+            .free_left = free_left_.data(),
+            .free_right = free_right_.data(),
+            .last_access = last_access_.data(),
+            .cost = cost_.data(),
+            .neighbourhood = neighbourhood_.data(),
+            .recomputes = recomputes_.data(),
+            .evictable = evictable,
+            .order = order_.data()};
+  }
+
+  Array<double> scores(const Heuristic& heuristic, Nanos clock) const {
+    Array<double> scores(size_.size());
+    Scorer(heuristic).score(view(), clock, scores.mutable_data());
+    return scores;
+  }
+
+  // Evicts one after the other until they have `bytes`: the rows, in order.
+  Array<std::int64_t> victims(const Heuristic& heuristic, Nanos clock, Bytes bytes) const {
+    Scorer scorer(heuristic);
+    std::vector<std::uint8_t> evictable(evictable_.data(), evictable_.data() + evictable_.size());
+    std::vector<std::int64_t> victims;
+    while (bytes > 0) {
+      std::int64_t row = scorer.choose(view(evictable.data()), clock).row;
+      if (row == kNoRow) break;
+      victims.push_back(row);
+      evictable[row] = 0;
+      bytes -= size_.data()[row];
+    }
+    return Array<std::int64_t>(static_cast<py::ssize_t>(victims.size()), victims.data());
+  }
+
+  // Of perf/scoring.py: seconds of choosing `times` times, by the scorer or row after row.
+  double time_choices(const Heuristic& heuristic, Nanos clock, int times, bool by_row) const {
+    Scorer scorer(heuristic);
+    std::int64_t chosen = 0;
+    auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; ++i) {
+      if (!by_row) {
+        chosen += scorer.choose(view(), clock + i).row;
+        continue;
+      }
+      Least least = scorer.least();
+      for (std::size_t row = 0; row < view().count; ++row) {
+        if (!view().evictable[row]) continue;
+        least.consider(static_cast<std::int64_t>(row), view().order[row],
+                       scorer.terms(view(), row, clock + i));
+      }
+      chosen += least.row();
+    }
+    std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    if (chosen < 0) throw std::logic_error("there was nothing to choose from");
+    return passed.count();
+  }
+
+ private:
+  const Array<Bytes> size_, free_left_, free_right_;
+  const Array<Nanos> last_access_, cost_, neighbourhood_;
+  const Array<std::int32_t> recomputes_;
+  const Array<std::uint8_t> evictable_;
+  const Array<std::uint64_t> order_;
+};
+
+}  // namespace
 
 void bind_heuristic(py::module_& m) {
   using namespace py::literals;
@@ -29,6 +130,15 @@ void bind_heuristic(py::module_& m) {
            }),
            "neighbourhood"_a, "cost_exp"_a, "size_exp"_a, "staleness_exp"_a, "fragmentation"_a,
            "recompute_penalty"_a, "selection"_a, "epsilon"_a, "seed"_a);
+  py::class_<BorrowedColumns>(m, "ScoreColumns")
+      .def(py::init<Array<Bytes>, Array<Bytes>, Array<Bytes>, Array<Nanos>, Array<Nanos>,
+                    Array<Nanos>, Array<std::int32_t>, Array<std::uint8_t>, Array<std::uint64_t>>(),
+           py::kw_only(), "size"_a, "free_left"_a, "free_right"_a, "last_access"_a, "cost"_a,
+           "neighbourhood"_a, "recomputes"_a, "evictable"_a, "order"_a)
+      .def("scores", &BorrowedColumns::scores, "heuristic"_a, "clock"_a)
+      .def("time_choices", &BorrowedColumns::time_choices, "heuristic"_a, "clock"_a, "times"_a,
+           "by_row"_a)
+      .def("victims", &BorrowedColumns::victims, "heuristic"_a, "clock"_a, "bytes"_a);
 }
 
 }  // namespace dtr

@@ -3,6 +3,8 @@
 #include <pybind11/numpy.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+
 #include "runtime/csrc/allocator.h"
 #include "runtime/csrc/guard.h"
 #include "runtime/csrc/operators.h"
@@ -11,6 +13,12 @@
 namespace py = pybind11;
 
 namespace dtr {
+
+void Session::Turn::wait() {
+  std::optional<py::gil_scoped_release> open;
+  if (PyGILState_Check()) open.emplace();
+  mutex_.lock();
+}
 
 void bind_session(py::module_& m) {
   register_interception();
@@ -38,7 +46,7 @@ void bind_session(py::module_& m) {
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
                        bool record, bool logical_clock, bool timeline, bool evict_always,
-                       bool verify, double thrash_limit, bool on_cuda) {
+                       bool verify, bool debug, double thrash_limit, bool on_cuda) {
              return std::make_unique<Session>(SessionOptions{.budget = budget,
                                                              .limited = limited,
                                                              .on_cuda = on_cuda,
@@ -49,18 +57,30 @@ void bind_session(py::module_& m) {
                                                              .timeline = timeline,
                                                              .evict_always = evict_always,
                                                              .verify = verify,
+                                                             .debug = debug,
                                                              .thrash_limit = thrash_limit},
                                               host_device(on_cuda));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
            py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
-           py::arg("evict_always"), py::arg("verify"), py::arg("thrash_limit"), py::arg("on_cuda"))
+           py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
+           py::arg("on_cuda"))
       .def("enter", &Session::enter)
+      .def("part", &Session::part, Open())
       .def("leave", &Session::leave, Open())
       .def("evict", &Session::evict, Open())
       .def("materialize", &Session::materialize, Open())
       .def("pin", &Session::pin, Open())
       .def("expose", &Session::expose, Open())
+      .def("reading",
+           [](Session& session, const at::Tensor& tensor, const py::function& read) {
+             std::unique_ptr<Session::Reading> reading;
+             {
+               py::gil_scoped_release open;
+               reading = std::make_unique<Session::Reading>(session, tensor);
+             }
+             return read();
+           })
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())
       .def("step", &Session::step, Open())
@@ -83,6 +103,8 @@ void bind_session(py::module_& m) {
       .def("timeline", &Session::timeline)
       .def("check", &Session::check);
   m.def("record_this_thread", &Session::record_this_thread);
+  m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
+  m.def("records_this_thread", &Session::records_this_thread);
   m.def("set_host_stream", &set_host_stream);
   m.def("set_in_optimizer", &Session::set_in_optimizer);
 }

@@ -28,6 +28,7 @@ struct Session::Call {
   c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
+  bool handled = false;  // By a mode or a subclass, which torch 2.11 calls below kKey.
   bool here = false;     // It runs on the session's device.
   bool tracked = false;
   bool recording = false;

@@ -300,9 +300,8 @@ void DryRun::settle(Value& value) {
   value.home = content;
 }
 
-Bytes DryRun::free_neighbours(const Value& value) const {
-  auto [left, right] = pool_->free_neighbours(static_cast<Content*>(value.data)->block);
-  return left + right;
+std::pair<Bytes, Bytes> DryRun::free_neighbours(const Value& value) const {
+  return pool_->free_neighbours(static_cast<Content*>(value.data)->block);
 }
 
 void DryRun::forget(Value& value) {

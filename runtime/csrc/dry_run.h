@@ -55,7 +55,7 @@ class DryRun final : public Executor {
   void run(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
-  Bytes free_neighbours(const Value& value) const override;
+  std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
   void forget(Value& value) override;
   void forget(Op& op) override;
 

@@ -1,7 +1,6 @@
 #include "runtime/csrc/engine.h"
 
 #include <algorithm>
-#include <limits>
 #include <new>
 #include <unordered_set>
 #include <utility>
@@ -77,8 +76,14 @@ void Engine::compute(Op& op, Nanos cost, Lock& lock) {
     Value& storage = op.outputs()[i]->storage();
     bool counted = false;  // Two outputs of one operator may be views of the same bytes.
     for (std::uint32_t j = 0; j < i; ++j) counted |= &op.outputs()[j]->storage() == &storage;
-    if (!counted) storage.cost += cost;
+    if (!counted) {
+      storage.cost += cost;
+      if (storage.candidate != kNowhere) columns_.copy_times(storage);
+    }
     if (op.outputs()[i] == &storage) neighbourhood_.expected(storage);
+    for (std::uint32_t j = 0; j < op.use_count; ++j) {
+      neighbourhood_.linked(storage, op.uses()[j].value->storage());
+    }
     own(*op.outputs()[i], generation_);
     --op.outputs()[i]->recomputes;  // The first run is none.
   }
@@ -106,7 +111,7 @@ Value& Engine::constant(Bytes size, void* home, void* data) {
 void Engine::unlock(Value& view) {
   Value& value = view.storage();
   if (--value.locks > 0) return;
-  stamp(value);
+  if (value.candidate != kNowhere) columns_.permit(value, ++order_);
   if (value.dropped_while_locked) {
     value.dropped_while_locked = false;
     let_go(value);
@@ -258,19 +263,13 @@ void Engine::own(Value& value, std::int32_t oldest) {
 }
 
 void Engine::add_candidate(Value& value) {
-  stamp(value);
-  value.candidate = static_cast<std::int32_t>(candidates_.size());
-  candidates_.push_back(&value);
+  columns_.add(value, ++order_);
   stats_.evictable += value.size;
 }
 
 void Engine::remove_candidate(Value& value) {
   if (value.candidate == kNowhere) return;
-  Value* last = candidates_.back();
-  candidates_[value.candidate] = last;
-  last->candidate = value.candidate;
-  candidates_.pop_back();
-  value.candidate = kNowhere;
+  columns_.remove(value);
   stats_.evictable -= value.size;
 }
 
@@ -286,100 +285,51 @@ void Engine::disown(Value& value) {
 // ---- Choosing
 // -------------------------------------------------------------------------------------------------------
 
-Terms Engine::terms_of(const Value& value) {
-  ++stats_.evaluations;
-  return {.cost = value.cost + neighbourhood_.cost(value),
-          .size = value.size,
-          .staleness = stats_.clock - value.last_access,
-          .recomputes = value.recomputes,
-          .free_neighbours = heuristic_.fragmentation == 0 ? 0 : executor_.free_neighbours(value)};
+// The columns that change with other values' fates are brought up to date when they are read.
+void Engine::refresh(std::size_t row) {
+  const Value& value = *columns_.value(row);
+  columns_.set_neighbourhood(row, neighbourhood_.cost(row));
+  if (heuristic_.fragmentation != 0) columns_.set_free(row, executor_.free_neighbours(value));
 }
-
-namespace {
-
-// The least score so far; among equals, what became evictable last.
-class Least {
- public:
-  Least(const Heuristic& heuristic, bool integral) : heuristic_(heuristic), integral_(integral) {}
-
-  void consider(Value* value, const Terms& terms) {
-    constexpr double kNear = 1e-12;  // Far above the error of a score in floating point.
-    double score = dtr::score(heuristic_, terms);
-    if (integral_ && value_ && std::abs(score - score_) <= kNear * std::abs(score_)) {
-      score = exact_score(heuristic_, terms);
-      if (!exact_) score_ = exact_score(heuristic_, terms_);
-      exact_ = true;
-    } else if (score < score_) {
-      exact_ = false;
-    }
-    if (score > score_ || (score == score_ && value_ && value->order < value_->order)) return;
-    value_ = value;
-    score_ = score;
-    terms_ = terms;
-  }
-  Value* value() const { return value_; }
-  double score() const { return score_; }
-
- private:
-  const Heuristic& heuristic_;
-  const bool integral_;
-  Value* value_ = nullptr;
-  double score_ = std::numeric_limits<double>::infinity();
-  Terms terms_{};
-  bool exact_ = false;
-};
-
-}  // namespace
 
 // Sampling looks at sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over
 // tensors below a hundredth of the mean size (paper, appendix E.2): eviction stays cheap with
 // thousands of candidates and the choice hardly differs.
 Value* Engine::choose() {
   constexpr std::size_t kSampleAtLeast = 32;
-  Least least(heuristic_, integral_);
-  std::size_t n = candidates_.size();
+  ColumnsView columns = columns_.view();
+  std::size_t n = columns.count;
   const auto draw = [&] {
     random_ = random_ * 6364136223846793005 + 1442695040888963407;  // Knuth's MMIX generator.
-    return candidates_[(random_ >> 32) * n >> 32];
+    return (random_ >> 32) * n >> 32;
   };
   if (heuristic_.selection == Selection::kRandom) {
     for (std::size_t i = 0; i < 2 * n; ++i) {  // Few are locked.
-      if (Value* value = draw(); !value->locks) return value;
+      if (std::size_t row = draw(); columns.evictable[row]) return columns_.value(row);
     }
   }
   if (heuristic_.selection == Selection::kSample && n > kSampleAtLeast) {
     Bytes small = stats_.evictable / static_cast<Bytes>(n) / 100;
     std::size_t draws = std::max(kSampleAtLeast, static_cast<std::size_t>(std::sqrt(n)));
+    Least least = scorer_.least();
     for (std::size_t i = 0; i < draws; ++i) {
-      Value* value = draw();
-      if (value->size >= small && !value->locks) least.consider(value, terms_of(*value));
+      std::size_t row = draw();
+      if (columns.size[row] < small || !columns.evictable[row]) continue;
+      refresh(row);
+      ++stats_.evaluations;
+      least.consider(static_cast<std::int64_t>(row), columns.order[row],
+                     scorer_.terms(columns, row, stats_.clock));
     }
-    if (least.value()) return least.value();
+    if (least.row() != kNoRow) return columns_.value(least.row());
   }
-  for (Value* value : candidates_) {
-    if (!value->locks) least.consider(value, terms_of(*value));
+  neighbourhood_.fill();
+  for (std::size_t row = 0; heuristic_.fragmentation != 0 && row < n; ++row) {
+    if (columns.evictable[row])
+      columns_.set_free(row, executor_.free_neighbours(*columns_.value(row)));
   }
-  return least.score() > 0 ? least.value() : choose_not_positive();
-}
-
-// The reference simulator scans from what became evictable first and stops at a score of zero. That
-// decides between free values (zero), and those that the drift of evicted classes has put below
-// nothing.
-Value* Engine::choose_not_positive() {
-  std::vector<std::pair<std::uint64_t, Value*>> free;
-  for (Value* value : candidates_) {
-    if (!value->locks && score(heuristic_, terms_of(*value)) <= 0) {
-      free.emplace_back(value->order, value);
-    }
-  }
-  std::sort(free.begin(), free.end());
-  Least least(heuristic_, integral_);
-  for (auto& [order, value] : free) {
-    Terms terms = terms_of(*value);
-    least.consider(value, terms);
-    if (score(heuristic_, terms) == 0) break;
-  }
-  return least.value();
+  Scorer::Choice choice = scorer_.choose(columns, stats_.clock);
+  stats_.evaluations += static_cast<std::int64_t>(columns_.evictable()) + choice.evaluations;
+  return choice.row == kNoRow ? nullptr : columns_.value(choice.row);
 }
 
 bool Engine::evict_one() {
@@ -404,14 +354,17 @@ bool Engine::evict_waiting() {
 }
 
 void Engine::evict_all() {
-  for (std::size_t i = candidates_.size(); i-- > 0;) {
-    if (!candidates_[i]->locks) evict(*candidates_[i]);
+  for (std::size_t row = columns_.count(); row-- > 0;) {
+    if (!columns_.value(row)->locks) evict(*columns_.value(row));
   }
 }
 
 Bytes Engine::locked_bytes() const {
   Bytes sum = 0;
-  for (const Value* value : candidates_) sum += value->locks ? value->size : 0;
+  for (std::size_t row = 0; row < columns_.count(); ++row) {
+    const Value& value = *columns_.value(row);
+    sum += value.locks ? value.size : 0;
+  }
   return sum;
 }
 
@@ -525,7 +478,9 @@ void Engine::run(Op& op, Value& wanted, Lock& lock) {
     neighbourhood_.refresh();  // Some outputs may be back.
     throw;
   }
-  stamp(wanted.storage());
+  if (Value& storage = wanted.storage(); storage.candidate != kNowhere) {
+    columns_.stamp(storage, ++order_);
+  }
   neighbourhood_.refresh();
   stats_.clock += op.cost;
   (first ? stats_.base_cost : stats_.remat_cost) += op.cost;
@@ -608,7 +563,7 @@ void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& con
     ::operator delete(op);
   }
   for (Value* value : constants) delete value;
-  candidates_.clear();
+  columns_.clear();
   owned_.clear();
   stats_.values = stats_.ops = stats_.evictable = 0;
 }
@@ -627,9 +582,9 @@ void Engine::check() const {
   const auto reach = [&](const Value* value) {
     if (value && values.insert(value).second) frontier.push_back(value);
   };
-  for (std::size_t i = 0; i < candidates_.size(); ++i) {
-    const Value* value = candidates_[i];
-    insist(value->candidate == static_cast<std::int32_t>(i), "a candidate knows its place");
+  columns_.check();
+  for (std::size_t row = 0; row < columns_.count(); ++row) {
+    const Value* value = columns_.value(row);
     insist(value->resident() && value->producer, "a candidate is resident and has a recipe");
     evictable += value->size;
     reach(value);

@@ -19,8 +19,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/csrc/columns.h"
 #include "runtime/csrc/executor.h"
 #include "runtime/csrc/neighbourhood.h"
+#include "runtime/csrc/scorer.h"
 
 namespace dtr {
 
@@ -54,7 +56,8 @@ class Engine {
         heuristic_(heuristic),
         policy_(policy),
         records_(records),
-        neighbourhood_(heuristic.neighbourhood) {}
+        scorer_(heuristic),
+        neighbourhood_(heuristic.neighbourhood, columns_) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -81,9 +84,16 @@ class Engine {
     stats_.clock += cost, stats_.base_cost += cost;
   }  // An unrecorded operator ran.
 
-  void lock(Value& value) { ++value.storage().locks; }
+  void lock(Value& view) {
+    Value& value = view.storage();
+    if (++value.locks == 1 && value.candidate != kNowhere) columns_.forbid(value);
+  }
   void unlock(Value& value);
-  void touch(Value& value) { value.storage().last_access = stats_.clock; }
+  void touch(Value& view) {
+    Value& value = view.storage();
+    value.last_access = stats_.clock;
+    if (value.candidate != kNowhere) columns_.copy_times(value);
+  }
 
   void dropped(Value& value);     // The program let its storage go.
   void superseded(Value& value);  // Its storage was written: the content is another value's now.
@@ -136,7 +146,6 @@ class Engine {
 
   void own(Value& value, std::int32_t oldest);
   void add_candidate(Value& value);
-  void stamp(Value& value) { value.order = ++order_; }
   void remove_candidate(Value& value);
   void disown(Value& value);
   void lose(Value& value);
@@ -149,18 +158,17 @@ class Engine {
   void settle(Value& value, Lock& lock);
   void unlock_inputs(Op& op);
   Value* choose();
-  Value* choose_not_positive();
-  Terms terms_of(const Value& value);
+  void refresh(std::size_t row);
 
   Executor& executor_;
   const Heuristic heuristic_;
-  const bool integral_ = heuristic_.epsilon == 0 && integral(heuristic_);
   const Policy policy_;
   const Records records_;
+  Scorer scorer_;
   std::mutex mutex_;
-  Neighbourhood neighbourhood_;
-  std::vector<Value*> candidates_;  // Resident and recomputable; some locked.
-  std::vector<Value*> owned_;       // Recomputable and held by the program; resident or not.
+  ScoreColumns columns_;                 // A row for each resident and recomputable value.
+  mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
+  std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
   std::vector<Value*> garbage_;
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.

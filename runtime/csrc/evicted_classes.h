@@ -3,6 +3,11 @@
 // subtracted from its class, which is not split, so classes may hold phantom connections. A query
 // sums the distinct classes next to a value: O(neighbours), where the exact sum is O(region).
 //
+// A candidate's row remembers which classes are next to it, since a class changes with each
+// eviction but who is next to whom seldom does: values that go or come back make their neighbours
+// forget. What a row remembers is the node of a missing neighbour, which lives as long as that is
+// missing, and when it comes back the row forgets.
+//
 // Classes are counted by their members and by the classes merged into them, so a class goes when
 // its last value does.
 
@@ -10,6 +15,7 @@
 
 #include <cstdint>
 
+#include "runtime/csrc/columns.h"
 #include "runtime/csrc/graph.h"
 #include "runtime/csrc/neighbours.h"
 
@@ -26,13 +32,24 @@ struct EvictedClass {
 
 class EvictedClasses {
  public:
+  explicit EvictedClasses(ScoreColumns& columns) : columns_(columns) {}
+
   // A value whose operator has yet to run is missing, but nothing has been lost: its class starts
   // at nothing. Once it is there its cost is subtracted all the same, as the reference simulator
   // does, which matters only if the class was merged meanwhile.
-  void expected(Value& value) { value.evicted_class = start(0); }
+  void expected(Value& value) {
+    value.evicted_class = start(0);
+    forget_around(value);
+  }
   void lost(Value& value);
   void returned(Value& value);
-  Nanos cost(const Value& value);
+  // The value of a row was given another neighbour.
+  void forget(const Value& value) {
+    if (value.candidate != kNowhere) columns_.near(value.candidate).known = false;
+  }
+  Nanos cost(std::size_t row);  // Of the classes next to the row's value; its column too.
+  void fill();                  // The column of neighbourhoods, for all that may go.
+  Nanos walk(const Value& value, NearClasses& near);
   // Calls `visit` with each distinct class next to `value`.
   template <typename Visit>
   void for_each(const Value& value, Visit visit);
@@ -42,9 +59,16 @@ class EvictedClasses {
 
  private:
   EvictedClass* start(Nanos cost);
-  EvictedClass* find(EvictedClass* node);
+  EvictedClass* find(EvictedClass* node) {
+    EvictedClass* parent = node->parent;
+    if (!parent) return node;
+    return parent->parent ? halve(node) : parent;
+  }
+  EvictedClass* halve(EvictedClass* node);
+  void forget_around(Value& value);
   void unreference(EvictedClass* node);
 
+  ScoreColumns& columns_;
   std::uint64_t stamp_ = 0;
   std::int64_t count_ = 0, accesses_ = 0;
 };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mutex>
+#include <utility>
 
 #include "runtime/csrc/graph.h"
 
@@ -33,7 +34,7 @@ class Executor {
   virtual void settle(Value& value) = 0;
 
   // Free bytes of the pool directly before and after a resident value.
-  virtual Bytes free_neighbours(const Value& value) const = 0;
+  virtual std::pair<Bytes, Bytes> free_neighbours(const Value& value) const = 0;
 
   virtual void forget(Value& value) = 0;  // A constant that no recipe reads any more.
   virtual void forget(Op& op) = 0;        // A recipe that nothing needs any more.

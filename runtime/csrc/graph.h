@@ -50,10 +50,9 @@ struct Value {
   EvictedClass* evicted_class = nullptr;  // Neighbourhood::eqclass: while it is missing.
   Region* region = nullptr;               // Neighbourhood::full: while it is resident.
   std::uint64_t mark = 0;                 // Of the last walk over the graph that met it.
-  std::uint64_t order = 0;                // When it last became evictable: the later, the greater.
   void* home = nullptr;               // Executor's: the program's storage. Null once that is gone.
   void* data = nullptr;               // Executor's: the content. Null while evicted.
-  std::int32_t candidate = kNowhere;  // Index in the engine's list of evictable values.
+  std::int32_t candidate = kNowhere;  // Its row in the engine's columns.
   std::int32_t owned =
       kNowhere;            // Index in the engine's list of recomputable values the program holds.
   std::int32_t locks = 0;  // Running and pending operators that need the content where it is.
@@ -65,6 +64,7 @@ struct Value {
   std::uint16_t output = 0;           // Which output of its producer.
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
   bool dropped_while_locked = false;  // The content goes with the last lock.
+  bool unfilled = false;  // Executor's: locked until an operator that fills or reads it comes.
 
   bool constant() const { return producer == nullptr; }
   bool resident() const { return data != nullptr; }

@@ -25,6 +25,21 @@ class Session::Guard {
   Lock lock_;
 };
 
+// Whoever waits gives Python's lock away meanwhile: the owner may need it.
+class Session::Turn {
+ public:
+  explicit Turn(Session& session) : mutex_(session.turn_) {
+    if (!mutex_.try_lock()) wait();
+  }
+  ~Turn() { mutex_.unlock(); }
+  Turn(const Turn&) = delete;
+
+ private:
+  void wait();
+
+  std::recursive_mutex& mutex_;
+};
+
 // Opens a held lock for a while.
 class Unlocked {
  public:
@@ -39,11 +54,34 @@ class Unlocked {
 // program.
 class InOperator {
  public:
-  InOperator() { ++depth; }
-  ~InOperator() { --depth; }
+  explicit InOperator(bool by_handler = false) : before_(handled) {
+    ++depth;
+    handled |= by_handler;
+  }
+  ~InOperator() {
+    --depth;
+    handled = before_;
+  }
   static thread_local int depth;
+  // Python code runs whose operators torch hides from us: what they read is not locked.
+  static thread_local bool handled;
   static thread_local bool replaying;
   static thread_local std::int64_t search_ticks;  // Spent looking for memory, not computing.
+
+ private:
+  bool before_;
+};
+
+// Python copies a tensor's content through a pointer (`tolist`), which is no reason to pin it.
+class Session::Reading {
+ public:
+  Reading(Session& session, const at::Tensor& tensor);
+  ~Reading();
+
+ private:
+  Session& session_;
+  Value* value_ = nullptr;
+  InOperator inside_;
 };
 
 inline void disarm(c10::StorageImpl* storage) {

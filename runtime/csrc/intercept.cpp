@@ -36,6 +36,7 @@ namespace dtr {
 thread_local int InOperator::depth = 0;
 thread_local std::int64_t InOperator::search_ticks = 0;
 thread_local bool InOperator::replaying = false;
+thread_local bool InOperator::handled = false;
 
 namespace {
 
@@ -66,8 +67,10 @@ bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 
-// The operator and the shapes and types of what it reads: what decides how long it takes.
-Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments) {
+// The operator and the shapes and types of what it reads, or is to make: what decides how long it
+// takes.
+Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments,
+                    const torch::jit::Stack& stack) {
   Costs::Key key = reinterpret_cast<std::uintptr_t>(&info);
   const auto mix = [&](std::uint64_t number) {
     key = (key ^ number) * 0x9e3779b97f4a7c15;
@@ -76,6 +79,12 @@ Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments) 
   for (const TensorArgument& argument : arguments) {
     mix(argument.argument << 8 | static_cast<std::uint8_t>(argument.tensor->dtype().itemsize()));
     for (std::int64_t size : argument.tensor->sizes()) mix(static_cast<std::uint64_t>(size));
+  }
+  for (std::uint32_t i = 0; arguments.empty() && i < info.arguments; ++i) {
+    const c10::IValue& value = stack[stack.size() - info.arguments + i];
+    if (value.isInt()) mix(static_cast<std::uint64_t>(value.toInt()));
+    if (!value.isIntList()) continue;
+    for (std::int64_t size : value.toIntVector()) mix(static_cast<std::uint64_t>(size));
   }
   return key;
 }
@@ -104,9 +113,7 @@ void Session::arm(c10::StorageImpl* storage) {
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  // In torch 2.11 modes and subclasses come after this key, not before it: what they call is seen.
-  Session* session = keys.has(c10::DispatchKey::Python) ? nullptr : Session::active();
-  if (session) {
+  if (Session* session = Session::active()) {
     session->execute(operator_info(op), keys, stack);
   } else {
     op.redispatchBoxed(keys, stack);
@@ -117,14 +124,17 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) {
   std::int64_t begin = ticks();
   Call call{.info = info, .keys = keys};
+  call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   if (c10::GradMode::is_enabled()) in_optimizer = false;  // A step that raised ran no post hook.
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
-                   !call.foreign && !differentiating && captures_ == 0 &&
+                   !call.foreign && !call.handled && !differentiating && captures_ == 0 &&
                    !info.draws_elsewhere(*stack);
 
+  std::optional<Turn> turn;
+  if (options_.record && (info.writes || info.random)) turn.emplace(*this);
   if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
 
   Op* op = nullptr;
@@ -134,13 +144,15 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   Costs::Sample sample;
   bool timed = costs_ && call.here;
   if (timed) {
-    call.cost = cost_key(info, call.arguments);
+    call.cost = cost_key(info, call.arguments, *stack);
     if (captures_ == 0) sample = costs_->begin(call.cost, stream());
   }
+  MutationDetector::Arguments seen;
+  if (detector_) seen = detector_->look(info, call.arguments);
   std::int64_t start = ticks();
   std::int64_t search = InOperator::search_ticks;
   try {
-    InOperator inside;
+    InOperator inside(call.handled);
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     info.handle.redispatchBoxed(keys, stack);
   } catch (...) {
@@ -152,7 +164,14 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (sample.first) costs_->end(sample, stream());
   call.kernel_ticks = ticks() - start - (InOperator::search_ticks - search);
   call.before_ticks = start - begin - call.remat_ticks;
+  std::exception_ptr undeclared;
+  try {
+    if (detector_) detector_->compare(info, seen);
+  } catch (...) {
+    undeclared = std::current_exception();
+  }
   after(call, op, *stack);
+  if (undeclared) std::rethrow_exception(undeclared);
 }
 
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
@@ -177,8 +196,7 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
       }
       c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
       call.bytes += static_cast<Bytes>(storage->nbytes());
-      bool tracked = !info.shape_only && value_of(storage) != nullptr;
-      call.tracked |= tracked;
+      call.tracked |= !info.shape_only && tracked(storage);
       call.arguments.push_back({&tensor, storage, nullptr, argument, written, item});
     });
   }
@@ -193,6 +211,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       if (!argument.value) continue;
       engine_.lock(*argument.value);
       engine_.touch(*argument.value);
+      first_use(*argument.value);
       missing |= !argument.value->resident();
     }
   }
@@ -212,9 +231,22 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       call.remat_ticks = ticks() - begin;
       watch_for_thrash();
     }
+    if (call.tracked && call.info.shares) {
+      for (TensorArgument& argument : call.arguments) {
+        if (!argument.value) continue;
+        engine_.freeze(*argument.value);
+        engine_.unlock(*argument.value);
+        argument.value = nullptr;
+      }
+    }
     if (call.tracked && device_.work) follow_streams(call);
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
+    for (const TensorArgument& argument : call.arguments) {
+      if (!detector_ || argument.value) continue;
+      auto constant = constants_.find(argument.storage);
+      if (constant != constants_.end()) detector_->verify(*constant->second, call.info);
+    }
     Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.generator));
     if (!op || call.info.shape_only) return op;
     std::uint32_t use = 0;
@@ -224,6 +256,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       Value* source = call.sources.empty() ? nullptr : call.sources[i];
       if (!source) source = argument.value ? argument.value : &constant_for(argument.storage);
       engine_.read(*op, use++, *source);
+      if (detector_ && source->constant()) detector_->watch(*source, argument.tensor);
     }
     for (Value* source : call.sources) {
       if (source) engine_.unlock(*source);
@@ -271,34 +304,39 @@ void Session::prepare_writes(Call& call, Lock& lock) {
   }
   bool versions = false;  // Some result is worth recording.
   for (const TensorArgument& argument : call.arguments) {
-    if (!argument.written) continue;
-    disarm(argument.storage);
-    versions |= argument.value != nullptr;
+    if (!argument.written || !argument.value) continue;
+    disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
+    versions = true;
   }
   const auto small = [](const TensorArgument& argument) {
     return static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
   };
   call.recording &= call.info.fresh || versions;
   for (const TensorArgument& argument : call.arguments) {
-    call.recording &= !argument.written || argument.value || small(argument);
+    if (!argument.written || argument.value) continue;
+    call.recording &= small(argument);
+    // A replay could not give two arguments one memory through two storages.
+    for (const TensorArgument& other : call.arguments) {
+      call.recording &=
+          other.storage == argument.storage || !overlap(other.storage, argument.storage);
+    }
   }
   if (call.recording) call.sources.resize(call.arguments.size(), nullptr);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
     if (!argument.written || argument.value) continue;
-    bool read = constants_.find(argument.storage) != constants_.end();
-    if (call.recording ? call.sources[i] != nullptr : !read) continue;
+    if (!call.recording) {
+      keep_content(argument.storage, lock);
+      continue;
+    }
+    if (call.sources[i]) continue;
     Value& constant = constant_for(argument.storage);
     engine_.lock(constant);
     try {
-      keep_content(constant, lock);
+      keep_content(argument.storage, lock);
     } catch (...) {
       engine_.unlock(constant);
       throw;
-    }
-    if (!call.recording) {
-      engine_.unlock(constant);
-      continue;
     }
     // The recipe reads the old content through every argument over this storage. before() unlocks.
     for (std::size_t j = 0; j < call.arguments.size(); ++j) {
@@ -309,14 +347,23 @@ void Session::prepare_writes(Call& call, Lock& lock) {
   }
 }
 
-// A constant, locked by the caller, is about to be written: the recipes that read it get a copy if
-// it is small, else what they make is computed and becomes constant itself.
-void Session::keep_content(Value& constant, Lock& lock) {
-  if (constant.size <= kLargestCopy) {
-    privatize(constant, lock);
-  } else {
-    engine_.retire(constant, lock);
+// The storage's memory is about to be written. Constants there that are small: the recipes that
+// read them get a copy; large: what those recipes make is computed and becomes constant itself.
+void Session::keep_content(c10::StorageImpl* storage, Lock& lock) {
+  auto constants = constants_over(storage);
+  const auto unlock = [&] {
+    for (Value* constant : constants) engine_.unlock(*constant);
+  };
+  for (Value* constant : constants) engine_.lock(*constant);
+  try {
+    for (Value* constant : constants) {
+      constant->size <= kLargestCopy ? privatize(*constant, lock) : engine_.retire(*constant, lock);
+    }
+  } catch (...) {
+    unlock();
+    throw;
   }
+  unlock();
 }
 
 // Gives the recipes that read a constant a copy of their own, locked by the caller.
@@ -325,7 +372,7 @@ void Session::privatize(Value& constant, Lock& lock) {
   c10::intrusive_ptr<c10::StorageImpl> copy;
   {
     Unlocked open(lock);
-    at::DataPtr data = device_.allocator->allocate(constant.size);
+    at::DataPtr data = ordinary(allocate(constant.size, stream()));
     this->copy(data.get(), storage->_mutable_data_ptr_no_checks().get(), constant.size);
     copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), constant.size,
                                                  std::move(data), device_.allocator, false);
@@ -349,7 +396,11 @@ void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) 
     Block* block = argument ? nullptr : block_of(storage);
     if (!block) continue;
     call.bytes += bytes;
-    attach(storage, engine_.write(op, i, bytes, storage, block), block);
+    Value& value = engine_.write(op, i, bytes, storage, block);
+    attach(storage, value, block);
+    if (!call.info.blank) continue;
+    value.unfilled = true;
+    engine_.lock(value);
   }
 }
 
@@ -397,8 +448,10 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
 
   bool foreign = call.foreign;
   for (std::uint32_t i = 0; i < call.info.returns; ++i) {
-    for_each_tensor(results[i],
-                    [&](c10::TensorImpl& tensor, std::uint16_t) { foreign |= !is_dense(tensor); });
+    for_each_tensor(results[i], [&](c10::TensorImpl& tensor, std::uint16_t) {
+      foreign |= !is_dense(tensor);
+      if (detector_) detector_->made(tensor, call.info);
+    });
   }
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
@@ -455,6 +508,9 @@ void Session::verify(Op& op, Lock& lock) {
     if (op.outputs()[i]) hold(*op.outputs()[i]);
   }
   for (std::uint32_t i = 0; i < op.use_count; ++i) hold(*op.uses()[i].value);
+  lock.unlock();
+  Turn turn(*this);
+  lock.lock();
   for (std::uint32_t i = 0; i < op.use_count; ++i) bring_back(*op.uses()[i].value, lock);
   std::string different;
   {

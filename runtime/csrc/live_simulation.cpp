@@ -350,9 +350,8 @@ void LiveSimulation::settle(Value& value) {
 
 void LiveSimulation::forget(Value& value) { free(value.data); }
 
-Bytes LiveSimulation::free_neighbours(const Value& value) const {
-  auto [left, right] = pool_->free_neighbours(static_cast<Block*>(value.data));
-  return left + right;
+std::pair<Bytes, Bytes> LiveSimulation::free_neighbours(const Value& value) const {
+  return pool_->free_neighbours(static_cast<Block*>(value.data));
 }
 
 SimulationCounts LiveSimulation::counts() const {

@@ -23,18 +23,25 @@ void Neighbourhood::cut(Value& value) {
   if (exact()) regions_.cut(value);
 }
 
+void Neighbourhood::linked(Value& one, Value& other) {
+  if (kind_ != NeighbourhoodKind::kEvictedClass) return;
+  classes_.forget(one);
+  classes_.forget(other);
+}
+
 void Neighbourhood::discard(Value& value) {
   if (value.evicted_class) classes_.returned(value);
   delete value.region;
   value.region = nullptr;
 }
 
-Nanos Neighbourhood::cost(const Value& value) {
+Nanos Neighbourhood::cost(std::size_t row) {
+  const Value& value = *columns_.value(row);
   switch (kind_) {
     case NeighbourhoodKind::kNone:
       return 0;
     case NeighbourhoodKind::kEvictedClass:
-      return classes_.cost(value);
+      return classes_.cost(row);
     case NeighbourhoodKind::kFull:
       return Regions::ancestors(value) + Regions::descendants(value);
     case NeighbourhoodKind::kAncestors:
@@ -43,10 +50,25 @@ Nanos Neighbourhood::cost(const Value& value) {
   throw std::logic_error("no such neighbourhood");
 }
 
-void Neighbourhood::check(const Value& value) const {
-  if (kind_ == NeighbourhoodKind::kEvictedClass &&
-      value.resident() != (value.evicted_class == nullptr)) {
-    throw std::logic_error("engine: exactly the missing values are in an evicted class");
+void Neighbourhood::fill() {
+  if (kind_ == NeighbourhoodKind::kEvictedClass) return classes_.fill();
+  if (kind_ == NeighbourhoodKind::kNone) return;
+  ColumnsView columns = columns_.view();
+  for (std::size_t row = 0; row < columns.count; ++row) {
+    if (columns.evictable[row]) columns_.set_neighbourhood(row, cost(row));
+  }
+}
+
+void Neighbourhood::check(const Value& value) {
+  if (kind_ == NeighbourhoodKind::kEvictedClass) {
+    if (value.resident() != (value.evicted_class == nullptr)) {
+      throw std::logic_error("engine: exactly the missing values are in an evicted class");
+    }
+    NearClasses walked;
+    if (value.candidate != kNowhere &&
+        classes_.cost(value.candidate) != classes_.walk(value, walked)) {
+      throw std::logic_error("engine: a row's classes are those that a walk finds");
+    }
   }
   if (exact()) regions_.check(value);
 }

@@ -19,7 +19,8 @@ namespace dtr {
 
 class Neighbourhood {
  public:
-  explicit Neighbourhood(NeighbourhoodKind kind) : kind_(kind) {}
+  Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
+      : kind_(kind), columns_(columns), classes_(columns) {}
 
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
@@ -30,22 +31,26 @@ class Neighbourhood {
   void refresh() { exact() ? regions_.refresh() : void(); }
   void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
 
+  // Two values that have been before became neighbours.
+  void linked(Value& one, Value& other);
+
   void discard(Value& value);  // It goes, and so does all that knows it.
 
-  Nanos cost(const Value& value);
+  Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
+  void fill();                  // The column of these costs, for all rows that may go.
 
   // The part of cost() that is `value`'s alone, and a call of `visit` for each class that other
   // values may have in common with it.
   template <typename Visit>
   Nanos shared_cost(const Value& value, Visit visit) {
-    if (kind_ != NeighbourhoodKind::kEvictedClass) return cost(value);
+    if (kind_ != NeighbourhoodKind::kEvictedClass) return cost(value.candidate);
     classes_.for_each(value, visit);
     return 0;
   }
 
   std::int64_t classes() const { return classes_.count(); }
   std::int64_t accesses() const { return classes_.accesses() + regions_.accesses(); }
-  void check(const Value& value) const;
+  void check(const Value& value);
 
  private:
   bool exact() const {
@@ -53,6 +58,7 @@ class Neighbourhood {
   }
 
   const NeighbourhoodKind kind_;
+  ScoreColumns& columns_;
   EvictedClasses classes_;
   Regions regions_;
 };

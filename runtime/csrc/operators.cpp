@@ -145,12 +145,15 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
   arguments = schema.arguments().size();
   returns = schema.returns().size();
   recordable = name.rfind("aten::", 0) == 0 && !contains(kStorageSurgery, name) && arguments <= 64;
+  // The state of cuDNN's dropout is advanced by operators that do not say so.
+  if (name == "aten::_cudnn_init_dropout_state") recordable = false;
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   shape_only = reads_only_shapes(name);
-  bool empty = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
-  uninitialized = empty || name == "aten::mkldnn_rnn_layer";  // The latter in its workspace.
+  blank = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
+  shares = name == "aten::_lazy_clone";
+  uninitialized = blank || name == "aten::mkldnn_rnn_layer";  // The latter in its workspace.
   // Before torch 2.13 nobody tells us when the program fills such memory through a raw pointer.
-  if (empty && !kSeesRawAccess) recordable = false;
+  if (blank && !kSeesRawAccess) recordable = false;
   for (std::size_t i = 0; i < arguments && i < 64; ++i) {
     const auto& argument = schema.arguments()[i];
     const c10::Type& type = *argument.type();
@@ -187,6 +190,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
   for (const auto& result : schema.returns()) {
     fresh |= result.type()->kind() == TypeKind::TensorType && !result.alias_info();
   }
+  // Collectives write what their schemas say they read, some of it after they have returned.
+  if (name.rfind("c10d::", 0) == 0 || name.rfind("_c10d_functional::", 0) == 0) writes = tensors;
   // Overloads that write their result somewhere, or read a second tensor, read more than a shape.
   shape_only &= writes == 0 && __builtin_popcountll(tensors) == 1;
 }

@@ -33,7 +33,9 @@ struct OperatorInfo {
   bool random = false;
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
-  bool fresh = false;  // May return a tensor, not a list of them, that is none of its arguments.
+  bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
+  bool shares = false;  // Its result shares its argument's memory until one of them is written.
+  bool fresh = false;   // May return a tensor, not a list of them, that is none of its arguments.
   bool recordable =
       true;  // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
 

@@ -82,20 +82,21 @@ const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceO
                                    c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
 // The CPU's state is copied field by field: get_state() would make a tensor, which may fail for
-// want of memory. Others are a seed and how far they have counted from it.
-void copy_state(const at::Generator& to, const at::Generator& from) {
-  if (to.device().is_cpu()) {
-    auto& target = *to.get<at::CPUGeneratorImpl>();
-    auto& source = *from.get<at::CPUGeneratorImpl>();
-    target.set_engine(source.engine());
-    target.set_next_float_normal_sample(source.next_float_normal_sample());
-    target.set_next_double_normal_sample(source.next_double_normal_sample());
-  } else {
-    at::GeneratorImpl& target = *to.unsafeGetGeneratorImpl();
-    const at::GeneratorImpl& source = *from.unsafeGetGeneratorImpl();
-    target.set_current_seed(source.current_seed());
-    target.set_offset(source.get_offset());
+// want of memory. CUDA's is swapped whole: to set its seed would make cuDNN's dropout start anew.
+at::Generator state_of(const at::Generator& generator) {
+  if (generator.device().is_cpu()) return generator.clone();
+  return at::Generator(generator.unsafeGetGeneratorImpl()->graphsafe_get_state());
+}
+void set_state(const at::Generator& generator, const at::Generator& state) {
+  if (!generator.device().is_cpu()) {
+    generator.unsafeGetGeneratorImpl()->graphsafe_set_state(state.getIntrusivePtr());
+    return;
   }
+  auto& target = *generator.get<at::CPUGeneratorImpl>();
+  auto& source = *state.get<at::CPUGeneratorImpl>();
+  target.set_engine(source.engine());
+  target.set_next_float_normal_sample(source.next_float_normal_sample());
+  target.set_next_double_normal_sample(source.next_double_normal_sample());
 }
 
 // For operators that draw from the default generator without taking one: puts a recorded state in
@@ -106,13 +107,13 @@ class DefaultGeneratorState {
       : generator_(std::move(generator)) {
     if (!generator_.defined()) return;
     std::lock_guard<std::mutex> guard(generator_.mutex());
-    saved_ = generator_.clone();
-    copy_state(generator_, state);
+    saved_ = state_of(generator_);
+    set_state(generator_, state);
   }
   ~DefaultGeneratorState() {
     if (!saved_.defined()) return;
     std::lock_guard<std::mutex> guard(generator_.mutex());
-    copy_state(generator_, saved_);
+    set_state(generator_, saved_);
   }
 
  private:

@@ -7,7 +7,7 @@
 // c is the value's own cost, n that of its evicted neighbourhood (paper, section 4.1: h_DTR is all
 // exponents 1). The penalty and the free neighbours are MegEngine's. An epsilon of one nanosecond
 // keeps zero costs and just-touched values comparable; the paper's simulator has none, and takes a
-// quotient by nothing as infinite.
+// quotient by nothing as infinite, as is one of two infinities, which large exponents can make.
 
 #pragma once
 
@@ -58,7 +58,9 @@ inline double score(const Heuristic& h, const Terms& t) {
       static_cast<double>(t.size) + h.fragmentation * static_cast<double>(t.free_neighbours);
   double denominator = raise(bytes, h.size_exp) *
                        raise(static_cast<double>(t.staleness + h.epsilon), h.staleness_exp);
-  return denominator > 0 ? numerator / denominator : std::numeric_limits<double>::infinity();
+  double quotient = numerator / denominator;
+  return denominator > 0 && quotient == quotient ? quotient
+                                                 : std::numeric_limits<double>::infinity();
 }
 
 // The same quotient rounded once, as exact arithmetic gives it, where every term is an integer or

@@ -1,6 +1,7 @@
 #include "runtime/csrc/session.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -17,8 +18,11 @@ namespace {
 
 // The text of raw access to an evicted tensor. It is copied at every eviction, hence short.
 const char kEvictedText[] =
-    "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back (inside the scope, in "
-    "its thread)";
+    "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back; a thread other than the "
+    "scope's joins it by dtr_alloc.join_scope(), or gets tensors after dtr_alloc.pin(tensor)";
+
+// Names a thread for as long as it lives.
+thread_local char this_thread;
 
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
   Bytes addresses = options.limited ? scope_addresses(options.budget) : options.budget;
@@ -41,7 +45,8 @@ Session::Session(const SessionOptions& options, SessionDevice device)
       device_(std::move(device)),
       costs_(device_.work ? std::make_unique<Costs>(*device_.work) : nullptr),
       pool_(Pool::create(arena_for(options), options.budget)),
-      engine_(*this, options.heuristic, options.policy) {}
+      engine_(*this, options.heuristic, options.policy),
+      detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr) {}
 
 Session::~Session() {
   if (active() == this) active_ = nullptr;
@@ -55,6 +60,10 @@ void Session::claim() {
 }
 
 void Session::record_this_thread(bool on) { c10::impl::tls_set_dispatch_key_included(kKey, on); }
+
+bool Session::records_this_thread() {
+  return c10::impl::tls_local_dispatch_key_set().included_.has(kKey);
+}
 
 void Session::enter() {
   claim();
@@ -78,6 +87,11 @@ Bytes Session::leave() {
   return spilled_;
 }
 
+void Session::part() {
+  Turn turn(*this);
+  steppers_.erase(&this_thread);
+}
+
 void Session::fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
 
 void Session::abandon_in_child() {
@@ -88,6 +102,12 @@ void Session::abandon_in_child() {
 
 // ---- Storages
 // -------------------------------------------------------------------------------------------------------
+
+// Needs no lock: of a tracked storage, evicted or not, the deleter stays as it is.
+bool Session::tracked(const c10::StorageImpl* storage) {
+  return const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks().get_deleter() ==
+         &storage_died;
+}
 
 Value* Session::value_of(const c10::StorageImpl* storage) {
   const at::DataPtr& pointer =
@@ -122,16 +142,55 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
   pointer = ordinary(pool_->data(block));
   block->owner = nullptr;
   disarm(storage);
+  // From now on no operator tells the pool who reads it (follow_streams).
+  if (pool_->many_streams()) pool_->record_every_stream(block);
   if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pool_->data(block));
 }
 
 Value& Session::constant_for(c10::StorageImpl* storage) {
   Value*& slot = constants_[storage];
   if (!slot) {
+    libraries_memory_ |= of_library(storage);
     c10::raw::intrusive_ptr::incref(storage);
     slot = &engine_.constant(storage->nbytes(), storage, storage);
   }
   return *slot;
+}
+
+bool Session::overlap(c10::StorageImpl* one, c10::StorageImpl* other) {
+  auto* a = static_cast<const char*>(one->_mutable_data_ptr_no_checks().get());
+  auto* b = static_cast<const char*>(other->_mutable_data_ptr_no_checks().get());
+  return a < b + other->nbytes() && b < a + one->nbytes();
+}
+
+// Whether others may have a name for its memory too: torch's allocators did not make it.
+bool Session::of_library(const c10::StorageImpl* storage) const {
+  c10::DeleterFnPtr deleter =
+      const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks().get_deleter();
+  return deleter != device_.deleter && deleter != &storage_died &&
+         deleter != c10::GetDefaultCPUAllocator()->raw_deleter();
+}
+
+// What recipes read of the memory that `storage` lies over: through it, or, where a library has
+// handed the memory out twice (from_numpy, DLPack), through another storage.
+c10::SmallVector<Value*, 4> Session::constants_over(c10::StorageImpl* storage) const {
+  c10::SmallVector<Value*, 4> found;
+  if (libraries_memory_ || of_library(storage)) {
+    for (const auto& [other, constant] : constants_) {
+      if (other == storage || overlap(other, storage)) found.push_back(constant);
+    }
+  } else if (auto own = constants_.find(storage); own != constants_.end()) {
+    found.push_back(own->second);
+  }
+  return found;
+}
+
+// The result of `empty` is about to be filled: by an operator, which comes here, or through a
+// pointer by the kernel that asked for it, which must not find it evicted. Hence the lock.
+void Session::first_use(Value& value) {
+  if (!value.unfilled) return;
+  value.unfilled = false;
+  engine_.unlock(value);
 }
 
 // ---- Executor
@@ -153,12 +212,17 @@ void Session::release(Value& value, Loss loss) {
 
 void Session::settle(Value& value) {
   Block* block = static_cast<Block*>(value.data);
+  if (value.unfilled) {
+    value.unfilled = false;
+    --value.locks;
+  }
   if (!value.home) {
     block->owner = nullptr;
     auto kept =
         c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), value.size,
                                               ordinary(pool_->data(block)), nullptr, false);
     value.home = value.data = kept.release();
+    if (detector_) detector_->watch(value, nullptr);
     return;
   }
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
@@ -169,14 +233,15 @@ void Session::settle(Value& value) {
   c10::raw::intrusive_ptr::incref(storage);
   value.data = storage;
   constants_[storage] = &value;
+  if (detector_ && value.uses) detector_->watch(value, nullptr);
 }
 
-Bytes Session::free_neighbours(const Value& value) const {
-  auto [left, right] = pool_->free_neighbours(static_cast<const Block*>(value.data));
-  return left + right;
+std::pair<Bytes, Bytes> Session::free_neighbours(const Value& value) const {
+  return pool_->free_neighbours(static_cast<const Block*>(value.data));
 }
 
 void Session::forget(Value& value) {
+  if (detector_) detector_->forget(value);
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
   auto found = constants_.find(storage);
   if (found != constants_.end() && found->second == &value) constants_.erase(found);
@@ -199,6 +264,9 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
                         true);
   };
   Use* uses = op.uses();
+  for (std::uint32_t i = 0; detector_ && i < op.use_count; ++i) {
+    if (uses[i].value->constant()) detector_->verify(*uses[i].value, recipe.info());
+  }
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
     Value& value = *uses[i].value;
     bool written = false;
@@ -250,6 +318,8 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
   {
     Unlocked open(lock);
     InOperator inside;
+    RECORD_FUNCTION(c10::str("dtr::rematerialize(", ready.info->handle.operator_name(), ")"),
+                    c10::ArrayRef<const c10::IValue>{});
     ready.run();
   }
   c10::SmallVector<at::Tensor, 4> results;
@@ -264,6 +334,7 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
 // may have made what it reads, another may read what it makes.
 void Session::run(Op& op, Lock& lock) {
   std::int64_t begin = ticks();
+  if (device_.work) pool_->meet_stream(stream());
   if (pool_->many_streams()) pool_->gather_streams(stream());
   auto results = replay(op, lock);
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
@@ -297,7 +368,7 @@ void Session::run(Op& op, Lock& lock) {
 void Session::bring_back(Value& value, Lock& lock) {
   engine_.lock(value);
   lock.unlock();
-  std::unique_lock<std::mutex> alone(remat_mutex_);
+  Turn turn(*this);
   lock.lock();
   try {
     engine_.materialize(value, lock);
@@ -347,7 +418,8 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   if (!block) {
     std::int64_t begin = ticks();
     Guard guard(*this);
-    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, captures_ == 0);
+    bool may_evict = captures_ == 0 && !InOperator::handled;
+    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, may_evict);
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
@@ -369,6 +441,11 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                    ") and nothing is left to evict; other programs may hold it: lower the "
                    "budget to about ",
                    in_mib(pool.committed), ", or stop them");
+  TORCH_CHECK_WITH(OutOfMemoryError, !InOperator::handled, "budget ", in_mib(pool.budget), ": ",
+                   in_mib(asked), " asked, ", in_mib(pool.budget - pool.live),
+                   " free; this torch hides what tensor subclasses and dispatch modes call, so "
+                   "nothing is evicted inside them: raise the budget to at least ",
+                   in_mib(floor), ", or take torch 2.13 or later");
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),
@@ -417,19 +494,32 @@ void Session::pin(const at::Tensor& tensor) {
 }
 
 void Session::expose(const at::Tensor& tensor) {
+  Turn turn(*this);
   pin(tensor);
   Guard guard(*this);
-  auto found = constants_.find(storage_of(tensor));
-  if (found == constants_.end()) return;
-  Value& constant = *found->second;
-  engine_.lock(constant);
+  if (c10::StorageImpl* storage = storage_of(tensor)) keep_content(storage, guard.lock());
+}
+
+Session::Reading::Reading(Session& session, const at::Tensor& tensor) : session_(session) {
+  Guard guard(session_);
+  c10::StorageImpl* storage = storage_of(tensor);
+  Value* value = storage ? value_of(storage) : nullptr;
+  if (!value) return;
+  session_.engine_.lock(*value);
   try {
-    keep_content(constant, guard.lock());
+    if (!value->resident()) session_.bring_back(*value, guard.lock());
   } catch (...) {
-    engine_.unlock(constant);
+    session_.engine_.unlock(*value);
     throw;
   }
-  engine_.unlock(constant);
+  value_ = value;
+}
+
+Session::Reading::~Reading() {
+  if (!value_) return;
+  Guard guard(session_);
+  if (value_->producer && value_->home) session_.arm(static_cast<c10::StorageImpl*>(value_->home));
+  session_.engine_.unlock(*value_);
 }
 
 bool Session::is_evicted(const at::Tensor& tensor) const {
@@ -444,6 +534,7 @@ void Session::storage_died(void* context) {
   if (!session) return;  // A forked child: the record is the parent's.
   Guard guard(*session);
   Value& value = *static_cast<Value*>(context);
+  session->first_use(value);
   if (TraceRecorder* recorder = session->recorder_) recorder->died(value.home);
   session->engine_.dropped(value);
 }
@@ -460,7 +551,7 @@ void Session::raw_access(c10::StorageImpl* storage) {
 // ---------------------------------------------------------------------------------------------------------
 
 void Session::commit() {
-  std::lock_guard<std::mutex> alone(remat_mutex_);
+  Turn turn(*this);
   {
     Guard guard(*this);
     engine_.commit(guard.lock(), [this] { return leaving_ && spill(); });
@@ -486,10 +577,17 @@ bool Session::spill() {
   return moved > 0;
 }
 
+// With several threads a generation is over when each that steps has stepped: the fastest one must
+// not make the others' activations constants.
 void Session::step() {
-  std::lock_guard<std::mutex> alone(remat_mutex_);
+  Turn turn(*this);
   Guard guard(*this);
   if (TraceRecorder* recorder = recorder_) recorder->stepped();
+  steppers_[&this_thread] = true;
+  for (const auto& [thread, stepped] : steppers_) {
+    if (!stepped) return;
+  }
+  for (auto& [thread, stepped] : steppers_) stepped = false;
   recorder_muted_ = true;
   engine_.age(guard.lock());
   recorder_muted_ = false;

@@ -23,6 +23,7 @@
 #include "runtime/csrc/costs.h"
 #include "runtime/csrc/device.h"
 #include "runtime/csrc/engine.h"
+#include "runtime/csrc/mutation.h"
 #include "runtime/csrc/recipe.h"
 #include "runtime/csrc/recorder.h"
 
@@ -40,6 +41,7 @@ struct SessionOptions {
   bool timeline = false;
   bool evict_always = false;  // Test instrument: evict everything after every operator.
   bool verify = false;  // Test instrument: replay every recorded operator at once and compare.
+  bool debug = false;   // Look for writes that nobody declared.
   double thrash_limit =
       0;  // Rematerialization time over useful time, in a window, that is an error; 0 for none.
 };
@@ -61,6 +63,7 @@ class Session final : public Executor {
   static Session* active() { return active_.load(std::memory_order_acquire); }
   void claim();   // Becomes the active one. Throws std::runtime_error where another scope is.
   void enter();   // The same, and the operators of this thread are the scope's.
+  void part();    // This thread, which had joined, leaves.
   Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
 
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
@@ -80,12 +83,16 @@ class Session final : public Executor {
   void expose(const at::Tensor& tensor);
   bool is_evicted(const at::Tensor& tensor) const;
 
+  // While one lives, the tensor's content is there, and this thread may copy it through a pointer.
+  class Reading;
+
   void commit();
   void step();  // An optimizer step is over.
   static void set_in_optimizer(bool inside);
   static void record_this_thread(bool on);  // Whether its operators are the active scope's.
-  void fail_allocation(std::int64_t k);     // Test instrument: the k-th from now fails, once.
-  void abandon_in_child();                  // After fork: the parent's scope is not the child's.
+  static bool records_this_thread();
+  void fail_allocation(std::int64_t k);  // Test instrument: the k-th from now fails, once.
+  void abandon_in_child();               // After fork: the parent's scope is not the child's.
 
   void start_trace();  // Throws std::runtime_error where one is being recorded.
   TraceRecorder::Records take_trace();
@@ -102,7 +109,7 @@ class Session final : public Executor {
   void run(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
-  Bytes free_neighbours(const Value& value) const override;
+  std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
   void forget(Value& value) override;
   void forget(Op& op) override;
 
@@ -113,8 +120,10 @@ class Session final : public Executor {
 
  private:
   class Guard;  // Holds the engine's lock; afterwards drops what must not die under it.
+  class Turn;   // Of the threads of a scope, to change what others may read; see turn_.
   struct Call;
 
+  static bool tracked(const c10::StorageImpl* storage);
   static Value* value_of(const c10::StorageImpl* storage);
   Value& constant_for(c10::StorageImpl* storage);
   const void* key_of(const c10::StorageImpl* storage) const;  // Of the recorder.
@@ -136,8 +145,12 @@ class Session final : public Executor {
   void gather(Call& call, const torch::jit::Stack& stack) const;
   Op* before(Call& call, const torch::jit::Stack& stack);
   void prepare_writes(Call& call, Lock& lock);
+  bool of_library(const c10::StorageImpl* storage) const;
+  static bool overlap(c10::StorageImpl* one, c10::StorageImpl* other);
+  c10::SmallVector<Value*, 4> constants_over(c10::StorageImpl* storage) const;
+  void keep_content(c10::StorageImpl* storage, Lock& lock);
   void privatize(Value& constant, Lock& lock);
-  void keep_content(Value& constant, Lock& lock);
+  void first_use(Value& value);
   void after(Call& call, Op* op, const torch::jit::Stack& stack);
   void after_failure(Call& call, Op* op);
   void adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack);
@@ -156,9 +169,14 @@ class Session final : public Executor {
   const std::unique_ptr<Costs> costs_;  // Null on the host.
   Pool::Handle pool_;
   Engine engine_;
-  std::mutex
-      remat_mutex_;  // One thread recomputes at a time, so that each value is recomputed once.
+  // One thread at a time recomputes, so that each value is recomputed once; writes in place,
+  // because a recomputation may be reading what is there before; draws random numbers, because the
+  // recipe must have the state that they were drawn from; or commits. Always taken before the
+  // engine's lock. All other operators run side by side.
+  std::recursive_mutex turn_;
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
+  const std::unique_ptr<MutationDetector> detector_;  // Null outside debug mode.
+  bool libraries_memory_ = false;  // Some constants lie in memory that torch did not allocate.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
@@ -170,6 +188,8 @@ class Session final : public Executor {
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0, window_start_ = 0;
+  // Threads that run optimizers, and whether each has stepped in this generation.
+  ska::flat_hash_map<const void*, bool> steppers_;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   bool lingering_ = false;  // Left, but some tensors could not be made ordinary.

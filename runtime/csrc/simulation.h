@@ -107,7 +107,7 @@ class Simulation final : public Executor {
   void run(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
-  Bytes free_neighbours(const Value&) const override { return 0; }
+  std::pair<Bytes, Bytes> free_neighbours(const Value&) const override { return {0, 0}; }
   void forget(Value& value) override;
   void forget(Op&) override {}
 

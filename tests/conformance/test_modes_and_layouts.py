@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import dtr_alloc
+from dtr_alloc import _core
 from tests.conformance.cases import database_module
 from tests.exactness import assert_exact, bits, run, same, scope
 
@@ -42,6 +44,13 @@ def trained() -> Iterator[Tensor]:
     yield from (hidden, x.grad)
 
 
+seen_inside = pytest.mark.skipif(
+    not _core.sees_inside_handlers,
+    reason="this torch hides what dispatch modes and tensor subclasses call",
+)
+
+
+@seen_inside
 def test_a_dispatch_mode_inside_the_scope_sees_the_programs_calls_only() -> None:
     def program() -> tuple[list[tuple[Any, ...]], list[str]]:
         with Counting() as mode:
@@ -56,6 +65,17 @@ def test_a_dispatch_mode_inside_the_scope_sees_the_programs_calls_only() -> None
     assert all(same(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_results_under_a_dispatch_mode_are_exact_whether_or_not_it_is_seen_inside() -> None:
+    def program() -> Iterator[Tensor]:
+        before = torch.randn(32, 32).exp()
+        with Counting():
+            yield from (before * 2, *trained())
+        yield before.sin()
+
+    assert_exact(program)
+
+
+@seen_inside
 def test_a_dispatch_mode_around_the_scope() -> None:
     expected = run(trained)
     with Counting() as mode, scope(None, evict_always=True) as session:
@@ -73,6 +93,7 @@ def test_a_function_mode_that_changes_results() -> None:
     assert_exact(program)
 
 
+@seen_inside
 def test_tensors_made_of_two_tensors() -> None:
     two = database_module("two_tensor").TwoTensor
 
@@ -223,12 +244,30 @@ def test_compiled_functions(backend: str) -> None:
 def test_a_profiler_changes_nothing() -> None:
     def program() -> Iterator[Tensor]:
         with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
         ) as profile:
             yield from trained()
         assert any("exp" in event.key for event in profile.key_averages())
 
     assert_exact(program)
+
+
+def test_a_profile_shows_each_recomputation_under_a_name_of_its_own() -> None:
+    with (
+        dtr_alloc.rematerialize("4MiB") as session,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        x = torch.ones(64, 64)
+        once, twice = x.exp(), x.exp().sin()
+        dtr_alloc.evict(once)
+        dtr_alloc.evict(twice)
+        once + twice
+    counts = {event.key: event.count for event in profile.key_averages()}
+    names = {name for name in counts if name.startswith("dtr::rematerialize")}
+    assert names == {"dtr::rematerialize(aten::exp)", "dtr::rematerialize(aten::sin)"}
+    assert counts["dtr::rematerialize(aten::exp)"] == 2
+    assert sum(counts[name] for name in names) == session.stats().rematerializations == 3
+    assert counts["aten::exp"] == 2  # The program's own.
 
 
 def test_a_thread_that_trains_on_its_own_beside_a_scope() -> None:

@@ -252,3 +252,24 @@ def test_a_tensor_of_an_earlier_scope_is_written_in_a_later_one() -> None:
         assert same(bits(result), bits(want))
     assert same(bits(result), bits(want))
     assert not state.any()
+
+
+def test_collectives_write_what_their_schemas_say_they_read() -> None:
+    library = torch.library.Library("c10d", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("dtr_alloc_test_(Tensor[] tensors) -> Tensor[]")  # type: ignore[no-untyped-call]
+
+    def reduce(tensors: list[Tensor]) -> list[Tensor]:
+        for tensor in tensors:
+            tensor.add_(1)
+        return tensors
+
+    library.impl("dtr_alloc_test_", reduce, "CPU")  # type: ignore[no-untyped-call]
+
+    def program() -> Iterator[Tensor]:
+        given = torch.randn(64, 64)
+        made = given.exp()
+        before = (made * 2, given.sin())
+        torch.ops.c10d.dtr_alloc_test_([made, given])
+        yield from (made, given, *before, made.cos())
+
+    assert_exact(program)

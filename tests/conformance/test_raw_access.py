@@ -50,11 +50,6 @@ def test_numbers_taken_out_one_by_one_leave_the_tensor_evictable() -> None:
         assert dtr_alloc.evict(x)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="tolist(), by which tensors are printed, hands out copies only, but pins the tensor",
-)
 def test_a_tensor_that_is_printed_can_still_be_evicted() -> None:
     with dtr_alloc.rematerialize("4MiB"):
         x = torch.ones(256, 64).exp()
@@ -172,12 +167,6 @@ def test_bytes_and_buffers_read_by_python() -> None:
         assert torch.frombuffer(bytearray(y.numpy().tobytes()), dtype=torch.float32)[9] == 9
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="evict_always evicts the result of `empty` before the composite kernel that asked for "
-    "it has filled it through a raw pointer",
-)
 def test_composite_kernels_fill_an_empty_tensor_through_a_pointer() -> None:
     def program() -> Iterator[Tensor]:
         scores = torch.randn(30, 130, 15).log_softmax(2)

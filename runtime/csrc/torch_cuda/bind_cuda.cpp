@@ -86,6 +86,13 @@ void bind_torch_cuda(py::module_& m) {
            [](PyCudaAllocator& self, int device, std::uint64_t id) {
              (*self).endAllocateToPool(static_cast<c10::DeviceIndex>(device), {id, 0});
            })
+      .def("record_stream",
+           [](PyCudaAllocator& self, int device, std::uintptr_t data, Stream stream) {
+             auto index = static_cast<c10::DeviceIndex>(device);
+             (*self).recordStream(
+                 {reinterpret_cast<void*>(data), c10::Device(c10::kCUDA, index)},
+                 c10::cuda::getStreamFromExternal(reinterpret_cast<cudaStream_t>(stream), index));
+           })
       .def("release_pool",
            [](PyCudaAllocator& self, int device, std::uint64_t id) {
              (*self).releasePool(static_cast<c10::DeviceIndex>(device), {id, 0});

@@ -128,7 +128,9 @@ void* CudaAllocator::getBaseAllocation(void* data, std::size_t* size) {
 void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
   DeviceMemory* memory = DeviceMemory::owner_of(data.get());
   Block* block = memory ? memory->pool.find(data.get()) : nullptr;
-  if (block) memory->pool.record_stream(block, named(stream.stream()));
+  if (!block) return;
+  memory->pool.record_stream(block, named(stream.stream()));
+  memory->graphs.share(block);
 }
 
 c10::CachingDeviceAllocator::DeviceStats CudaAllocator::getDeviceStats(DeviceIndex device) {

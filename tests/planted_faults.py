@@ -1,0 +1,179 @@
+"""Does a test notice? Plants one fault at a time in a copy of the sources and runs the test named
+for it, which must fail. A copy without a fault comes first, on which all those tests must pass.
+`make planted-faults`; minutes, since each fault is compiled.
+
+Each fault breaks one rule of DESIGN.md. The file is changed by its text, so that a fault that no
+longer fits its source is an error and not a pass. Only that file is compiled, by the command that
+built the extension; the rest is linked from there. The repository itself is not touched.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Edit:
+    source: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    edits: tuple[Edit, ...]
+    test: str
+
+
+FAULTS = (
+    Fault(
+        "drop the snapshot of the generator",
+        (Edit("runtime/csrc/recipe.cpp", "if (!info.random) return {};", "return {};"),),
+        "tests/test_exactness.py::test_randomness_is_drawn_once",
+    ),
+    Fault(
+        "skip the copy of batch norm's running statistics",
+        (  # When it is recorded and when it is run again: one copy alone would do here.
+            Edit(
+                "runtime/csrc/intercept.cpp",
+                "constant->size <= kLargestCopy ? privatize(*constant, lock)",
+                "constant->size <= kLargestCopy ? void()",
+            ),
+            Edit(
+                "runtime/csrc/session.cpp",
+                "    if (!written) {\n",
+                "    if (!written || value.constant()) {\n",
+            ),
+        ),
+        "tests/test_exactness.py::test_batch_norm_updates_its_running_statistics_once_per_step",
+    ),
+    Fault(
+        "forget that a write makes a new version",
+        (
+            Edit(
+                "runtime/csrc/intercept.cpp",
+                "    std::uint16_t slot = output++;\n",
+                "    std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
+            ),
+        ),
+        "tests/test_exactness.py::test_in_place_operators_and_writes_through_views",
+    ),
+    Fault(
+        "let a locked value be evicted",
+        (
+            Edit(
+                "runtime/csrc/engine.cpp",
+                "bool Engine::evict_one() {\n",
+                "bool Engine::evict_one() {\n"
+                "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
+                "    Value* value = columns_.value(row);\n"
+                "    if (value->locks) return evict(*value), true;\n"
+                "  }\n",
+            ),
+        ),
+        "tests/test_session.py::test_the_pool_never_passes_the_budget_and_every_tensor_reads_right",
+    ),
+)
+
+
+def compile_commands() -> dict[str, list[str]]:
+    """The command that compiles each source of the extension, by its path."""
+    (ninja,) = ROOT.glob("build/temp.*/build.ninja")
+    listed = subprocess.run(
+        [sys.executable, "-m", "ninja", "-C", str(ninja.parent), "-t", "commands"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    commands = {}
+    for line in listed.splitlines():
+        words = shlex.split(line)
+        if "-o" in words:
+            source = next(word for word in words if word.endswith(".cpp"))
+            commands[str(Path(source).relative_to(ROOT))] = words
+    return commands
+
+
+def plant(fault: Fault | None, folder: Path) -> None:
+    """Makes a copy of the package, with the fault, in `folder`."""
+    shutil.copytree(ROOT / "dtr_alloc", folder / "dtr_alloc", ignore=shutil.ignore_patterns("csrc"))
+    changed: dict[str, str] = {}
+    for edit in fault.edits if fault else ():
+        text = changed.get(edit.source, (ROOT / edit.source).read_text())
+        if text.count(edit.old) != 1:
+            raise SystemExit(f"{edit.source} has not one {edit.old!r} to plant a fault in")
+        changed[edit.source] = text.replace(edit.old, edit.new)
+
+    commands = compile_commands()
+    objects = {source: words[words.index("-o") + 1] for source, words in commands.items()}
+    for source, text in changed.items():
+        copy, made = folder / Path(source).name, str(folder / f"{Path(source).stem}.o")
+        copy.write_text(text)
+        good = objects[source]
+        swap = {str(ROOT / source): str(copy), good: made, f"{good}.d": f"{made}.d"}
+        subprocess.run([swap.get(word, word) for word in commands[source]], check=True)
+        objects[source] = made
+    (library,) = (folder / "dtr_alloc").glob("_core.*.so")
+    library.unlink()
+    libraries = [f"-l{name}" for name in ("c10", "torch", "torch_cpu", "torch_python")]
+    search = f"-L{Path(torch.__file__).parent / 'lib'}"
+    command = ["c++", "-shared", *objects.values(), search, *libraries, "-o", str(library)]
+    subprocess.run(command, check=True)
+
+
+def run(tests: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """The tests, on the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    where = "import dtr_alloc; print(dtr_alloc.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", where],
+        env=environment, cwd=folder, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.stdout.startswith(str(folder)), f"tested {found.stdout}"
+    pytest = str(Path(sys.executable).with_name("pytest"))
+    return subprocess.run(
+        [pytest, "-q", "-p", "no:cacheprovider", *tests],
+        env=environment, cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def run_with(fault: Fault | None, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as name:
+        plant(fault, Path(name))
+        return run(tests, Path(name))
+
+
+def main() -> int:
+    tests = [fault.test for fault in FAULTS]
+    control = run_with(None, tests)
+    print(f"without a fault: {control.stdout.splitlines()[-1]}", flush=True)
+    if control.returncode:
+        return 1
+    missed = 0
+    for fault in FAULTS:
+        done = run_with(fault, [fault.test])
+        failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+        crashed = done.returncode < 0
+        caught = crashed or bool(failed)
+        missed += not caught
+        print(f"{fault.name} ({', '.join(sorted({edit.source for edit in fault.edits}))})")
+        print(f"  {'caught' if caught else 'NOT CAUGHT'} by {fault.test}", flush=True)
+        for line in failed[:8]:
+            print(f"    failed: {line}")
+        if not caught:
+            print(done.stdout[-2000:], done.stderr[-2000:])
+    print(f"{len(FAULTS) - missed} of {len(FAULTS)} planted faults are caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

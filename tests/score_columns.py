@@ -1,0 +1,102 @@
+"""Columns to score, drawn and extreme, and settings to score them under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dtr_alloc import _core
+from dtr_alloc.kernels.columns import Columns
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+
+native: Any = _core
+
+
+def _settings() -> list[Heuristic]:
+    """The presets that have a score, and points between them."""
+    generator = np.random.default_rng(0)
+    named = [h for name, h in PRESETS.items() if name != "random"]
+    tuned = [
+        Heuristic(
+            cost_exp=round(float(generator.uniform(0, 1.5)), 3),
+            size_exp=round(float(generator.uniform(0, 1.5)), 3),
+            staleness_exp=round(float(generator.uniform(0, 1.5)), 3),
+            fragmentation=round(float(generator.uniform(0, 3)), 3),
+            recompute_penalty=round(float(generator.uniform(0.9, 1.5)), 4),
+        )
+        for _ in range(32 - len(named))
+    ]
+    return named + tuned
+
+
+HEURISTICS = _settings()
+
+
+def drawn(count: int, seed: int, clock: int) -> Columns:
+    """Random rows over many orders of magnitude; a tenth may not go."""
+    generator = np.random.default_rng(seed)
+
+    def magnitudes(low: float, high: float) -> torch.Tensor:
+        return torch.from_numpy(np.exp2(generator.uniform(low, high, count)).astype(np.int64))
+
+    return Columns(
+        size=magnitudes(9, 32) // 512 * 512,
+        free_left=magnitudes(0, 30) * torch.from_numpy(generator.integers(0, 2, count)),
+        free_right=magnitudes(0, 30) * torch.from_numpy(generator.integers(0, 2, count)),
+        last_access=clock - magnitudes(0, 40),
+        cost=magnitudes(8, 32),
+        neighbourhood=magnitudes(0, 36) * torch.from_numpy(generator.integers(0, 2, count)),
+        recomputes=torch.from_numpy(generator.integers(0, 20, count).astype(np.int32)),
+        evictable=torch.from_numpy((generator.random(count) < 0.9).astype(np.uint8)),
+        order=torch.from_numpy(generator.permutation(count).astype(np.int64)),
+    )
+
+
+def _all(column: torch.Tensor, value: int) -> torch.Tensor:
+    return torch.full_like(column, value)
+
+
+def _equal(columns: Columns) -> Columns:
+    """One row again and again."""
+    rows = {
+        name: _all(column, int(column[0]))
+        for name, column in vars(columns).items()
+        if name not in ("order", "evictable")
+    }
+    return replace(columns, **rows, evictable=_all(columns.evictable, 1))
+
+
+_CHANGES: dict[str, Callable[[Columns, int], Columns]] = {
+    "zero size": lambda c, clock: replace(c, size=_all(c.size, 0)),
+    "zero size and nothing free beside it": lambda c, clock: replace(
+        c, size=_all(c.size, 0), free_left=_all(c.size, 0), free_right=_all(c.size, 0)
+    ),
+    "zero staleness": lambda c, clock: replace(c, last_access=_all(c.size, clock)),
+    "zero costs": lambda c, clock: replace(c, cost=_all(c.size, 0), neighbourhood=_all(c.size, 0)),
+    "some costs below zero": lambda c, clock: replace(
+        c, neighbourhood=-c.cost + (torch.arange(len(c)) % 5 - 2) * 1000
+    ),
+    "huge costs": lambda c, clock: replace(
+        c, cost=_all(c.size, 1 << 61), neighbourhood=(1 << 61) - c.neighbourhood
+    ),
+    "huge sizes": lambda c, clock: replace(c, size=(1 << 53) - c.size),
+    "many recomputes": lambda c, clock: replace(c, recomputes=c.recomputes * 1000),
+    "all equal": lambda c, clock: _equal(c),
+    "all equal, not all evictable": lambda c, clock: replace(_equal(c), evictable=c.evictable),
+    "none evictable": lambda c, clock: replace(c, evictable=_all(c.evictable, 0)),
+}
+
+EXTREMES: dict[str, Callable[[int, int], Columns]] = {
+    name: lambda count, clock, change=change: change(drawn(count, 4, clock), clock)  # type: ignore[misc]
+    for name, change in _CHANGES.items()
+}
+"""By name: a function of how many rows and the clock."""
+
+
+def native_columns(columns: Columns) -> Any:
+    """The same for the C++ scorer."""
+    return native.ScoreColumns(**{name: column.numpy() for name, column in vars(columns).items()})

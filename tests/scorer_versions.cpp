@@ -1,0 +1,76 @@
+// Does each processor's version of the scorer round as the others do? Compiled and run by
+// test_scorer.py, which reads what is printed.
+
+#include <cstdio>
+#include <random>
+
+#include "runtime/csrc/scorer.cpp"
+
+namespace {
+
+using namespace dtr;
+
+struct Rows {
+  explicit Rows(std::size_t count) : bytes(5), nanos(3) {
+    std::mt19937_64 draw(1);
+    const auto number = [&](int bits) { return static_cast<std::int64_t>(draw() >> (64 - bits)); };
+    for (std::size_t row = 0; row < count; ++row) {
+      int bits = 1 + static_cast<int>(row % 60);
+      for (auto& column : bytes) column.push_back(row % 7 == 0 ? 0 : number(bits));
+      for (auto& column : nanos) column.push_back(number(bits) - number(20));
+      recomputes.push_back(static_cast<std::int32_t>(row % 80));
+      evictable.push_back(row % 5 != 0);
+      order.push_back(row);
+    }
+  }
+  ColumnsView view() const {
+    return {evictable.size(), bytes[0].data(), bytes[1].data(),   bytes[2].data(),  nanos[0].data(),
+            nanos[1].data(),  nanos[2].data(), recomputes.data(), evictable.data(), order.data()};
+  }
+  std::vector<std::vector<std::int64_t>> bytes, nanos;
+  std::vector<std::int32_t> recomputes;
+  std::vector<std::uint8_t> evictable;
+  std::vector<std::uint64_t> order;
+};
+
+}  // namespace
+
+int main() {
+  constexpr std::size_t kCount = 960;
+  Rows rows(kCount);
+  int compared = 0, differing = 0;
+  for (int terms = 0; terms < 32; ++terms) {
+    Heuristic h{.cost_exp = terms & 1 ? 1.0 : 0.0,
+                .size_exp = terms & 2 ? 1.0 : 0.0,
+                .staleness_exp = terms & 4 ? 1.0 : 0.0,
+                .fragmentation = terms & 8 ? 0.3 : 0.0,
+                .recompute_penalty = terms & 16 ? 1.1 : 1.0};
+    if (!has_vectors(h)) continue;
+    Scorer scorer(h);
+    std::vector<double> penalties, expected(kCount);
+    for (std::size_t times = 0; times < kPenalties; ++times) {
+      penalties.push_back(std::pow(h.recompute_penalty, static_cast<double>(times)));
+    }
+    for (std::size_t row = 0; row < kCount; ++row) {
+      expected[row] = rows.evictable[row] ? score(h, scorer.terms(rows.view(), row, 1 << 20))
+                                          : std::numeric_limits<double>::quiet_NaN();
+    }
+    std::vector<decltype(&score_tile_anywhere)> versions{score_tile_anywhere};
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2")) versions.push_back(score_tile_avx2);
+    if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      versions.push_back(score_tile_avx512);
+    }
+#endif
+    for (auto version : versions) {
+      std::vector<double> found(kCount);
+      version({rows.view(), 0, kCount, h, 1 << 20, shape_of(h), penalties.data(), found.data()});
+      ++compared;
+      for (std::size_t row = 0; row < kCount; ++row) {
+        bool none = expected[row] != expected[row];
+        differing += none ? found[row] == found[row] : found[row] != expected[row];
+      }
+    }
+  }
+  std::printf("%d versions compared, %d scores differ\n", compared, differing);
+}

@@ -1,0 +1,21 @@
+"""Pool and engine under threads are clean under each sanitizer (run.py)."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_threads_in_pool_and_engine_are_clean(
+    sanitizers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("stress_run", Path(__file__).with_name("run.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    run = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run)
+    monkeypatch.setattr("sys.argv", ["run.py", sanitizers])
+    assert run.main() == 0
+    assert capsys.readouterr().out.count("clean") == len(run.PARTS) == 4

@@ -1,0 +1,245 @@
+"""Several threads in one scope: each computes eager's bits, a value that two of them need is
+recomputed once, and what one of them writes is not seen by another's recomputations."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtr_alloc
+from tests.exactness import bits, same, scope
+
+
+def in_threads(*work: Callable[[], None], join: bool = True) -> None:
+    """Runs them side by side, and raises what one of them raises."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(len(work))
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            start.wait()
+            if join:
+                with dtr_alloc.join_scope():
+                    job()
+            else:
+                job()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+class Trainer:
+    """A model, its optimizer and its random numbers: nothing is shared with another one."""
+
+    def __init__(self, seed: int, batch: int = 64) -> None:
+        self.batch = batch
+        self.generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(
+            nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(inplace=True), nn.Linear(256, 256),
+            nn.Tanh(), nn.Linear(256, 64),
+        )  # fmt: skip
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.seen: list[tuple[Any, ...]] = []
+
+    def train(self, steps: int = 6) -> None:
+        for _ in range(steps):
+            x = torch.randn(self.batch, 64, generator=self.generator)
+            noise = torch.rand(self.batch, 256, generator=self.generator)
+            hidden = self.model[:3](x)
+            hidden = torch.where(noise > 0.3, hidden, hidden * 0.1)
+            loss = self.model[3:](hidden).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.seen.append(bits(loss))
+        self.seen += [bits(p) for p in (*self.model.parameters(), *self.model.buffers())]
+
+
+@pytest.mark.parametrize("instruments", [{}, {"evict_always": True}], ids=["budget", "hardest"])
+def test_threads_that_train_under_one_budget_compute_what_they_compute_alone(
+    instruments: dict[str, bool],
+) -> None:
+    batch = 64 if instruments else 512
+    alone = [Trainer(seed, batch) for seed in range(3)]
+    for trainer in alone:
+        trainer.train()
+    together = [Trainer(seed, batch) for seed in range(3)]
+    budget = None if instruments else 9 << 20
+    with scope(budget, **instruments) as session:
+        in_threads(*(trainer.train for trainer in together))
+        session.check()
+    stats = session.stats()
+    assert stats.evictions > 0
+    assert stats.rematerializations > 0
+    assert stats.records == 0
+    if budget:
+        assert stats.peak_bytes <= budget
+    for one, other in zip(alone, together, strict=True):
+        assert len(one.seen) == len(other.seen) > 6
+        assert all(same(a, b) for a, b in zip(one.seen, other.seen, strict=True))
+
+
+def test_a_value_that_several_threads_need_at_once_is_recomputed_once() -> None:
+    rounds, found = 20, []
+    with scope(None) as session:
+        x = torch.randn(256, 256)
+        chain = [x]
+        for _ in range(10):
+            chain.append(chain[-1].sin())
+        want = bits(chain[-1] * 2)
+
+        def read() -> None:
+            found.append(bits(chain[-1] * 2))
+
+        for done in range(rounds):
+            for value in chain[1:]:
+                assert dtr_alloc.evict(value)
+            in_threads(*[read] * 4)
+            assert session.stats().rematerializations == 10 * (done + 1)
+        session.check()
+    assert len(found) == 4 * rounds
+    assert all(same(want, one) for one in found)
+
+
+def test_recomputing_in_one_thread_while_another_writes_what_is_read_there() -> None:
+    """The writer waits for eager's order: the reader's value was computed before the write."""
+    with scope(None) as session:
+        for _ in range(30):
+            x = torch.randn(400, 400).exp()
+            early = x.sin()
+            want, after = bits(early), bits(x * 2)
+            dtr_alloc.evict(early)
+
+            def read(early: Tensor = early, want: Any = want) -> None:
+                assert same(bits(early), want)
+
+            def write(x: Tensor = x) -> None:
+                x.mul_(2)
+
+            in_threads(read, write)
+            assert same(bits(x), after)
+        session.check()
+
+
+def test_random_numbers_of_threads_are_recomputed_as_they_were_drawn() -> None:
+    found: list[tuple[Tensor, tuple[Any, ...]]] = []
+    with scope(None):
+
+        def draw() -> None:
+            for _ in range(50):
+                x = torch.randn(40, 40)
+                found.append((x, bits(x)))
+
+        in_threads(draw, draw, draw)
+        for x, first in found:
+            assert dtr_alloc.evict(x)
+            assert same(bits(x), first)
+    assert len(found) == 150
+
+
+def test_a_fast_thread_s_optimizer_does_not_pin_a_slow_thread_s_tensors() -> None:
+    with scope(None):
+        fast = Trainer(0)
+        slow = Trainer(1)
+        stepped = threading.Event()
+        evictable: list[bool] = []
+
+        def step_slowly() -> None:
+            slow.train(1)
+            kept = [torch.randn(64, 64).exp()]
+            kept.append(kept[-1].sin())
+            go.set()
+            stepped.wait()
+            evictable.extend(dtr_alloc.evict(value) for value in kept)
+
+        def step_fast() -> None:
+            fast.train(1)
+            go.wait()
+            fast.train(8)
+            stepped.set()
+
+        go = threading.Event()
+        in_threads(step_slowly, step_fast)
+        assert evictable == [True, True]
+
+
+def test_leaving_a_scope_waits_for_the_threads_that_joined() -> None:
+    joined, order = threading.Event(), []
+
+    def work() -> None:
+        with dtr_alloc.join_scope():
+            joined.set()
+            value = torch.ones(64, 64).exp()
+            for _ in range(100):
+                value = value.sin()
+            order.append("work is done")
+
+    thread = threading.Thread(target=work)
+    with scope(None, evict_always=True) as session:
+        thread.start()
+        joined.wait()
+    order.append("scope is left")
+    thread.join()
+    assert order == ["work is done", "scope is left"]
+    assert session.stats().records == 0
+
+
+def test_a_scope_is_joined_once_and_only_while_it_is_open() -> None:
+    with pytest.raises(RuntimeError, match="no dtr_alloc scope is open"), dtr_alloc.join_scope():
+        pass
+    with (
+        dtr_alloc.rematerialize("4MiB"),
+        pytest.raises(RuntimeError, match="belongs to a dtr_alloc scope already"),
+        dtr_alloc.join_scope(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("remedy", ["materialize", "pin", "join_scope"])
+def test_the_remedies_that_the_error_names_work_in_a_thread_that_has_not_joined(
+    remedy: str,
+) -> None:
+    with dtr_alloc.rematerialize("4MiB"):
+        x = torch.ones(256, 64).exp()
+        want = x.sum().item()
+        dtr_alloc.evict(x)
+
+        def touch() -> None:
+            with pytest.raises(RuntimeError, match=remedy):
+                x.sum()
+            if remedy == "join_scope":
+                with dtr_alloc.join_scope():
+                    assert x.sum().item() == want
+            else:
+                getattr(dtr_alloc, remedy)(x)
+                assert x.sum().item() == want
+
+        in_threads(touch, join=False)
+
+
+def test_an_error_in_one_thread_leaves_the_others_exact() -> None:
+    with scope(2 << 20):
+        keeps = torch.randn(200, 200).exp()
+        want = bits(keeps.sin())
+
+        def ask_too_much() -> None:
+            for _ in range(20):
+                with pytest.raises(torch.OutOfMemoryError):
+                    torch.empty(1 << 21)
+
+        def compute() -> None:
+            for _ in range(50):
+                assert same(bits(keeps.sin()), want)
+
+        in_threads(ask_too_much, compute)
