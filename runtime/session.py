@@ -372,9 +372,9 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
 
 
 def _forget_interrupted_backward() -> None:
-    """An exception in a backward pass leaves what was still to do in the thread's queue, and with it
-    every tensor saved for that, until the next backward pass finds it there and drops it. Tensors
-    that nobody can reach would keep their scope from ending."""
+    """An exception in a backward pass leaves what was still to do in the thread's queue, with every
+    tensor saved for that, until the next backward pass finds it there and drops it. Tensors that
+    nobody can reach would keep their scope from ending."""
     with torch.inference_mode(False), torch.enable_grad():
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 

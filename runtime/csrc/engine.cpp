@@ -345,12 +345,19 @@ bool Engine::evict_one() {
 bool Engine::evict_waiting() {
   constexpr std::int64_t kPatience = 10;
   if (stats_.rematerializations - runs_before_ > kPatience * stats_.ops) return false;
-  Least least(heuristic_, integral_);
-  for (Value* value : candidates_) {
-    if (value->locks && value->locks == value->waiting) least.consider(value, terms_of(*value));
+  ColumnsView columns = columns_.view();
+  Least least = scorer_.least();
+  for (std::size_t row = 0; row < columns.count; ++row) {
+    const Value& value = *columns_.value(row);
+    if (value.locks == 0 || value.locks != value.waiting) continue;
+    refresh(row);
+    ++stats_.evaluations;
+    least.consider(static_cast<std::int64_t>(row), columns.order[row],
+                   scorer_.terms(columns, row, stats_.clock));
   }
-  if (least.value()) evict(*least.value());
-  return least.value() != nullptr;
+  if (least.row() == kNoRow) return false;
+  evict(*columns_.value(least.row()));
+  return true;
 }
 
 void Engine::evict_all() {
