@@ -3,9 +3,10 @@
 The demo's five models train three steps. Each is recorded once on either clock, and its trace
 simulated at every percent of the activation peak (DESIGN.md, "What a budget means in the demo")
 from 100 to 3. Mode pool decides as the live runtime does (perf/fidelity.py); on the logical clock
-that is checked here by training at the smallest budget that works, at one percent below, at every
-budget that fails above one that works, and at one percent above such a one. On the wall clock an
-operator costs the time that it took, so another recording comes to other decisions.
+that is checked here by training at the smallest budget that works within ten times the time, at one
+percent below the smallest that works at all, at every budget that fails above one that works, and
+at one percent above such a one. On the wall clock an operator costs the time that it took, so
+another recording comes to other decisions.
 
 A budget fails where nothing is left to evict. Recomputation has no limit here: what it comes to is
 the overhead.
@@ -38,6 +39,7 @@ from dtr_alloc.runtime.simulate import Simulator
 
 PLAN = Plan((), steps=3)
 PERCENTS = range(100, 2, -1)
+BEARABLE = 10.0
 CLOCKS = ("logical", "wall")
 
 
@@ -144,7 +146,8 @@ def floor(make: Callable[[], Job], cells: list[Cell], *, check: bool) -> Floor:
     by_percent = {cell.percent: cell for cell in cells}
     least = min(cell.percent for cell in cells if cell.status == "ok")
     gaps = [cell.percent for cell in cells if cell.percent > least and cell.status != "ok"]
-    remarkable = {least, least - 1} | set(gaps) | {gap + 1 for gap in gaps}
+    bearable = min(c.percent for c in cells if c.status == "ok" and c.overhead <= BEARABLE)
+    remarkable = {bearable, least - 1} | set(gaps) | {gap + 1 for gap in gaps}
     tried = sorted(remarkable & by_percent.keys(), reverse=True) if check else []
     trained = {percent: live(make, by_percent[percent]) for percent in tried}
     return Floor(cells[0].model, cells[0].clock, least, gaps, trained)

@@ -343,7 +343,7 @@ bool Engine::evict_one() {
 // brought back before their operator runs (materialize). What is given up on the way to what was
 // given up can multiply: there is an end to it when each recipe has run kPatience times on average.
 bool Engine::evict_waiting() {
-  constexpr std::int64_t kPatience = 10;
+  constexpr std::int64_t kPatience = 100;
   if (stats_.rematerializations - runs_before_ > kPatience * stats_.ops) return false;
   ColumnsView columns = columns_.view();
   Least least = scorer_.least();
