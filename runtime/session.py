@@ -360,6 +360,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
                 spilled = core.leave() if _open is core else 0  # A forked child has left already.
             except BaseException:
                 _lingering.append(core)
+                _forget_interrupted_backward()
                 raise
             finally:
                 _open = None
@@ -373,6 +374,14 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
             f"{format_size(spilled)} of them now lie in ordinary memory",
             stacklevel=4,
         )
+
+
+def _forget_interrupted_backward() -> None:
+    """An exception in a backward pass leaves what was still to do in the thread's queue, with every
+    tensor saved for that, until the next backward pass finds it there and drops it. Tensors that
+    nobody can reach would keep their scope from ending."""
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 _joinable: _core.Session | _Served | None = None

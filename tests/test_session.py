@@ -32,6 +32,30 @@ def chain(length: int, rows: int = 256) -> list[Tensor]:
 # ---- The budget ----------------------------------------------------------------------------------
 
 
+def test_a_deep_recomputation_gives_up_what_it_needs_later_only() -> None:
+    def factors() -> list[Tensor]:
+        return [torch.full((16384,), 1 + i / 7) for i in range(16)]
+
+    def product(side: list[Tensor]) -> Tensor:
+        total = side[0].exp()
+        for factor in side:
+            total = total * factor
+        return total
+
+    expected = bits(product(factors()))
+    with dtr_alloc.rematerialize((1 << 20) + 8192, clock="logical") as session:
+        side = factors()
+        total = product(side)
+        dtr_alloc.evict(total)
+        for factor in side:  # 16 of 64 KiB: no room for a 17th, and each is an argument on the way.
+            dtr_alloc.materialize(factor)
+        assert not any(map(dtr_alloc.is_evicted, side))
+        assert same(bits(total), expected)
+        session.check()
+        assert session.stats().peak_bytes <= (1 << 20) + 8192
+        del side, total, factor
+
+
 def test_the_pool_never_passes_the_budget_and_every_tensor_reads_right() -> None:
     expected = [bits(t) for t in chain(64)]
     with dtr_alloc.rematerialize("1MiB") as session:
@@ -553,6 +577,30 @@ def test_a_scope_that_could_not_commit_leaves_the_next_one_sound() -> None:
         tensors = chain(4)
         session.check()
         assert len(tensors) == 4
+
+
+def test_a_backward_pass_that_broke_off_keeps_no_scope_open() -> None:
+    kept: list[object] = []
+
+    def refuse(gradient: Tensor) -> Tensor:
+        kept.extend(torch.empty(256, 1024).numpy() for _ in range(9))
+        return gradient
+
+    def overfill() -> None:
+        with dtr_alloc.rematerialize("8MiB"):
+            x = torch.randn(256, 1024, requires_grad=True)
+            first, second = (x + 1).exp(), (x + 2).exp().exp()
+            second.register_hook(refuse)  # type: ignore[no-untyped-call]  # Runs while the first branch waits for its turn.
+            dtr_alloc.evict(first)
+            (first.sum() + second.sum()).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(torch.OutOfMemoryError):
+        overfill()
+    kept.clear()
+    gc.collect()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        assert len(chain(4)) == 4
+        session.check()
 
 
 def test_batch_norm_in_eval_mode_holds_on_to_no_batch() -> None:

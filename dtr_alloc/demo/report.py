@@ -80,12 +80,13 @@ def write_json(path: Path, comparisons: list[Comparison], plan: Plan) -> None:
         "rounds": plan.rounds,
         "ok": not failures,
         "failures": failures,
-        "models": [_model(comparison) for comparison in comparisons],
+        "models": [figures(comparison) for comparison in comparisons],
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _model(comparison: Comparison) -> dict[str, Any]:
+def figures(comparison: Comparison) -> dict[str, Any]:
+    """One model as JSON takes it: all but the timelines, bytes exact, counts per training."""
     return {
         "model": comparison.model,
         "peak_bytes": comparison.peak_bytes,
@@ -100,6 +101,7 @@ def _model(comparison: Comparison) -> dict[str, Any]:
                 "budget_bytes": row.budget_bytes,
                 "feasible": row.feasible,
                 "floor_bytes": row.floor_bytes,
+                "error": row.error,
                 "peak_bytes": row.peak_bytes,
                 "evictions": row.evictions,
                 "rematerializations": row.rematerializations,

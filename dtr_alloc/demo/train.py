@@ -73,14 +73,16 @@ class Training:
 class Row:
     """One budget of one model.
 
-    `ratio` is None without a budget. An infeasible row has no measurements but the floor. Counts
-    are of one training of `Plan.steps` steps. Shares are of the wall time of the timed steps.
+    `ratio` is None without a budget. An infeasible row has no measurements but the floor, and the
+    runtime's error. Counts are of one training of `Plan.steps` steps. Shares are of the wall time
+    of the timed steps.
     """
 
     ratio: float | None
     budget_bytes: int | None
     feasible: bool = True
     floor_bytes: int | None = None
+    error: str = ""
     peak_bytes: int = 0
     evictions: int = 0
     rematerializations: int = 0
@@ -240,9 +242,7 @@ def compare(
                 try:
                     training = train(make, plan, _scope(row.budget_bytes, timeline=False))
                 except torch.OutOfMemoryError as error:  # So near the floor that it is luck.
-                    result.rows[n] = Row(
-                        row.ratio, row.budget_bytes, feasible=False, floor_bytes=_floor(error)
-                    )
+                    result.rows[n] = infeasible(row.ratio, row.budget_bytes, error)
                     del timed[n]
                     continue
                 row.differences = sorted({*row.differences, *_differences(eager, training)})
@@ -266,7 +266,7 @@ def _prove(
     try:
         training = train(make, plan, _scope(budget, timeline=True))
     except torch.OutOfMemoryError as error:
-        return Row(ratio, budget, feasible=False, floor_bytes=_floor(error))
+        return infeasible(ratio, budget, error)
     last = training.stats[-1]
     return Row(
         ratio,
@@ -302,6 +302,11 @@ def _add_times(row: Row, trainings: list[Training], eager_ns: list[list[int]]) -
     row.remat_share = share("remat_ns")
     row.search_share = share("search_ns")
     row.bookkeeping_share = share("bookkeeping_ns")
+
+
+def infeasible(ratio: float | None, budget: int | None, error: torch.OutOfMemoryError) -> Row:
+    """The row of a budget that `error` refused."""
+    return Row(ratio, budget, feasible=False, floor_bytes=_floor(error), error=str(error))
 
 
 def _floor(error: torch.OutOfMemoryError) -> int | None:

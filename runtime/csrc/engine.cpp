@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <unordered_set>
+#include <utility>
 
 namespace dtr {
 
@@ -343,6 +344,28 @@ bool Engine::evict_one() {
   return victim != nullptr;
 }
 
+// A recomputation that goes deep holds the other inputs of every operator on its way, for as long
+// as it takes: with bad luck they fill the budget. Where nothing else is left they may go, and are
+// brought back before their operator runs (materialize). What is given up on the way to what was
+// given up can multiply: there is an end to it when each recipe has run kPatience times on average.
+bool Engine::evict_waiting() {
+  constexpr std::int64_t kPatience = 100;
+  if (stats_.rematerializations - runs_before_ > kPatience * stats_.ops) return false;
+  ColumnsView columns = columns_.view();
+  Least least = scorer_.least();
+  for (std::size_t row = 0; row < columns.count; ++row) {
+    const Value& value = *columns_.value(row);
+    if (value.locks == 0 || value.locks != value.waiting) continue;
+    refresh(row);
+    ++stats_.evaluations;
+    least.consider(static_cast<std::int64_t>(row), columns.order[row],
+                   scorer_.terms(columns, row, stats_.clock));
+  }
+  if (least.row() == kNoRow) return false;
+  evict(*columns_.value(least.row()));
+  return true;
+}
+
 void Engine::evict_all() {
   for (std::size_t row = columns_.count(); row-- > 0;) {
     if (!columns_.value(row)->locks) evict(*columns_.value(row));
@@ -365,11 +388,14 @@ void Engine::note_operator(Bytes bytes) {
 // ---- Rematerialization
 // ----------------------------------------------------------------------------------------------
 
-// An operator on the stack of a rematerialization, and which of its missing inputs is next.
+// An operator on the stack of a rematerialization, and which of its missing inputs is next. Once
+// all have been there, it holds on to them: so each gives its inputs up once at most, and the whole
+// comes to an end.
 struct Engine::Pending {
   Op* op;
   Value* wanted;
   std::size_t first_missing, next;
+  bool holds = false;
 };
 
 void Engine::unlock_inputs(Op& op) {
@@ -386,17 +412,28 @@ void Engine::materialize(Value& target, Lock& lock) {
   std::vector<Pending> pending;
   std::vector<Value*> missing;  // Inputs of all that is pending; the last one's come last.
   // Resident inputs are locked before the first missing one is recomputed, which must not evict
-  // them; the missing ones as they come back.
+  // them while there is anything else; the missing ones as they come back.
+  const auto wait_with = [this](Value& input) {
+    this->lock(input);
+    ++input.storage().waiting;
+  };
+  const auto hold = [](Pending& top) {
+    if (std::exchange(top.holds, true)) return;
+    for (std::uint32_t i = 0; i < top.op->use_count; ++i) {
+      --top.op->uses()[i].value->storage().waiting;
+    }
+  };
   const auto push = [&](Value& value) {
     Op& op = *value.producer;
     for (std::uint32_t i = 0; i < op.use_count; ++i) touch(*op.uses()[i].value);
     pending.push_back({&op, &value, missing.size(), missing.size()});
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
-      input.resident() ? this->lock(input) : missing.push_back(&input);
+      input.resident() ? wait_with(input) : missing.push_back(&input);
     }
   };
   if (target.resident()) return;
+  runs_before_ = stats_.rematerializations;
   push(target);
   try {
     while (!pending.empty()) {
@@ -404,7 +441,7 @@ void Engine::materialize(Value& target, Lock& lock) {
       if (top.next < missing.size()) {
         Value& input = *missing[top.next];
         if (input.resident()) {
-          this->lock(input);
+          wait_with(input);
           ++top.next;
         } else {
           push(input);
@@ -418,7 +455,18 @@ void Engine::materialize(Value& target, Lock& lock) {
       for (std::uint32_t i = 0; i < op.output_count; ++i) {
         lacks |= op.outputs()[i] && !op.outputs()[i]->resident();
       }
-      if (lacks) run(op, wanted, lock);
+      hold(top);
+      if (lacks) {
+        Value* given_up = nullptr;
+        for (std::uint32_t i = 0; i < op.use_count && !given_up; ++i) {
+          if (!op.uses()[i].value->resident()) given_up = op.uses()[i].value;
+        }
+        if (given_up) {
+          push(*given_up);
+          continue;
+        }
+        run(op, wanted, lock);
+      }
       missing.resize(top.first_missing);
       pending.pop_back();
       unlock_inputs(op);
@@ -426,7 +474,8 @@ void Engine::materialize(Value& target, Lock& lock) {
   } catch (...) {
     for (; !pending.empty(); pending.pop_back()) {
       // What is still missing was not locked.
-      for (; missing.size() > pending.back().next; missing.pop_back()) this->lock(*missing.back());
+      for (; missing.size() > pending.back().next; missing.pop_back()) wait_with(*missing.back());
+      hold(pending.back());
       missing.resize(pending.back().first_missing);
       unlock_inputs(*pending.back().op);
     }

@@ -105,6 +105,7 @@ class Engine {
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
   bool evict_one();          // The value of least score; false where nothing may go.
+  bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
 
@@ -170,6 +171,7 @@ class Engine {
   std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
   std::vector<Value*> garbage_;
   EngineStats stats_;
+  std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::int32_t generation_ = 0;
   std::uint64_t order_ = 0;
   std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;

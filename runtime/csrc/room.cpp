@@ -44,7 +44,9 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
       if (Block* block = take(Fit::kRemap)) return block;
     }
     if (windows && evict_window(cheapest_window(pool, engine, asked), engine)) continue;
-    if (!engine.evict_one()) return take(Fit::kRemap);
+    if (engine.evict_one()) continue;
+    if (Block* block = take(Fit::kRemap)) return block;
+    if (!engine.evict_waiting()) return nullptr;
   }
 }
 
