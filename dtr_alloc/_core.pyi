@@ -64,6 +64,10 @@ class Selection:
     random: ClassVar[Selection]
     window: ClassVar[Selection]
 
+class Placement:
+    best_fit: ClassVar[Placement]
+    two_ended: ClassVar[Placement]
+
 class Policy:
     eager: ClassVar[Policy]
     banish: ClassVar[Policy]
@@ -135,6 +139,7 @@ class Session:
         on_cuda: bool,
     ) -> None: ...
     def enter(self) -> None: ...
+    def join(self) -> None: ...
     def part(self) -> None: ...
     def leave(self) -> int: ...
     def evict(self, tensor: torch.Tensor) -> bool: ...
@@ -262,6 +267,9 @@ def simulate(
     policy: Policy,
     remat_limit: int,
     remap: bool,
+    move_ns: int | None,
+    placement: Placement,
+    layouts: int,
     pin_outputs: bool,
     log_events: bool,
 ) -> dict[str, Any]: ...

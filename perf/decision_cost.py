@@ -4,24 +4,29 @@ A chain of operators of the same cost and size, of which so many results fit as 
 candidates: each operator beyond evicts one, and the simulator looks at all of them. The figure is
 the time of the whole run for each score computed, so it holds the search and what keeps the
 neighbourhoods up to date. Best of three runs. Candidates beyond the processor's caches cost a miss
-each, which is the growth that the limit allows.
+each, which is the growth that the limit allows. The search of a window looks at each block of the
+pool once, a quarter of them free; its figure is the time of a search for each block.
 
     python perf/decision_cost.py --out perf/results/decision_cost.json
 """
 
 import argparse
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from measurement import Measurement, report
 
+from dtr_alloc import _core
+from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.linear import linear_schedule
 from dtr_alloc.runtime.simulate import Simulator
 
 HEURISTICS = ("dtr", "dtr_local", "lru", "size", "dtr_full", "msps")
 CANDIDATES = (100, 1_000, 10_000)
 GROWTH_LIMIT = 4.0
+BLOCK = 512
 
 
 def score_ns(heuristic: str, candidates: int, decisions: int) -> float:
@@ -34,6 +39,22 @@ def score_ns(heuristic: str, candidates: int, decisions: int) -> float:
     if runs[0].evictions != decisions:
         raise RuntimeError(f"{runs[0].evictions} evictions where {decisions} were to be made")
     return min(run.wall_seconds for run in runs) * 1e9 / runs[0].evaluations
+
+
+def window_ns(heuristic: str, blocks: int) -> float:
+    """Nanoseconds of the search of a window for eight blocks, for each block of the pool."""
+    run = _core.DryRun(blocks * BLOCK, replace(PRESETS[heuristic], selection="window")._native())
+    made = [run.constant(BLOCK, 7)]
+    for name in range(blocks - 1):
+        made += run.call(name, 1000 + name * 7919 % 5000, made[-1:], [], [BLOCK])
+    for result in made[1::4]:
+        run.evict(result)
+    taken = []
+    for _ in range(50):
+        began = time.perf_counter_ns()
+        run.window(8 * BLOCK)
+        taken.append(time.perf_counter_ns() - began)
+    return min(taken) / blocks
 
 
 def main() -> int:
@@ -50,6 +71,12 @@ def main() -> int:
             found.append(Measurement(f"{heuristic}: a score of {size:,}", each, "ns"))
         growth = ns[-1] / ns[0]
         found.append(Measurement(f"{heuristic}: growth", growth, "x", GROWTH_LIMIT))
+    for heuristic in ("dtr", "dtr_local"):
+        ns = [window_ns(heuristic, size) for size in sizes]
+        for size, each in zip(sizes, ns, strict=True):
+            found.append(Measurement(f"{heuristic}: a block in the window of {size:,}", each, "ns"))
+        growth = ns[-1] / ns[0]
+        found.append(Measurement(f"{heuristic}: growth of a window", growth, "x", GROWTH_LIMIT))
     return report(found, options.out)
 
 

@@ -55,9 +55,11 @@ class Heuristic:
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.
         recompute_penalty: factor for each time the tensor has been recomputed; 1 for none.
-        selection: ``"sample"`` looks at about sqrt(candidates), at least 32, and passes over
-            tensors below a hundredth of the mean size (appendix E.2); ``"single"`` looks at all;
-            ``"random"`` takes any and has no score.
+        selection: ``"single"`` looks at all candidates; ``"sample"`` too while that takes less
+            than a hundredth of the operators' time, then at about sqrt(candidates), at least 32,
+            and passes over tensors below a hundredth of the mean size (appendix E.2);
+            ``"window"`` evicts neighbours, so that one hole holds what is asked for; ``"random"``
+            takes any and has no score.
         seed: of what ``"sample"`` and ``"random"`` draw.
 
     Raises:

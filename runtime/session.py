@@ -177,9 +177,11 @@ class _Served:
         if session := self._allocator.session():
             session.expose(tensor)
 
+    def join(self) -> None:
+        _core.record_this_thread(True)
+
     def part(self) -> None:
-        if session := self._allocator.session():
-            session.part()
+        _core.record_this_thread(False)
 
     def reading(self, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
         session = self._allocator.session()
@@ -340,6 +342,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         )
     core.enter()
     _open = core
+    _let_join(core)
     hooks = (
         register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True)),
         register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(core)),
@@ -350,18 +353,20 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         yield
         failed = False
     finally:
-        _wait_for_joined()
         try:
-            spilled = core.leave() if _open is core else 0  # A forked child has left already.
-        except BaseException:
-            _lingering.append(core)
-            raise
+            _let_nobody_join()
         finally:
-            _open = None
-            restore()
-            for hook in hooks:
-                hook.remove()
-            _core.set_in_optimizer(False)
+            try:
+                spilled = core.leave() if _open is core else 0  # A forked child has left already.
+            except BaseException:
+                _lingering.append(core)
+                raise
+            finally:
+                _open = None
+                restore()
+                for hook in hooks:
+                    hook.remove()
+                _core.set_in_optimizer(False)
     if spilled and not failed:
         warnings.warn(
             "tensors that outlive the scope do not fit its budget together: "
@@ -370,6 +375,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         )
 
 
+_joinable: _core.Session | _Served | None = None
 _joined = 0  # Threads inside join_scope().
 _parted = threading.Condition()
 
@@ -384,7 +390,8 @@ def join_scope() -> Iterator[None]:
     take turns; other operators run side by side. Leaving the scope waits for those who joined.
 
     Raises:
-        RuntimeError: no scope is open, or this thread belongs to one already.
+        RuntimeError: no scope is open, or this thread belongs to one already, or a trace of the
+            scope is being recorded.
 
     Example:
         >>> import threading, torch
@@ -400,7 +407,7 @@ def join_scope() -> Iterator[None]:
     """
     global _joined
     with _parted:
-        session = _open
+        session = _joinable
         if session is None:
             raise RuntimeError(
                 "join_scope() in a thread, but no dtr_alloc scope is open: open rematerialize() "
@@ -409,21 +416,31 @@ def join_scope() -> Iterator[None]:
         if _core.records_this_thread():
             raise RuntimeError("this thread belongs to a dtr_alloc scope already")
         _joined += 1
-    _core.record_this_thread(True)
     try:
-        yield
+        session.join()
+        try:
+            yield
+        finally:
+            session.part()
+            _core.set_in_optimizer(False)
     finally:
-        _core.record_this_thread(False)
-        _core.set_in_optimizer(False)
-        session.part()
         with _parted:
             _joined -= 1
             _parted.notify_all()
 
 
-def _wait_for_joined() -> None:
+def _let_join(session: _core.Session | _Served) -> None:
+    global _joinable
+    with _parted:
+        _joinable = session
+
+
+def _let_nobody_join() -> None:
+    """Waits for those who have joined."""
+    global _joinable
     with _parted:
         _parted.wait_for(lambda: _joined == 0)
+        _joinable = None
 
 
 def serve(allocator: _core.CudaAllocator) -> None:
@@ -440,6 +457,7 @@ def serve(allocator: _core.CudaAllocator) -> None:
         )
     served = _Served(allocator)
     _open = served
+    _let_join(served)
     register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True))
     register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(served))
     _watch_raw_access()
@@ -491,8 +509,9 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    global _open, _joined, _parted
-    _joined, _parted = 0, threading.Condition()  # The other threads are the parent's.
+    global _open, _joinable, _joined, _parted
+    # The other threads are the parent's, and may hold its lock.
+    _joinable, _joined, _parted = None, 0, threading.Condition()
     if _open is not None:
         _open.abandon_in_child()
         _lingering.append(_open)

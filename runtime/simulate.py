@@ -33,6 +33,7 @@ from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.size import parse_size
 
 Mode = Literal["bytes", "pool"]
+Placement = Literal["best_fit", "two_ended"]
 
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""
@@ -101,10 +102,12 @@ class SimulationResult:
         fragmentation, free_after: means over misses: 1 - largest hole / free bytes before, and free
             bytes / budget after.
         evicted_bytes, wasted_bytes: evicted to make room, and of them beyond what was asked for.
-        search_ns: time spent on finding room.
+        search_ns: time spent on finding room; `move_ns`: what moving pages would take.
         wall_seconds: what the simulation took.
         events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; empty
             unless asked for.
+        layouts: rows (picture, offset, bytes, kind) in order; kind 0 for bytes that pages back, 1
+            for a block that may be evicted, 2 for one that may not; empty unless asked for.
     """
 
     trace: str
@@ -130,13 +133,15 @@ class SimulationResult:
     evicted_bytes: int
     wasted_bytes: int
     search_ns: int
+    move_ns: int
     wall_seconds: float
     events: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    layouts: npt.NDArray[np.int64] = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the events, for CSV."""
+        """All but the events and the layouts, for CSV."""
         row = asdict(self)
-        del row["events"]
+        del row["events"], row["layouts"]
         return row
 
     def as_json(self) -> str:
@@ -202,10 +207,15 @@ class Simulator:
         log_events: bool = False,
         pin_outputs: bool = True,
         remap: bool = True,
+        move_ns: int | None = None,
+        placement: Placement = "best_fit",
+        layouts: int = 0,
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
         check_rules(policy, mode, thrash)
+        if placement not in ("best_fit", "two_ended"):
+            raise ValueError(f'placement {placement!r} is not "best_fit" or "two_ended"')
         paper = mode == "bytes"
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
@@ -223,6 +233,9 @@ class Simulator:
             policy=native_policy(policy),
             remat_limit=int(limit),
             remap=remap,
+            move_ns=move_ns,
+            placement=getattr(_core.Placement, placement),
+            layouts=layouts,
             pin_outputs=pin_outputs,
             log_events=log_events,
         )
@@ -242,6 +255,7 @@ class Simulator:
             overhead=total / max(base, 1),
             wall_seconds=wall,
             events=counts.pop("events").reshape(-1, 2),
+            layouts=counts.pop("layouts").reshape(-1, 4),
             **counts,
         )
 
@@ -267,6 +281,9 @@ def simulate(
     log_events: bool = False,
     pin_outputs: bool = True,
     remap: bool = True,
+    move_ns: int | None = None,
+    placement: Placement = "best_fit",
+    layouts: int = 0,
 ) -> SimulationResult:
     """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
 
@@ -311,7 +328,17 @@ def simulate(
         ('ok', 3, 1, 1.25)
     """
     return Simulator(trace).run(
-        budget, heuristic, policy, mode, thrash, log_events, pin_outputs, remap
+        budget,
+        heuristic,
+        policy,
+        mode,
+        thrash,
+        log_events,
+        pin_outputs,
+        remap,
+        move_ns,
+        placement,
+        layouts,
     )
 
 

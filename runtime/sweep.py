@@ -167,12 +167,14 @@ def _bar(total: int, shown: bool) -> Iterator[Any]:
         yield lambda: bar.advance(task)
 
 
-_COLUMNS = [field.name for field in fields(SimulationResult) if field.name != "events"]
+_COLUMNS = [
+    field.name for field in fields(SimulationResult) if field.name not in ("events", "layouts")
+]
 _TYPES: dict[str, type] = {"int": int, "float": float, "str": str}
 
 
 def write_csv(path: str | os.PathLike[str], results: Iterable[SimulationResult]) -> None:
-    """A line for each result, with a column for each attribute but the events."""
+    """A line for each result, with a column for each attribute but the arrays."""
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS)
         writer.writeheader()
@@ -202,5 +204,6 @@ def read_csv(path: str | os.PathLike[str]) -> list[SimulationResult]:
                 values = {name: types[name](row[name]) for name in _COLUMNS}
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{Path(path)} line {reader.line_num}: {error}") from None
-            results.append(SimulationResult(**values, events=np.empty((0, 2), np.int64)))
+            nothing = np.empty((0, 0), np.int64)
+            results.append(SimulationResult(**values, events=nothing, layouts=nothing))
     return results

@@ -537,6 +537,23 @@ def test_sampling_takes_the_best_of_the_root_of_all_candidates() -> None:
     assert run.stats().evictions == rounds
 
 
+def test_all_candidates_are_looked_at_while_that_takes_little_of_the_operators_time() -> None:
+    """100 times 10,000 scores may take a hundredth of 50 s, but not of 25 ms."""
+
+    def evicted(unit: int) -> list[int]:
+        run = native.DryRun(10_001 * BLOCK, replace(COST_ONLY, selection="sample")._native())
+        c = run.constant(BLOCK, 7)
+        costs = [unit * cost for cost in range(10_000)]
+        random.Random(5).shuffle(costs)
+        made = {run.call(0, cost, [c], [], [BLOCK])[0]: cost for cost in costs}
+        for _ in range(100):
+            run.constant(BLOCK, 8)
+        return [made[at] // unit for at in run.take_evicted()]
+
+    assert evicted(1000) == list(range(100))
+    assert max(evicted(1)) > 200
+
+
 def test_sampling_passes_over_values_below_a_hundredth_of_the_mean_size() -> None:
     def victims(selection: Selection) -> list[bool]:
         run = native.DryRun(

@@ -273,7 +273,7 @@ def test_trim_gives_the_pages_of_holes_back_to_the_machine() -> None:
 
 
 def test_resident_memory_stays_within_the_budget_where_the_arena_has_huge_pages() -> None:
-    pool = Pool(16 * MIB, "host", address_space=512 * MIB)
+    pool = Pool(16 * MIB, "host", address_space="4 GiB")
     blocks = [pool.allocate(2 * MIB) for _ in range(8)]
     for i, address in enumerate(blocks):
         write(address, 2 * MIB, i)

@@ -3,6 +3,7 @@ recomputed once, and what one of them writes is not seen by another's recomputat
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +205,25 @@ def test_a_scope_is_joined_once_and_only_while_it_is_open() -> None:
         dtr_alloc.join_scope(),
     ):
         pass
+
+
+def test_a_trace_is_of_one_thread(tmp_path: Path) -> None:
+    def join_and_record() -> None:
+        wanted = pytest.raises(RuntimeError, match="1 others have joined")
+        with wanted, dtr_alloc.record_trace(log):
+            pass
+
+    def join() -> None:
+        wanted = pytest.raises(RuntimeError, match="a trace is being recorded")
+        with wanted, dtr_alloc.join_scope():
+            pass
+
+    log = str(tmp_path / "step.log")
+    with dtr_alloc.rematerialize("4MiB"):
+        in_threads(join_and_record)
+        with dtr_alloc.record_trace(log):
+            in_threads(join, join=False)
+            torch.ones(100, 100).exp()
 
 
 @pytest.mark.parametrize("remedy", ["materialize", "pin", "join_scope"])

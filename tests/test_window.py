@@ -116,6 +116,39 @@ def test_free_blocks_cost_nothing_and_are_part_of_a_run() -> None:
     assert run.window(2 * BLOCK) in ([0], [2 * BLOCK])
 
 
+def test_what_the_pending_operator_reads_is_never_in_a_window() -> None:
+    """The cheapest run for its result would be the two blocks of which it reads one."""
+    costs = [900, 800, 1, 1, 800, 900]
+    made = [Call("make", (), (Result(f"v{n}", BLOCK, -1),), cost) for n, cost in enumerate(costs)]
+    read = Call("read", ("v3",), (Result("big", 2 * BLOCK, -1),), 1)
+    result = simulate(
+        Trace((*made, read)),
+        len(costs) * BLOCK,
+        WINDOW,
+        mode="pool",
+        remap=False,
+        pin_outputs=False,
+        log_events=True,
+    )
+    assert result.status == "ok"
+    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [1, 2]
+
+
+def test_a_neighbour_that_members_share_counts_once() -> None:
+    """Two values that rest on one missing value of 100 cost less than two of 60 each; counted for
+    each member it would be more."""
+    run = native.DryRun(8 * BLOCK, replace(WINDOW, neighbourhood="eqclass")._native())
+    shared, left, right = (run.call(0, cost, [], [], [BLOCK])[0] for cost in (100, 60, 60))
+    for parent in (left, right, shared, shared):
+        run.call(1, 1, [parent], [], [BLOCK])
+    for parent in (shared, left, right):
+        run.evict(parent)
+    run.constant(BLOCK, 7)
+    run.constant(2 * BLOCK, 7)
+    run.constant(BLOCK, 7)
+    assert run.window(2 * BLOCK) == [5 * BLOCK, 6 * BLOCK]
+
+
 def test_the_window_evicts_what_is_needed_where_single_victims_evict_twice_that() -> None:
     """Cheap and dear values alternate, but for two neighbours in the middle of the price. For two
     blocks the cheapest victims, one by one, are all four cheap ones before a hole appears."""

@@ -44,6 +44,16 @@ class Pages {
     return run.size() <= headroom || all_committed(run) || missing(run, headroom) <= headroom;
   }
   std::int64_t committed(Run run) const;  // Committed pages in the run.
+  // Calls `visit(part, committed)` for the parts of the run that are and those that are not.
+  template <class Visit>
+  void each_run(Run run, const Visit& visit) const {
+    while (run.begin < run.end) {
+      const bool committed = (bits_[run.begin >> 6] >> (run.begin & 63) & 1) != 0;
+      const Run part{run.begin, next(!committed, run)};
+      visit(part, committed);
+      run.begin = part.end;
+    }
+  }
 
   void commit(Run run) {
     if (!all_committed(run)) commit_missing(run);

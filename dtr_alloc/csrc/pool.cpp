@@ -136,7 +136,7 @@ void Pool::unlock_all() {
   all.mutex.unlock();
 }
 
-Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
+Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
   const std::lock_guard lock(mutex_);
   const Bytes rounded = size > budget_ ? size : round_to_granule(std::max(size, Bytes{1}));
@@ -149,17 +149,15 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
   Node* hole = nullptr;
   if (order_ != nullptr) [[unlikely]]
     hole = ready_hole(rounded, user = meet(stream));
-  if (hole == nullptr) {
+  if (hole == nullptr && place != Place::kBestFit) {
+    hole = hole_from(place, rounded);
+  } else if (hole == nullptr) {
     hole = holes_->best_fit(rounded, [&](const Node* candidate) {
       return pages_->fits(pages_->touched(candidate->offset, candidate->offset + rounded));
     });
   }
   const bool remap = hole == nullptr && fit == Fit::kRemap;
-  if (remap) {
-    const std::int64_t spare = releasable();
-    hole = holes_->best_fit(
-        rounded, [&](const Node* candidate) { return can_back(candidate, rounded, spare); });
-  }
+  if (remap) hole = hole_after_moves(rounded);
   if (hole == nullptr) {
     failures_++;
     return nullptr;
@@ -169,7 +167,7 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream) {
     order_->wait(hole->fence, user);
   // Of a hole that is cut the rest keeps the fence: until the block has one of its own, giving it
   // back merges it with the rest.
-  Node* block = static_cast<Node*>(carve(hole, rounded));
+  Node* block = static_cast<Node*>(carve(hole, rounded, place == Place::kHigh && !remap));
   try {
     if (remap || !pages_->all_committed(pages_->touched(block->offset, block->offset + rounded))) {
       back(block, remap);
@@ -264,20 +262,42 @@ void Pool::settle_holes() {
   }
 }
 
-// Makes a live block of the low end of a hole.
-Block* Pool::carve(Node* hole, Bytes size) {
+// The outermost backed hole.
+Node* Pool::hole_from(Place place, Bytes size) const {
+  Block* found = nullptr;
+  for (Block* block = first_; block != nullptr; block = block->next) {
+    if (!block->free || block->size < size) continue;
+    const Bytes begin = place == Place::kHigh ? block->offset + block->size - size : block->offset;
+    if (!pages_->fits(pages_->touched(begin, begin + size))) continue;
+    found = block;
+    if (place == Place::kLow) break;
+  }
+  return static_cast<Node*>(found);
+}
+
+// Makes a live block of one end of a hole.
+Block* Pool::carve(Node* hole, Bytes size, bool high) {
   if (hole->size == size) {
     holes_->remove(hole);
     hole->free = false;
     return hole;
   }
-  Node* block = blocks_->make(hole->offset, size);
+  const Bytes rest = hole->size - size;
+  Node* block = blocks_->make(high ? hole->offset + rest : hole->offset, size);
   block->free = false;
+  if (high) {
+    block->previous = hole;
+    block->next = hole->next;
+    if (hole->next != nullptr) hole->next->previous = block;
+    hole->next = block;
+    holes_->resize(hole, hole->offset, rest);
+    return block;
+  }
   block->previous = hole->previous;
   block->next = hole;
   (hole->previous != nullptr ? hole->previous->next : first_) = block;
   hole->previous = block;
-  holes_->resize(hole, hole->offset + size, hole->size - size);
+  holes_->resize(hole, hole->offset + size, rest);
   return block;
 }
 
@@ -488,9 +508,60 @@ Bytes Pool::live() const {
 
 const Arena& Pool::arena() const { return *arena_; }
 
-void Pool::walk(const std::function<void(const Block&)>& visit) const {
+// A part of a hole without a page counts as free while there are pages left for a whole request, or
+// for all addresses.
+void Pool::list_extents(Bytes bytes, std::vector<Extent>& extents) const {
+  extents.clear();
+  const auto barrier = [&] {
+    if (!extents.empty() && extents.back().bytes > 0) extents.push_back({0, nullptr});
+  };
   const std::lock_guard lock(mutex_);
-  for (const Block* block = first_; block != nullptr; block = block->next) visit(*block);
+  const Bytes spare = pages_->bytes(pages_->limit() - pages_->committed());
+  const Bytes lacking = arena_->capacity() - pages_->committed_bytes();
+  const bool any_page = spare >= std::min(bytes + 2 * arena_->page(), lacking);
+  for (const Block* block = first_; block != nullptr; block = block->next) {
+    if (block->owner != nullptr) {
+      extents.push_back({block->size, block->owner});
+    } else if (!block->free) {
+      barrier();
+    } else if (any_page) {
+      extents.push_back({block->size, nullptr});
+    } else {
+      const Bytes end = block->offset + block->size;
+      pages_->each_run(pages_->touched(block->offset, end), [&](Pages::Run run, bool committed) {
+        if (!committed) return barrier();
+        const Bytes from = std::max(block->offset, pages_->bytes(run.begin));
+        extents.push_back({std::min(end, pages_->bytes(run.end)) - from, nullptr});
+      });
+    }
+  }
+}
+
+Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
+  const std::lock_guard lock(mutex_);
+  const Bytes rounded = round_to_granule(std::max(size, Bytes{1}));
+  if (rounded > limit_ - live_) return kCannotMove;
+  const Node* hole = hole_after_moves(rounded);
+  if (hole == nullptr) return kCannotMove;
+  const Pages::Run run = pages_->touched(hole->offset, hole->offset + rounded);
+  const std::int64_t headroom = pages_->limit() - pages_->committed();
+  std::int64_t missing = run.size() - pages_->committed(run) - headroom;
+  Nanos price = 0;
+  holes_->largest_first([&](const Node* from) {
+    if (missing <= 0) return false;
+    const std::int64_t pages = std::min(
+        missing, pages_->committed(pages_->inside(from->offset, from->offset + from->size)));
+    missing -= pages;
+    if (pages > 0) price += prices.of(pages);
+    return true;
+  });
+  return price;
+}
+
+// Best fit among those that can be backed once pages have moved.
+Node* Pool::hole_after_moves(Bytes size) const {
+  const std::int64_t spare = releasable();
+  return holes_->best_fit(size, [&](const Node* hole) { return can_back(hole, size, spare); });
 }
 
 std::vector<std::pair<Bytes, Bytes>> Pool::committed_runs() const {

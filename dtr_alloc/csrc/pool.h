@@ -25,7 +25,7 @@
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -53,6 +53,20 @@ struct Block {
 };
 
 enum class Fit { kCommitted, kRemap };
+
+// Which hole a block is cut from, and at which end. kLow and kHigh take the first that holds it
+// from that end of the arena, which keeps blocks apart whose fates differ; they cost O(blocks).
+// Pages are moved to the best fit all the same.
+enum class Place { kBestFit, kLow, kHigh };
+
+// Free bytes (no owner), bytes of somebody's block, or, of no bytes, one or more blocks or pages
+// that nobody can have.
+struct Extent {
+  Bytes bytes;
+  void* owner;
+};
+
+constexpr Nanos kCannotMove = std::numeric_limits<Nanos>::max();
 
 struct PoolStats {
   Bytes budget, live, peak, committed;
@@ -88,7 +102,7 @@ class Pool {
   // std::bad_alloc, and has allocated nothing, where the machine has no page for a block that the
   // budget allows; std::invalid_argument where size is negative; what the device's driver throws.
   // The pool is then as it was, but for pages that have moved.
-  Block* allocate(Bytes size, Fit fit, Stream stream = 0);
+  Block* allocate(Bytes size, Fit fit, Stream stream = 0, Place place = Place::kBestFit);
   void free(Block* block);
   Block* find(const void* data) const;  // The live block that starts at `data`, or null. O(1).
   void* data(const Block* block) const;
@@ -126,8 +140,10 @@ class Pool {
   // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
-  // Calls `visit` with every block in address order, under the lock: it must not call the pool.
-  void walk(const std::function<void(const Block&)>& visit) const;
+  // What a hole of `bytes` could be made of: all blocks in address order, into `extents`.
+  void list_extents(Bytes bytes, std::vector<Extent>& extents) const;
+  // What Fit::kRemap would cost for this size at these prices; kCannotMove where it would fail.
+  Nanos move_price(Bytes size, const MovePrices& prices) const;
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
 
   // The pool whose arena holds `address`, or null. O(1), lock-free; valid while a block of that
@@ -150,10 +166,12 @@ class Pool {
 
   // These run under the lock. What only devices need is kept out of the way of the rest.
   std::int32_t meet(Stream stream);
-  Block* carve(Node* hole, Bytes size);
+  Block* carve(Node* hole, Bytes size, bool high);
+  Node* hole_from(Place place, Bytes size) const;
   void give_back(Node* block);
   void unlink(Node* block);
   bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;
+  Node* hole_after_moves(Bytes size) const;
   void vacate(Node* block);
   void vacate_held();
   [[gnu::noinline]] Node* ready_hole(Bytes size, std::int32_t user);

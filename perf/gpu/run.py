@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,10 @@ ROOT = HERE.parents[1]
 GIB = 1 << 30
 RATIOS = (0.7, 0.5, 0.3)
 DEMO = ("resnet", "gpt", "lstm", "treelstm", "unet")
+ALLOCATOR_SETTINGS = {
+    "expandable": "expandable_segments:True",
+    "async": "backend:cudaMallocAsync",
+}
 FIXED = 24 * GIB  # Memory for the largest batch.
 
 
@@ -85,16 +90,35 @@ def part(report: Report, script: str, *arguments: object, limit: float = 90) -> 
         command = [sys.executable, str(HERE / script), *map(str, arguments), "--out", str(out)]
         path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         env = dict(os.environ, PYTHONPATH=path)
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=limit, env=env, check=False
-            )
-        except subprocess.TimeoutExpired:
+        # Torch reads it when it is loaded.
+        for argument in arguments:
+            if argument in ALLOCATOR_SETTINGS:
+                env["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATOR_SETTINGS[str(argument)]
+        code, text = ended(command, limit, env=env)
+        if out.exists():  # Perhaps what there was when time was up.
+            result: dict[str, Any] = json.loads(out.read_text())
+            return result
+        if code is None:
             return {"failed": f"no answer within {limit:.0f} s"}
-        if not out.exists():
-            return {"failed": done.stderr.strip()[-2000:] or f"exit code {done.returncode}"}
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
+        return {"failed": text.strip()[-2000:] or f"exit code {code}"}
+
+
+def ended(command: list[str], limit: float, **options: Any) -> tuple[int | None, str]:
+    """Exit code (None: time was up, and it was killed with all that it started) and output."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
+    ) as process:
+        try:
+            text, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None, process.communicate()[0]
+        return process.returncode, text
 
 
 def short(result: dict[str, Any]) -> str:
@@ -103,14 +127,11 @@ def short(result: dict[str, Any]) -> str:
 
 
 def tests(report: Report) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=150, cwd=ROOT, check=False
-        )
-        text = done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        text = f"{error.stdout!r}\nno answer within 150 s"
+    # A warning of another package's there must not fail all of them.
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-m", "gpu", "tests/gpu"]
+    code, text = ended(command, 150, cwd=ROOT)
+    if code is None:
+        text += "\nno answer within 150 s"
     (report.out / "tests.txt").write_text(text)
     last = text.strip().splitlines()[-1] if text.strip() else "no output"
     report.add("tests/gpu", last, last)
@@ -123,13 +144,20 @@ def budget_of(eager: dict[str, Any], ratio: float) -> int:
 
 
 def exactness(report: Report, model: str, extra: list[object], name: str) -> None:
-    """Eager once, then each budget; all must agree to the bit."""
+    """Eager, then each budget; all must agree to the bit. Small models run eagerly twice: what
+    differs then, because an operator adds in any order, is not compared."""
     base = ["--model", model, "--device", report.device, *extra]
     eager = part(report, "train.py", *base, "--allocator", "native")
     if "checksums" not in eager:
         report.add(f"{name} native", eager, short(eager))
         return
     reference = eager.pop("checksums")
+    if model in DEMO:
+        again = part(report, "train.py", *base, "--allocator", "native").get("checksums", {})
+        unstable = [key for key, value in reference.items() if again.get(key, value) != value]
+        for key in unstable:
+            del reference[key]
+        eager["not_repeatable"] = unstable
     seconds = sorted(eager["step_seconds"])[0]
     report.add(f"{name} native", eager, f"{seconds * 1e3:9.1f} ms a step")
     if report.device == "cpu":  # Eager's peak is not counted there.
@@ -148,6 +176,8 @@ def exactness(report: Report, model: str, extra: list[object], name: str) -> Non
         found["differing"] = differing
         found["slowdown"] = sorted(found["step_seconds"])[0] / seconds
         verdict = "bit for bit" if not differing else f"DIFFERS in {len(differing)}"
+        if left_out := len(eager.get("not_repeatable", [])):
+            verdict += f" of {len(reference)} (eager differs from itself in {left_out} others)"
         evictions = found["stats"].get("num_alloc_retries", 0)
         line = f"x{found['slowdown']:6.2f}  {verdict}, {evictions} evictions"
         report.add(label, found, line)
@@ -203,7 +233,7 @@ def scoring(report: Report) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--seconds", type=float, default=400, help="for everything")
+    parser.add_argument("--seconds", type=float, default=360, help="for everything")
     parser.add_argument("--model", default="gpt1b", help="the large one")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()

@@ -79,12 +79,9 @@ def checksum(tensor: Tensor) -> int:
 
 
 def install(allocator: str, budget: int | None) -> None:
-    """Puts a CUDA allocator in place, before CUDA is used."""
-    if allocator == "expandable":
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    elif allocator == "async":
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync"
-    elif allocator in ("pool", "dtr"):
+    """Puts a CUDA allocator in place, before CUDA is used. Torch's own are chosen by a variable of
+    the process (run.py)."""
+    if allocator in ("pool", "dtr"):
         made = dtr_alloc.allocator(budget or "60GiB", rematerialize=allocator == "dtr")
         torch.cuda.memory.change_current_allocator(made)
 
@@ -117,7 +114,9 @@ def steps(
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Where it only warns, attention's backward adds in any order. Unet has operators that have no
+    # other way.
+    torch.use_deterministic_algorithms(True, warn_only=arguments.model == "unet")
     torch.backends.cudnn.benchmark = False
     device = torch.device(arguments.device)
     if device.type == "cuda":
@@ -184,11 +183,17 @@ def largest_batch(arguments: argparse.Namespace) -> dict[str, Any]:
                 with device:
                     job = make_job(arguments.model, batch, arguments.checkpoint)
                 seconds[batch] = steps(job, 2, device, seed=0)[1][-1]
+            arguments.out.write_text(json.dumps(largest(seconds)) + "\n")
             return True
         except torch.OutOfMemoryError:
             return False
 
-    batch = search_largest(fits, arguments.batch, arguments.largest)
+    search_largest(fits, arguments.batch, arguments.largest)
+    return largest(seconds)
+
+
+def largest(seconds: dict[int, float]) -> dict[str, Any]:
+    batch = max(seconds, default=0)
     return {"batch": batch, "seconds": seconds.get(batch), "tried": sorted(seconds)}
 
 

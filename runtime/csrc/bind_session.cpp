@@ -66,6 +66,7 @@ void bind_session(py::module_& m) {
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
            py::arg("on_cuda"))
       .def("enter", &Session::enter)
+      .def("join", &Session::join, Open())
       .def("part", &Session::part, Open())
       .def("leave", &Session::leave, Open())
       .def("evict", &Session::evict, Open())
@@ -86,7 +87,7 @@ void bind_session(py::module_& m) {
       .def("step", &Session::step, Open())
       .def("fail_allocation", &Session::fail_allocation)
       .def("abandon_in_child", &Session::abandon_in_child)
-      .def("start_trace", &Session::start_trace)
+      .def("start_trace", &Session::start_trace, Open())
       .def("take_trace",
            [](Session& session) {
              TraceRecorder::Records records = session.take_trace();

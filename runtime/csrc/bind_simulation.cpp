@@ -2,6 +2,7 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "runtime/csrc/live_simulation.h"
 
@@ -67,8 +68,15 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
   result["evicted_bytes"] = counts.evicted_bytes;
   result["wasted_bytes"] = counts.wasted_bytes;
   result["search_ns"] = counts.search_ns;
+  result["move_ns"] = counts.move_ns;
   result["events"] =
       Column(static_cast<py::ssize_t>(simulation.events().size()), simulation.events().data());
+  if constexpr (std::is_same_v<AnySimulation, LiveSimulation>) {
+    const std::vector<std::int64_t>& rows = simulation.layouts();
+    result["layouts"] = Column(static_cast<py::ssize_t>(rows.size()), rows.data());
+  } else {
+    result["layouts"] = Column(0);
+  }
   return result;
 }
 
@@ -91,10 +99,14 @@ void bind_simulation(py::module_& m) {
       .value("eager", Policy::kEager)
       .value("banish", Policy::kBanish)
       .value("ignore", Policy::kIgnore);
+  py::enum_<Placement>(m, "Placement")
+      .value("best_fit", Placement::kBestFit)
+      .value("two_ended", Placement::kTwoEnded);
   m.def(
       "simulate",
       [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
-         Nanos remat_limit, bool remap, bool pin_outputs, bool log_events) {
+         Nanos remat_limit, bool remap, std::optional<Nanos> move_ns, Placement placement,
+         std::int64_t layouts, bool pin_outputs, bool log_events) {
         // What banishing cuts out of the graph goes, and with it what knew it.
         bool forgets = policy == Policy::kBanish;
         SimulationOptions options{.budget = budget,
@@ -104,13 +116,18 @@ void bind_simulation(py::module_& m) {
                                   .records = forgets ? Records::kNeeded : Records::kAll,
                                   .remat_limit = remat_limit,
                                   .remap = remap,
+                                  .placement = placement,
+                                  .layouts = layouts,
                                   .pin_outputs = pin_outputs,
                                   .log_events = log_events};
+        if (move_ns) {
+          options.prices = {.call = 0, .page = *move_ns, .page_anew = *move_ns, .worth_a_call = 1};
+        }
         if (pool) return result_of<LiveSimulation>(columns.schedule(), options);
         return result_of<Simulation>(columns.schedule(), options);
       },
       py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
-      "remap"_a, "pin_outputs"_a, "log_events"_a);
+      "remap"_a, "move_ns"_a, "placement"_a, "layouts"_a, "pin_outputs"_a, "log_events"_a);
 }
 
 }  // namespace dtr

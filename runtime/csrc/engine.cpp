@@ -291,11 +291,15 @@ void Engine::refresh(std::size_t row) {
   if (heuristic_.fragmentation != 0) columns_.set_free(row, executor_.free_neighbours(value));
 }
 
-// Sampling looks at sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over
-// tensors below a hundredth of the mean size (paper, appendix E.2): eviction stays cheap with
-// thousands of candidates and the choice hardly differs.
+// Whoever looks at all candidates chooses best, and with little memory one choice in thirty can be
+// the one that makes a program recompute for ever. It costs n scores. So all are looked at while
+// scoring has taken less than a hundredth of the operators' time. Beyond that, sampling looks at
+// sqrt(n) candidates, but at no fewer than kSampleAtLeast, and passes over tensors below a
+// hundredth of the mean size (paper, appendix E.2): eviction stays cheap where operators are short
+// and candidates are thousands.
 Value* Engine::choose() {
   constexpr std::size_t kSampleAtLeast = 32;
+  constexpr Nanos kScore = 25, kShare = 100;
   ColumnsView columns = columns_.view();
   std::size_t n = columns.count;
   const auto draw = [&] {
@@ -307,7 +311,9 @@ Value* Engine::choose() {
       if (std::size_t row = draw(); columns.evictable[row]) return columns_.value(row);
     }
   }
-  if (heuristic_.selection == Selection::kSample && n > kSampleAtLeast) {
+  bool affordable =
+      (stats_.evaluations + static_cast<std::int64_t>(n)) * kScore <= stats_.clock / kShare;
+  if (heuristic_.selection == Selection::kSample && n > kSampleAtLeast && !affordable) {
     Bytes small = stats_.evictable / static_cast<Bytes>(n) / 100;
     std::size_t draws = std::max(kSampleAtLeast, static_cast<std::size_t>(std::sqrt(n)));
     Least least = scorer_.least();

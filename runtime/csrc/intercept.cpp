@@ -378,6 +378,7 @@ void Session::privatize(Value& constant, Lock& lock) {
                                                  std::move(data), device_.allocator, false);
   }
   constants_.erase(storage);
+  library_constants_.erase(storage);
   graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
   constant.home = constant.data = copy.release();
 }

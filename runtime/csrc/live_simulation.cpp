@@ -36,12 +36,13 @@ struct LiveSimulation::Kernel {
   // `releases`: storages of the program die meanwhile, the first time.
   void run(bool releases) {
     const Schedule& schedule = simulation.schedule_;
+    simulation.learn(op);
     std::int64_t first = schedule.op_events_begin[op], end = schedule.op_events_begin[op + 1];
     for (std::int64_t i = first; i < end; ++i) {
       std::int64_t value = schedule.event_value[i];
       switch (schedule.event_kind[i]) {
         case Schedule::kAllocated:
-          blocks.push_back(simulation.allocate(value));
+          blocks.push_back(simulation.allocate(value, simulation.place_of(op, owner())));
           break;
         case Schedule::kFreed:
           simulation.free(std::exchange(blocks.at(value), nullptr));
@@ -57,10 +58,21 @@ struct LiveSimulation::Kernel {
       for (std::int64_t tensor = schedule.op_results_begin[op];
            tensor < schedule.op_results_begin[op + 1]; ++tensor) {
         if (simulation.fresh(tensor) && schedule.tensor_size[tensor] > 0) {
-          blocks.push_back(simulation.allocate(schedule.tensor_size[tensor]));
+          blocks.push_back(
+              simulation.allocate(schedule.tensor_size[tensor], simulation.place_of(op, tensor)));
         }
       }
     }
+  }
+
+  // The result whose block is the next one, or -1 where that is a temporary.
+  std::int64_t owner() const {
+    const Schedule& schedule = simulation.schedule_;
+    for (std::int64_t tensor = schedule.op_results_begin[op];
+         tensor < schedule.op_results_begin[op + 1]; ++tensor) {
+      if (schedule.tensor_block[tensor] == static_cast<std::int64_t>(blocks.size())) return tensor;
+    }
+    return -1;
   }
 
   // The block of a fresh result, or what stands for none.
@@ -93,8 +105,10 @@ LiveSimulation::~LiveSimulation() {
 SimulationStatus LiveSimulation::run() {
   Lock lock(engine_.mutex());
   try {
-    for (std::size_t i = 0; i < schedule_.kind.size(); ++i) {
+    const auto steps = static_cast<std::int64_t>(schedule_.kind.size());
+    for (std::int64_t i = 0; i < steps; ++i) {
       step(schedule_.kind[i], schedule_.operand[i], lock);
+      if ((i + 1) * options_.layouts / steps > pictures_) picture();
     }
   } catch (const OutOfBudget&) {
     return SimulationStatus::kOutOfMemory;
@@ -152,7 +166,8 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
   if (schedule_.op_constant[number]) {
     for (std::int64_t tensor = first; tensor < end; ++tensor) {
       Bytes size = schedule_.tensor_size[tensor];
-      values_[tensor] = &constant(size, size > 0 ? allocate(size) : nowhere());
+      values_[tensor] =
+          &constant(size, size > 0 ? allocate(size, place_of(number, -2)) : nowhere());
     }
     return;
   }
@@ -230,13 +245,56 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
   unlock();
 }
 
-Block* LiveSimulation::allocate(Bytes size) {
-  const auto take = [&](Fit fit) { return pool_->allocate(size, fit); };
+void LiveSimulation::picture() {
+  for (auto [begin, end] : pool_->committed_runs()) {
+    layouts_.insert(layouts_.end(), {pictures_, begin, end - begin, kBacked});
+  }
+  for (const Block& block : pool_->snapshot()) {
+    if (block.free) continue;
+    layouts_.insert(layouts_.end(),
+                    {pictures_, block.offset, block.size, block.owner ? kEvictable : kFixed});
+  }
+  ++pictures_;
+}
+
+namespace {
+double price(const Schedule& schedule, std::int64_t op) {
+  Bytes made = 0;
+  for (std::int64_t tensor = schedule.op_results_begin[op];
+       tensor < schedule.op_results_begin[op + 1]; ++tensor) {
+    made += schedule.tensor_size[tensor];
+  }
+  return static_cast<double>(schedule.op_cost[op]) / static_cast<double>(std::max(made, Bytes{1}));
+}
+}  // namespace
+
+// A step of a fiftieth towards each operator leaves as many above as below.
+void LiveSimulation::learn(std::int64_t op) {
+  const double now = price(schedule_, op);
+  if (median_ == 0) median_ = now;
+  median_ = std::clamp(now, median_ / 1.02, median_ * 1.02);
+}
+
+// Of a result; -1 for a temporary, -2 for what comes from outside.
+Place LiveSimulation::place_of(std::int64_t op, std::int64_t tensor) {
+  if (options_.placement == Placement::kBestFit) return Place::kBestFit;
+  const bool fixed = tensor == -2 || (tensor >= 0 && !schedule_.tracked(tensor));
+  return fixed || (tensor >= 0 && price(schedule_, op) > median_) ? Place::kHigh : Place::kLow;
+}
+
+Block* LiveSimulation::allocate(Bytes size, Place place) {
+  const MovePrices prices = options_.prices.value_or(pool_->arena().move_prices());
+  const auto take = [&](Fit fit) {
+    Nanos price = fit == Fit::kRemap ? pool_->move_price(size, prices) : 0;
+    Block* block = pool_->allocate(size, fit, 0, place);
+    if (block) counts_.move_ns += price;
+    return block;
+  };
   if (Block* block = take(Fit::kCommitted)) return block;
   PoolStats before = pool_->stats();
   Bytes evicted = counts_.evicted_bytes;
   auto begin = std::chrono::steady_clock::now();
-  Block* block = allocate_evicting(*pool_, engine_, size, take, true);
+  Block* block = allocate_evicting(*pool_, engine_, prices, size, take, true);
   auto passed = std::chrono::steady_clock::now() - begin;
   if (!block) throw OutOfBudget();
   ++counts_.misses;

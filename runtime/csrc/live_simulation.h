@@ -29,6 +29,9 @@ class LiveSimulation final : public Executor {
   SimulationCounts counts() const;
   PoolStats pool_stats() const { return pool_->stats(); }
   const std::vector<std::int64_t>& events() const { return events_; }  // As Simulation's.
+  // Rows of a picture's number, an offset, bytes, and what they are.
+  enum Kind : std::int64_t { kBacked, kEvictable, kFixed };
+  const std::vector<std::int64_t>& layouts() const { return layouts_; }
   void check() const;
 
   // Executor.
@@ -49,7 +52,10 @@ class LiveSimulation final : public Executor {
   void compute(std::int64_t op, Lock& lock);
   void bring_back(Value& value, Lock& lock);
   void let_go(std::int64_t root);
-  Block* allocate(Bytes size);
+  Block* allocate(Bytes size, Place place = Place::kBestFit);
+  Place place_of(std::int64_t op, std::int64_t tensor);
+  void learn(std::int64_t op);
+  void picture();
   void free(void* data);
   void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
   void* nowhere() { return this; }     // The content of what lies outside the pool.
@@ -73,7 +79,9 @@ class LiveSimulation final : public Executor {
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By root: references of the program.
   SimulationCounts counts_;
-  std::vector<std::int64_t> events_;
+  std::vector<std::int64_t> events_, layouts_;
+  std::int64_t pictures_ = 0;
+  double median_ = 0;  // Running, of nanoseconds a byte.
 };
 
 }  // namespace dtr

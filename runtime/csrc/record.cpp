@@ -9,7 +9,10 @@
 namespace dtr {
 
 void Session::start_trace() {
+  Turn turn(*this);
   TORCH_CHECK(!recorder_.load(), "a trace is being recorded already; traces do not nest");
+  TORCH_CHECK(joined_ == 0, "a trace is of one thread, and ", joined_,
+              " others have joined this scope: record it before they do");
   recorders_.push_back(std::make_unique<TraceRecorder>(last_name_));
   recorder_ = recorders_.back().get();
 }

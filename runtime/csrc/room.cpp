@@ -5,23 +5,9 @@
 namespace dtr {
 namespace {
 
-// Free bytes without a hole that holds the request: either another victim happens to make one, or
-// pages are brought together, which costs up to 3 us a page. Below kMovesWell a few victims are the
-// cheaper try; above it the pool moves long runs of pages, which costs next to nothing
-// (host_arena.cpp).
-Block* evict_one_by_one(const Pool& pool, Engine& engine, Bytes asked, const Take& take,
-                        bool may_evict) {
-  constexpr Bytes kMovesWell = Bytes{256} << 10;
-  constexpr int kPatience = 3;
-  int fruitless = 0;
-  while (true) {
-    if (Block* block = take(Fit::kCommitted)) return block;
-    bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
-    if (scattered && (asked > kMovesWell || fruitless++ == kPatience)) {
-      if (Block* block = take(Fit::kRemap)) return block;
-    }
-    if (!may_evict || !engine.evict_one()) return take(Fit::kRemap);
-  }
+bool evict_window(const Window& window, Engine& engine) {
+  for (Value* value : window.values) engine.evict(*value);
+  return !window.values.empty();
 }
 
 }  // namespace
@@ -29,16 +15,37 @@ Block* evict_one_by_one(const Pool& pool, Engine& engine, Bytes asked, const Tak
 // Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h).
 Bytes scope_addresses(Bytes budget) { return 2 * budget + (Bytes{64} << 20); }
 
-Block* allocate_evicting(const Pool& pool, Engine& engine, Bytes asked, const Take& take,
-                         bool may_evict) {
-  if (may_evict && engine.heuristic().selection == Selection::kWindow) {
-    Window window = cheapest_window(pool, engine, asked);
-    for (Value* value : window.values) engine.evict(*value);
-    if (!window.values.empty()) {
-      if (Block* block = take(Fit::kCommitted)) return block;
+Remedy cheaper_remedy(Nanos move, Nanos search, const std::function<Nanos()>& recompute) {
+  // With little memory an evicted value comes back more than once. Counted once, windows made the
+  // published LSTM thrash at 0.35 of its peak; from 2 to 8 times no trace is sensitive to it.
+  constexpr Nanos kTimesRecomputed = 4;
+  if (move <= search) return Remedy::kMove;
+  const double evict = static_cast<double>(kTimesRecomputed) * static_cast<double>(recompute());
+  return static_cast<double>(move - search) <= evict ? Remedy::kMove : Remedy::kEvict;
+}
+
+Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
+                         const Take& take, bool may_evict) {
+  constexpr Nanos kSearchBlock = 10;  // Of a window, for each block of the pool (window.h).
+  const bool windows = engine.heuristic().selection == Selection::kWindow;
+  while (true) {
+    if (Block* block = take(Fit::kCommitted)) return block;
+    if (!may_evict) return take(Fit::kRemap);
+    const bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
+    const Nanos move = scattered ? pool.move_price(asked, prices) : kCannotMove;
+    if (move != kCannotMove) {
+      Window window;
+      const auto recompute = [&] {
+        window = cheapest_window(pool, engine, asked);
+        return window.values.empty() ? kCannotMove : window.cost;
+      };
+      const Nanos search = kSearchBlock * pool.stats().live_blocks;
+      if (cheaper_remedy(move, search, recompute) == Remedy::kEvict) evict_window(window, engine);
+      if (Block* block = take(Fit::kRemap)) return block;
     }
+    if (windows && evict_window(cheapest_window(pool, engine, asked), engine)) continue;
+    if (!engine.evict_one()) return take(Fit::kRemap);
   }
-  return evict_one_by_one(pool, engine, asked, take, may_evict);
 }
 
 }  // namespace dtr

@@ -87,8 +87,17 @@ Bytes Session::leave() {
   return spilled_;
 }
 
+void Session::join() {
+  Turn turn(*this);
+  TORCH_CHECK(!recorder_.load(), "a trace is being recorded, of one thread: others cannot join the scope");
+  ++joined_;
+  record_this_thread(true);
+}
+
 void Session::part() {
   Turn turn(*this);
+  record_this_thread(false);
+  --joined_;
   steppers_.erase(&this_thread);
 }
 
@@ -150,7 +159,7 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
 Value& Session::constant_for(c10::StorageImpl* storage) {
   Value*& slot = constants_[storage];
   if (!slot) {
-    libraries_memory_ |= of_library(storage);
+    if (of_library(storage)) library_constants_.insert(storage);
     c10::raw::intrusive_ptr::incref(storage);
     slot = &engine_.constant(storage->nbytes(), storage, storage);
   }
@@ -175,12 +184,15 @@ bool Session::of_library(const c10::StorageImpl* storage) const {
 // handed the memory out twice (from_numpy, DLPack), through another storage.
 c10::SmallVector<Value*, 4> Session::constants_over(c10::StorageImpl* storage) const {
   c10::SmallVector<Value*, 4> found;
-  if (libraries_memory_ || of_library(storage)) {
+  if (auto own = constants_.find(storage); own != constants_.end()) found.push_back(own->second);
+  if (of_library(storage)) {
     for (const auto& [other, constant] : constants_) {
-      if (other == storage || overlap(other, storage)) found.push_back(constant);
+      if (other != storage && overlap(other, storage)) found.push_back(constant);
     }
-  } else if (auto own = constants_.find(storage); own != constants_.end()) {
-    found.push_back(own->second);
+  } else {
+    for (c10::StorageImpl* other : library_constants_) {
+      if (overlap(other, storage)) found.push_back(constants_.at(other));
+    }
   }
   return found;
 }
@@ -244,7 +256,10 @@ void Session::forget(Value& value) {
   if (detector_) detector_->forget(value);
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
   auto found = constants_.find(storage);
-  if (found != constants_.end() && found->second == &value) constants_.erase(found);
+  if (found != constants_.end() && found->second == &value) {
+    constants_.erase(found);
+    library_constants_.erase(storage);
+  }
   graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
 }
 
@@ -419,7 +434,7 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     std::int64_t begin = ticks();
     Guard guard(*this);
     bool may_evict = captures_ == 0 && !InOperator::handled;
-    if (!fails) block = allocate_evicting(*pool_, engine_, asked, take, may_evict);
+    if (!fails) block = allocate_evicting(*pool_, engine_, move_prices(), asked, take, may_evict);
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
@@ -428,6 +443,12 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   TraceRecorder* recorder = recorder_;
   if (recorder && !InOperator::replaying) recorder->allocated(pool_->data(block), asked);
   return pool_->data(block);
+}
+
+// A repeatable run must not hang on what a machine can do.
+MovePrices Session::move_prices() const {
+  return options_.logical_clock ? MovePrices::usual(pool_->arena().page())
+                                : pool_->arena().move_prices();
 }
 
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {
@@ -578,16 +599,19 @@ bool Session::spill() {
 }
 
 // With several threads a generation is over when each that steps has stepped: the fastest one must
-// not make the others' activations constants.
+// not make the others' activations constants. Nor may one that has stopped stepping keep it from
+// ending for ever.
 void Session::step() {
+  constexpr int kFarthestAhead = 16;
+  if (!records_this_thread()) return;
   Turn turn(*this);
   Guard guard(*this);
   if (TraceRecorder* recorder = recorder_) recorder->stepped();
-  steppers_[&this_thread] = true;
-  for (const auto& [thread, stepped] : steppers_) {
-    if (!stepped) return;
-  }
-  for (auto& [thread, stepped] : steppers_) stepped = false;
+  bool over = ++steppers_[&this_thread] >= kFarthestAhead;
+  bool all = true;
+  for (const auto& [thread, steps] : steppers_) all &= steps > 0;
+  if (!over && !all) return;
+  for (auto& [thread, steps] : steppers_) steps = 0;
   recorder_muted_ = true;
   engine_.age(guard.lock());
   recorder_muted_ = false;

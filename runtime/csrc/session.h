@@ -61,9 +61,10 @@ class Session final : public Executor {
 
   // The scope that allocations and operators of this process belong to, or null.
   static Session* active() { return active_.load(std::memory_order_acquire); }
-  void claim();   // Becomes the active one. Throws std::runtime_error where another scope is.
-  void enter();   // The same, and the operators of this thread are the scope's.
-  void part();    // This thread, which had joined, leaves.
+  void claim();  // Becomes the active one. Throws std::runtime_error where another scope is.
+  void enter();  // The same, and the operators of this thread are the scope's.
+  void join();   // The operators of this thread too. Not while a trace is recorded.
+  void part();
   Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
 
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
@@ -158,6 +159,7 @@ class Session final : public Executor {
 
   void bring_back(Value& value, Lock& lock);
   c10::SmallVector<at::Tensor, 4> replay(Op& op, Lock& lock);
+  MovePrices move_prices() const;
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
   bool spill();
   void watch_for_thrash();
@@ -175,8 +177,8 @@ class Session final : public Executor {
   // engine's lock. All other operators run side by side.
   std::recursive_mutex turn_;
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
-  const std::unique_ptr<MutationDetector> detector_;  // Null outside debug mode.
-  bool libraries_memory_ = false;  // Some constants lie in memory that torch did not allocate.
+  const std::unique_ptr<MutationDetector> detector_;         // Null outside debug mode.
+  ska::flat_hash_set<c10::StorageImpl*> library_constants_;  // Those whose memory is a library's.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
@@ -188,8 +190,8 @@ class Session final : public Executor {
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0, window_start_ = 0;
-  // Threads that run optimizers, and whether each has stepped in this generation.
-  ska::flat_hash_map<const void*, bool> steppers_;
+  ska::flat_hash_map<const void*, int> steppers_;  // Threads; optimizer steps in this generation.
+  int joined_ = 0;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   bool lingering_ = false;  // Left, but some tensors could not be made ordinary.

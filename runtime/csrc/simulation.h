@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -50,6 +51,11 @@ struct Schedule {
   std::vector<std::int64_t> roots() const;  // By tensor: the first of those that share its bytes.
 };
 
+// Where the pool puts a block. kTwoEnded: what can't be evicted and what is dear for its bytes at
+// the high end, what is cheap at the low end, so that cheap neighbours go together. Dear is what
+// costs more time a byte than the running median of all results.
+enum class Placement { kBestFit, kTwoEnded };
+
 struct SimulationOptions {
   Bytes budget = 0;
   Heuristic heuristic;
@@ -58,10 +64,13 @@ struct SimulationOptions {
   // views share their storage and need no operator, and a record that nothing can ask for goes.
   bool free_views = false;
   Records records = Records::kAll;
-  Nanos remat_limit = 0;    // Thrash: more recomputation than this. 0 for no limit.
-  bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
-  bool pin_outputs = true;  // What the program still holds at the end must be in memory together.
-  bool log_events = false;  // Keep what was evicted and computed, in order.
+  Nanos remat_limit = 0;  // Thrash: more recomputation than this. 0 for no limit.
+  bool remap = true;      // The arena has addresses to spare, so that pages can be moved.
+  std::optional<MovePrices> prices;  // Of moving them; else the usual ones.
+  Placement placement = Placement::kBestFit;
+  std::int64_t layouts = 0;  // How many pictures of the pool to take, evenly over the run.
+  bool pin_outputs = true;   // What the program still holds at the end must be in memory together.
+  bool log_events = false;   // Keep what was evicted and computed, in order.
 };
 
 struct SimulationCounts {
@@ -79,6 +88,7 @@ struct SimulationCounts {
   double fragmentation = 0, free_after = 0;
   Bytes evicted_bytes = 0, wasted_bytes = 0;
   Nanos search_ns = 0;
+  Nanos move_ns = 0;  // What moving pages would take, at SimulationOptions::prices.
 };
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };

@@ -7,113 +7,132 @@
 namespace dtr {
 namespace {
 
-// A block of a run: free, or evictable and then with a value.
-struct Piece {
-  Bytes bytes;
-  Value* value;
-  double cost;  // Its own, by the recompute penalty, and of neighbours that no other shares.
-  std::size_t classes_end;  // The end of its classes among all; they begin with the last one's end.
+// Of all blocks since the last one that nobody can have. The difference of two is a run's.
+struct Sums {
+  Bytes bytes = 0, evicted = 0;  // Free or evictable; evictable.
+  double cost = 0;  // By the recompute penalty, with neighbours that no other value shares.
+  double stale_bytes = 0;
+  std::size_t classes = 0;  // Of all blocks.
 };
 
-class Run {
+// Missing neighbours that the values of a run share: each class once.
+class Shared {
  public:
-  explicit Run(const Engine& engine) : engine_(engine) {}
+  explicit Shared(const std::vector<EvictedClass*>& classes) : classes_(classes) {}
 
-  std::vector<Piece> pieces;
-  std::vector<EvictedClass*> classes;
-  std::size_t left = 0, right = 0;  // Pieces [left, right) are in the run.
-
-  void restart() {
-    for (; left < right; ++left) change(left, -1);
-    cost_ = stale_bytes_ = 0;  // What rounding left.
-  }
-  void push() { change(right++, 1); }
-  void pop() { change(left++, -1); }
-
-  bool holds(Bytes bytes, Bytes evicted) const { return bytes_ >= bytes && evicted_ >= evicted; }
-  bool holds_without_first(Bytes bytes, Bytes evicted) const {
-    const Piece& piece = pieces[left];
-    return bytes_ - piece.bytes >= bytes && evicted_ - (piece.value ? piece.bytes : 0) >= evicted;
-  }
-  double cost() const { return std::max(cost_, 0.0) + static_cast<double>(shared_); }
-  double score() const {
-    const Heuristic& h = engine_.heuristic();
-    double epsilon = static_cast<double>(h.epsilon);
-    double staleness = std::max(stale_bytes_, 0.0) / static_cast<double>(evicted_);
-    return raise(cost() + epsilon, h.cost_exp) / raise(staleness + epsilon, h.staleness_exp);
-  }
+  void add(const Sums& from, const Sums& to) { change(from.classes, to.classes, 1); }
+  void take(const Sums& from, const Sums& to) { change(from.classes, to.classes, -1); }
+  double cost() const { return static_cast<double>(cost_); }
 
  private:
-  void change(std::size_t place, int by) {
-    const Piece& piece = pieces[place];
-    bytes_ += by * piece.bytes;
-    if (!piece.value) return;
-    evicted_ += by * piece.bytes;
-    cost_ += by * piece.cost;
-    stale_bytes_ += by * static_cast<double>(piece.bytes) *
-                    static_cast<double>(engine_.staleness(*piece.value));
-    std::size_t begin = place == 0 ? 0 : pieces[place - 1].classes_end;
-    for (std::size_t i = begin; i < piece.classes_end; ++i) {
-      EvictedClass& shared = *classes[i];
-      std::int64_t before = shared.in_window;
-      shared.in_window += by;
-      if ((before == 0) != (shared.in_window == 0)) shared_ += by * shared.cost;
+  void change(std::size_t begin, std::size_t end, int by) {
+    for (std::size_t i = begin; i < end; ++i) {
+      EvictedClass& one = *classes_[i];
+      std::int64_t before = one.in_window;
+      one.in_window += by;
+      if ((before == 0) != (one.in_window == 0)) cost_ += by * one.cost;
     }
   }
 
-  const Engine& engine_;
-  Bytes bytes_ = 0, evicted_ = 0;
-  Nanos shared_ = 0;
-  double cost_ = 0, stale_bytes_ = 0;
+  const std::vector<EvictedClass*>& classes_;
+  Nanos cost_ = 0;
+};
+
+// Sums before each block and after the last one, and the classes of all values. A block that nobody
+// can have begins anew: the sum after it has no bytes.
+void add_up(Engine& engine, const std::vector<Extent>& extents, std::vector<Sums>& sums,
+            std::vector<EvictedClass*>& classes) {
+  const double penalty = engine.heuristic().recompute_penalty;
+  sums.resize(extents.size() + 1);
+  Sums sum;
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    const auto* value = static_cast<const Value*>(extents[i].owner);
+    const Bytes bytes = extents[i].bytes;
+    if (!value) {
+      sum = bytes > 0 ? sum : Sums{.classes = sum.classes};
+      sum.bytes += bytes;
+    } else if (!engine.evictable(*value)) {
+      sum = Sums{.classes = sum.classes};
+    } else {
+      Nanos own = engine.neighbourhood().shared_cost(
+          *value, [&](EvictedClass& shared) { classes.push_back(&shared); });
+      double cost = static_cast<double>(value->cost + own);
+      if (penalty != 1) cost *= std::pow(penalty, value->recomputes);
+      sum.bytes += bytes;
+      sum.evicted += bytes;
+      sum.cost += cost;
+      sum.stale_bytes += static_cast<double>(bytes) * static_cast<double>(engine.staleness(*value));
+      sum.classes = classes.size();
+    }
+    sums[i + 1] = sum;
+  }
+}
+
+struct Columns {
+  std::vector<Extent> extents;
+  std::vector<Sums> sums;
+  std::vector<EvictedClass*> classes;
 };
 
 }  // namespace
 
 Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes) {
   bytes = round_to_granule(std::max(bytes, Bytes{1}));
-  const Heuristic& h = engine.heuristic();
+  const PoolStats stats = pool.stats();
   // Bytes that the budget lacks must come from values, wherever holes may be.
-  Bytes lacking = std::max(pool.live() + bytes - pool.budget(), Bytes{1});
+  const Bytes lacking = std::max(stats.live + bytes - stats.budget, Bytes{1});
+  static thread_local Columns columns;  // To ask for their memory anew costs half a search.
+  auto& [extents, sums, classes] = columns;
+  classes.clear();
+  pool.list_extents(bytes, extents);
+  add_up(engine, extents, sums, classes);
 
-  Run run(engine);
-  constexpr Bytes kBarrier = -1;
-  pool.walk([&](const Block& block) {
-    auto* value = static_cast<Value*>(block.owner);
-    bool evictable = !block.free && value && engine.evictable(*value);
-    Piece piece{block.free || evictable ? block.size : kBarrier, evictable ? value : nullptr, 0, 0};
-    if (evictable) {
-      Nanos own = engine.neighbourhood().shared_cost(
-          *value, [&](EvictedClass& shared) { run.classes.push_back(&shared); });
-      piece.cost = static_cast<double>(value->cost + own);
-      if (h.recompute_penalty != 1) piece.cost *= std::pow(h.recompute_penalty, value->recomputes);
-    }
-    piece.classes_end = run.classes.size();
-    run.pieces.push_back(piece);
-  });
-
-  double least = std::numeric_limits<double>::infinity(), cost = 0;
+  const Heuristic& h = engine.heuristic();
+  const bool plain = h.cost_exp == 1 && h.staleness_exp == 1;
+  const auto epsilon = static_cast<double>(h.epsilon);
+  Shared shared(classes);
+  // The best so far, its score as a quotient: a division for each block would be a third of all.
+  double number = std::numeric_limits<double>::infinity(), divisor = 1, least_cost = 0;
   std::size_t begin = 0, end = 0;
-  while (run.right < run.pieces.size()) {
-    if (run.pieces[run.right].bytes == kBarrier) {
-      run.restart();
-      run.left = ++run.right;
+  std::size_t left = 0;  // Blocks [left, right) are the run.
+  for (std::size_t right = 1; right < sums.size(); ++right) {
+    const Sums& to = sums[right];
+    shared.add(sums[right - 1], to);
+    if (to.bytes == 0) {
+      if (left < right) shared.take(sums[left], to);
+      left = right;
       continue;
     }
-    run.push();
-    if (!run.holds(bytes, lacking)) continue;
-    while (run.holds_without_first(bytes, lacking)) run.pop();
-    if (double score = run.score(); score < least) {
-      least = score;
-      cost = run.cost();
-      begin = run.left;
-      end = run.right;
+    if (to.bytes - sums[left].bytes < bytes || to.evicted - sums[left].evicted < lacking) continue;
+    while (to.bytes - sums[left + 1].bytes >= bytes &&
+           to.evicted - sums[left + 1].evicted >= lacking) {
+      shared.take(sums[left], sums[left + 1]);
+      ++left;
+    }
+    const Sums& from = sums[left];
+    const auto evicted = static_cast<double>(to.evicted - from.evicted);
+    const double cost = std::max(to.cost - from.cost, 0.0) + shared.cost();
+    double over = cost + epsilon;
+    double under = std::max(to.stale_bytes - from.stale_bytes, 0.0) + epsilon * evicted;
+    if (plain) {
+      over *= evicted;
+    } else {
+      over = raise(over, h.cost_exp);
+      under = raise(under / evicted, h.staleness_exp);
+    }
+    if (over * divisor < number * under) {
+      number = over;
+      divisor = under;
+      least_cost = cost;
+      begin = left;
+      end = right;
     }
   }
-  run.restart();  // Gives every class its zero back.
+  shared.take(sums[left], sums.back());  // Gives every class its zero back.
 
-  Window window{.values = {}, .cost = static_cast<Nanos>(cost)};
+  Window window{.values = {}, .cost = static_cast<Nanos>(least_cost)};
   for (std::size_t i = begin; i < end; ++i) {
-    if (run.pieces[i].value) window.values.push_back(run.pieces[i].value);
+    if (extents[i].owner) window.values.push_back(static_cast<Value*>(extents[i].owner));
   }
   return window;
 }

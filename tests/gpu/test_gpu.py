@@ -74,7 +74,7 @@ def test_training_under_half_of_the_peak_is_exact() -> None:
 def test_something_was_evicted_and_the_steady_state_makes_no_time_stamps() -> None:
     evictions, grown, records = tell(
         """
-        allocator = swap("300MiB", thrash_limit=0)
+        allocator = swap("400MiB", thrash_limit=0)
         net, step = network()
         for _ in range(4):
             step()
@@ -172,8 +172,8 @@ def test_streams_do_not_read_each_others_memory() -> None:
                 for _ in range(8):
                     x = x * 1.0
                 y = x.max() - x.min() + (x[0] - turn).abs()
-            del x
-            wrong += float(y) != 0
+                del x
+                wrong += float(y) != 0
         print(json.dumps(wrong))
         """
         )

@@ -1,9 +1,16 @@
 """Pool and engine under threads are clean under each sanitizer (run.py)."""
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import pytest
+
+
+def test_the_stress_program_follows_the_sources() -> None:
+    source = str(Path(__file__).with_name("stress.cpp"))
+    root = str(Path(__file__).parents[2])
+    subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{root}", source], check=True)
 
 
 @pytest.mark.slow

@@ -1,0 +1,114 @@
+"""How a request gets memory where bytes are free and no hole is: pages move, or neighbours go."""
+
+import pytest
+
+from dtr_alloc import Heuristic, SimulationResult, Trace, simulate
+from dtr_alloc.runtime.trace_format import Call, Constant, Mutate, Release, Result
+
+BLOCK = 16 << 10  # Four pages of a small host arena.
+COUNT = 32
+MOVED = 3 * 4
+BACKED, EVICTABLE, FIXED = range(3)
+
+
+def scattered(move_ns: int | None, cost: int = 1000) -> SimulationResult:
+    """A full pool of which every second block is free, and then a request for four of them. Four
+    neighbours that hold it are two values, `cost` each. The last block is free, and more addresses
+    come after it, so that pages of three other holes make one there."""
+    names = [f"v{i}" for i in range(COUNT)]
+    made = [Call("make", (), (Result(name, BLOCK, -1),), cost) for name in names]
+    freed = [Release(name) for name in names[1::2]]
+    big = Call("big", (), (Result("big", 4 * BLOCK, -1),), 1)
+    heuristic = Heuristic(neighbourhood="none", staleness_exp=0)
+    return simulate(
+        Trace((*made, *freed, big)),
+        COUNT * BLOCK,
+        heuristic,
+        mode="pool",
+        pin_outputs=False,
+        move_ns=move_ns,
+    )
+
+
+def evicted(result: SimulationResult) -> int:
+    assert result.status == "ok"
+    return result.evicted_bytes // BLOCK
+
+
+def test_pages_move_where_that_is_free_and_neighbours_go_where_it_is_dear() -> None:
+    assert evicted(scattered(move_ns=0)) == 0
+    assert evicted(scattered(move_ns=1_000_000)) == 2
+
+
+@pytest.mark.parametrize("cost", [1000, 50_000])
+def test_the_remedy_changes_where_moving_costs_four_times_the_recomputation(cost: int) -> None:
+    """Against moving: a search of 10 ns a block, and two values."""
+    even = (10 * COUNT // 2 + 4 * 2 * cost) // MOVED
+    assert evicted(scattered(move_ns=even, cost=cost)) == 0
+    assert evicted(scattered(move_ns=even + 1, cost=cost)) == 2
+
+
+def test_nothing_is_evicted_where_the_bytes_are_there_and_a_host_moves_them() -> None:
+    """At a host's usual price for short runs, 1.4 us a page, against twice 100 us."""
+    result = scattered(move_ns=None, cost=100_000)
+    assert evicted(result) == 0
+    assert result.move_ns == MOVED * 1_400
+
+
+def test_what_moving_took_is_told() -> None:
+    assert scattered(move_ns=7).move_ns == MOVED * 7
+    assert scattered(move_ns=1_000_000).move_ns == 0
+
+
+# Placement
+
+
+def layout(*steps: Call | Constant | Mutate) -> list[tuple[int, int]]:
+    """Block and kind of what lies in a pool of 32 blocks after all steps."""
+    result = simulate(
+        Trace(steps),
+        COUNT * BLOCK,
+        mode="pool",
+        remap=False,
+        pin_outputs=False,
+        placement="two_ended",
+        layouts=1,
+    )
+    assert result.status == "ok"
+    return [
+        (offset // BLOCK, kind) for _, offset, _, kind in result.layouts.tolist() if kind != BACKED
+    ]
+
+
+def value(name: str, cost: int) -> Call:
+    return Call("make", (), (Result(name, BLOCK, -1),), cost)
+
+
+def test_what_is_cheap_for_its_bytes_lies_at_one_end_and_what_is_dear_at_the_other() -> None:
+    made = [value(f"v{i}", 1_000_000 if i % 2 else 10) for i in range(2, 18)]
+    blocks = layout(value("first", 10), *made)
+    assert blocks == [(at, EVICTABLE) for at in [*range(9), *range(24, 32)]]
+
+
+def test_a_large_dear_operator_is_cheap_for_its_bytes() -> None:
+    """The same time, for one block and for four."""
+    made = [
+        Call("make", (), (Result(f"v{i}", (4 - 3 * (i % 2)) * BLOCK, -1),), 1000) for i in range(6)
+    ]
+    assert [at for at, _ in layout(*made)] == [0, 4, 8, 29, 30, 31]
+
+
+def test_what_cannot_be_recomputed_lies_apart_from_what_is_cheap() -> None:
+    steps: list[Call | Constant | Mutate] = []
+    for i in range(4):
+        steps += [Constant(f"c{i}", BLOCK), value(f"v{i}", 10)]
+    assert layout(*steps) == [
+        *((at, EVICTABLE) for at in range(4)),
+        *((at, FIXED) for at in range(28, 32)),
+    ]
+
+
+def test_what_is_written_in_place_stays_in_place() -> None:
+    written = Mutate("add_", ("v0",), (0,), 1_000_000, {"tracked": [1]})
+    before = [value("v0", 10), value("v1", 10)]
+    assert layout(*before) == layout(*before, written) == [(0, EVICTABLE), (1, EVICTABLE)]
