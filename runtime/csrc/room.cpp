@@ -16,8 +16,9 @@ bool evict_window(const Window& window, Engine& engine) {
 Bytes scope_addresses(Bytes budget) { return 2 * budget + (Bytes{64} << 20); }
 
 Remedy cheaper_remedy(Nanos move, Nanos search, const std::function<Nanos()>& recompute) {
-  // With little memory an evicted value comes back more than once. Counted once, windows made the
-  // published LSTM thrash at 0.35 of its peak; from 2 to 8 times no trace is sensitive to it.
+  // With little memory an evicted value comes back more than once. Chosen on the traces that
+  // perf/fragmentation.py runs: counted once, windows over pages of 4 KiB made the published LSTM
+  // thrash at 0.35 of its peak; twice and eight times fail in a cell each where four does not.
   constexpr Nanos kTimesRecomputed = 4;
   if (move <= search) return Remedy::kMove;
   const double evict = static_cast<double>(kTimesRecomputed) * static_cast<double>(recompute());
