@@ -12,6 +12,7 @@ import torch
 from budget_floor import Cell, draw, floor, record, simulate, table
 
 import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.demo import Job
 from dtr_alloc.demo.models import gpt, lstm
 
@@ -64,6 +65,8 @@ def test_a_failure_above_a_budget_that_works_is_found() -> None:
     assert table([found, disagreeing], cells).row_count == 2
 
 
+# No theorem says so: as torch 2.11 runs this GPT, 32 % fails and a smaller budget works.
+@pytest.mark.skipif(not _core.sees_raw_access, reason="one budget fails above one that works")
 @pytest.mark.parametrize(
     "make",
     [

@@ -338,7 +338,7 @@ def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it(fake_d
         core = allocator._core
         core.begin_capture(0, 7, [0])
         a = allocator.allocate(4 * MIB)
-        core.record_stream(0, a, 4711)
+        core.record_stream(0, a, 4712)
         allocator.free(a)
         again = allocator.allocate(4 * MIB)
         core.end_capture(0, 7)

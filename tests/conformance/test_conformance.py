@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from dtr_alloc.runtime.session import open_session
@@ -57,7 +58,10 @@ def test_every_skip_names_a_case_that_exists() -> None:
 
 
 def test_the_results_that_are_kept_are_of_every_case_and_skip_few() -> None:
-    totals = json.loads(RESULTS.read_text())["totals"]
+    kept = json.loads(RESULTS.read_text())
+    if kept["torch"].split("+")[0] != torch.__version__.split("+")[0]:
+        pytest.skip(f"they are of torch {kept['torch']}, whose database has other cases")
+    totals = kept["totals"]
     for database in DATABASES:
         assert totals[database]["cases"] == len(list(cases(database)))
         assert totals[database]["failures"] == 0

@@ -255,7 +255,9 @@ def test_a_profiler_changes_nothing() -> None:
 def test_a_profile_shows_each_recomputation_under_a_name_of_its_own() -> None:
     with (
         dtr_alloc.rematerialize("4MiB") as session,
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+        ) as profile,
     ):
         x = torch.ones(64, 64)
         once, twice = x.exp(), x.exp().sin()
