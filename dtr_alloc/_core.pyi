@@ -268,6 +268,7 @@ def simulate(
     remat_limit: int,
     remap: bool,
     move_ns: int | None,
+    measured_prices: bool,
     placement: Placement,
     layouts: int,
     pin_outputs: bool,

@@ -1,0 +1,181 @@
+"""The first steps of a training, run to learn what they take: the ground that a plan stands on.
+
+A round trains twice from scratch: in plain torch, for the time that a slowdown is a multiple of,
+and in a scope without a budget that is recorded as a trace. A training does the same in each
+round, step by step and operator by operator, so of several rounds the least time of each counts: on
+a shared machine the rest is other programs'. The first step warms up (memory is touched for the
+first time, the optimizer makes its state): it is in the trace, and its time does not count.
+
+A step ends where a step of an optimizer does. A program without one is a single step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dtr_alloc.runtime.record_trace import record_trace
+from dtr_alloc.runtime.session import SessionStats, rematerialize
+from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace_format import Annotate, Call, Instruction, Mutate
+
+Make = Callable[[], Callable[[], Any]]
+"""Makes a model and its optimizer anew, and returns what trains it by one step."""
+
+STEP = Annotate("STEP")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A training in a scope that was recorded. Times of steps are those after the first.
+
+    Attributes:
+        trace: what it did; `warm_marks`: how many optimizer steps its first step is.
+        step_ns: of each step, without what evicting and recomputing took (`within` a budget).
+        peak_bytes: most bytes in the pool.
+    """
+
+    trace: Trace
+    warm_marks: int
+    step_ns: tuple[int, ...]
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the rounds came to: the least of each time.
+
+    Attributes:
+        trace: a training's first steps, up to the end of the last one.
+        warm_marks: optimizer steps in it that are the warm-up.
+        eager_ns: of each step in plain torch; empty where that was not run.
+        scope_ns: of each step in a scope that evicts nothing.
+        kernel_ratio: time in operators after the warm-up, by the sum of each one's least time.
+        peak_bytes: most bytes in the pool without a budget, or within the one that was given.
+    """
+
+    trace: Trace
+    warm_marks: int
+    eager_ns: tuple[int, ...]
+    scope_ns: tuple[int, ...]
+    kernel_ratio: float
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, eager: Sequence[Sequence[int]], recorded: Sequence[Recorded]) -> Profile:
+        """Of rounds; `eager` has the times of the steps of each."""
+        first = recorded[0]
+        cut = [_until_last_mark(run.trace) for run in recorded]
+        # Without a seed, or with threads, rounds may differ: then the quickest stands for all.
+        if any(_shape(one) != _shape(cut[0]) for one in cut[1:]):
+            quickest = min(range(len(cut)), key=lambda i: sum(recorded[i].step_ns))
+            first, cut = recorded[quickest], [cut[quickest]]
+        least = tuple(_least(group) for group in zip(*cut, strict=True))
+        steady = [one[after_mark(one, first.warm_marks) :] for one in (least, *cut)]
+        spent = [_operator_ns(one) for one in steady]
+        return cls(
+            Trace(least),
+            first.warm_marks,
+            _least_of_each(eager) if eager else (),
+            _least_of_each([run.step_ns for run in recorded]),
+            min(spent[1:]) / max(spent[0], 1),
+            first.peak_bytes,
+        )
+
+
+def eager_steps(make: Make, steps: int) -> tuple[int, ...]:
+    """Trains `steps` steps in plain torch; nanoseconds of each after the first."""
+    step = make()
+    step()
+    return timed(step, steps - 1)
+
+
+def recorded_steps(make: Make, steps: int, within: int | str | None = None) -> Recorded:
+    """The same in a scope, without a budget or within one, recorded.
+
+    Raises:
+        torch.OutOfMemoryError: `within` is too small.
+    """
+    step = make()
+    marks: list[int] = []
+    hook = register_optimizer_step_post_hook(lambda *_: marks.append(0))
+    try:
+        with rematerialize(within) as session, record_trace() as recording:
+            step()
+            warm = len(marks)
+            before = session.stats()
+            step_ns = timed(step, steps - 1)
+            after = session.stats()
+            del step
+    finally:
+        hook.remove()
+    assert recording.trace is not None
+    step_ns = without_evicting(before, after, step_ns)
+    return Recorded(recording.trace, warm, step_ns, after.peak_bytes)
+
+
+def budgeted_steps(make: Make, steps: int, budget: int | None) -> tuple[int, ...]:
+    """The same in a scope with a budget, or without one, and not recorded.
+
+    Raises:
+        torch.OutOfMemoryError: the budget is too small.
+    """
+    step = make()
+    with rematerialize(budget):
+        step()
+        times = timed(step, steps - 1)
+        del step
+    return times
+
+
+def timed(step: Callable[[], Any], steps: int) -> tuple[int, ...]:
+    """Nanoseconds of each of `steps` calls."""
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter_ns()
+        step()
+        times.append(time.perf_counter_ns() - begin)
+    return tuple(times)
+
+
+def without_evicting(
+    before: SessionStats, after: SessionStats, step_ns: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Times of steps less what was spent meanwhile on recomputing and on finding memory."""
+    spent = after.remat_ns - before.remat_ns + after.search_ns - before.search_ns
+    share = 1 - spent / max(sum(step_ns), 1)
+    return tuple(int(ns * share) for ns in step_ns)
+
+
+def after_mark(items: Sequence[Instruction], count: int) -> int:
+    """Where what follows the `count`-th step of an optimizer begins."""
+    marks = [place + 1 for place, item in enumerate(items) if item == STEP]
+    return marks[count - 1] if count else 0
+
+
+def _until_last_mark(trace: Trace) -> tuple[Instruction, ...]:
+    items = trace.instructions
+    return items[: after_mark(items, items.count(STEP)) or None]
+
+
+def _shape(items: tuple[Instruction, ...]) -> list[Any]:
+    return [(item.name, item.args) if isinstance(item, (Call, Mutate)) else item for item in items]
+
+
+def _least(group: tuple[Instruction, ...]) -> Instruction:
+    item = group[0]
+    if not isinstance(item, (Call, Mutate)):
+        return item
+    return replace(item, time=min(other.time for other in group))  # type: ignore[union-attr]
+
+
+def _operator_ns(items: Sequence[Instruction]) -> int:
+    return sum(item.time for item in items if isinstance(item, (Call, Mutate)))
+
+
+def _least_of_each(rounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(min(times) for times in zip(*rounds, strict=False))
