@@ -3,9 +3,10 @@
 A round trains each workload in plain torch, recorded without a budget, and within shares of its
 activation peak (DESIGN.md, "What a budget means in the demo"), in turn. From the first two a plan
 is made, and compared with the rest: of the time of each step the least over the rounds counts on
-both sides, since others use the machine too. "own rounds" is how single rounds spread: the least
-and the largest quotient of a round's steps and the same round's in plain torch. "redone" are
-rematerializations a step, live and foretold.
+both sides. It is processor time, since torch has one thread and others use the machine too. "own
+rounds" is how single rounds spread: the least and the largest quotient of a round's steps and the
+same round's in plain torch. "redone" are rematerializations a step, live and foretold. A peak is
+foretold exactly without a budget; within one both must keep to it.
 
     python perf/plan.py --out perf/results/plan.json | tee perf/results/plan.txt
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from dtr_alloc.runtime.forecast import Forecast
 from dtr_alloc.runtime.rematerialization_cost import rematerialization_ns
 from dtr_alloc.runtime.training_profile import Profile, eager_steps, recorded_steps, timed
 
+CLOCK = time.process_time_ns
 SHARES = (0.7, 0.5, 0.3)
 LIMIT = 0.10
 """Of predicted by measured slowdown, less one: what is promised."""
@@ -78,7 +81,7 @@ class Live:
         with dtr_alloc.rematerialize(self.budget, thrash_limit=0) as session:
             workload.step()
             before = session.stats()
-            self.step_ns.append(timed(workload.step, steps - 1))
+            self.step_ns.append(timed(workload.step, steps - 1, CLOCK))
             after = session.stats()
         self.peak = max(self.peak, after.peak_bytes)
         again = after.rematerializations - before.rematerializations
@@ -102,8 +105,8 @@ def compare(name: str, scale: float, steps: int, rounds: int) -> list[Row]:
     }
     eager, recorded = [], []
     for _ in range(rounds):
-        eager.append(eager_steps(make_step, steps))
-        recorded.append(recorded_steps(make_step, steps))
+        eager.append(eager_steps(make_step, steps, CLOCK))
+        recorded.append(recorded_steps(make_step, steps, clock=CLOCK))
         for live in lives.values():
             live.train(name, scale, steps)
     profile = Profile.of(eager, recorded)

@@ -28,7 +28,7 @@ from dtr_alloc.runtime.record_trace import Recording, recorded
 from dtr_alloc.runtime.run_script import run_script
 from dtr_alloc.runtime.session import Session, SessionStats, measure, rematerialize
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.training_profile import Profile, Recorded, without_evicting
+from dtr_alloc.runtime.training_profile import Profile, Recorded, shares
 
 
 class ScriptError(RuntimeError):
@@ -69,7 +69,8 @@ def profile_script(
             advance(f"round {turn + 1}, recorded")
             row = train(record=True)
             times = tuple(row["step_ns"])
-            found.append(Recorded(Trace.load(log), row["warm_marks"], times, row["peak_bytes"]))
+            figures = row["kernel_share"], row["peak_bytes"]
+            found.append(Recorded(Trace.load(log), row["warm_marks"], times, *figures))
     return Profile.of(eager, found)
 
 
@@ -129,10 +130,15 @@ class _Watch:
         times = [at for at, _ in steady]
         step_ns = tuple(after - before for before, after in pairwise(times))
         first, last = steady[0][1], steady[-1][1]
-        if first and last:
-            step_ns = without_evicting(first, last, step_ns)
-        peak = last.peak_bytes if last else 0
-        return {"step_ns": step_ns, "warm_marks": warm_marks, "peak_bytes": peak}
+        if first is None or last is None:
+            return {"step_ns": step_ns}
+        kept, kernels = shares(first, last, times[-1] - times[0])
+        return {
+            "step_ns": [int(ns * kept) for ns in step_ns],
+            "warm_marks": warm_marks,
+            "kernel_share": kernels,
+            "peak_bytes": last.peak_bytes,
+        }
 
 
 def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, Any] | None:

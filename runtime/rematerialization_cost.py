@@ -10,6 +10,7 @@ account for is divided among its rematerializations. Some seconds.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from dtr_alloc.runtime.training_profile import Profile, budgeted_steps, recorded
 _CELLS, _ROWS, _WIDTH = 120, 64, 128
 _SHARE = 0.5  # Of the peak.
 _STEPS, _ROUNDS = 4, 4
+CLOCK = time.process_time_ns  # There is one thread.
 
 _measured: list[float] = []
 
@@ -61,9 +63,10 @@ def _measure() -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for _ in range(_ROUNDS):
-        recorded.append(recorded_steps(_recurrent, _STEPS))
-        free.append(budgeted_steps(_recurrent, _STEPS, None))
-        tight.append(budgeted_steps(_recurrent, _STEPS, int(recorded[0].peak_bytes * _SHARE)))
+        recorded.append(recorded_steps(_recurrent, _STEPS, clock=CLOCK))
+        free.append(budgeted_steps(_recurrent, _STEPS, None, CLOCK))
+        budget = int(recorded[0].peak_bytes * _SHARE)
+        tight.append(budgeted_steps(_recurrent, _STEPS, budget, CLOCK))
     torch.set_num_threads(threads)
     profile = Profile.of(free, recorded)
     profile = replace(profile, scope_ns=profile.eager_ns)

@@ -11,6 +11,7 @@ A step ends where a step of an optimizer does. A program without one is a single
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,10 @@ from dtr_alloc.runtime.trace_format import Annotate, Call, Instruction, Mutate
 Make = Callable[[], Callable[[], Any]]
 """Makes a model and its optimizer anew, and returns what trains it by one step."""
 
+Clock = Callable[[], int]
+"""Nanoseconds. Of a program with one thread on a machine that others use too, its processor time
+(`time.process_time_ns`) says more than the time of day."""
+
 STEP = Annotate("STEP")
 
 
@@ -36,12 +41,14 @@ class Recorded:
     Attributes:
         trace: what it did; `warm_marks`: how many optimizer steps its first step is.
         step_ns: of each step, without what evicting and recomputing took (`within` a budget).
+        kernel_share: of the time of those steps, what was spent in operators.
         peak_bytes: most bytes in the pool.
     """
 
     trace: Trace
     warm_marks: int
     step_ns: tuple[int, ...]
+    kernel_share: float
     peak_bytes: int
 
 
@@ -75,26 +82,32 @@ class Profile:
             quickest = min(range(len(cut)), key=lambda i: sum(recorded[i].step_ns))
             first, cut = recorded[quickest], [cut[quickest]]
         least = tuple(_least(group) for group in zip(*cut, strict=True))
-        steady = [one[after_mark(one, first.warm_marks) :] for one in (least, *cut)]
-        spent = [_operator_ns(one) for one in steady]
+        scope_ns = _least_of_each([run.step_ns for run in recorded])
+        # What operators take together is more than the sum of what each took at its best.
+        kernel_ns = sum(scope_ns) * statistics.median(run.kernel_share for run in recorded)
         return cls(
             Trace(least),
             first.warm_marks,
             _least_of_each(eager) if eager else (),
-            _least_of_each([run.step_ns for run in recorded]),
-            min(spent[1:]) / max(spent[0], 1),
+            scope_ns,
+            kernel_ns / max(_operator_ns(least[after_mark(least, first.warm_marks) :]), 1),
             first.peak_bytes,
         )
 
 
-def eager_steps(make: Make, steps: int) -> tuple[int, ...]:
+def eager_steps(make: Make, steps: int, clock: Clock = time.perf_counter_ns) -> tuple[int, ...]:
     """Trains `steps` steps in plain torch; nanoseconds of each after the first."""
     step = make()
     step()
-    return timed(step, steps - 1)
+    return timed(step, steps - 1, clock)
 
 
-def recorded_steps(make: Make, steps: int, within: int | str | None = None) -> Recorded:
+def recorded_steps(
+    make: Make,
+    steps: int,
+    within: int | str | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> Recorded:
     """The same in a scope, without a budget or within one, recorded.
 
     Raises:
@@ -107,18 +120,21 @@ def recorded_steps(make: Make, steps: int, within: int | str | None = None) -> R
         with rematerialize(within) as session, record_trace() as recording:
             step()
             warm = len(marks)
-            before = session.stats()
-            step_ns = timed(step, steps - 1)
-            after = session.stats()
+            before, begin = session.stats(), time.perf_counter_ns()
+            step_ns = timed(step, steps - 1, clock)
+            passed, after = time.perf_counter_ns() - begin, session.stats()
             del step
     finally:
         hook.remove()
     assert recording.trace is not None
-    step_ns = without_evicting(before, after, step_ns)
-    return Recorded(recording.trace, warm, step_ns, after.peak_bytes)
+    kept, kernels = shares(before, after, passed)
+    step_ns = tuple(int(ns * kept) for ns in step_ns)
+    return Recorded(recording.trace, warm, step_ns, kernels, after.peak_bytes)
 
 
-def budgeted_steps(make: Make, steps: int, budget: int | None) -> tuple[int, ...]:
+def budgeted_steps(
+    make: Make, steps: int, budget: int | None, clock: Clock = time.perf_counter_ns
+) -> tuple[int, ...]:
     """The same in a scope with a budget, or without one, and not recorded.
 
     Raises:
@@ -127,28 +143,29 @@ def budgeted_steps(make: Make, steps: int, budget: int | None) -> tuple[int, ...
     step = make()
     with rematerialize(budget):
         step()
-        times = timed(step, steps - 1)
+        times = timed(step, steps - 1, clock)
         del step
     return times
 
 
-def timed(step: Callable[[], Any], steps: int) -> tuple[int, ...]:
+def timed(step: Callable[[], Any], steps: int, clock: Clock) -> tuple[int, ...]:
     """Nanoseconds of each of `steps` calls."""
     times = []
     for _ in range(steps):
-        begin = time.perf_counter_ns()
+        begin = clock()
         step()
-        times.append(time.perf_counter_ns() - begin)
+        times.append(clock() - begin)
     return tuple(times)
 
 
-def without_evicting(
-    before: SessionStats, after: SessionStats, step_ns: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Times of steps less what was spent meanwhile on recomputing and on finding memory."""
-    spent = after.remat_ns - before.remat_ns + after.search_ns - before.search_ns
-    share = 1 - spent / max(sum(step_ns), 1)
-    return tuple(int(ns * share) for ns in step_ns)
+def shares(before: SessionStats, after: SessionStats, passed_ns: int) -> tuple[float, float]:
+    """Of the time that passed: what is left without recomputing and finding memory for it, and
+    what of that was spent in operators."""
+    spent = after.remat_ns - before.remat_ns
+    if after.evictions > before.evictions:
+        spent += after.search_ns - before.search_ns
+    left = max(passed_ns - spent, 1)
+    return left / max(passed_ns, 1), (after.kernel_ns - before.kernel_ns) / left
 
 
 def after_mark(items: Sequence[Instruction], count: int) -> int:
