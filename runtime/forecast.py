@@ -4,7 +4,7 @@ Its first steps were run without a budget and recorded (training_profile.py), an
 simulated at each budget by the live runtime's own rules (mode ``pool``). What a step takes there is
 what it takes without a budget, and what the simulation adds after the warm-up:
 
-- operators run again, at their own times;
+- operators run again, each at the least time that it took;
 - the search for victims, which is the engine's own and so is simply timed;
 - moving pages, at this machine's prices, which the runtime measures once a process;
 - what a rematerialization takes beyond these, measured on another program
@@ -19,6 +19,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, parse_budget
 from dtr_alloc.runtime.trace import Trace
@@ -27,6 +30,7 @@ from dtr_alloc.runtime.training_profile import Profile, after_mark
 HOPELESS = 20.0
 """A simulation that recomputes more often than this is given up as thrashing."""
 
+_COMPUTED = 0  # In SimulationResult.events.
 _PLENTY = 1 << 38  # A virtual arena has no more addresses than some multiple of it.
 
 NEARBY = (0.99, 0.995, 1.005, 1.01)
@@ -62,14 +66,11 @@ class Forecast:
         self, profile: Profile, heuristic: str | Heuristic = "dtr", around_ns: float = 0.0
     ) -> None:
         """`around_ns` is what each rematerialization takes beyond what a simulation knows."""
-        items = profile.trace.instructions
-        warm = items[: after_mark(items, profile.warm_marks)]
         self.profile = profile
         self.steps = max(len(profile.scope_ns), 1)
         self._heuristic = heuristic
         self._around_ns = around_ns
-        self._whole = Simulator(profile.trace)
-        self._warm = Simulator(Trace(warm)) if warm else None
+        self._rounds = [self._ready(trace) for trace in profile.traces]
         self.peak_bytes = self._once(None).peak_bytes
 
     def budget_bytes(self, budget: Budget) -> int:
@@ -89,28 +90,32 @@ class Forecast:
         """
         if budget is None:
             return self._once(None)
-        # Near the floor a run is luck: another one, a little different, may recompute twice as
-        # much. Of budgets that are nearly this one, the run in the middle counts.
+        # A run is luck: what operators cost is measured while others use the machine, and near the
+        # floor a little less memory may mean twice as much recomputation. Of runs by the costs that
+        # each round measured, and at budgets that are nearly this one, that in the middle counts.
         size = self.budget_bytes(budget)
         exact = self._once(size)
         if exact.status != "ok":
             return exact
-        runs = [exact, *(self._once(int(size * near)) for near in NEARBY)]
+        others = enumerate(NEARBY, start=1)
+        runs = [exact, *(self._once(int(size * near), number) for number, near in others)]
         runs.sort(key=lambda run: run.slowdown if run.status == "ok" else math.inf)
         middle = runs[len(runs) // 2]
         if middle.status != "ok":
             return replace(middle, budget_bytes=size)
         return replace(middle, budget_bytes=size, peak_bytes=exact.peak_bytes)
 
-    def _once(self, size: int | None) -> Prediction:
-        whole = self._simulate(self._whole, size)
+    def _once(self, size: int | None, number: int = 0) -> Prediction:
+        """By the costs of a round."""
+        simulator, warm_up = self._rounds[number % len(self._rounds)]
+        whole = self._simulate(simulator, size)
         if whole.status != "ok":
             return Prediction(size, whole.status)
         added = self._added_ns(whole)
         evictions = whole.evictions - whole.eager_evictions
         remats = whole.rematerializations
-        if self._warm is not None:
-            warm = self._simulate(self._warm, size)
+        if warm_up is not None:
+            warm = self._simulate(warm_up, size)
             added = max(added - self._added_ns(warm), 0.0)
             evictions -= warm.evictions - warm.eager_evictions
             remats -= warm.rematerializations
@@ -156,10 +161,28 @@ class Forecast:
             mode="pool",
             thrash=HOPELESS,
             pin_outputs=False,
+            log_events=True,
             move_ns=None if budget is None else "measured",
         )
 
+    def _ready(self, trace: Trace) -> tuple[Simulator, Simulator | None]:
+        """The whole, and the warm-up, if there is one."""
+        items = trace.instructions
+        warm = items[: after_mark(items, self.profile.warm_marks)]
+        return Simulator(trace), Simulator(Trace(warm)) if warm else None
+
     def _added_ns(self, result: SimulationResult) -> float:
-        again = (result.total_compute - result.base_compute) * self.profile.kernel_ratio
+        again = self._again_ns(result.events) * self.profile.kernel_ratio
         around = result.rematerializations * self._around_ns
         return again + around + result.search_ns + result.move_ns
+
+    def _again_ns(self, events: npt.NDArray[np.int64]) -> int:
+        """The least times of the operators run again. Each is in the events by what it brought
+        back: one or several of its results, in order."""
+        tensors = events[events[:, 1] == _COMPUTED, 0]
+        if not len(tensors):
+            return 0
+        begins = self._rounds[0][0].schedule.op_results_begin
+        operators = np.searchsorted(begins, tensors, side="right") - 1
+        more = (operators[1:] == operators[:-1]) & (tensors[1:] > tensors[:-1])
+        return int(self.profile.least_ns[operators[np.append(True, ~more)]].sum())

@@ -14,15 +14,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.runtime.record_trace import record_trace
 from dtr_alloc.runtime.session import SessionStats, rematerialize
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace_format import Annotate, Call, Instruction, Mutate
+from dtr_alloc.runtime.trace_format import Annotate, Call, Constant, Instruction, Mutate
 
 Make = Callable[[], Callable[[], Any]]
 """Makes a model and its optimizer anew, and returns what trains it by one step."""
@@ -57,16 +59,19 @@ class Profile:
     """What the rounds came to: the least of each time.
 
     Attributes:
-        trace: a training's first steps, up to the end of the last one.
-        warm_marks: optimizer steps in it that are the warm-up.
+        traces: of each round, a training's first steps, up to the end of the last one. They differ
+            in times only.
+        warm_marks: optimizer steps in them that are the warm-up.
+        least_ns: of each operator (of the traces' schedules).
         eager_ns: of each step in plain torch; empty where that was not run.
         scope_ns: of each step in a scope that evicts nothing.
         kernel_ratio: time in operators after the warm-up, by the sum of each one's least time.
         peak_bytes: most bytes in the pool without a budget, or within the one that was given.
     """
 
-    trace: Trace
+    traces: tuple[Trace, ...]
     warm_marks: int
+    least_ns: npt.NDArray[np.int64]
     eager_ns: tuple[int, ...]
     scope_ns: tuple[int, ...]
     kernel_ratio: float
@@ -81,16 +86,19 @@ class Profile:
         if any(_shape(one) != _shape(cut[0]) for one in cut[1:]):
             quickest = min(range(len(cut)), key=lambda i: sum(recorded[i].step_ns))
             first, cut = recorded[quickest], [cut[quickest]]
-        least = tuple(_least(group) for group in zip(*cut, strict=True))
+        traces = tuple(map(Trace, cut))
+        least_ns = np.minimum.reduce([trace.schedule().op_cost for trace in traces])
+        steady_ns = least_ns[warm_operators(traces[0], first.warm_marks) :].sum()
         scope_ns = _least_of_each([run.step_ns for run in recorded])
         # What operators take together is more than the sum of what each took at its best.
         kernel_ns = sum(scope_ns) * statistics.median(run.kernel_share for run in recorded)
         return cls(
-            Trace(least),
+            traces,
             first.warm_marks,
+            least_ns,
             _least_of_each(eager) if eager else (),
             scope_ns,
-            kernel_ns / max(_operator_ns(least[after_mark(least, first.warm_marks) :]), 1),
+            kernel_ns / max(int(steady_ns), 1),
             first.peak_bytes,
         )
 
@@ -174,6 +182,12 @@ def after_mark(items: Sequence[Instruction], count: int) -> int:
     return marks[count - 1] if count else 0
 
 
+def warm_operators(trace: Trace, warm_marks: int) -> int:
+    """How many operators of its schedule are of the warm-up."""
+    warm = trace.instructions[: after_mark(trace.instructions, warm_marks)]
+    return sum(isinstance(item, (Call, Mutate, Constant)) for item in warm)
+
+
 def _until_last_mark(trace: Trace) -> tuple[Instruction, ...]:
     items = trace.instructions
     return items[: after_mark(items, items.count(STEP)) or None]
@@ -181,17 +195,6 @@ def _until_last_mark(trace: Trace) -> tuple[Instruction, ...]:
 
 def _shape(items: tuple[Instruction, ...]) -> list[Any]:
     return [(item.name, item.args) if isinstance(item, (Call, Mutate)) else item for item in items]
-
-
-def _least(group: tuple[Instruction, ...]) -> Instruction:
-    item = group[0]
-    if not isinstance(item, (Call, Mutate)):
-        return item
-    return replace(item, time=min(other.time for other in group))  # type: ignore[union-attr]
-
-
-def _operator_ns(items: Sequence[Instruction]) -> int:
-    return sum(item.time for item in items if isinstance(item, (Call, Mutate)))
 
 
 def _least_of_each(rounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
