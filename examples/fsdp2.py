@@ -3,9 +3,10 @@
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 
 Works on the CPU with gloo as it is, and comes to the bits of the same training in plain torch.
-FSDP gathers a layer's parameters before its forward pass and resizes them away afterwards, which it
-does on the storage, past torch's dispatcher. What was computed from such parameters cannot be
-computed again, so it stays: a budget has less to evict than with DistributedDataParallel.
+FSDP gathers a layer's parameters before its forward pass and resizes their storage away after it,
+past torch's dispatcher. Recipes that read them then keep a copy of those up to 64 KiB, as here; all
+that was computed from larger ones stays in memory, and a budget gains next to nothing. There take
+`fully_shard(module, reshard_after_forward=False)`: the parameters stay, and the rest can go.
 """
 
 import json
