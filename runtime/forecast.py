@@ -17,6 +17,7 @@ operators run once. How near all this comes is measured by perf/plan.py.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,7 +68,6 @@ class Forecast:
     ) -> None:
         """`around_ns` is what each rematerialization takes beyond what a simulation knows."""
         self.profile = profile
-        self.steps = max(len(profile.scope_ns), 1)
         self._heuristic = heuristic
         self._around_ns = around_ns
         self._rounds = [self._ready(trace) for trace in profile.traces]
@@ -119,16 +119,16 @@ class Forecast:
             added = max(added - self._added_ns(warm), 0.0)
             evictions -= warm.evictions - warm.eager_evictions
             remats -= warm.rematerializations
-        step_ns = (sum(self.profile.scope_ns) + added) / self.steps
-        plain = self.profile.eager_ns or self.profile.scope_ns
+        steps = self.profile.traced_steps
+        step_ns = statistics.mean(self.profile.scope_ns) + added / steps
         return Prediction(
             size,
             "ok",
             whole.peak_bytes,
             step_ns,
-            step_ns * self.steps / max(sum(plain), 1),
-            evictions / self.steps,
-            remats / self.steps,
+            step_ns / statistics.mean(self.profile.eager_ns or self.profile.scope_ns),
+            evictions / steps,
+            remats / steps,
         )
 
     def smallest(self, slowdown: float = math.inf) -> Prediction | None:

@@ -69,8 +69,8 @@ def profile_script(
             advance(f"round {turn + 1}, recorded")
             row = train(record=True)
             times = tuple(row["step_ns"])
-            figures = row["kernel_share"], row["peak_bytes"]
-            found.append(Recorded(Trace.load(log), row["warm_marks"], times, *figures))
+            marks, figures = row["warm_marks"], (row["kernel_share"], row["peak_bytes"])
+            found.append(Recorded(Trace.load(log), marks, len(times), times, *figures))
     return Profile.of(eager, found)
 
 

@@ -41,7 +41,8 @@ class Recorded:
     """A training in a scope that was recorded. Times of steps are those after the first.
 
     Attributes:
-        trace: what it did; `warm_marks`: how many optimizer steps its first step is.
+        trace: what it did; `warm_marks`: how many optimizer steps its first step is;
+            `traced_steps`: how many steps it has after those.
         step_ns: of each step, without what evicting and recomputing took (`within` a budget).
         kernel_share: of the time of those steps, what was spent in operators.
         peak_bytes: most bytes in the pool.
@@ -49,6 +50,7 @@ class Recorded:
 
     trace: Trace
     warm_marks: int
+    traced_steps: int
     step_ns: tuple[int, ...]
     kernel_share: float
     peak_bytes: int
@@ -61,7 +63,7 @@ class Profile:
     Attributes:
         traces: of each round, a training's first steps, up to the end of the last one. They differ
             in times only.
-        warm_marks: optimizer steps in them that are the warm-up.
+        warm_marks: optimizer steps in them that are the warm-up; `traced_steps`: steps after those.
         least_ns: of each operator (of the traces' schedules).
         eager_ns: of each step in plain torch; empty where that was not run.
         scope_ns: of each step in a scope that evicts nothing.
@@ -71,6 +73,7 @@ class Profile:
 
     traces: tuple[Trace, ...]
     warm_marks: int
+    traced_steps: int
     least_ns: npt.NDArray[np.int64]
     eager_ns: tuple[int, ...]
     scope_ns: tuple[int, ...]
@@ -91,10 +94,12 @@ class Profile:
         steady_ns = least_ns[warm_operators(traces[0], first.warm_marks) :].sum()
         scope_ns = _least_of_each([run.step_ns for run in recorded])
         # What operators take together is more than the sum of what each took at its best.
-        kernel_ns = sum(scope_ns) * statistics.median(run.kernel_share for run in recorded)
+        kernel_ns = statistics.mean(scope_ns) * first.traced_steps
+        kernel_ns *= statistics.median(run.kernel_share for run in recorded)
         return cls(
             traces,
             first.warm_marks,
+            first.traced_steps,
             least_ns,
             _least_of_each(eager) if eager else (),
             scope_ns,
@@ -137,7 +142,8 @@ def recorded_steps(
     assert recording.trace is not None
     kept, kernels = shares(before, after, passed)
     step_ns = tuple(int(ns * kept) for ns in step_ns)
-    return Recorded(recording.trace, warm, step_ns, kernels, after.peak_bytes)
+    traced = steps - 1 if warm else steps
+    return Recorded(recording.trace, warm, traced, step_ns, kernels, after.peak_bytes)
 
 
 def budgeted_steps(

@@ -105,6 +105,7 @@ def profile_of(steps: int, eager_s: float = 4.0, scope_s: float = 5.0) -> Profil
     return Profile(
         (trace,),
         warm_marks=1,
+        traced_steps=timed,
         least_ns=trace.schedule().op_cost,
         eager_ns=(int(eager_s * SECOND),) * timed,
         scope_ns=(int(scope_s * SECOND),) * timed,
@@ -152,7 +153,7 @@ def test_an_operator_that_brings_several_results_back_counts_once() -> None:
     last = Call("g", ("a", "b"), (Result("e", KIB, -1),), SECOND)
     trace = Trace((*calls, last, *map(Release, "abcde"), STEP))
     costs = trace.schedule().op_cost
-    profile = Profile((trace,), 0, costs, (4 * SECOND,), (4 * SECOND,), 1.0, 7 * KIB)
+    profile = Profile((trace,), 0, 1, costs, (4 * SECOND,), (4 * SECOND,), 1.0, 7 * KIB)
     found = Forecast(profile).predict(int(2.2 * size))
     assert found.rematerializations == 1
     assert found.slowdown == pytest.approx((4 + 1) / 4, rel=1e-3)
@@ -203,7 +204,7 @@ def test_of_several_rounds_the_least_of_each_time_counts() -> None:
     def run(times: tuple[int, ...], step_ns: tuple[int, ...]) -> Recorded:
         calls = [Call("f", (), (Result(f"x{i}", KIB, -1),), t) for i, t in enumerate(times)]
         return Recorded(
-            Trace((calls[0], STEP, *calls[1:], STEP, Release("x0"))), 1, step_ns, 0.55, 3
+            Trace((calls[0], STEP, *calls[1:], STEP, Release("x0"))), 1, 2, step_ns, 0.55, 3
         )
 
     runs = [run((9, 5, 7), (30, 40)), run((8, 6, 6), (35, 20))]
@@ -212,7 +213,7 @@ def test_of_several_rounds_the_least_of_each_time_counts() -> None:
     assert [trace.instructions[-1] for trace in profile.traces] == [STEP, STEP]
     assert (profile.eager_ns, profile.scope_ns) == ((3, 8), (30, 20))
     assert profile.kernel_ratio == pytest.approx(50 * 0.55 / (5 + 6))
-    other = Recorded(Trace((*first_needed_again(0), STEP)), 1, (9, 9), 0.5, 4)
+    other = Recorded(Trace((*first_needed_again(0), STEP)), 1, 2, (9, 9), 0.5, 4)
     (quickest,) = Profile.of([], [runs[0], other]).traces
     assert quickest.instructions == (*first_needed_again(0), STEP)
 
@@ -256,6 +257,23 @@ def test_a_training_that_does_not_fit_is_profiled_within_a_budget() -> None:
     assert tight.predictions[0].peak_bytes == free.measured_peak_bytes
     assert not tight.relative_to_eager
     assert tight.predictions[0].slowdown == 1
+
+
+def test_a_program_without_an_optimizer_has_no_warm_up_to_leave_out() -> None:
+    def make() -> Callable[[], None]:
+        seed = torch.ones(KIB)
+
+        def step() -> None:
+            kept = [seed.exp() for _ in range(4)]
+            kept[0].sin()
+
+        return step
+
+    recorded = recorded_steps(make, 4)
+    assert (recorded.warm_marks, recorded.traced_steps, len(recorded.step_ns)) == (0, 4, 3)
+    forecast = Forecast(Profile.of([eager_steps(make, 4)], [recorded]))
+    found = forecast.predict(int(0.6 * forecast.peak_bytes))
+    assert (found.status, found.rematerializations) == ("ok", 1)
 
 
 def test_trainings_are_as_long_as_was_asked() -> None:
@@ -344,7 +362,7 @@ def test_a_script_with_a_scope_is_profiled_in_it_without_its_budget(
     recorded = run_in_this_process(monkeypatch, script_with_scope, log, own_scope=True)
     assert recorded is not None
     forecast = Forecast(
-        Profile.of([], [Recorded(Trace.load(log), 1, (1, 1), 0.5, 0)])  # Parameters lie outside.
+        Profile.of([], [Recorded(Trace.load(log), 1, 2, (1, 1), 0.5, 0)])  # Parameters lie outside.
     )
     assert forecast.predict(None).peak_bytes == recorded["peak_bytes"]
 
