@@ -273,7 +273,8 @@ def test_a_program_without_an_optimizer_has_no_warm_up_to_leave_out() -> None:
     assert (recorded.warm_marks, recorded.traced_steps, len(recorded.step_ns)) == (0, 4, 3)
     forecast = Forecast(Profile.of([eager_steps(make, 4)], [recorded]))
     found = forecast.predict(int(0.6 * forecast.peak_bytes))
-    assert (found.status, found.rematerializations) == ("ok", 1)
+    assert found.status == "ok"
+    assert 4 * found.rematerializations in range(1, 5)  # Of four steps.
 
 
 def test_trainings_are_as_long_as_was_asked() -> None:
