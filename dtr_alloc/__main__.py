@@ -291,15 +291,12 @@ def plan_(
     from dtr_alloc.runtime import plan as planning
     from dtr_alloc.runtime import plan_report
     from dtr_alloc.runtime.profile_script import ScriptError, profile_script
-    from dtr_alloc.runtime.simulate import parse_budget
 
     if batches and not any("{batch}" in word for word in args):
         raise click.UsageError("--batches needs {batch} in ARGS, where the script takes its batch")
     plans = []
     with _explained(), Progress(console=Console(stderr=True), transient=True) as bar:
-        planning.check(steps, rounds, slowdown)
-        for budget in budgets:
-            parse_budget(budget)
+        planning.check(budgets, slowdown, steps, rounds, heuristic, within)
         for batch in batches or [""]:
             words = [word.replace("{batch}", batch) for word in args] if batch else args
             task = bar.add_task(batch, total=rounds * (2 if within is None else 1))

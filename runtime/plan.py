@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from dtr_alloc.runtime.forecast import Forecast, Prediction
-from dtr_alloc.runtime.heuristic import Heuristic
+from dtr_alloc.runtime.heuristic import Heuristic, resolve
 from dtr_alloc.runtime.rematerialization_cost import rematerialization_ns
 from dtr_alloc.runtime.simulate import Budget, parse_budget
 from dtr_alloc.runtime.training_profile import Make, Profile, eager_steps, recorded_steps
+from dtr_alloc.size import parse_size
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,7 @@ def plan(
         >>> made.predictions[1].rematerializations > 0
         True
     """
-    check(steps, rounds, slowdown)
-    for budget in budgets or ():
-        parse_budget(budget)
+    check(budgets or (), slowdown, steps, rounds, heuristic, within)
     eager, recorded = [], []
     for _ in range(rounds):
         if within is None:
@@ -93,12 +92,24 @@ def plan(
     return plan_of(Profile.of(eager, recorded), budgets, slowdown, heuristic)
 
 
-def check(steps: int, rounds: int, slowdown: float) -> None:
+def check(
+    budgets: Sequence[Budget],
+    slowdown: float,
+    steps: int,
+    rounds: int,
+    heuristic: str | Heuristic,
+    within: int | str | None,
+) -> None:
     """Whether `plan` takes them.
 
     Raises:
-        ValueError: it does not.
+        TypeError, ValueError: it does not.
     """
+    for budget in budgets:
+        parse_budget(budget)
+    resolve(heuristic)
+    if within is not None:
+        parse_size(within, "within")
     if steps < 2:
         raise ValueError(f"steps is {steps}: the first warms up, so give 2 or more")
     if rounds < 1:

@@ -310,6 +310,8 @@ def test_what_a_rematerialization_takes_is_measured_once(monkeypatch: pytest.Mon
         ({"rounds": 0}, "rounds is 0"),
         ({"slowdown": 0.5}, "slowdown is 0.5"),
         ({"budgets": [-1.0]}, "budget -1.0 is not a share"),
+        ({"heuristic": "best"}, "'best'"),
+        ({"within": "4"}, 'within "4" is not a size'),
     ],
 )
 def test_a_number_out_of_its_range_is_refused_before_anything_runs(
