@@ -2,11 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 
-Works on the CPU with gloo as it is, and comes to the bits of the same training in plain torch.
-FSDP gathers a layer's parameters before its forward pass and resizes their storage away after it,
-past torch's dispatcher. Recipes that read them then keep a copy of those up to 64 KiB, as here; all
-that was computed from larger ones stays in memory, and a budget gains next to nothing. There take
-`fully_shard(module, reshard_after_forward=False)`: the parameters stay, and the rest can go.
+Works on the CPU with gloo, and comes to the bits of the same training in plain torch. By default
+FSDP resizes the storage of a layer's parameters away after the layer's forward pass, past torch's
+dispatcher, and what was computed from them cannot be computed again. So it is told not to: the
+parameters stay gathered until they have been used in backward, and activations can go.
 """
 
 import json
@@ -29,7 +28,7 @@ def make_model() -> nn.Module:
     model = nn.Sequential(*blocks)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
     return model
 
 
