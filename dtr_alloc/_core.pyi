@@ -237,6 +237,7 @@ def records_this_thread() -> bool: ...
 sees_inside_handlers: bool
 sees_raw_access: bool
 torch_version: str
+compiler: str
 
 class Columns:
     def __init__(

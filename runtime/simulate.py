@@ -60,8 +60,8 @@ POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted
 will not change.
 """
 
-Traced: TypeAlias = "Trace | Schedule | str | os.PathLike[str]"
-Budget: TypeAlias = "float | str"
+Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
+Budget: TypeAlias = float | str
 
 
 @dataclass(frozen=True)
