@@ -1,0 +1,157 @@
+"""What our documents say can be done: their code runs, in order, in one namespace a document.
+
+Python runs, sessions with `>>>` are compared with what they print, lines of `dtr-alloc` are called
+in a folder that has the script and the logs they name, and of `make` and `pip` the targets and the
+extras must exist. Searches are cut short: what a document tries hundreds of times is tried twice
+here. Examples in docstrings run too.
+"""
+
+import ast
+import doctest
+import glob
+import importlib
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import dtr_alloc
+from dtr_alloc.__main__ import main
+from tests.fences import DOCUMENTS, ROOT, Fence, fences
+
+LANGUAGES = {"python", "pycon", "sh", "text"}
+TRAIN = """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train_one_step():
+    optimizer.zero_grad()
+    model(torch.randn(64, 64)).square().mean().backward()
+    optimizer.step()
+
+def train():
+    for _ in range(2):
+        train_one_step()
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+def shown(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader's commands run: a script, two logs of it, nothing else."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAIN)
+    for log in ("step.log.gz", "other.log.gz"):
+        with dtr_alloc.record_trace(log):
+            exec(TRAIN, {"__name__": "__main__"})
+    return tmp_path
+
+
+def run_python(fence: Fence, document: Path, names: dict[str, Any]) -> None:
+    text = re.sub(r"\btrials=\d+", "trials=2", fence.text)
+    code = compile("\n" * (fence.line - 1) + text, str(document), "exec")
+    if fence.runs:
+        exec(code, names)
+    else:
+        look_up(ast.parse(text))
+
+
+def look_up(tree: ast.Module) -> None:
+    """Every dotted name of ours and torch's exists."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (path := ast.unparse(node)).split(".")[0] in (
+            "dtr_alloc",
+            "torch",
+        ):
+            found: Any = importlib.import_module(path.split(".")[0])
+            for name in path.split(".")[1:]:
+                if not name.isidentifier():  # What a call returns is not known.
+                    break
+                found = getattr(found, name)
+
+
+def run_session(fence: Fence, document: Path, names: dict[str, Any]) -> None:
+    test = doctest.DocTestParser().get_doctest(
+        fence.text, names, shown(document), str(document), fence.line - 1
+    )
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=said.append, clear_globs=False)
+    names.update(test.globs)
+    assert runner.failures == 0, "".join(said)
+
+
+def run_command(line: str) -> None:
+    line = re.sub(r"--trials \d+", "--trials 2", line.removesuffix("&"))
+    words = shlex.split(line)
+    if words[0] == "dtr-alloc":
+        words = [name for word in words[1:] for name in (sorted(glob.glob(word)) or [word])]
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, f"{line}: {done.output}{done.exception!r}"
+    elif words[0] == "make":
+        made = [word for word in words[1:] if "=" not in word]
+        known = (ROOT / "Makefile").read_text()
+        assert [name for name in made if not re.search(rf"^{name}\b.*:", known, re.M)] == []
+    elif words[0] == "pip":
+        extras = re.findall(r"(?:\.|dtr-alloc)\[(.*?)\]", line)
+        known = (ROOT / "pyproject.toml").read_text()
+        asked = [name for extra in extras for name in extra.split(",")]
+        assert [name for name in asked if f"optional-dependencies.{name} " not in known] == []
+    else:
+        scripts = [word for word in words if word.endswith(".py")]
+        assert scripts, f"nothing checks this command: {line}"
+        assert [name for name in scripts if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_the_code_of_a_document_runs(document: Path, folder: Path) -> None:
+    del folder  # The working directory.
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(TRAIN, names)
+    names["__name__"] = "__main__"
+    for fence in fences(document):
+        if fence.language == "python":
+            run_python(fence, document, names)
+        elif fence.language == "pycon":
+            run_session(fence, document, names)
+        elif fence.language == "sh":
+            for line in fence.commands():
+                run_command(line)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_every_block_says_its_language(document: Path) -> None:
+    strange = [f.line for f in fences(document) if f.language not in LANGUAGES]
+    assert strange == [], f"lines that begin blocks of none of {sorted(LANGUAGES)}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_links_lead_to_files(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def modules() -> list[str]:
+    """All of ours, the command line and what Triton compiles left out."""
+    listed = pkgutil.walk_packages(dtr_alloc.__path__, "dtr_alloc.")
+    return [one.name for one in listed if one.name.split(".")[-1] not in ("__main__", "_kernels")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_the_examples_of_a_module_run(name: str) -> None:
+    module: ModuleType = pytest.importorskip(name, exc_type=ModuleNotFoundError)
+    assert doctest.testmod(module).failed == 0
