@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 import dtr_alloc
 from dtr_alloc.__main__ import main
+from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS
 from tests.fences import DOCUMENTS, ROOT, Fence, fences
 
 LANGUAGES = {"python", "pycon", "sh", "text"}
@@ -155,3 +156,26 @@ def modules() -> list[str]:
 def test_the_examples_of_a_module_run(name: str) -> None:
     module: ModuleType = pytest.importorskip(name, exc_type=ModuleNotFoundError)
     assert doctest.testmod(module).failed == 0
+
+
+def rows(document: Path, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, without the table's own."""
+    text = document.read_text().split(f"\n{heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_page_of_heuristics_has_every_preset_as_it_is() -> None:
+    told = {
+        name.strip("`"): eval(parameters.strip("`"), {"Heuristic": dtr_alloc.Heuristic})
+        for name, parameters, *_ in rows(ROOT / "docs/heuristics.md", "## The presets")
+    }
+    assert told == PRESETS
+
+
+def test_the_page_of_heuristics_has_every_ablation() -> None:
+    cells = [row[1:] for row in rows(ROOT / "docs/heuristics.md", "## The ablations")]
+    names = [re.findall(r"`(\w+)`", cell) for row in cells for cell in row]
+    assert [first for first, *_ in names] == list(ABLATIONS)
+    for first, *same in names:
+        assert [PRESETS[name] for name in same] == [ABLATIONS[first]] * len(same)
