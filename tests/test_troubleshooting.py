@@ -14,9 +14,7 @@ from tests.fences import ROOT
 
 PAGE = ROOT / "docs/troubleshooting.md"
 PYTHON = sorted(
-    file
-    for folder in ("dtr_alloc", "runtime", "kernels")
-    for file in (ROOT / folder).glob("*.py")
+    file for folder in ("dtr_alloc", "runtime", "kernels") for file in (ROOT / folder).glob("*.py")
 )
 CPP = sorted([*ROOT.glob("dtr_alloc/csrc/*.cpp"), *ROOT.glob("runtime/csrc/**/*.cpp")])
 # What makes an error of a text, besides classes that are called so.
