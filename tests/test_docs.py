@@ -209,3 +209,18 @@ def test_the_page_of_heuristics_has_every_ablation() -> None:
     assert [first for first, *_ in names] == list(ABLATIONS)
     for first, *same in names:
         assert [PRESETS[name] for name in same] == [ABLATIONS[first]] * len(same)
+
+
+def test_a_name_that_is_not_there_is_noticed_where_code_cannot_run() -> None:
+    look_up(ast.parse("torch.cuda.memory.change_current_allocator(dtr_alloc.allocator('8GiB'))"))
+    with pytest.raises(AttributeError, match="alocator"):
+        look_up(ast.parse("dtr_alloc.alocator('8GiB')"))
+
+
+@pytest.mark.parametrize(
+    "line", ["make nothing", "pip install 'dtr-alloc[nothing]'", "dtr-alloc simulate absent", "ls"]
+)
+def test_a_command_that_cannot_work_is_noticed(line: str, folder: Path) -> None:
+    del folder
+    with pytest.raises(AssertionError):
+        run_command(line)
