@@ -73,7 +73,7 @@ REFERENCE := dtr_alloc dtr_alloc.pool dtr_alloc.kernels \
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one on
 # a class that only builds with CUDA have.
 docs: $(READY)
-	.venv/bin/pdoc --version > /dev/null 2>&1 || $(PYTHON) -m pip install -q --disable-pip-version-check 'pdoc>=16'
+	.venv/bin/pdoc --version > /dev/null 2>&1 || $(PYTHON) -m pip install -q --disable-pip-version-check 'dtr-alloc[docs]'
 	PYTHONWARNINGS='error,ignore:Error parsing type annotation _core.CudaAllocator:UserWarning' \
 	  .venv/bin/pdoc -d google -o build/docs $(REFERENCE)
 
