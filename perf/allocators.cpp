@@ -1,16 +1,16 @@
-// Plays one program of requests against one allocator, on some threads, and prints nanoseconds a
-// pair of allocate and free for each round, the fastest first thing to read. allocators.py writes
-// the programs, builds this, and starts it once for each allocator: `malloc` is whatever the
-// process was preloaded with.
+// Plays one program of requests against one allocator, on some threads, and prints for each round
+// nanoseconds a pair of allocate and free. allocators.py writes the programs, builds this, and
+// starts it once for each allocator: `malloc` is whatever the process was preloaded with.
 //
 //     allocators FILE ALLOCATOR THREADS ROUNDS TOUCH
 //
 // FILE holds int64: a positive number allocates that many bytes, -1 - k frees the k-th allocation.
-// What is live at the end is freed. TOUCH 1 writes a byte in each 4 KiB of every block; 2 writes all
-// of it.
+// What is live at the end is freed. TOUCH 1 writes a byte in each 4 KiB of every block; 2 writes
+// all of it.
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstdint>
@@ -109,25 +109,27 @@ void measure(Allocator allocator, const std::vector<Bytes>& program, int threads
              int how) {
   std::size_t pairs = 0;
   for (const Bytes request : program) pairs += request > 0;
-  std::barrier line(threads + 1);
+  using Clock = std::chrono::steady_clock;
+  const auto count = static_cast<std::size_t>(threads);
+  std::vector<Clock::time_point> begins(count), ends(count);
+  std::barrier line(threads);
   std::vector<std::thread> players;
-  for (int t = 0; t < threads; t++) {
-    players.emplace_back([&] {
+  for (std::size_t t = 0; t < count; t++) {
+    players.emplace_back([&, t] {
       std::vector<typename Allocator::Handle> blocks;
       blocks.reserve(pairs);
-      for (int round = 0; round <= rounds; round++) {
+      for (int round = 0; round <= rounds; round++) {  // The first warms up.
         line.arrive_and_wait();
+        begins[t] = Clock::now();
         play(allocator, program, how, blocks);
+        ends[t] = Clock::now();
         line.arrive_and_wait();
+        if (t > 0 || round == 0) continue;
+        const std::chrono::duration<double, std::nano> took =
+            *std::ranges::max_element(ends) - *std::ranges::min_element(begins);
+        std::printf("%.3f\n", took.count() / static_cast<double>(pairs * count));
       }
     });
-  }
-  for (int round = 0; round <= rounds; round++) {  // The first warms up.
-    line.arrive_and_wait();
-    const auto begin = std::chrono::steady_clock::now();
-    line.arrive_and_wait();
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
-    if (round > 0) std::printf("%.3f\n", took.count() / static_cast<double>(pairs * threads));
   }
   for (auto& player : players) player.join();
 }
