@@ -11,6 +11,7 @@ import doctest
 import glob
 import importlib
 import json
+import os
 import pkgutil
 import re
 import shlex
@@ -58,6 +59,8 @@ def shown(document: Path) -> str:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader's commands run: a script, two logs of it, nothing else."""
     monkeypatch.chdir(tmp_path)
+    # One core, so that a sweep stays in this process; test_sweep has the others.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     Path("train.py").write_text(TRAIN)
     for log in ("step.log.gz", "other.log.gz"):
         with dtr_alloc.record_trace(log):
