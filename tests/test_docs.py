@@ -43,7 +43,7 @@ def train_one_step():
     optimizer.step()
 
 def train():
-    for _ in range(2):
+    for _ in range(4):
         train_one_step()
 
 if __name__ == "__main__":
