@@ -9,7 +9,6 @@ namespace {
 
 constexpr double kNear = 1e-12;  // Far above the error of a score in floating point.
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr std::size_t kTile = 256;      // Rows.
 constexpr std::size_t kPenalties = 64;  // Few values are recomputed more often.
 
 constexpr std::size_t kLanes = 8;
@@ -208,28 +207,57 @@ Terms Scorer::terms(const ColumnsView& columns, std::size_t row, Nanos clock) co
           .free_neighbours = columns.free_left[row] + columns.free_right[row]};
 }
 
+// Scores of a tile's rows; returns the least.
+double Scorer::score_tile_of(const ColumnsView& columns, std::size_t begin, Nanos clock,
+                             double* scores) {
+  std::size_t end = std::min(begin + kScoreTile, columns.count), row = begin;
+  double lowest = kInfinite;
+  if (vectors_) {
+    row = begin + (end - begin) / kLanes * kLanes;
+    lowest = score_tile({columns, begin, row - begin, heuristic_, clock, shape_of(heuristic_),
+                         penalties_.data(), scores});
+  }
+  for (; row < end; ++row) {
+    scores[row] = columns.evictable[row] ? dtr::score(heuristic_, terms(columns, row, clock))
+                                         : std::numeric_limits<double>::quiet_NaN();
+    lowest = std::min(lowest, scores[row]);  // A NaN is never less.
+  }
+  return lowest;
+}
+
 void Scorer::score(const ColumnsView& columns, Nanos clock, double* scores) {
   lowest_.clear();
-  for (std::size_t begin = 0; begin < columns.count; begin += kTile) {
-    std::size_t end = std::min(begin + kTile, columns.count), row = begin;
-    double lowest = kInfinite;
-    if (vectors_) {
-      row = begin + (end - begin) / kLanes * kLanes;
-      lowest = score_tile({columns, begin, row - begin, heuristic_, clock, shape_of(heuristic_),
-                           penalties_.data(), scores});
-    }
-    for (; row < end; ++row) {
-      scores[row] = columns.evictable[row] ? dtr::score(heuristic_, terms(columns, row, clock))
-                                           : std::numeric_limits<double>::quiet_NaN();
-      lowest = std::min(lowest, scores[row]);  // A NaN is never less.
-    }
-    lowest_.push_back(lowest);
+  for (std::size_t begin = 0; begin < columns.count; begin += kScoreTile) {
+    lowest_.push_back(score_tile_of(columns, begin, clock, scores));
   }
 }
 
 Scorer::Choice Scorer::choose(const ColumnsView& columns, Nanos clock) {
   if (scores_.size() < columns.count) scores_.resize(2 * columns.count);
   score(columns, clock, scores_.data());
+  return choose_scored(columns, clock);
+}
+
+// Another's scores may be off by kNear, and so may the least of them: rows that might be least here
+// lie within four times that. What cannot be right, or depends on all rows, is done here.
+Scorer::Choice Scorer::choose_near(const ColumnsView& columns, Nanos clock,
+                                   const double* least_of_tiles) {
+  std::size_t tiles = (columns.count + kScoreTile - 1) / kScoreTile;
+  double given = kInfinite, lowest = kInfinite;
+  for (std::size_t tile = 0; tile < tiles; ++tile) given = std::min(given, least_of_tiles[tile]);
+  if (!(given > 0)) return choose(columns, clock);
+  if (scores_.size() < columns.count) scores_.resize(2 * columns.count);
+  lowest_.assign(tiles, kInfinite);
+  for (std::size_t tile = 0; tile < tiles; ++tile) {
+    if (least_of_tiles[tile] > given + 4 * kNear * given) continue;
+    lowest_[tile] = score_tile_of(columns, tile * kScoreTile, clock, scores_.data());
+    lowest = std::min(lowest, lowest_[tile]);
+  }
+  if (!(lowest > 0) || (lowest == kInfinite && given < kInfinite)) return choose(columns, clock);
+  return choose_scored(columns, clock);
+}
+
+Scorer::Choice Scorer::choose_scored(const ColumnsView& columns, Nanos clock) {
   double lowest = kInfinite;
   for (double tile : lowest_) lowest = std::min(lowest, tile);
   if (lowest <= 0) return choose_not_positive(columns, clock);
@@ -237,8 +265,8 @@ Scorer::Choice Scorer::choose(const ColumnsView& columns, Nanos clock) {
   double near = lowest + 2 * kNear * lowest;
   for (std::size_t tile = 0; tile < lowest_.size(); ++tile) {
     if (lowest_[tile] > near) continue;
-    std::size_t end = std::min((tile + 1) * kTile, columns.count);
-    for (std::size_t row = tile * kTile; row < end; ++row) {
+    std::size_t end = std::min((tile + 1) * kScoreTile, columns.count);
+    for (std::size_t row = tile * kScoreTile; row < end; ++row) {
       if (scores_[row] > near || scores_[row] != scores_[row]) continue;
       least.consider(static_cast<std::int64_t>(row), columns.order[row],
                      terms(columns, row, clock));

@@ -21,6 +21,7 @@
 namespace dtr {
 
 constexpr std::int64_t kNoRow = -1;
+constexpr std::size_t kScoreTile = 256;  // Rows that are scored together.
 
 // The least of the rows considered so far.
 class Least {
@@ -56,8 +57,13 @@ class Scorer {
   };
   Choice choose(const ColumnsView& columns, Nanos clock);
 
+  // The same choice, where somebody else has found the least score of each tile as nearly as
+  // rounding lets him: only the tiles that are near the least of all are scored here.
+  Choice choose_near(const ColumnsView& columns, Nanos clock, const double* least_of_tiles);
+
  private:
-  void score_tiles(const ColumnsView& columns, Nanos clock, double* scores);
+  double score_tile_of(const ColumnsView& columns, std::size_t begin, Nanos clock, double* scores);
+  Choice choose_scored(const ColumnsView& columns, Nanos clock);
   Choice choose_not_positive(const ColumnsView& columns, Nanos clock) const;
 
   const Heuristic heuristic_;
