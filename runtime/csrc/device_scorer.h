@@ -6,7 +6,7 @@
 // victim is the host's, whatever the last bits of the device's powers are.
 //
 // Whether it pays depends on the bus and on the score: a row without powers takes the host less
-// time than the bus does to carry it, one with powers twenty times longer. So both are timed at the
+// time than the bus does to carry it, one with powers several times more. So both are timed at the
 // start, and from the crossover on the device is asked. What the program's own kernels do to it
 // cannot be timed beforehand; where the device is later than the host would be three times running,
 // rows must be twice as many from then on. A call of the driver that fails ends it: the host scores

@@ -4,6 +4,10 @@
 #include <cstring>
 #include <utility>
 
+// How a vector would be returned depends on the processor; none is, all of it is inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#include "runtime/csrc/vector_power.h"
+
 namespace dtr {
 namespace {
 
@@ -11,9 +15,6 @@ constexpr double kNear = 1e-12;  // Far above the error of a score in floating p
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr std::size_t kPenalties = 64;  // Few values are recomputed more often.
 
-constexpr std::size_t kLanes = 8;
-using Reals = double __attribute__((vector_size(8 * kLanes)));
-using Wholes = std::int64_t __attribute__((vector_size(8 * kLanes)));
 using Flags = std::uint8_t __attribute__((vector_size(kLanes)));
 
 template <typename Vector, typename T>
@@ -22,13 +23,13 @@ template <typename Vector, typename T>
   std::memcpy(&vector, from, sizeof(Vector));
 }
 
-// Which terms a score has.
+// Which terms a score has: with exponents of 1, or `general`, all with any.
 struct Shape {
-  bool cost, size, staleness, free, penalty;
+  bool cost, size, staleness, general;
 };
 
 // Scores of `count` rows, a multiple of kLanes, from `row` on; returns the least.
-template <bool kCost, bool kSize, bool kStaleness, bool kFree, bool kPenalty>
+template <bool kCost, bool kSize, bool kStaleness, bool kGeneral>
 [[gnu::always_inline]] inline double score_rows(const ColumnsView& columns, std::size_t row,
                                                 std::size_t count, const Heuristic& h, Nanos clock,
                                                 const double* penalties, double* scores) {
@@ -43,9 +44,10 @@ template <bool kCost, bool kSize, bool kStaleness, bool kFree, bool kPenalty>
       load(b, columns.neighbourhood + row);
       numerator = __builtin_convertvector(a + b + h.epsilon, Reals);
     }
-    if constexpr (kPenalty) {
-      Reals penalty;
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    if constexpr (kGeneral) {
+      numerator = raise(numerator, h.cost_exp);
+      Reals penalty = one;
+      for (std::size_t lane = 0; h.recompute_penalty != 1 && lane < kLanes; ++lane) {
         std::int32_t times = columns.recomputes[row + lane];
         penalty[lane] = times < static_cast<std::int32_t>(kPenalties)
                             ? penalties[times]
@@ -56,15 +58,17 @@ template <bool kCost, bool kSize, bool kStaleness, bool kFree, bool kPenalty>
     if constexpr (kSize) {
       load(a, columns.size + row);
       bytes = __builtin_convertvector(a, Reals);
-      if constexpr (kFree) {
+      if constexpr (kGeneral) {
         load(a, columns.free_left + row);
         load(b, columns.free_right + row);
         bytes += h.fragmentation * __builtin_convertvector(a + b, Reals);
+        bytes = raise(bytes, h.size_exp);
       }
     }
     if constexpr (kStaleness) {
       load(a, columns.last_access + row);
       staleness = __builtin_convertvector(clock - a + h.epsilon, Reals);
+      if constexpr (kGeneral) staleness = raise(staleness, h.staleness_exp);
     }
     Reals denominator = bytes * staleness;
     Reals score = numerator / denominator;
@@ -99,29 +103,24 @@ struct Tile {
                                  tile.penalties, tile.scores);
   };
   Shape shape = tile.shape;
-  if (shape.penalty || shape.free) {
-    if (shape.cost && shape.size && shape.staleness) {
-      return with.template operator()<true, true, true, true, true>();
-    }
-    return kInfinite;
-  }
+  if (shape.general) return with.template operator()<true, true, true, true>();
   switch (4 * shape.cost + 2 * shape.size + shape.staleness) {
     case 0:
-      return with.template operator()<false, false, false, false, false>();
+      return with.template operator()<false, false, false, false>();
     case 1:
-      return with.template operator()<false, false, true, false, false>();
+      return with.template operator()<false, false, true, false>();
     case 2:
-      return with.template operator()<false, true, false, false, false>();
+      return with.template operator()<false, true, false, false>();
     case 3:
-      return with.template operator()<false, true, true, false, false>();
+      return with.template operator()<false, true, true, false>();
     case 4:
-      return with.template operator()<true, false, false, false, false>();
+      return with.template operator()<true, false, false, false>();
     case 5:
-      return with.template operator()<true, false, true, false, false>();
+      return with.template operator()<true, false, true, false>();
     case 6:
-      return with.template operator()<true, true, false, false, false>();
+      return with.template operator()<true, true, false, false>();
     default:
-      return with.template operator()<true, true, true, false, false>();
+      return with.template operator()<true, true, true, false>();
   }
 }
 
@@ -152,16 +151,14 @@ Shape shape_of(const Heuristic& h) {
   return {.cost = h.cost_exp != 0,
           .size = h.size_exp != 0,
           .staleness = h.staleness_exp != 0,
-          .free = h.fragmentation != 0 && h.size_exp != 0,
-          .penalty = h.recompute_penalty != 1};
+          .general =
+              !(zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) &&
+                zero_or_one(h.staleness_exp) && h.fragmentation == 0 && h.recompute_penalty == 1)};
 }
 
-// Whether score_tile has a version for it: without powers, and MegEngine's terms with all others.
+// Whether powers have the accuracy that choosing needs.
 bool has_vectors(const Heuristic& h) {
-  Shape shape = shape_of(h);
-  bool whole = shape.cost && shape.size && shape.staleness;
-  return zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) && zero_or_one(h.staleness_exp) &&
-         (whole || !(shape.free || shape.penalty));
+  return std::max({h.cost_exp, h.size_exp, h.staleness_exp}) <= kGreatestExponent;
 }
 
 // Whether all that is in an integral score is equal.
