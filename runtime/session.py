@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import format_size, parse_size
 
 _NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
@@ -277,6 +277,7 @@ def rematerialize(
     if thrash_limit < 0:
         raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
     options: dict[str, Any] = {"evict_always": False, "verify": False, "on_cuda": False}
+    options |= {"scorer": native_scorer("host"), "image": ""}
     options.update(_instruments or {})
     core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
@@ -329,6 +330,8 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         debug=False,
         thrash_limit=0.0,
         on_cuda=False,
+        scorer=native_scorer("host"),
+        image="",
     )
     with _scope(core, device):
         yield Session(core, None)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -282,6 +283,11 @@ void Engine::disown(Value& value) {
   value.owned = kNowhere;
 }
 
+void Engine::score_on(std::unique_ptr<DeviceScorer> device) {
+  device_scorer_ = std::move(device);
+  columns_.lie_in([this](std::size_t bytes) { return device_scorer_->memory(bytes); });
+}
+
 // ---- Choosing
 // -------------------------------------------------------------------------------------------------------
 
@@ -333,7 +339,9 @@ Value* Engine::choose() {
     if (columns.evictable[row])
       columns_.set_free(row, executor_.free_neighbours(*columns_.value(row)));
   }
-  Scorer::Choice choice = scorer_.choose(columns, stats_.clock);
+  std::optional<Scorer::Choice> by_device;
+  if (device_scorer_) by_device = device_scorer_->choose(scorer_, columns, stats_.clock);
+  Scorer::Choice choice = by_device ? *by_device : scorer_.choose(columns, stats_.clock);
   stats_.evaluations += static_cast<std::int64_t>(columns_.evictable()) + choice.evaluations;
   return choice.row == kNoRow ? nullptr : columns_.value(choice.row);
 }
