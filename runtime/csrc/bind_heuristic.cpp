@@ -115,7 +115,8 @@ void bind_heuristic(py::module_& m) {
       .value("none", NeighbourhoodKind::kNone)
       .value("eqclass", NeighbourhoodKind::kEvictedClass)
       .value("full", NeighbourhoodKind::kFull)
-      .value("ancestors", NeighbourhoodKind::kAncestors);
+      .value("ancestors", NeighbourhoodKind::kAncestors)
+      .value("megengine", NeighbourhoodKind::kMegEngine);
   py::enum_<Selection>(m, "Selection")
       .value("single", Selection::kSingle)
       .value("sample", Selection::kSample)
