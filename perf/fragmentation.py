@@ -2,12 +2,13 @@
 
 Every run is in one kind of pool, with budgets as shares of the most bytes that the pool would hold
 without one. Where blocks lie where they lie (no page is ever moved) it compares victims chosen one
-by one (`dtr`, looking at all candidates), with a bonus for free neighbours (`megengine`: MegEngine's
-terms on the paper's neighbourhoods; `no count` is without the penalty for what was recomputed,
-which MegEngine lost in 2021 unnoticed; `as published`: with its own sets and its costs, which are
-bytes), and windows (`window`; `two-ended` keeps cheap blocks apart from the rest). `+ remap` is the same with pages
-that move, which is what a scope's arena does, and `default` is all that a scope does. `bytes` is
-the paper's simulator, which knows neither fragmentation nor the temporaries of kernels.
+by one (`dtr`, looking at all candidates), with a bonus for free neighbours (`megengine`: the terms
+that MegEngine added, on the paper's neighbourhoods; `no count` is without the penalty for what was
+recomputed, which MegEngine lost in 2021 unnoticed; `as published` has its own sets, and its costs,
+which are bytes), and windows (`window`; `two-ended` keeps cheap blocks apart from the rest).
+`+ remap` is the same with pages that move, which is what a scope's arena does, and `default` is all
+that a scope does. `bytes` is the paper's simulator, which knows neither fragmentation nor the
+temporaries of kernels.
 Fragmentation at a miss is 1 - largest hole / free bytes; what is free after a miss was evicted and
 not used. Figures over cells are for budgets of 0.9 to 0.1.
 
@@ -192,7 +193,8 @@ def draw(results: dict[tuple[str, float, str], SimulationResult], path: Path) ->
                 for (name, share, of), r in results.items()
                 if (name, of) == (way, trace) and r.status == "ok"
             )
-            style = "k:" if way == "bytes" else "--" if way == "dtr" or way.startswith("megengine") else "-"
+            one_by_one = way == "dtr" or way.startswith("megengine")
+            style = "k:" if way == "bytes" else "--" if one_by_one else "-"
             panel.plot(*zip(*points, strict=True), style, label=way) if points else None
         panel.set_title(trace, fontsize=9)
         panel.set_ylim(0.98, 2.02)

@@ -92,7 +92,7 @@ def test_by_the_logical_clock_costs_are_bytes() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"clock": "cpu", "mode": "pool"}, "clock 'cpu' is not \"wall\" or \"logical\""),
+        ({"clock": "cpu", "mode": "pool"}, 'clock \'cpu\' is not "wall" or "logical"'),
         ({"clock": "logical", "mode": "bytes"}, "mode 'bytes' has the clock of the paper's"),
     ],
 )

@@ -128,8 +128,8 @@ void bind_simulation(py::module_& m) {
         return result_of<Simulation>(columns.schedule(), options);
       },
       py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
-      "remap"_a, "move_ns"_a, "placement"_a, "layouts"_a, "logical_clock"_a,
-      "pin_outputs"_a, "log_events"_a);
+      "remap"_a, "move_ns"_a, "placement"_a, "layouts"_a, "logical_clock"_a, "pin_outputs"_a,
+      "log_events"_a);
 }
 
 }  // namespace dtr

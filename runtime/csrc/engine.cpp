@@ -293,8 +293,8 @@ void Engine::refresh(std::size_t row) {
   if (heuristic_.fragmentation != 0) look_beside(row);
 }
 
-// MegEngine looks for the right hole where the bytes of a value end, but blocks end at a granule, so
-// for all other sizes it sees none.
+// MegEngine looks for the right hole where the bytes of a value end, but blocks end at a granule,
+// so for all other sizes it sees none.
 void Engine::look_beside(std::size_t row) {
   const Value& value = *columns_.value(row);
   std::pair<Bytes, Bytes> free = executor_.free_neighbours(value);

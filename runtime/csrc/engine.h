@@ -131,6 +131,7 @@ class Engine {
   bool evictable(const Value& value) const { return value.candidate != kNowhere && !value.locks; }
   Nanos staleness(const Value& value) const { return stats_.clock - value.last_access; }
   ColumnsView columns() const { return columns_.view(); }
+  Value* candidate(std::size_t row) const { return columns_.value(row); }
   Neighbourhood& neighbourhood() { return neighbourhood_; }
   EngineStats stats() const {
     EngineStats stats = stats_;

@@ -81,9 +81,7 @@ void MegEngineSets::returned(Value& value) {
   node->cost = value.cost;
 }
 
-void MegEngineSets::cut(Value& value) {
-  unreference(std::exchange(value.evicted_class, nullptr));
-}
+void MegEngineSets::cut(Value& value) { unreference(std::exchange(value.evicted_class, nullptr)); }
 
 Nanos MegEngineSets::cost(const Value& value) {
   Nanos sum = 0;

@@ -1,9 +1,9 @@
-// MegEngine's neighbourhood as it was published, to be compared with: what must be recomputed so that
-// a value's operator can run, and nothing for that operator itself. Against the paper's relaxation
-// (evicted_classes.h) it lacks what was made from the value, the joining of what the program drops,
-// and sums that hold: a value that comes back cuts itself out of its set, and where others lie below
-// it in the union-find they lose the rest. Neighbours in one set are counted one by one.
-// Source: MegEngine, master of October 2024, imperative/src/impl/interpreter.
+// MegEngine's neighbourhood as it was published, to be compared with: what must be recomputed so
+// that a value's operator can run, and nothing for that operator itself. Against the paper's
+// relaxation (evicted_classes.h) it lacks what was made from the value, the joining of what the
+// program drops, and sums that hold: a value that comes back cuts itself out of its set, and where
+// others lie below it in the union-find they lose the rest. Neighbours in one set are counted one
+// by one. Source: MegEngine, master of October 2024, imperative/src/impl/interpreter.
 
 #pragma once
 

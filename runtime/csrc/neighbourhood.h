@@ -3,9 +3,9 @@
 // evicted, dropped by the program, superseded by a write, stolen by a replay.
 //
 // Four answers, dearer as they get more exact: none; the paper's relaxation by a union-find
-// (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. A fifth
-// is there to be compared with (megengine_sets.h). All see storages: a view counts with the bytes it
-// shares.
+// (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. A
+// fifth is there to be compared with (megengine_sets.h). All see storages: a view counts with the
+// bytes it shares.
 
 #pragma once
 
@@ -28,7 +28,7 @@ class Neighbourhood {
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
   void added(Value& value) { exact() ? regions_.returned(value) : void(); }  // New, with content.
-  void expected(Value& value);  // New, and its operator has yet to run for the first time.
+  void expected(Value& value);         // New, and its operator has yet to run for the first time.
   void lost(Value& value, Loss loss);  // It has just lost its content.
   void returned(Value& value);         // It is back.
   void refresh() { exact() ? regions_.refresh() : void(); }

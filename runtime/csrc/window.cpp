@@ -14,7 +14,7 @@ namespace {
 struct Sums {
   Bytes bytes = 0;  // Free or evictable.
   double evicted = 0, cost = 0, stale_bytes = 0;
-  Value* value = nullptr;  // Of the block; null where it is free, or nobody's to have.
+  std::int32_t row = kNowhere;  // Of the block's value; none where it is free, or nobody's to have.
 };
 
 // Where exponents and the penalty are 1 and missing neighbours, if any, are counted by classes.
@@ -48,8 +48,10 @@ struct AddUp {
       return;
     }
     bytes += size;
+    last->row = kNowhere;
     if (value) {
       const std::int32_t row = value->candidate;
+      last->row = row;
       const auto real_size = static_cast<double>(size);
       auto own = static_cast<double>(columns.cost[row]);
       if constexpr (!kSimple) {
@@ -64,7 +66,6 @@ struct AddUp {
     last->evicted = evicted;
     last->cost = cost;
     last->stale_bytes = stale_bytes;
-    last->value = value;
   }
 };
 
@@ -95,15 +96,15 @@ class SharedCost {
  private:
   std::int64_t mark(const Sums& block) const { return mark_ + (&block - first_); }
   void add(const Sums& block) {
-    if (!block.value) return;
-    classes_->for_each(block.value->candidate, [&](EvictedClass& root) {
+    if (block.row == kNowhere) return;
+    classes_->for_each(block.row, [&](EvictedClass& root) {
       if (root.met <= mark(*left_)) cost_ += root.cost;
       root.met = mark(block);
     });
   }
   void take(const Sums& block) {
-    if (!block.value) return;
-    classes_->for_each(block.value->candidate, [&](EvictedClass& root) {
+    if (block.row == kNowhere) return;
+    classes_->for_each(block.row, [&](EvictedClass& root) {
       if (root.met == mark(block)) cost_ -= root.cost;
     });
   }
@@ -114,35 +115,45 @@ class SharedCost {
   Nanos cost_ = 0;
 };
 
+// All of a pool; returns the last one. `sums` grows to hold them.
 template <bool kSimple>
-[[gnu::noinline]] Window search(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
+const Sums* add_up(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
   const Heuristic& h = engine.heuristic();
-  const PoolStats stats = pool.stats();
-  // Bytes that the budget lacks must come from values, wherever holes may be.
-  const auto lacking =
-      static_cast<double>(std::max(stats.live + bytes - stats.budget, Bytes{1}));
-  EvictedClasses* const classes = engine.neighbourhood().evicted_classes();
-  if (!kSimple && !classes) engine.neighbourhood().fill();
-  if (sums.empty()) sums.resize(1024);
-  const Sums* last = nullptr;
-  while (!last || last == &sums.back()) {
-    if (last) sums.resize(2 * sums.size());
-    last = pool.each_extent(bytes, AddUp<kSimple>{.engine = engine,
-                                                  .columns = engine.columns(),
-                                                  .now = engine.stats().clock + h.epsilon,
-                                                  .penalty = h.recompute_penalty,
-                                                  .shared = classes != nullptr,
-                                                  .last = sums.data(),
-                                                  .end = sums.data() + sums.size()})
-               .last;
+  const bool shared = engine.neighbourhood().evicted_classes() != nullptr;
+  if (!kSimple && !shared) engine.neighbourhood().fill();
+  while (true) {
+    if (!sums.empty()) {
+      const Sums* last =
+          pool.each_extent(bytes, AddUp<kSimple>{.engine = engine,
+                                                 .columns = engine.columns(),
+                                                 .now = engine.stats().clock + h.epsilon,
+                                                 .penalty = h.recompute_penalty,
+                                                 .shared = shared,
+                                                 .last = sums.data(),
+                                                 .end = sums.data() + sums.size()})
+              .last;
+      if (last != &sums.back()) return last;
+    }
+    sums.resize(std::max<std::size_t>(1024, 2 * sums.size()));
   }
+}
 
+struct Run {
+  const Sums *begin, *end;  // Of the blocks beyond begin up to end.
+  double cost;
+};
+
+// By itself, since its few variables must not leave the registers.
+template <bool kSimple>
+[[gnu::noinline]] Run cheapest_run(const Sums* const first, const Sums* const last,
+                                   const Bytes bytes, const double lacking, const Heuristic& h,
+                                   SharedCost& shared) {
   const auto epsilon = static_cast<double>(h.epsilon);
-  SharedCost shared(classes, sums.data(), last);
-  double best = std::numeric_limits<double>::infinity(), least_cost = 0;
-  const Sums *left = sums.data(), *begin = left, *end = left;  // Runs lie beyond left up to right.
-  bool holds = false;                                          // Whether the run holds the request.
-  for (const Sums* right = left + 1; right <= last; ++right) {
+  double best = std::numeric_limits<double>::infinity();
+  Run run{first, first, 0};
+  const Sums* left = first;
+  bool holds = false;  // Whether what lies beyond left holds the request.
+  for (const Sums* right = first + 1; right <= last; ++right) {
     if (right->bytes == 0) [[unlikely]] {
       left = right;
       holds = false;
@@ -168,15 +179,25 @@ template <bool kSimple>
       over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
       if (over >= best * under) continue;
       best = over / under;
-      least_cost = cost - epsilon;
-      begin = left;
-      end = right;
+      run = {left, right, cost - epsilon};
     }
   }
+  return run;
+}
 
-  Window window{.values = {}, .cost = static_cast<Nanos>(least_cost)};
-  while (begin < end) {
-    if (Value* value = (++begin)->value) window.values.push_back(value);
+template <bool kSimple>
+Window search(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
+  const PoolStats stats = pool.stats();
+  // Bytes that the budget lacks must come from values, wherever holes may be.
+  const Bytes lacking = std::max(stats.live + bytes - stats.budget, Bytes{1});
+  const Sums* last = add_up<kSimple>(pool, engine, bytes, sums);
+  SharedCost shared(engine.neighbourhood().evicted_classes(), sums.data(), last);
+  Run run = cheapest_run<kSimple>(sums.data(), last, bytes, static_cast<double>(lacking),
+                                  engine.heuristic(), shared);
+  Window window{.values = {}, .cost = static_cast<Nanos>(run.cost)};
+  while (run.begin < run.end) {
+    const std::int32_t row = (++run.begin)->row;
+    if (row != kNowhere) window.values.push_back(engine.candidate(row));
   }
   return window;
 }
