@@ -3,7 +3,8 @@
 Thread-CPU time per Python call, in a scope without a budget against plain eager. Batches of the
 two alternate, so that a machine that slows down does so for both, and the difference of the two
 medians counts. Results are dropped at once, so the figure holds both making a record and freeing
-it. Inputs are themselves results of recorded operators.
+it. Inputs are themselves results of recorded operators. Beside it: what a TorchDispatchMode adds
+that does nothing but call the operator, the way that programs in Python intercept.
 
 The size of a record is the growth of the process over a chain of additions whose intermediates are
 dropped and whose recipes are kept by the chain's end, divided by the number of additions.
@@ -16,13 +17,16 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from measurement import Measurement, report, rss_bytes
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
 
@@ -56,6 +60,19 @@ def calls() -> dict[str, Callable[[], object]]:
     }
 
 
+class Empty(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Passes every call on."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 def batch_ns(call: Callable[[], object], count: int) -> float:
     """Thread-CPU ns per call over `count` calls, after a few that warm up."""
     for _ in range(min(100, count)):
@@ -68,19 +85,25 @@ def batch_ns(call: Callable[[], object], count: int) -> float:
 
 def overheads(batches: int, count: int) -> list[Measurement]:
     """Added us per call of each operator, in the order of `calls`."""
-    eager: dict[str, list[float]] = {}
-    added: dict[str, list[float]] = {}
+    scopes: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "eager": nullcontext,
+        "added": lambda: dtr_alloc.rematerialize(None, device="cpu"),
+        "added by an empty TorchDispatchMode": Empty,
+    }
+    times: dict[tuple[str, str], list[float]] = {}
     for _ in range(batches):
-        for name, call in calls().items():
-            eager.setdefault(name, []).append(batch_ns(call, count))
-        with dtr_alloc.rematerialize(None, device="cpu"):
-            for name, call in calls().items():
-                added.setdefault(name, []).append(batch_ns(call, count))
+        for scope, make in scopes.items():
+            with make():
+                for name, call in calls().items():
+                    times.setdefault((name, scope), []).append(batch_ns(call, count))
     found = []
-    for name in eager:
-        base, scope = statistics.median(eager[name]), statistics.median(added[name])
+    for name in calls():
+        base = statistics.median(times[name, "eager"])
         found.append(Measurement(f"{name}: eager", base / 1e3, "us"))
-        found.append(Measurement(f"{name}: added", (scope - base) / 1e3, "us", LIMITS_US.get(name)))
+        for scope in list(scopes)[1:]:
+            added = (statistics.median(times[name, scope]) - base) / 1e3
+            limit = LIMITS_US.get(name) if scope == "added" else None
+            found.append(Measurement(f"{name}: {scope}", added, "us", limit))
     return found
 
 

@@ -273,9 +273,15 @@ class _FileLock:
 
 
 def _storage(storage: str | os.PathLike[str] | None) -> Any:
-    if storage is None or "://" in str(storage):
-        return storage
-    from optuna.storages import journal
+    if storage is None:
+        return None
+    from optuna.storages import RDBStorage, journal
+
+    if "://" in str(storage):
+        from sqlalchemy.pool import NullPool
+
+        # A connection that is kept would be left open with the study.
+        return RDBStorage(str(storage), engine_kwargs={"poolclass": NullPool})
 
     path = Path(storage)
     if not path.parent.is_dir():

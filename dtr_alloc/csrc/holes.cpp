@@ -1,23 +1,10 @@
-// The tree's part of the order of holes, and the check of all of it.
+// Holes that change their size, and the check of all of them.
 
 #include "dtr_alloc/csrc/holes.h"
 
-#include <iterator>
 #include <stdexcept>
 
 namespace dtr {
-
-void Holes::insert_large(Node* hole) {
-  if (spare_.empty()) {
-    tree_.insert(hole);
-    return;
-  }
-  spare_.back().value() = hole;
-  tree_.insert(std::move(spare_.back()));
-  spare_.pop_back();
-}
-
-void Holes::remove_large(Node* hole) { spare_.push_back(tree_.extract(hole)); }
 
 void Holes::resize(Node* hole, Bytes offset, Bytes size) {
   if (small(hole->size) || small(size)) {
@@ -27,18 +14,7 @@ void Holes::resize(Node* hole, Bytes offset, Bytes size) {
     insert(hole);
     return;
   }
-  // Most often the one large hole at the end of the arena: it stays the largest, and the tree stays
-  // as it is.
-  const Tree::iterator at = tree_.find(hole);
-  const Tree::iterator after = std::next(at);
-  Node key{{.offset = offset, .size = size}};
-  const bool stays = (at == tree_.begin() || BySizeThenOffset{}(*std::prev(at), &key)) &&
-                     (after == tree_.end() || BySizeThenOffset{}(&key, *after));
-  Tree::node_type node;
-  if (!stays) node = tree_.extract(at);
-  hole->offset = offset;
-  hole->size = size;
-  if (!stays) tree_.insert(after, std::move(node));
+  large_.resize(hole, offset, size);
 }
 
 void Holes::check() const {
@@ -58,15 +34,8 @@ void Holes::check() const {
       seen++;
     }
   }
-  const Node* previous = nullptr;
-  for (const Node* hole : tree_) {
-    insist(hole->free, "a live block must not be in the tree of holes");
-    insist(!small(hole->size), "a small hole must be in a list, not in the tree");
-    insist(previous == nullptr || BySizeThenOffset{}(previous, hole), "the tree must be in order");
-    previous = hole;
-    seen++;
-  }
-  insist(seen == count_, "the number of holes must be the number in the lists and the tree");
+  seen += large_.check();
+  insist(seen == count_, "the number of holes must be the number in the lists and the order");
 }
 
 }  // namespace dtr

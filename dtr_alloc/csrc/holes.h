@@ -3,21 +3,17 @@
 // Small requests are the most frequent (a scalar argument of an operator may be one), and they come
 // back in few sizes: below 64 granules (32 KiB) each size has its own list, and a word with one bit
 // a size finds the smallest that fits in one instruction. Among holes of one size the last one
-// freed comes first: it is in the cache. From 64 granules on, a tree ordered by (size, offset):
-// lowest address first. Tree nodes are kept for reuse, so that neither insert nor remove calls
-// malloc once the pool is warm.
+// freed comes first: it is in the cache. From 64 granules on, HoleOrder: by size, then the
+// lowest address first.
 
 #pragma once
 
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <functional>
-#include <set>
-#include <utility>
-#include <vector>
 
 #include "dtr_alloc/csrc/blocks.h"
+#include "dtr_alloc/csrc/hole_order.h"
 
 namespace dtr {
 
@@ -25,7 +21,7 @@ class Holes {
  public:
   void insert(Node* hole) {
     count_++;
-    if (!small(hole->size)) return insert_large(hole);
+    if (!small(hole->size)) return large_.insert(hole);
     Node*& head = lists_[bin(hole->size)];
     hole->hole_previous = nullptr;
     hole->hole_next = head;
@@ -36,7 +32,7 @@ class Holes {
 
   void remove(Node* hole) {
     count_--;
-    if (!small(hole->size)) return remove_large(hole);
+    if (!small(hole->size)) return large_.remove(hole);
     if (hole->hole_next != nullptr) hole->hole_next->hole_previous = hole->hole_previous;
     if (hole->hole_previous != nullptr) {
       hole->hole_previous->hole_next = hole->hole_next;
@@ -58,18 +54,13 @@ class Holes {
         }
       }
     }
-    for (Tree::iterator at = tree_.lower_bound(size); at != tree_.end(); ++at) {
-      if (accept(*at)) return *at;
-    }
-    return nullptr;
+    return large_.first_from(size, accept);
   }
 
   // Calls `visit` with every hole, largest first, until it returns false.
   template <class Visit>
   void largest_first(const Visit& visit) const {
-    for (Tree::reverse_iterator at = tree_.rbegin(); at != tree_.rend(); ++at) {
-      if (!visit(*at)) return;
-    }
+    if (!large_.each_backwards(visit)) return;
     for (std::uint64_t left = filled_; left != 0;) {
       const int size = 63 - std::countl_zero(left);
       left &= ~(std::uint64_t{1} << size);
@@ -80,7 +71,7 @@ class Holes {
   }
 
   Bytes largest() const {
-    if (!tree_.empty()) return (*tree_.rbegin())->size;
+    if (!large_.empty()) return large_.last()->size;
     return filled_ == 0 ? 0 : (63 - std::countl_zero(filled_)) * kGranule;
   }
 
@@ -90,25 +81,12 @@ class Holes {
   void check() const;
 
  private:
-  struct BySizeThenOffset {
-    using is_transparent = void;
-    bool operator()(const Node* a, const Node* b) const {
-      return a->size != b->size ? a->size < b->size : a->offset < b->offset;
-    }
-    bool operator()(const Node* a, Bytes size) const { return a->size < size; }
-    bool operator()(Bytes size, const Node* a) const { return size < a->size; }
-  };
-  using Tree = std::set<Node*, BySizeThenOffset>;
-
   static bool small(Bytes size) { return size < 64 * kGranule; }
   static int bin(Bytes size) { return static_cast<int>(size / kGranule); }
-  void insert_large(Node* hole);
-  void remove_large(Node* hole);
 
   std::array<Node*, 64> lists_ = {};
   std::uint64_t filled_ = 0;  // Bit i: lists_[i] is not empty.
-  Tree tree_;
-  std::vector<Tree::node_type> spare_;
+  HoleOrder large_;
   std::int64_t count_ = 0;
 };
 

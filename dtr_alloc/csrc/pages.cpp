@@ -32,13 +32,19 @@ Pages::Pages(Arena& arena, Bytes budget)
       shift_(page_shift(arena.page())),
       most_(touched(0, budget).end),
       limit_(most_),
-      bits_(((arena.capacity() >> shift_) + 63) / 64) {}
+      bits_(((arena.capacity() >> shift_) + 63) / 64),
+      full_(((arena.capacity() >> shift_) + 4095) / 4096) {}
 
 std::int64_t Pages::next(bool committed, Run run) const {
   for (std::int64_t word = run.begin >> 6; word * 64 < run.end; word++) {
     const std::uint64_t bits =
         (committed ? bits_[word] : ~bits_[word]) & mask(word, run.begin, run.end);
     if (bits != 0) return word * 64 + std::countr_zero(bits);
+    if (committed) continue;
+    // On to the next word that lacks a page.
+    const int at = static_cast<int>(word & 63);
+    const std::uint64_t lacking = at == 63 ? 0 : ~full_[word >> 6] >> (at + 1);
+    word += lacking == 0 ? 63 - at : std::countr_zero(lacking);
   }
   return run.end;
 }
@@ -69,6 +75,8 @@ void Pages::set(Run run, bool committed) {
   for (std::int64_t word = run.begin >> 6; word * 64 < run.end; word++) {
     const std::uint64_t bits = mask(word, run.begin, run.end);
     bits_[word] = committed ? bits_[word] | bits : bits_[word] & ~bits;
+    const std::uint64_t one = std::uint64_t{1} << (word & 63);
+    full_[word >> 6] = ~bits_[word] == 0 ? full_[word >> 6] | one : full_[word >> 6] & ~one;
   }
   if (committed) top_ = std::max(top_, run.end);
   committed_ += committed ? run.size() : -run.size();
@@ -157,6 +165,10 @@ std::vector<std::pair<Bytes, Bytes>> Pages::runs() const {
 }
 
 void Pages::check() const {
+  for (std::int64_t word = 0; word * 64 < top_; word++) {
+    if ((full_[word >> 6] >> (word & 63) & 1) != (~bits_[word] == 0 ? 1U : 0U))
+      throw std::logic_error("a bit for 64 pages must say whether all of them are committed");
+  }
   if (committed({0, top_}) != committed_)
     throw std::logic_error("committed pages must be the bits that are set");
   if (committed_ > most_) throw std::logic_error("committed pages must not pass the limit");

@@ -1,10 +1,11 @@
-// Which pages of an arena are committed: one bit a page, and never more pages than the limit.
+// Which pages of an arena are committed: one bit a page, a second one for 64 pages that all are,
+// and never more pages than the limit.
 //
 // The limit is the budget rounded up to a page. A page may be released only where it lies wholly
 // inside a hole, so the pages that live blocks touch are committed at all times; pages of holes
 // stay committed, too, until somebody needs them elsewhere or trims, because giving a page away and
-// taking it again is a call to the kernel or the driver. Cost: one word for 64 pages that a block
-// covers; measured 460 ns for an allocate and a free of 64 MiB in pages of 4 KiB.
+// taking it again is a call to the kernel or the driver. Cost: one word for 4,096 committed pages
+// that a block covers.
 
 #pragma once
 
@@ -92,6 +93,7 @@ class Pages {
   std::int64_t committed_ = 0;
   std::int64_t top_ = 0;  // No page from here on was ever committed.
   const LazyArray<std::uint64_t> bits_;
+  const LazyArray<std::uint64_t> full_;  // Bit i: bits_[i] has all its bits.
 };
 
 }  // namespace dtr

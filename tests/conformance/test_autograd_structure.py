@@ -24,7 +24,7 @@ def gradients(model: nn.Module) -> Iterator[Tensor]:
 
 
 # Forward mode compiles its decompositions with torch.jit, which warns that it is deprecated.
-forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit")
 
 
 @forward_mode

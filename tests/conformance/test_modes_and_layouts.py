@@ -206,7 +206,7 @@ def test_meta_and_fake_tensors_beside_real_ones() -> None:
 
 def test_scripted_and_traced_functions() -> None:
     layer = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Dropout(0.3))
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         scripted, traced = torch.jit.script(layer), torch.jit.trace(layer[:2], torch.ones(4, 32))  # type: ignore[no-untyped-call]
 
     def program() -> Iterator[Tensor]:
@@ -221,8 +221,10 @@ def test_scripted_and_traced_functions() -> None:
     assert_exact(program)
 
 
-# The compiler asks every input for its gradient, of which torch warns if it is no leaf.
+# The compiler asks every input for its gradient, of which torch warns if it is no leaf, and warns
+# of Python 3.13.0.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_functions(backend: str) -> None:
     layer = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))

@@ -1,0 +1,290 @@
+"""What would a user do instead, and which is faster at the same memory?
+
+The demo's models are trained by each peer, and by us under a budget that is the peer's own peak:
+the bytes that it allocates beside the parameters, measured in a scope that evicts nothing. In each
+round eager, the peer and we train in turn, so that a machine that slows down does so for all; a
+slowdown is the median over rounds of the round's median step over eager's. Whether the losses,
+gradients, parameters, buffers and optimizer state equal eager's to the bit is checked for all.
+
+The peers, on the modules that a user of each would choose (a block of gpt or resnet, a pair of
+convolutions of unet):
+
+- checkpoint: torch.utils.checkpoint around each block.
+- checkpoint sqrt N: checkpoint_sequential, as many segments as the root of the number of blocks.
+- selective: checkpoint around each block that keeps what matrix products, convolutions and
+  attention computed (create_selective_checkpoint_contexts).
+- compile 0.5, compile 0.3: torch.compile with that activation_memory_budget.
+- checkpoint, edited: treelstm has no blocks, its state is one recursive method; here that is
+  wrapped so that every node is a checkpoint within its parent's.
+
+save_on_cpu has no other memory to save to on a CPU, and is left to a GPU.
+
+    python perf/peers.py [--quick] [--out perf/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import os
+import platform
+import shlex
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch._functorch import config as functorch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
+
+import dtr_alloc
+from dtr_alloc.demo import MODELS, Job, Plan
+from dtr_alloc.demo.models import BasicBlock, TransformerBlock, TreeLSTM, UNet
+from dtr_alloc.demo.train import Training, train
+
+MIB = 1 << 20
+CHOSEN = ("gpt", "resnet", "unet", "treelstm")
+Make = Callable[[], Job]
+
+aten = torch.ops.aten
+DEAR = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.convolution.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+}
+
+
+@dataclass
+class Row:
+    """A peer on a model. Slowdowns are over eager; None where it did not run."""
+
+    model: str
+    peer: str
+    peak_bytes: int | None = None
+    share: float | None = None
+    """Of eager's peak beyond gradients and optimizer state: what a budget in the demo is."""
+    slowdown: float | None = None
+    identical: bool | None = None
+    ours: float | None = None
+    """Our slowdown with the peer's peak as budget."""
+    ours_identical: bool | None = None
+    note: str = ""
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    if isinstance(model, UNet):
+        return [*model.down, *model.merge]
+    return [m for m in model.modules() if isinstance(m, BasicBlock | TransformerBlock)]
+
+
+def _keep_the_dear(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def each_block(job: Job, **options: Any) -> Job:
+    found = blocks(job.model)
+    if not found:
+        raise NotImplementedError("has no blocks to wrap: one recursive method computes all")
+    for block in found:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+    return job
+
+
+def selective(job: Job) -> Job:
+    contexts = functools.partial(create_selective_checkpoint_contexts, _keep_the_dear)
+    return each_block(job, context_fn=contexts)
+
+
+def square_root(job: Job) -> Job:
+    chain = getattr(job.model, "blocks", job.model)
+    if not isinstance(chain, nn.Sequential):
+        raise NotImplementedError("is no chain of modules")
+    segments = math.ceil(math.sqrt(len(chain)))
+
+    def forward(x: Tensor) -> Tensor:
+        return checkpoint_sequential(list(chain), segments, x, use_reentrant=False)  # type: ignore
+
+    chain.forward = forward  # type: ignore[method-assign]
+    return job
+
+
+def every_node(job: Job) -> Job:
+    model = job.model
+    if not isinstance(model, TreeLSTM):
+        raise NotImplementedError("needs no edit")
+    model.state = functools.partial(  # type: ignore[method-assign]
+        checkpoint, model.state, use_reentrant=False
+    )
+    return job
+
+
+def compiled(job: Job, budget: float) -> Job:
+    if isinstance(job.model, TreeLSTM):
+        raise NotImplementedError("is compiled anew for every tree")
+    functorch.activation_memory_budget = budget  # Read when the first step compiles.
+    job.model.compile()
+    return job
+
+
+PEERS: dict[str, Callable[[Job], Job]] = {
+    "checkpoint": each_block,
+    "checkpoint sqrt N": square_root,
+    "selective": selective,
+    "compile 0.5": functools.partial(compiled, budget=0.5),
+    "compile 0.3": functools.partial(compiled, budget=0.3),
+    "checkpoint, edited": every_node,
+}
+
+
+def peak_of(make: Make, plan: Plan) -> Training:
+    torch.compiler.reset()
+    return train(make, plan, lambda: dtr_alloc.measure(device="cpu"))
+
+
+def budgeted(budget: int) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: dtr_alloc.rematerialize(budget, device="cpu")
+
+
+def median_step(training: Training) -> float:
+    return statistics.median(training.step_ns[1:])
+
+
+def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
+    make = MODELS[model]
+    eager = peak_of(make, plan)
+    fixed = eager.gradient_bytes + eager.optimizer_bytes
+    activations = eager.stats[-1].peak_bytes - fixed
+    rows = []
+    for peer in peers:
+        row = Row(model, peer)
+        rows.append(row)
+
+        def remade(peer: str = peer) -> Job:
+            return PEERS[peer](make())
+
+        try:
+            measured = peak_of(remade, plan)
+        except NotImplementedError as reason:
+            row.note = str(reason)
+            continue
+        row.peak_bytes = measured.stats[-1].peak_bytes
+        row.share = (row.peak_bytes - fixed) / activations
+        slowdowns: list[float] = []
+        ours: list[float] = []
+        for _ in range(plan.rounds):
+            plain = train(make, plan, None)
+            torch.compiler.reset()
+            theirs = train(remade, plan, None)
+            slowdowns.append(median_step(theirs) / median_step(plain))
+            row.identical = row.identical is not False and theirs.digests == plain.digests
+            try:
+                own = train(make, plan, budgeted(row.peak_bytes))
+            except torch.OutOfMemoryError as error:
+                row.note = str(error)
+                continue
+            ours.append(median_step(own) / median_step(plain))
+            row.ours_identical = row.ours_identical is not False and own.digests == plain.digests
+        row.slowdown = statistics.median(slowdowns)
+        print(f"{model}, {peer}: {row.slowdown:.2f} of eager", flush=True)
+        row.ours = statistics.median(ours) if ours else None
+    return rows
+
+
+def table_of(rows: list[Row]) -> Table:
+    table = Table(title="Slowdown over eager, at the peer's own peak")
+    for column in ("model", "peer"):
+        table.add_column(column)
+    for column in ("peak MiB", "of activations", "peer", "exact", "ours", "exact", "ours / peer"):
+        table.add_column(column, justify="right")
+
+    def yes(value: bool | None) -> str:
+        return "" if value is None else "yes" if value else "no"
+
+    for row in rows:
+        if row.peak_bytes is None or row.share is None or row.slowdown is None:
+            table.add_row(row.model, row.peer, "", "", row.note)
+            continue
+        table.add_row(
+            row.model,
+            row.peer,
+            f"{row.peak_bytes / MIB:.1f}",
+            f"{row.share:.0%}",
+            f"{row.slowdown:.2f}",
+            yes(row.identical),
+            "refused" if row.ours is None else f"{row.ours:.2f}",
+            yes(row.ours_identical),
+            "" if row.ours is None else f"{row.ours / row.slowdown:.2f}",
+        )
+    return table
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    models = list(dict.fromkeys(row.model for row in rows))
+    figure = Figure(figsize=(4 * len(models), 3.6), layout="constrained")
+    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        mine = sorted((r.share, r.ours) for r in rows if r.model == model and r.ours and r.share)
+        axes.plot(*zip(*mine, strict=True), marker=".", color="black", label="dtr_alloc")
+        for row in rows:
+            if row.model == model and row.slowdown and row.share:
+                axes.plot(row.share, row.slowdown, "o", label=row.peer)
+        axes.set(title=model, xlabel="share of the activation peak", ylabel="slowdown over eager")
+        axes.legend(fontsize=7)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round, nothing compiled")
+    parser.add_argument("--model", choices=list(MODELS), action="append", help="all if not given")
+    parser.add_argument("--out", type=Path, help="folder for peers.json, .txt and .png")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    peers = [peer for peer in PEERS if not (options.quick and peer.startswith("compile"))]
+    plan = Plan((), steps=4, rounds=1 if options.quick else 7)
+    begin = time.monotonic()
+    rows = [row for model in options.model or CHOSEN for row in compare(model, peers, plan)]
+    rows = [row for row in rows if row.note != "needs no edit"]
+    Console(width=120).print(table_of(rows))
+    print(f"{time.monotonic() - begin:.0f} s")
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        head = {
+            "command": shlex.join(["python", *sys.argv]),
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "rounds": plan.rounds,
+        }
+        document = json.dumps(head | {"rows": [asdict(row) for row in rows]}, indent=1)
+        (options.out / "peers.json").write_text(document + "\n")
+        with (options.out / "peers.txt").open("w") as file:
+            print(
+                f"$ {head['command']}   # torch {torch.__version__}, {head['machine']}", file=file
+            )
+            print(f"# {plan.rounds} rounds of {plan.steps} steps\n", file=file)
+            Console(file=file, width=120).print(table_of(rows))
+        draw(rows, options.out / "peers.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
