@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import chrome_trace
-from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import format_size, parse_size
 
 _NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
@@ -303,6 +303,7 @@ def rematerialize(
     if thrash_limit < 0:
         raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
     options: dict[str, Any] = {"evict_always": False, "verify": False, "on_cuda": False}
+    options |= {"scorer": native_scorer("host"), "image": ""}
     options.update(_instruments or {})
     core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
@@ -335,6 +336,13 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
     Raises:
         ValueError: another device.
         RuntimeError: a scope is already open in this process.
+
+    Example:
+        >>> import torch
+        >>> with measure() as session:
+        ...     x = torch.ones(1000).exp()  # Two tensors of 4,000 bytes, in blocks of 4,096.
+        >>> session.stats().peak_bytes
+        8192
     """
     core = _core.Session(
         budget=_NO_LIMIT,
@@ -349,6 +357,8 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         debug=False,
         thrash_limit=0.0,
         on_cuda=False,
+        scorer=native_scorer("host"),
+        image="",
     )
     with _scope(core, device):
         yield Session(core, None)
@@ -563,6 +573,13 @@ def evict(tensor: torch.Tensor) -> bool:
     Returns:
         Whether there was something to evict: False for parameters, inputs and whatever else cannot
             be recomputed.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     evict(x), is_evicted(x), f"{x[0]:.3f}", is_evicted(x)
+        (True, True, '2.718', False)
     """
     return _open is not None and _open.evict(tensor)
 
@@ -583,6 +600,14 @@ def pin(tensor: torch.Tensor) -> None:
 
     Raises:
         torch.OutOfMemoryError: it does not fit the budget.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     pin(x)
+        ...     evict(x)
+        False
     """
     if _open is not None:
         _open.pin(tensor)

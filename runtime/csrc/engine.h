@@ -14,12 +14,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "runtime/csrc/columns.h"
+#include "runtime/csrc/device_scorer.h"
 #include "runtime/csrc/executor.h"
 #include "runtime/csrc/neighbourhood.h"
 #include "runtime/csrc/scorer.h"
@@ -62,6 +64,10 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   std::mutex& mutex() { return mutex_; }
+
+  // Before the first value: candidates lie where the device sees them, and it may score them.
+  void score_on(std::unique_ptr<DeviceScorer> device);
+  const DeviceScorer* device_scorer() const { return device_scorer_.get(); }  // Null without.
 
   // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it
   // made, resident; finish() gives it its cost and makes the outputs evictable, or throws the
@@ -130,6 +136,8 @@ class Engine {
   const Heuristic& heuristic() const { return heuristic_; }
   bool evictable(const Value& value) const { return value.candidate != kNowhere && !value.locks; }
   Nanos staleness(const Value& value) const { return stats_.clock - value.last_access; }
+  ColumnsView columns() const { return columns_.view(); }
+  Value* candidate(std::size_t row) const { return columns_.value(row); }
   Neighbourhood& neighbourhood() { return neighbourhood_; }
   EngineStats stats() const {
     EngineStats stats = stats_;
@@ -148,7 +156,7 @@ class Engine {
   void add_candidate(Value& value);
   void remove_candidate(Value& value);
   void disown(Value& value);
-  void lose(Value& value);
+  void lose(Value& value, Loss loss);
   void let_go(Value& value);
   void run(Op& op, Value& wanted, Lock& lock);
   void unlink(Value& value);  // From its producer, which goes with its last output.
@@ -159,12 +167,14 @@ class Engine {
   void unlock_inputs(Op& op);
   Value* choose();
   void refresh(std::size_t row);
+  void look_beside(std::size_t row);
 
   Executor& executor_;
   const Heuristic heuristic_;
   const Policy policy_;
   const Records records_;
   Scorer scorer_;
+  std::unique_ptr<DeviceScorer> device_scorer_;
   std::mutex mutex_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.

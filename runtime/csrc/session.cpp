@@ -36,6 +36,22 @@ Nanos unix_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+// Null where the host scores. What the driver refuses is an error only if it was asked for.
+std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
+  if (!options.on_cuda || !options.record || options.image.empty()) return nullptr;
+  if (options.scorer == ScorerPlace::kHost) return nullptr;
+  if (options.heuristic.selection == Selection::kRandom) return nullptr;
+  try {
+    return std::make_unique<DeviceScorer>(options.cuda_device, options.image, options.heuristic,
+                                          options.scorer);
+  } catch (const std::exception& error) {
+    TORCH_CHECK(options.scorer != ScorerPlace::kDevice, "CUDA device ", options.cuda_device,
+                " cannot score: ", error.what(),
+                R"(; scorer="auto" lets the host do it where the device cannot)");
+    return nullptr;
+  }
+}
+
 std::string in_mib(Bytes bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
@@ -52,7 +68,9 @@ Session::Session(const SessionOptions& options, SessionDevice device)
       costs_(device_.work ? std::make_unique<Costs>(*device_.work) : nullptr),
       pool_(Pool::create(arena_for(options), options.budget)),
       engine_(*this, options.heuristic, options.policy),
-      detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr) {}
+      detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr) {
+  if (auto scorer = device_scorer_for(options)) engine_.score_on(std::move(scorer));
+}
 
 Session::~Session() {
   if (active() == this) active_ = nullptr;
@@ -659,6 +677,7 @@ SessionStats Session::stats() const {
   std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
   EngineStats engine = engine_.stats();
   PoolStats pool = pool_->stats();
+  const DeviceScorer* device = engine_.device_scorer();
   return {.operators = operators_,
           .recorded = recorded_,
           .evictions = engine.evictions,
@@ -670,6 +689,10 @@ SessionStats Session::stats() const {
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
           .verified = verified_,
           .time_stamps = costs_ ? costs_->stamps() : 0,
+          .device_choices = device ? device->choices() : 0,
+          .device_scores_from = device && device->threshold() != kNever
+                                    ? static_cast<std::int64_t>(device->threshold())
+                                    : -1,
           .live_bytes = pool.live,
           .peak_bytes = pool.peak,
           .evictable_bytes = engine.evictable,

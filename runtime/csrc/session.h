@@ -35,6 +35,8 @@ struct SessionOptions {
   bool on_cuda = false;  // Whether the pool's memory is a CUDA device's.
   int cuda_device = 0;
   Heuristic heuristic;
+  ScorerPlace scorer = ScorerPlace::kAuto;  // Of a device; on the host there is no choice.
+  std::string image;                        // PTX of what scores on a device; empty: nothing does.
   Policy policy = Policy::kEager;
   bool record = true;          // False: the pool serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
@@ -49,8 +51,10 @@ struct SessionOptions {
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
-  std::int64_t verified;     // Recipes that verify mode replayed.
-  std::int64_t time_stamps;  // Made on the device to learn what operators cost.
+  std::int64_t verified;            // Recipes that verify mode replayed.
+  std::int64_t time_stamps;         // Made on the device to learn what operators cost.
+  std::int64_t device_choices;      // Victims chosen by scores that the device found,
+  std::int64_t device_scores_from;  // and from how many candidates on it is asked; -1: never.
   Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
 };
 
