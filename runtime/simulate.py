@@ -34,8 +34,8 @@ from dtr_alloc.size import parse_size
 
 Mode = Literal["bytes", "pool"]
 Placement = Literal["best_fit", "two_ended"]
-MovePrice: TypeAlias = "int | Literal['measured'] | None"
 Clock = Literal["wall", "logical"]
+MovePrice: TypeAlias = "int | Literal['measured'] | None"
 
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""

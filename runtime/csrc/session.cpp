@@ -31,11 +31,6 @@ std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
                          : make_host_arena(addresses);
 }
 
-Nanos unix_ns() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
-
 // Null where the host scores. What the driver refuses is an error only if it was asked for.
 std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
   if (!options.on_cuda || !options.record || options.image.empty()) return nullptr;
@@ -50,6 +45,11 @@ std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
                 R"(; scorer="auto" lets the host do it where the device cannot)");
     return nullptr;
   }
+}
+
+Nanos unix_ns() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
 std::string in_mib(Bytes bytes) {
