@@ -3,7 +3,7 @@
 Python runs, sessions with `>>>` are compared with what they print, lines of `dtr-alloc` are called
 in a folder that has the script and the logs they name, and of `make` and `pip` the targets and the
 extras must exist. Searches are cut short: what a document tries hundreds of times is tried
-twelve times here, and a plan is made of a single round. Examples in docstrings run too.
+twelve times here. Examples in docstrings run too.
 """
 
 import ast
@@ -109,8 +109,6 @@ def run_command(line: str) -> None:
     words = shlex.split(line)
     if words[0] == "dtr-alloc":
         words = [name for word in words[1:] for name in (sorted(glob.glob(word)) or [word])]
-        if words[0] == "plan":
-            words += ["--rounds", "1", "--steps", "2"]
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, f"{line}: {done.output}{done.exception!r}"
     elif words[0] == "make":
