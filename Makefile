@@ -31,6 +31,7 @@ perf: $(READY)
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
+	$(PYTHON) perf/plan.py --out perf/results/plan.json
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
