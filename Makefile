@@ -70,7 +70,8 @@ dist: $(READY)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool dtr_alloc.kernels \
-  $(addprefix dtr_alloc.runtime., heuristic record_trace session simulate sweep trace trace_format tune)
+  $(addprefix dtr_alloc.runtime., forecast heuristic plan record_trace session simulate sweep trace trace_format \
+  training_profile tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one on
 # a class that only builds with CUDA have.
 docs: $(READY)
