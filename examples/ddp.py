@@ -67,6 +67,7 @@ def main() -> None:
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
     row["identical"] = all(torch.equal(one, other) for one, other in pairs)
     print(json.dumps(row) + "\n", end="", flush=True)  # At once: the others print too.
+    dist.barrier()  # No process ends while another still talks to it.
     dist.destroy_process_group()
 
 
