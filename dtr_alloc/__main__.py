@@ -1,9 +1,7 @@
 """The command line: `dtr-alloc`, also `python -m dtr_alloc`. One function per command."""
 
-import importlib.metadata
 import importlib.util
 import math
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dtr_alloc import __version__
 from dtr_alloc.runtime.heuristic import Policy
 from dtr_alloc.runtime.simulate import Mode
 
@@ -21,26 +20,17 @@ if TYPE_CHECKING:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="dtr-alloc")
+@click.version_option(__version__, prog_name="dtr-alloc")
 def main() -> None:
     """A memory budget that holds, for any program on stock PyTorch."""
 
 
 @main.command()
 def info() -> None:
-    """Show versions and what this installation can do."""
-    import torch
+    """Show what a bug report needs: versions, machine, build, GPU, environment."""
+    from dtr_alloc.info import rows as found
 
-    import dtr_alloc
-
-    rows = {
-        "dtr_alloc": importlib.metadata.version("dtr-alloc"),
-        "torch": torch.__version__,
-        "built against": f"torch {dtr_alloc._core.torch_version}",
-        "device cpu": f"supported, {torch.get_num_threads()} threads",
-        "device cuda": "not supported yet",
-        "page size": f"{os.sysconf('SC_PAGE_SIZE')} bytes",
-    }
+    rows = found()
     width = max(map(len, rows))
     for name, value in rows.items():
         click.echo(f"{name:<{width}}  {value}")

@@ -57,6 +57,7 @@ class Neighbourhood:
     eqclass: ClassVar[Neighbourhood]
     full: ClassVar[Neighbourhood]
     ancestors: ClassVar[Neighbourhood]
+    megengine: ClassVar[Neighbourhood]
 
 class Selection:
     single: ClassVar[Selection]
@@ -206,6 +207,7 @@ class DryRun:
     def commit(self) -> None: ...
     def resident(self, id: int) -> bool: ...
     def window(self, bytes: int) -> list[int]: ...
+    def time_window(self, bytes: int, times: int) -> int: ...
     def stats(self) -> EngineStats: ...
     @property
     def live_bytes(self) -> int: ...
@@ -260,6 +262,7 @@ def records_this_thread() -> bool: ...
 sees_inside_handlers: bool
 sees_raw_access: bool
 torch_version: str
+compiler: str
 
 class Columns:
     def __init__(
@@ -293,6 +296,7 @@ def simulate(
     move_ns: int | None,
     placement: Placement,
     layouts: int,
+    logical_clock: bool,
     pin_outputs: bool,
     log_events: bool,
 ) -> dict[str, Any]: ...

@@ -4,16 +4,21 @@ A chain of operators of the same cost and size, of which so many results fit as 
 candidates: each operator beyond evicts one, and the simulator looks at all of them. The figure is
 the time of the whole run for each score computed, so it holds the search and what keeps the
 neighbourhoods up to date. Best of three runs. Candidates beyond the processor's caches cost a miss
-each, which is the growth that the limit allows. The search of a window looks at each block of the
-pool once, a quarter of them free; its figure is the time of a search for each block.
+each, which is the growth that the limit allows.
+
+The search of a window looks at each block of the pool once. In order: the chain above, with every
+fourth value evicted, so that most others are next to a missing one. Scattered: values of one to six
+granules, made of two others, a quarter of them evicted and half of these back elsewhere. The least
+of 400 searches.
 
     python perf/decision_cost.py --out perf/results/decision_cost.json
 """
 
 import argparse
+import random
 import sys
-import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from measurement import Measurement, report
@@ -26,6 +31,8 @@ from dtr_alloc.runtime.simulate import Simulator
 HEURISTICS = ("dtr", "dtr_local", "lru", "size", "dtr_full", "msps")
 CANDIDATES = (100, 1_000, 10_000)
 GROWTH_LIMIT = 4.0
+WINDOW_LIMIT_US = 5.0
+"""Among 1,000 blocks; ten times that among 10,000."""
 BLOCK = 512
 
 
@@ -41,20 +48,23 @@ def score_ns(heuristic: str, candidates: int, decisions: int) -> float:
     return min(run.wall_seconds for run in runs) * 1e9 / runs[0].evaluations
 
 
-def window_ns(heuristic: str, blocks: int) -> float:
-    """Nanoseconds of the search of a window for eight blocks, for each block of the pool."""
-    run = _core.DryRun(blocks * BLOCK, replace(PRESETS[heuristic], selection="window")._native())
+def window_us(heuristic: str, blocks: int, *, scattered: bool) -> float:
+    """The least time of the search of a window for eight granules, among so many blocks."""
+    draw = random.Random(0)
+    budget = blocks * (4 if scattered else 1) * BLOCK
+    run = _core.DryRun(budget, replace(PRESETS[heuristic], selection="window")._native())
     made = [run.constant(BLOCK, 7)]
     for name in range(blocks - 1):
-        made += run.call(name, 1000 + name * 7919 % 5000, made[-1:], [], [BLOCK])
-    for result in made[1::4]:
+        inputs, size = made[-1:], BLOCK
+        if scattered:
+            inputs, size = [made[-1], draw.choice(made[-20:])], draw.randint(1, 6) * BLOCK
+        made += run.call(name, 1000 + name * 7919 % 5000, inputs, [], [size])
+    gone = draw.sample(made[1:], blocks // 4) if scattered else made[1::4]
+    for result in gone:
         run.evict(result)
-    taken = []
-    for _ in range(50):
-        began = time.perf_counter_ns()
-        run.window(8 * BLOCK)
-        taken.append(time.perf_counter_ns() - began)
-    return min(taken) / blocks
+    for result in gone[: len(gone) // 2] if scattered else ():
+        run.read(result)
+    return run.time_window(8 * BLOCK, 400) / 1e3
 
 
 def main() -> int:
@@ -71,12 +81,14 @@ def main() -> int:
             found.append(Measurement(f"{heuristic}: a score of {size:,}", each, "ns"))
         growth = ns[-1] / ns[0]
         found.append(Measurement(f"{heuristic}: growth", growth, "x", GROWTH_LIMIT))
-    for heuristic in ("dtr", "dtr_local"):
-        ns = [window_ns(heuristic, size) for size in sizes]
-        for size, each in zip(sizes, ns, strict=True):
-            found.append(Measurement(f"{heuristic}: a block in the window of {size:,}", each, "ns"))
-        growth = ns[-1] / ns[0]
-        found.append(Measurement(f"{heuristic}: growth of a window", growth, "x", GROWTH_LIMIT))
+    for heuristic, scattered in product(("dtr", "dtr_local"), (False, True)):
+        way = f"{heuristic}, {'scattered' if scattered else 'in order'}"
+        us = [window_us(heuristic, size, scattered=scattered) for size in sizes]
+        for size, each in zip(sizes, us, strict=True):
+            limit = WINDOW_LIMIT_US * size / 1_000 if size >= 1_000 else None
+            found.append(Measurement(f"{way}: a window among {size:,}", each, "us", limit))
+        growth = us[-1] / us[-2] * sizes[-2] / sizes[-1]
+        found.append(Measurement(f"{way}: growth for each block", growth, "x", GROWTH_LIMIT))
     return report(found, options.out)
 
 

@@ -2,11 +2,13 @@
 
 Every run is in one kind of pool, with budgets as shares of the most bytes that the pool would hold
 without one. Where blocks lie where they lie (no page is ever moved) it compares victims chosen one
-by one (`dtr`, looking at all candidates), with a bonus for free neighbours (`megengine`; `no count`
-is without the penalty for what was recomputed, which MegEngine lost in 2021 unnoticed), and windows
-(`window`; `two-ended` keeps cheap blocks apart from the rest). `+ remap` is the same with pages
-that move, which is what a scope's arena does, and `default` is all that a scope does. `bytes` is
-the paper's simulator, which knows neither fragmentation nor the temporaries of kernels.
+by one (`dtr`, looking at all candidates), with a bonus for free neighbours (`megengine`: the terms
+that MegEngine added, on the paper's neighbourhoods; `no count` is without the penalty for what was
+recomputed, which MegEngine lost in 2021 unnoticed; `as published` has its own sets, and its costs,
+which are bytes), and windows (`window`; `two-ended` keeps cheap blocks apart from the rest).
+`+ remap` is the same with pages that move, which is what a scope's arena does, and `default` is all
+that a scope does. `bytes` is the paper's simulator, which knows neither fragmentation nor the
+temporaries of kernels.
 Fragmentation at a miss is 1 - largest hole / free bytes; what is free after a miss was evicted and
 not used. Figures over cells are for budgets of 0.9 to 0.1.
 
@@ -30,13 +32,14 @@ from matplotlib.figure import Figure
 from dtr_alloc import Heuristic, SimulationResult
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.plot import short_name
-from dtr_alloc.runtime.simulate import Placement, Simulator
+from dtr_alloc.runtime.simulate import Clock, Placement, Simulator
 
 OWN = Path(__file__).parent / "traces"
 BUDGETS = tuple(tenth / 10 for tenth in range(9, 0, -1))
 DTR = replace(PRESETS["dtr"], selection="single")
 WINDOW = replace(DTR, selection="window")
 MEGENGINE = replace(PRESETS["megengine"], selection="single")
+PUBLISHED = replace(PRESETS["megengine_published"], selection="single")
 
 
 class Way(NamedTuple):
@@ -45,15 +48,18 @@ class Way(NamedTuple):
     heuristic: Heuristic
     remap: bool = False
     placement: Placement = "best_fit"
+    clock: Clock = "wall"
 
 
 WAYS = {
     "dtr": Way(DTR),
+    "megengine as published": Way(PUBLISHED, clock="logical"),
     "megengine": Way(MEGENGINE),
     "megengine, no count": Way(replace(MEGENGINE, recompute_penalty=1)),
     "window": Way(WINDOW),
     "window, two-ended": Way(WINDOW, placement="two_ended"),
     "dtr + remap": Way(DTR, remap=True),
+    "megengine as published + remap": Way(PUBLISHED, remap=True, clock="logical"),
     "megengine + remap": Way(MEGENGINE, remap=True),
     "window + remap": Way(WINDOW, remap=True),
     "window, two-ended + remap": Way(WINDOW, remap=True, placement="two_ended"),
@@ -78,6 +84,7 @@ def cells(path: Path, budgets: Sequence[float]) -> dict[tuple[str, float], Simul
                 mode="pool",
                 remap=way.remap,
                 placement=way.placement,
+                clock=way.clock,
             )
         found["bytes", share] = simulator.run(budget, DTR)
         found["bytes - 2 %", share] = simulator.run(int(budget * 0.98), DTR)
@@ -186,7 +193,8 @@ def draw(results: dict[tuple[str, float, str], SimulationResult], path: Path) ->
                 for (name, share, of), r in results.items()
                 if (name, of) == (way, trace) and r.status == "ok"
             )
-            style = "k:" if way == "bytes" else "--" if way in ("dtr", "megengine") else "-"
+            one_by_one = way == "dtr" or way.startswith("megengine")
+            style = "k:" if way == "bytes" else "--" if one_by_one else "-"
             panel.plot(*zip(*points, strict=True), style, label=way) if points else None
         panel.set_title(trace, fontsize=9)
         panel.set_ylim(0.98, 2.02)
@@ -220,10 +228,10 @@ def main() -> int:
         ).items():
             results[way, share, short_name(str(path)) + tag] = result
     rows = summary(results)
-    print("  ".join(f"{name:>26}" for name in rows[0]))
+    print("  ".join(f"{name:>30}" for name in rows[0]))
     for row in rows:
         shown = (f"{value:.4f}" if isinstance(value, float) else value for value in row.values())
-        print("  ".join(f"{value:>26}" for value in shown))
+        print("  ".join(f"{value:>30}" for value in shown))
     for line in (*against_bytes(results), *against_dtr(results)):
         print(line)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def native_scorer(scorer: str) -> _core.ScorerPlace:
     return cast(_core.ScorerPlace, getattr(_core.ScorerPlace, scorer))
 
 
-_NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors")
+_NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors", "megengine")
 _SELECTIONS = ("sample", "single", "random", "window")
 _COSTS: tuple[tuple[str, Literal["full", "eqclass", "none"], int], ...] = (
     ("full", "full", 1),
@@ -64,7 +64,7 @@ class Heuristic:
         neighbourhood: what n counts of what must be recomputed besides the tensor itself:
             ``"none"`` of it; ``"eqclass"``, the paper's approximation by a union-find; ``"full"``,
             exactly (its e*; slow, for studies); ``"ancestors"``, exactly what the tensor itself
-            rests on.
+            rests on; ``"megengine"``, MegEngine's sets as published, without c, for comparison.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.
@@ -85,7 +85,7 @@ class Heuristic:
         1.0
     """
 
-    neighbourhood: Literal["none", "eqclass", "full", "ancestors"] = "eqclass"
+    neighbourhood: Literal["none", "eqclass", "full", "ancestors", "megengine"] = "eqclass"
     cost_exp: float = 1.0
     size_exp: float = 1.0
     staleness_exp: float = 1.0
@@ -132,6 +132,7 @@ PRESETS: dict[str, Heuristic] = {
     "msps": Heuristic(neighbourhood="ancestors", staleness_exp=0),
     "e_star": Heuristic(neighbourhood="full", staleness_exp=0),
     "megengine": Heuristic(fragmentation=1, recompute_penalty=1.0001),
+    "megengine_published": Heuristic(neighbourhood="megengine", fragmentation=1),
     "random": Heuristic(neighbourhood="none", selection="random"),
 }
 """The named heuristics:
@@ -143,6 +144,9 @@ PRESETS: dict[str, Heuristic] = {
 - ``msps``: (c + what it rests on) / size, of Peng et al. (Capuchin, 2020);
 - ``e_star``: (c + n) / size with n exact, of the paper's theorem on the linear network;
 - ``megengine``: ``dtr`` with MegEngine's terms for free neighbours and for what was recomputed;
+- ``megengine_published``: MegEngine's own score, to be compared with: its sets, which see neither
+  the tensor's own operator nor what was made from it, the holes that it sees, and a count of
+  recomputations that stays at zero;
 - ``random``: any of them, each as likely.
 """
 

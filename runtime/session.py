@@ -309,6 +309,13 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
     Raises:
         ValueError: another device.
         RuntimeError: a scope is already open in this process.
+
+    Example:
+        >>> import torch
+        >>> with measure() as session:
+        ...     x = torch.ones(1000).exp()  # Two tensors of 4,000 bytes, in blocks of 4,096.
+        >>> session.stats().peak_bytes
+        8192
     """
     core = _core.Session(
         budget=_NO_LIMIT,
@@ -539,6 +546,13 @@ def evict(tensor: torch.Tensor) -> bool:
     Returns:
         Whether there was something to evict: False for parameters, inputs and whatever else cannot
             be recomputed.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     evict(x), is_evicted(x), f"{x[0]:.3f}", is_evicted(x)
+        (True, True, '2.718', False)
     """
     return _open is not None and _open.evict(tensor)
 
@@ -559,6 +573,14 @@ def pin(tensor: torch.Tensor) -> None:
 
     Raises:
         torch.OutOfMemoryError: it does not fit the budget.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     pin(x)
+        ...     evict(x)
+        False
     """
     if _open is not None:
         _open.pin(tensor)

@@ -34,6 +34,7 @@ from dtr_alloc.size import parse_size
 
 Mode = Literal["bytes", "pool"]
 Placement = Literal["best_fit", "two_ended"]
+Clock = Literal["wall", "logical"]
 
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""
@@ -60,8 +61,8 @@ POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted
 will not change.
 """
 
-Traced: TypeAlias = "Trace | Schedule | str | os.PathLike[str]"
-Budget: TypeAlias = "float | str"
+Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
+Budget: TypeAlias = float | str
 
 
 @dataclass(frozen=True)
@@ -210,13 +211,18 @@ class Simulator:
         move_ns: int | None = None,
         placement: Placement = "best_fit",
         layouts: int = 0,
+        clock: Clock = "wall",
     ) -> SimulationResult:
         """See `simulate`."""
         chosen = resolve(heuristic)
         check_rules(policy, mode, thrash)
         if placement not in ("best_fit", "two_ended"):
             raise ValueError(f'placement {placement!r} is not "best_fit" or "two_ended"')
+        if clock not in ("wall", "logical"):
+            raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
         paper = mode == "bytes"
+        if paper and clock == "logical":
+            raise ValueError("mode 'bytes' has the clock of the paper's simulator, \"wall\"")
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
         if not paper or policy == "banish":
@@ -236,6 +242,7 @@ class Simulator:
             move_ns=move_ns,
             placement=getattr(_core.Placement, placement),
             layouts=layouts,
+            logical_clock=clock == "logical",
             pin_outputs=pin_outputs,
             log_events=log_events,
         )
@@ -284,6 +291,7 @@ def simulate(
     move_ns: int | None = None,
     placement: Placement = "best_fit",
     layouts: int = 0,
+    clock: Clock = "wall",
 ) -> SimulationResult:
     """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
 
@@ -303,6 +311,8 @@ def simulate(
         remap: in mode ``pool``, whether the pool may move pages to make a hole; without, blocks lie
             where they lie, as on a device that can't.
         pin_outputs: what the program still holds at the end must be brought back and fit together.
+        clock: in mode ``pool``, by what victims are chosen: ``"wall"``, the operators' times, or
+            ``"logical"``, the bytes they touch. The result counts times all the same.
 
     Raises:
         ValueError: a name that is not known, a number out of its range, or a log that reads what
@@ -339,6 +349,7 @@ def simulate(
         move_ns,
         placement,
         layouts,
+        clock,
     )
 
 

@@ -51,6 +51,7 @@ class Value:
     readers: "list[Recipe]" = field(default_factory=list)
     """One entry for each place that reads it."""
     evicted_class: "EvictedClass | None" = None
+    node: "Node | None" = None
     last_access: int = 0
     order: int = 0
     """When it last became evictable."""
@@ -74,6 +75,20 @@ class EvictedClass:
 
     members: set[Value]
     cost: int
+
+
+@dataclass(eq=False)
+class Node:
+    """Of MegEngine's union-find."""
+
+    cost: int
+    parent: "Node | None" = None
+
+    def root(self) -> "Node":
+        if self.parent is None:
+            return self
+        self.parent = self.parent.root()
+        return self.parent
 
 
 class Model:
@@ -232,6 +247,9 @@ class Model:
 
     def neighbourhood_cost(self, value: Value) -> int:
         kind = self.heuristic.neighbourhood
+        if kind == "megengine":
+            assert value.recipe is not None
+            return sum(cost_in_set(near) for near in missing_beside(value)) - value.recipe.cost
         if kind == "eqclass":
             return sum(c.cost for c in {v.evicted_class for v in neighbours(value)} if c)
         backward = missing_around(value, inputs_of) if kind != "none" else 0
@@ -283,6 +301,11 @@ class Model:
             self.evicted.append(value.home)
         self._release(value)
         self.evictions += 1
+        for near in missing_beside(value):
+            root, other = node_of(value).root(), node_of(near).root()
+            if root is not other:
+                root.cost += other.cost
+                other.parent = root
 
     def _release(self, value: Value) -> None:
         assert value.content is not None
@@ -350,6 +373,9 @@ class Model:
             raise
         for value, content in made:
             self._return(value)
+            if value.node:
+                value.node.root().cost -= recipe.cost
+                value.node.parent, value.node.cost = None, recipe.cost
             value.content = content
             value.recomputes += 1
             self._add_candidate(value)
@@ -453,6 +479,24 @@ def made_from(value: Value) -> list[Value]:
 
 def neighbours(value: Value) -> list[Value]:
     return [*inputs_of(value), *made_from(value)]
+
+
+def missing_beside(value: Value) -> list[Value]:
+    """What MegEngine looks at: inputs, each time that they are read, and other results."""
+    assert value.recipe is not None
+    near = [*value.recipe.inputs, *(output for output in value.recipe.outputs if output)]
+    return [one for one in near if one is not value and one.content is None]
+
+
+def node_of(value: Value) -> Node:
+    assert value.recipe is not None
+    value.node = value.node or Node(value.recipe.cost)
+    return value.node
+
+
+def cost_in_set(value: Value) -> int:
+    assert value.recipe is not None
+    return max(value.node.root().cost, value.recipe.cost) if value.node else value.recipe.cost
 
 
 def missing_around(value: Value, towards: Callable[[Value], list[Value]]) -> int:

@@ -38,6 +38,7 @@ def test_the_presets_are_the_known_points_of_the_score() -> None:
         "msps": ("ancestors", 1, 1, 0),
         "e_star": ("full", 1, 1, 0),
         "megengine": ("eqclass", 1, 1, 1),
+        "megengine_published": ("megengine", 1, 1, 1),
         "random": ("none", 1, 1, 1),
     }
 
@@ -45,7 +46,7 @@ def test_the_presets_are_the_known_points_of_the_score() -> None:
 def test_only_megengine_counts_free_neighbours_and_what_was_recomputed() -> None:
     for name, heuristic in PRESETS.items():
         terms = (heuristic.fragmentation, heuristic.recompute_penalty)
-        assert terms == ((1, 1.0001) if name == "megengine" else (0, 1))
+        assert terms == {"megengine": (1, 1.0001), "megengine_published": (1, 1)}.get(name, (0, 1))
 
 
 def test_only_random_draws_without_a_score() -> None:
@@ -104,7 +105,7 @@ def test_a_name_that_is_no_preset_is_told_the_known_ones(name: str) -> None:
         resolve(name)
     assert str(error.value) == (
         f"heuristic {name!r} is not known; there are dtr, dtr_full, dtr_local, e_star, lru, "
-        "megengine, msps, random, size"
+        "megengine, megengine_published, msps, random, size"
     )
 
 
@@ -115,7 +116,7 @@ def test_what_is_no_name_and_no_heuristic_is_refused(value: Any) -> None:
 
 
 SELECTIONS = '"sample", "single", "random", "window"'
-KINDS = '"none", "eqclass", "full", "ancestors"'
+KINDS = '"none", "eqclass", "full", "ancestors", "megengine"'
 
 
 @pytest.mark.parametrize(

@@ -508,35 +508,6 @@ Bytes Pool::live() const {
 
 const Arena& Pool::arena() const { return *arena_; }
 
-// A part of a hole without a page counts as free while there are pages left for a whole request, or
-// for all addresses.
-void Pool::list_extents(Bytes bytes, std::vector<Extent>& extents) const {
-  extents.clear();
-  const auto barrier = [&] {
-    if (!extents.empty() && extents.back().bytes > 0) extents.push_back({0, nullptr});
-  };
-  const std::lock_guard lock(mutex_);
-  const Bytes spare = pages_->bytes(pages_->limit() - pages_->committed());
-  const Bytes lacking = arena_->capacity() - pages_->committed_bytes();
-  const bool any_page = spare >= std::min(bytes + 2 * arena_->page(), lacking);
-  for (const Block* block = first_; block != nullptr; block = block->next) {
-    if (block->owner != nullptr) {
-      extents.push_back({block->size, block->owner});
-    } else if (!block->free) {
-      barrier();
-    } else if (any_page) {
-      extents.push_back({block->size, nullptr});
-    } else {
-      const Bytes end = block->offset + block->size;
-      pages_->each_run(pages_->touched(block->offset, end), [&](Pages::Run run, bool committed) {
-        if (!committed) return barrier();
-        const Bytes from = std::max(block->offset, pages_->bytes(run.begin));
-        extents.push_back({std::min(end, pages_->bytes(run.end)) - from, nullptr});
-      });
-    }
-  }
-}
-
 Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
   const std::lock_guard lock(mutex_);
   const Bytes rounded = round_to_granule(std::max(size, Bytes{1}));

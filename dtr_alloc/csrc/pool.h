@@ -59,13 +59,6 @@ enum class Fit { kCommitted, kRemap };
 // Pages are moved to the best fit all the same.
 enum class Place { kBestFit, kLow, kHigh };
 
-// Free bytes (no owner), bytes of somebody's block, or, of no bytes, one or more blocks or pages
-// that nobody can have.
-struct Extent {
-  Bytes bytes;
-  void* owner;
-};
-
 constexpr Nanos kCannotMove = std::numeric_limits<Nanos>::max();
 
 struct PoolStats {
@@ -140,8 +133,11 @@ class Pool {
   // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
-  // What a hole of `bytes` could be made of: all blocks in address order, into `extents`.
-  void list_extents(Bytes bytes, std::vector<Extent>& extents) const;
+  // What a hole of `bytes` could be made of: all blocks in address order (extents.h). Calls
+  // `visit(bytes, owner)`: free bytes have no owner; no bytes stand for one or more blocks or pages
+  // that nobody can have. `visit` must not call the pool.
+  template <class Visit>
+  Visit each_extent(Bytes bytes, Visit visit) const;
   // What Fit::kRemap would cost for this size at these prices; kCannotMove where it would fail.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
@@ -163,6 +159,11 @@ class Pool {
 
   void retire();
   void announce(Pool* pool) const;  // Writes `pool` into the slots of this arena's addresses.
+
+  template <class Visit>
+  Visit each_block(Visit visit) const;
+  template <class Visit>
+  Visit each_backed_part(Visit visit) const;
 
   // These run under the lock. What only devices need is kept out of the way of the rest.
   std::int32_t meet(Stream stream);

@@ -35,6 +35,7 @@ void bind_dry_run(py::module_& m) {
       .def("commit", &DryRun::commit)
       .def("resident", &DryRun::resident)
       .def("window", &DryRun::window)
+      .def("time_window", &DryRun::time_window)
       .def("stats", &DryRun::stats)
       .def_property_readonly("device_choices", &DryRun::device_choices)
       .def_property_readonly("live_bytes", [](const DryRun& run) { return run.pool_stats().live; })

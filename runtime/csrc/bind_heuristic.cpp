@@ -169,7 +169,8 @@ void bind_heuristic(py::module_& m) {
       .value("none", NeighbourhoodKind::kNone)
       .value("eqclass", NeighbourhoodKind::kEvictedClass)
       .value("full", NeighbourhoodKind::kFull)
-      .value("ancestors", NeighbourhoodKind::kAncestors);
+      .value("ancestors", NeighbourhoodKind::kAncestors)
+      .value("megengine", NeighbourhoodKind::kMegEngine);
   py::enum_<ScorerPlace>(m, "ScorerPlace")
       .value("auto", ScorerPlace::kAuto)
       .value("host", ScorerPlace::kHost)

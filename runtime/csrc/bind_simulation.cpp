@@ -106,7 +106,7 @@ void bind_simulation(py::module_& m) {
       "simulate",
       [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
          Nanos remat_limit, bool remap, std::optional<Nanos> move_ns, Placement placement,
-         std::int64_t layouts, bool pin_outputs, bool log_events) {
+         std::int64_t layouts, bool logical_clock, bool pin_outputs, bool log_events) {
         // What banishing cuts out of the graph goes, and with it what knew it.
         bool forgets = policy == Policy::kBanish;
         SimulationOptions options{.budget = budget,
@@ -118,6 +118,7 @@ void bind_simulation(py::module_& m) {
                                   .remap = remap,
                                   .placement = placement,
                                   .layouts = layouts,
+                                  .logical_clock = logical_clock,
                                   .pin_outputs = pin_outputs,
                                   .log_events = log_events};
         if (move_ns) {
@@ -127,7 +128,8 @@ void bind_simulation(py::module_& m) {
         return result_of<Simulation>(columns.schedule(), options);
       },
       py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
-      "remap"_a, "move_ns"_a, "placement"_a, "layouts"_a, "pin_outputs"_a, "log_events"_a);
+      "remap"_a, "move_ns"_a, "placement"_a, "layouts"_a, "logical_clock"_a, "pin_outputs"_a,
+      "log_events"_a);
 }
 
 }  // namespace dtr

@@ -43,6 +43,7 @@ class DryRun final : public Executor {
   bool resident(Id id) const;
   // Of the cheapest window for a request: offsets of its values in the pool, in order.
   std::vector<Bytes> window(Bytes bytes);
+  Nanos time_window(Bytes bytes, int times);  // The least of so many searches.
 
   EngineStats stats() const { return engine_.stats(); }
   std::int64_t device_choices() const {

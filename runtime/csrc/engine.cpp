@@ -6,6 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "dtr_alloc/csrc/pool.h"
+
 namespace dtr {
 
 // ---- Recording
@@ -161,33 +163,33 @@ void Engine::let_go(Value& value) {
   if (policy_ != Policy::kEager || !value.resident()) return;
   if (!value.uses && records_ == Records::kNeeded) return;  // It goes with its record.
   executor_.release(value, Loss::kDropped);
-  lose(value);
+  lose(value, Loss::kDropped);
 }
 
 void Engine::superseded(Value& value) {
   disown(value);
   value.home = nullptr;
-  lose(value);
+  lose(value, Loss::kDropped);
   collect(value);
 }
 
 void* Engine::steal(Value& value) {
   void* data = value.data;
-  lose(value);
+  lose(value, Loss::kDropped);
   return data;
 }
 
 void Engine::evict(Value& value) {
   executor_.release(value, Loss::kEvicted);
-  lose(value);
+  lose(value, Loss::kEvicted);
   ++stats_.evictions;
 }
 
-void Engine::lose(Value& value) {
+void Engine::lose(Value& value, Loss loss) {
   remove_candidate(value);
   value.data = nullptr;
   for (Value* view = value.views; view; view = view->views) view->data = nullptr;
-  neighbourhood_.lost(value);
+  neighbourhood_.lost(value, loss);
 }
 
 void Engine::restore(Value& value, void* data) {
@@ -293,9 +295,18 @@ void Engine::score_on(std::unique_ptr<DeviceScorer> device) {
 
 // The columns that change with other values' fates are brought up to date when they are read.
 void Engine::refresh(std::size_t row) {
-  const Value& value = *columns_.value(row);
   columns_.set_neighbourhood(row, neighbourhood_.cost(row));
-  if (heuristic_.fragmentation != 0) columns_.set_free(row, executor_.free_neighbours(value));
+  if (heuristic_.fragmentation != 0) look_beside(row);
+}
+
+// MegEngine looks for the right hole where the bytes of a value end, but blocks end at a granule,
+// so for all other sizes it sees none.
+void Engine::look_beside(std::size_t row) {
+  const Value& value = *columns_.value(row);
+  std::pair<Bytes, Bytes> free = executor_.free_neighbours(value);
+  bool sees_right = heuristic_.neighbourhood != NeighbourhoodKind::kMegEngine ||
+                    value.size == round_to_granule(value.size);
+  columns_.set_free(row, {free.first, sees_right ? free.second : 0});
 }
 
 // Whoever looks at all candidates chooses best, and with little memory one choice in thirty can be
@@ -336,8 +347,7 @@ Value* Engine::choose() {
   }
   neighbourhood_.fill();
   for (std::size_t row = 0; heuristic_.fragmentation != 0 && row < n; ++row) {
-    if (columns.evictable[row])
-      columns_.set_free(row, executor_.free_neighbours(*columns_.value(row)));
+    if (columns.evictable[row]) look_beside(row);
   }
   std::optional<Scorer::Choice> by_device;
   if (device_scorer_) by_device = device_scorer_->choose(scorer_, columns, stats_.clock);

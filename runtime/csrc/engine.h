@@ -136,6 +136,8 @@ class Engine {
   const Heuristic& heuristic() const { return heuristic_; }
   bool evictable(const Value& value) const { return value.candidate != kNowhere && !value.locks; }
   Nanos staleness(const Value& value) const { return stats_.clock - value.last_access; }
+  ColumnsView columns() const { return columns_.view(); }
+  Value* candidate(std::size_t row) const { return columns_.value(row); }
   Neighbourhood& neighbourhood() { return neighbourhood_; }
   EngineStats stats() const {
     EngineStats stats = stats_;
@@ -154,7 +156,7 @@ class Engine {
   void add_candidate(Value& value);
   void remove_candidate(Value& value);
   void disown(Value& value);
-  void lose(Value& value);
+  void lose(Value& value, Loss loss);
   void let_go(Value& value);
   void run(Op& op, Value& wanted, Lock& lock);
   void unlink(Value& value);  // From its producer, which goes with its last output.
@@ -165,6 +167,7 @@ class Engine {
   void unlock_inputs(Op& op);
   Value* choose();
   void refresh(std::size_t row);
+  void look_beside(std::size_t row);
 
   Executor& executor_;
   const Heuristic heuristic_;

@@ -1,5 +1,7 @@
 #include "runtime/csrc/evicted_classes.h"
 
+#include <algorithm>
+
 namespace dtr {
 
 EvictedClass* EvictedClasses::start(Nanos cost) {
@@ -80,6 +82,18 @@ Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
   for_each_reader(const_cast<Value&>(value), look);
   near.known = classes <= 2;  // Few have more; those are walked every time.
   return sum;
+}
+
+const std::vector<EvictedClass*>& EvictedClasses::all(const Value& value) {
+  all_.clear();
+  const auto look = [&](Value& neighbour) {
+    if (!neighbour.evicted_class) return;
+    EvictedClass* root = find(neighbour.evicted_class);
+    if (std::find(all_.begin(), all_.end(), root) == all_.end()) all_.push_back(root);
+  };
+  for_each_input(const_cast<Value&>(value), look);
+  for_each_reader(const_cast<Value&>(value), look);
+  return all_;
 }
 
 // Path halving: every node met is hung under its grandparent.

@@ -14,6 +14,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "runtime/csrc/columns.h"
 #include "runtime/csrc/graph.h"
@@ -26,8 +28,7 @@ struct EvictedClass {
   Nanos cost = 0;  // At the root: the sum over members.
   std::int64_t references = 0;
   std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
-  std::int64_t in_window =
-      0;  // Members of the window now looked at that are next to it (window.h).
+  std::int64_t met = 0;    // At a root: where a search for a window last met it (window.cpp).
 };
 
 class EvictedClasses {
@@ -50,9 +51,11 @@ class EvictedClasses {
   Nanos cost(std::size_t row);  // Of the classes next to the row's value; its column too.
   void fill();                  // The column of neighbourhoods, for all that may go.
   Nanos walk(const Value& value, NearClasses& near);
-  // Calls `visit` with each distinct class next to `value`.
+  // Calls `visit` with each distinct class next to the row's value.
   template <typename Visit>
-  void for_each(const Value& value, Visit visit);
+  void for_each(std::size_t row, Visit visit);
+  // Numbers that no class has been marked with: the first of `count`.
+  std::int64_t new_marks(std::int64_t count) { return std::exchange(marks_, marks_ + count); }
 
   std::int64_t count() const { return count_; }
   std::int64_t accesses() const { return accesses_; }
@@ -66,26 +69,29 @@ class EvictedClasses {
   }
   EvictedClass* halve(EvictedClass* node);
   void forget_around(Value& value);
+  const std::vector<EvictedClass*>& all(const Value& value);
   void unreference(EvictedClass* node);
 
   ScoreColumns& columns_;
   std::uint64_t stamp_ = 0;
-  std::int64_t count_ = 0, accesses_ = 0;
+  std::int64_t count_ = 0, accesses_ = 0, marks_ = 1;
+  std::vector<EvictedClass*> all_;
 };
 
 template <typename Visit>
-void EvictedClasses::for_each(const Value& value, Visit visit) {
-  ++stamp_;
-  const auto look = [&](Value& neighbour) {
-    ++accesses_;
-    if (!neighbour.evicted_class) return;
-    EvictedClass* root = find(neighbour.evicted_class);
-    if (root->seen == stamp_) return;
-    root->seen = stamp_;
-    visit(*root);
-  };
-  for_each_input(const_cast<Value&>(value), look);
-  for_each_reader(const_cast<Value&>(value), look);
+[[gnu::always_inline]] inline void EvictedClasses::for_each(std::size_t row, Visit visit) {
+  NearClasses& near = columns_.near(row);
+  if (!near.known) [[unlikely]]
+    walk(*columns_.value(row), near);
+  if (!near.known) [[unlikely]] {
+    for (EvictedClass* root : all(*columns_.value(row))) visit(*root);
+    return;
+  }
+  if (!near.first) return;
+  EvictedClass* root = find(near.first);
+  visit(*root);
+  if (!near.second) return;
+  if (EvictedClass* other = find(near.second); other != root) visit(*other);
 }
 
 }  // namespace dtr

@@ -240,7 +240,7 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
                             : &constant(old->size, old->data);
     own(old->data, track ? values_[tensor] : nullptr);
   }
-  op ? engine_.finish(*op, cost) : engine_.advance(cost);
+  op ? engine_.finish(*op, cost_of(number)) : engine_.advance(cost_of(number));
   for (Value* old : superseded) engine_.superseded(*old);
   unlock();
 }
@@ -273,6 +273,17 @@ void LiveSimulation::learn(std::int64_t op) {
   const double now = price(schedule_, op);
   if (median_ == 0) median_ = now;
   median_ = std::clamp(now, median_ / 1.02, median_ * 1.02);
+}
+
+Nanos LiveSimulation::cost_of(std::int64_t op) const {
+  if (!options_.logical_clock) return schedule_.op_cost[op];
+  Bytes touched = 0;
+  for (std::int64_t arg : schedule_.args(op)) touched += schedule_.tensor_size[roots_[arg]];
+  for (std::int64_t tensor = schedule_.op_results_begin[op];
+       tensor < schedule_.op_results_begin[op + 1]; ++tensor) {
+    touched += schedule_.tensor_size[tensor];
+  }
+  return touched;
 }
 
 // Of a result; -1 for a temporary, -2 for what comes from outside.

@@ -54,6 +54,7 @@ class LiveSimulation final : public Executor {
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
   Place place_of(std::int64_t op, std::int64_t tensor);
+  Nanos cost_of(std::int64_t op) const;  // To the engine.
   void learn(std::int64_t op);
   void picture();
   void free(void* data);

@@ -8,18 +8,24 @@ void Neighbourhood::expected(Value& value) {
   if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.expected(value);
 }
 
-void Neighbourhood::lost(Value& value) {
+void Neighbourhood::lost(Value& value, Loss loss) {
   if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.lost(value);
+  if (kind_ == NeighbourhoodKind::kMegEngine && loss == Loss::kEvicted) sets_.evicted(value);
   if (exact()) regions_.lost(value);
 }
 
 void Neighbourhood::returned(Value& value) {
   if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.returned(value);
+  if (kind_ == NeighbourhoodKind::kMegEngine) sets_.returned(value);
   if (exact()) regions_.returned(value);
 }
 
 void Neighbourhood::cut(Value& value) {
-  if (value.evicted_class) classes_.returned(value);
+  if (kind_ == NeighbourhoodKind::kMegEngine) {
+    sets_.cut(value);
+  } else if (value.evicted_class) {
+    classes_.returned(value);
+  }
   if (exact()) regions_.cut(value);
 }
 
@@ -30,7 +36,11 @@ void Neighbourhood::linked(Value& one, Value& other) {
 }
 
 void Neighbourhood::discard(Value& value) {
-  if (value.evicted_class) classes_.returned(value);
+  if (kind_ == NeighbourhoodKind::kMegEngine) {
+    sets_.cut(value);
+  } else if (value.evicted_class) {
+    classes_.returned(value);
+  }
   delete value.region;
   value.region = nullptr;
 }
@@ -46,6 +56,8 @@ Nanos Neighbourhood::cost(std::size_t row) {
       return Regions::ancestors(value) + Regions::descendants(value);
     case NeighbourhoodKind::kAncestors:
       return Regions::ancestors(value);
+    case NeighbourhoodKind::kMegEngine:
+      return sets_.cost(value) - value.cost;  // The value's own operator is not in their score.
   }
   throw std::logic_error("no such neighbourhood");
 }

@@ -3,15 +3,18 @@
 // evicted, dropped by the program, superseded by a write, stolen by a replay.
 //
 // Four answers, dearer as they get more exact: none; the paper's relaxation by a union-find
-// (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. All
-// see storages: a view counts with the bytes it shares.
+// (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. A
+// fifth is there to be compared with (megengine_sets.h). All see storages: a view counts with the
+// bytes it shares.
 
 #pragma once
 
 #include <cstdint>
 
 #include "runtime/csrc/evicted_classes.h"
+#include "runtime/csrc/executor.h"
 #include "runtime/csrc/graph.h"
+#include "runtime/csrc/megengine_sets.h"
 #include "runtime/csrc/regions.h"
 #include "runtime/csrc/score.h"
 
@@ -25,9 +28,9 @@ class Neighbourhood {
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
   void added(Value& value) { exact() ? regions_.returned(value) : void(); }  // New, with content.
-  void expected(Value& value);  // New, and its operator has yet to run for the first time.
-  void lost(Value& value);      // It has just lost its content.
-  void returned(Value& value);  // It is back.
+  void expected(Value& value);         // New, and its operator has yet to run for the first time.
+  void lost(Value& value, Loss loss);  // It has just lost its content.
+  void returned(Value& value);         // It is back.
   void refresh() { exact() ? regions_.refresh() : void(); }
   void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
 
@@ -39,17 +42,15 @@ class Neighbourhood {
   Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
   void fill();                  // The column of these costs, for all rows that may go.
 
-  // The part of cost() that is `value`'s alone, and a call of `visit` for each class that other
-  // values may have in common with it.
-  template <typename Visit>
-  Nanos shared_cost(const Value& value, Visit visit) {
-    if (kind_ != NeighbourhoodKind::kEvictedClass) return cost(value.candidate);
-    classes_.for_each(value, visit);
-    return 0;
+  // Null where it has none.
+  EvictedClasses* evicted_classes() {
+    return kind_ == NeighbourhoodKind::kEvictedClass ? &classes_ : nullptr;
   }
 
-  std::int64_t classes() const { return classes_.count(); }
-  std::int64_t accesses() const { return classes_.accesses() + regions_.accesses(); }
+  std::int64_t classes() const { return classes_.count() + sets_.count(); }
+  std::int64_t accesses() const {
+    return classes_.accesses() + regions_.accesses() + sets_.accesses();
+  }
   void check(const Value& value);
 
  private:
@@ -61,6 +62,7 @@ class Neighbourhood {
   ScoreColumns& columns_;
   EvictedClasses classes_;
   Regions regions_;
+  MegEngineSets sets_;
 };
 
 }  // namespace dtr

@@ -20,7 +20,7 @@
 
 namespace dtr {
 
-enum class NeighbourhoodKind { kNone, kEvictedClass, kFull, kAncestors };
+enum class NeighbourhoodKind { kNone, kEvictedClass, kFull, kAncestors, kMegEngine };
 enum class Selection { kSingle, kSample, kRandom, kWindow };
 
 struct Heuristic {

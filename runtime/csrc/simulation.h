@@ -68,9 +68,10 @@ struct SimulationOptions {
   bool remap = true;      // The arena has addresses to spare, so that pages can be moved.
   std::optional<MovePrices> prices;  // Of moving them; else the usual ones.
   Placement placement = Placement::kBestFit;
-  std::int64_t layouts = 0;  // How many pictures of the pool to take, evenly over the run.
-  bool pin_outputs = true;   // What the program still holds at the end must be in memory together.
-  bool log_events = false;   // Keep what was evicted and computed, in order.
+  std::int64_t layouts = 0;    // How many pictures of the pool to take, evenly over the run.
+  bool logical_clock = false;  // Victims are chosen as if operators cost the bytes they touch.
+  bool pin_outputs = true;  // What the program still holds at the end must be in memory together.
+  bool log_events = false;  // Keep what was evicted and computed, in order.
 };
 
 struct SimulationCounts {

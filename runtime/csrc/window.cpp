@@ -4,137 +4,210 @@
 #include <cmath>
 #include <limits>
 
+#include "dtr_alloc/csrc/extents.h"
+
 namespace dtr {
 namespace {
 
-// Of all blocks since the last one that nobody can have. The difference of two is a run's.
+// Up to a block and with it, since the last one that nobody can have, of which all is nothing. The
+// difference of two is a run's.
 struct Sums {
-  Bytes bytes = 0, evicted = 0;  // Free or evictable; evictable.
-  double cost = 0;  // By the recompute penalty, with neighbours that no other value shares.
-  double stale_bytes = 0;
-  std::size_t classes = 0;  // Of all blocks.
+  Bytes bytes = 0;  // Free or evictable.
+  double evicted = 0, cost = 0, stale_bytes = 0;
+  std::int32_t row = kNowhere;  // Of the block's value; none where it is free, or nobody's to have.
 };
 
-// Missing neighbours that the values of a run share: each class once.
-class Shared {
- public:
-  explicit Shared(const std::vector<EvictedClass*>& classes) : classes_(classes) {}
+// Where exponents and the penalty are 1 and missing neighbours, if any, are counted by classes.
+bool simple(const Heuristic& h) {
+  return h.cost_exp == 1 && h.staleness_exp == 1 && h.recompute_penalty == 1 &&
+         (h.neighbourhood == NeighbourhoodKind::kNone ||
+          h.neighbourhood == NeighbourhoodKind::kEvictedClass);
+}
 
-  void add(const Sums& from, const Sums& to) { change(from.classes, to.classes, 1); }
-  void take(const Sums& from, const Sums& to) { change(from.classes, to.classes, -1); }
-  double cost() const { return static_cast<double>(cost_); }
+// Takes a pool's extents in address order; sums[i] is of the first i. What is in it stays in
+// registers, so it calls nothing where kSimple.
+template <bool kSimple>
+struct AddUp {
+  const Engine& engine;
+  const ColumnsView columns;
+  const Nanos now;
+  const double penalty;
+  const bool shared;  // Neighbourhoods are counted later, once for all of a run.
+  Sums *last, *end;   // What lies beyond the end is not taken.
+  Bytes bytes = 0;
+  double evicted = 0, cost = 0, stale_bytes = 0;
 
- private:
-  void change(std::size_t begin, std::size_t end, int by) {
-    for (std::size_t i = begin; i < end; ++i) {
-      EvictedClass& one = *classes_[i];
-      std::int64_t before = one.in_window;
-      one.in_window += by;
-      if ((before == 0) != (one.in_window == 0)) cost_ += by * one.cost;
+  [[gnu::always_inline]] void operator()(Bytes size, void* owner) {
+    if (last + 1 == end) return;
+    ++last;
+    auto* value = static_cast<Value*>(owner);
+    if (value ? !engine.evictable(*value) : size == 0) {
+      bytes = 0;
+      evicted = cost = stale_bytes = 0;
+      *last = {};
+      return;
     }
+    bytes += size;
+    last->row = kNowhere;
+    if (value) {
+      const std::int32_t row = value->candidate;
+      last->row = row;
+      const auto real_size = static_cast<double>(size);
+      auto own = static_cast<double>(columns.cost[row]);
+      if constexpr (!kSimple) {
+        if (!shared) own += static_cast<double>(columns.neighbourhood[row]);
+        own *= std::pow(penalty, columns.recomputes[row]);
+      }
+      evicted += real_size;
+      cost += own;
+      stale_bytes += real_size * static_cast<double>(now - columns.last_access[row]);
+    }
+    last->bytes = bytes;
+    last->evicted = evicted;
+    last->cost = cost;
+    last->stale_bytes = stale_bytes;
+  }
+};
+
+// What the missing neighbours of a run cost, each class once. Runs are asked for in order, and not
+// all of them, so that most of a pool is never looked at: a class remembers at which block it was
+// met last, which says whether it is in a run already, and whether its last member leaves.
+class SharedCost {
+ public:
+  SharedCost(EvictedClasses* classes, const Sums* first, const Sums* last)
+      : classes_(classes),
+        first_(first),
+        left_(first),
+        right_(first),
+        mark_(classes ? classes->new_marks(last - first + 1) : 0) {}
+
+  // Of the blocks beyond `left` up to `right`; neither may lie before that of the last time.
+  [[gnu::noinline]] double of(const Sums* left, const Sums* right) {
+    if (!classes_) return 0;
+    if (left >= right_) {
+      left_ = right_ = left;
+      cost_ = 0;
+    }
+    while (left_ < left) take(*++left_);
+    while (right_ < right) add(*++right_);
+    return static_cast<double>(cost_);
   }
 
-  const std::vector<EvictedClass*>& classes_;
+ private:
+  std::int64_t mark(const Sums& block) const { return mark_ + (&block - first_); }
+  void add(const Sums& block) {
+    if (block.row == kNowhere) return;
+    classes_->for_each(block.row, [&](EvictedClass& root) {
+      if (root.met <= mark(*left_)) cost_ += root.cost;
+      root.met = mark(block);
+    });
+  }
+  void take(const Sums& block) {
+    if (block.row == kNowhere) return;
+    classes_->for_each(block.row, [&](EvictedClass& root) {
+      if (root.met == mark(block)) cost_ -= root.cost;
+    });
+  }
+
+  EvictedClasses* const classes_;  // Null where there are none.
+  const Sums *const first_, *left_, *right_;
+  const std::int64_t mark_;  // Of the first block.
   Nanos cost_ = 0;
 };
 
-// Sums before each block and after the last one, and the classes of all values. A block that nobody
-// can have begins anew: the sum after it has no bytes.
-void add_up(Engine& engine, const std::vector<Extent>& extents, std::vector<Sums>& sums,
-            std::vector<EvictedClass*>& classes) {
-  const double penalty = engine.heuristic().recompute_penalty;
-  sums.resize(extents.size() + 1);
-  Sums sum;
-  for (std::size_t i = 0; i < extents.size(); ++i) {
-    const auto* value = static_cast<const Value*>(extents[i].owner);
-    const Bytes bytes = extents[i].bytes;
-    if (!value) {
-      sum = bytes > 0 ? sum : Sums{.classes = sum.classes};
-      sum.bytes += bytes;
-    } else if (!engine.evictable(*value)) {
-      sum = Sums{.classes = sum.classes};
-    } else {
-      Nanos own = engine.neighbourhood().shared_cost(
-          *value, [&](EvictedClass& shared) { classes.push_back(&shared); });
-      double cost = static_cast<double>(value->cost + own);
-      if (penalty != 1) cost *= std::pow(penalty, value->recomputes);
-      sum.bytes += bytes;
-      sum.evicted += bytes;
-      sum.cost += cost;
-      sum.stale_bytes += static_cast<double>(bytes) * static_cast<double>(engine.staleness(*value));
-      sum.classes = classes.size();
+// All of a pool; returns the last one. `sums` grows to hold them.
+template <bool kSimple>
+const Sums* add_up(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
+  const Heuristic& h = engine.heuristic();
+  const bool shared = engine.neighbourhood().evicted_classes() != nullptr;
+  if (!kSimple && !shared) engine.neighbourhood().fill();
+  while (true) {
+    if (!sums.empty()) {
+      const Sums* last =
+          pool.each_extent(bytes, AddUp<kSimple>{.engine = engine,
+                                                 .columns = engine.columns(),
+                                                 .now = engine.stats().clock + h.epsilon,
+                                                 .penalty = h.recompute_penalty,
+                                                 .shared = shared,
+                                                 .last = sums.data(),
+                                                 .end = sums.data() + sums.size()})
+              .last;
+      if (last != &sums.back()) return last;
     }
-    sums[i + 1] = sum;
+    sums.resize(std::max<std::size_t>(1024, 2 * sums.size()));
   }
 }
 
-struct Columns {
-  std::vector<Extent> extents;
-  std::vector<Sums> sums;
-  std::vector<EvictedClass*> classes;
+struct Run {
+  const Sums *begin, *end;  // Of the blocks beyond begin up to end.
+  double cost;
 };
+
+// By itself, since its few variables must not leave the registers.
+template <bool kSimple>
+[[gnu::noinline]] Run cheapest_run(const Sums* const first, const Sums* const last,
+                                   const Bytes bytes, const double lacking, const Heuristic& h,
+                                   SharedCost& shared) {
+  const auto epsilon = static_cast<double>(h.epsilon);
+  double best = std::numeric_limits<double>::infinity();
+  Run run{first, first, 0};
+  const Sums* left = first;
+  bool holds = false;  // Whether what lies beyond left holds the request.
+  for (const Sums* right = first + 1; right <= last; ++right) {
+    if (right->bytes == 0) [[unlikely]] {
+      left = right;
+      holds = false;
+      continue;
+    }
+    const Bytes most = right->bytes - bytes;
+    const double most_evicted = right->evicted - lacking;
+    const auto enough = [&](const Sums& from) {
+      return from.bytes <= most && from.evicted <= most_evicted;
+    };
+    if (!holds && !enough(*left)) continue;
+    holds = true;
+    while (enough(left[1])) ++left;
+    const double evicted = right->evicted - left->evicted;
+    double cost = right->cost - left->cost + epsilon;  // Exact but for a penalty.
+    if constexpr (!kSimple) cost = std::max(cost, epsilon);
+    double under = right->stale_bytes - left->stale_bytes;
+    under = under > 0 ? under : 0;
+    if constexpr (!kSimple) under = raise(under / evicted, h.staleness_exp);
+    double over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
+    if (over < best * under) [[unlikely]] {  // So far without what is shared, which can only add.
+      cost += shared.of(left, right);
+      over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
+      if (over >= best * under) continue;
+      best = over / under;
+      run = {left, right, cost - epsilon};
+    }
+  }
+  return run;
+}
+
+template <bool kSimple>
+Window search(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
+  const PoolStats stats = pool.stats();
+  // Bytes that the budget lacks must come from values, wherever holes may be.
+  const Bytes lacking = std::max(stats.live + bytes - stats.budget, Bytes{1});
+  const Sums* last = add_up<kSimple>(pool, engine, bytes, sums);
+  SharedCost shared(engine.neighbourhood().evicted_classes(), sums.data(), last);
+  Run run = cheapest_run<kSimple>(sums.data(), last, bytes, static_cast<double>(lacking),
+                                  engine.heuristic(), shared);
+  Window window{.values = {}, .cost = static_cast<Nanos>(run.cost)};
+  while (run.begin < run.end) {
+    const std::int32_t row = (++run.begin)->row;
+    if (row != kNowhere) window.values.push_back(engine.candidate(row));
+  }
+  return window;
+}
 
 }  // namespace
 
 Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes) {
+  static thread_local std::vector<Sums> sums;  // To ask for their memory anew costs half a search.
   bytes = round_to_granule(std::max(bytes, Bytes{1}));
-  const PoolStats stats = pool.stats();
-  // Bytes that the budget lacks must come from values, wherever holes may be.
-  const Bytes lacking = std::max(stats.live + bytes - stats.budget, Bytes{1});
-  static thread_local Columns columns;  // To ask for their memory anew costs half a search.
-  auto& [extents, sums, classes] = columns;
-  classes.clear();
-  pool.list_extents(bytes, extents);
-  add_up(engine, extents, sums, classes);
-
-  const Heuristic& h = engine.heuristic();
-  const bool plain = h.cost_exp == 1 && h.staleness_exp == 1;
-  const auto epsilon = static_cast<double>(h.epsilon);
-  Shared shared(classes);
-  // The best so far, its score as a quotient: a division for each block would be a third of all.
-  double number = std::numeric_limits<double>::infinity(), divisor = 1, least_cost = 0;
-  std::size_t begin = 0, end = 0;
-  std::size_t left = 0;  // Blocks [left, right) are the run.
-  for (std::size_t right = 1; right < sums.size(); ++right) {
-    const Sums& to = sums[right];
-    shared.add(sums[right - 1], to);
-    if (to.bytes == 0) {
-      if (left < right) shared.take(sums[left], to);
-      left = right;
-      continue;
-    }
-    if (to.bytes - sums[left].bytes < bytes || to.evicted - sums[left].evicted < lacking) continue;
-    while (to.bytes - sums[left + 1].bytes >= bytes &&
-           to.evicted - sums[left + 1].evicted >= lacking) {
-      shared.take(sums[left], sums[left + 1]);
-      ++left;
-    }
-    const Sums& from = sums[left];
-    const auto evicted = static_cast<double>(to.evicted - from.evicted);
-    const double cost = std::max(to.cost - from.cost, 0.0) + shared.cost();
-    double over = cost + epsilon;
-    double under = std::max(to.stale_bytes - from.stale_bytes, 0.0) + epsilon * evicted;
-    if (plain) {
-      over *= evicted;
-    } else {
-      over = raise(over, h.cost_exp);
-      under = raise(under / evicted, h.staleness_exp);
-    }
-    if (over * divisor < number * under) {
-      number = over;
-      divisor = under;
-      least_cost = cost;
-      begin = left;
-      end = right;
-    }
-  }
-  shared.take(sums[left], sums.back());  // Gives every class its zero back.
-
-  Window window{.values = {}, .cost = static_cast<Nanos>(least_cost)};
-  for (std::size_t i = begin; i < end; ++i) {
-    if (extents[i].owner) window.values.push_back(static_cast<Value*>(extents[i].owner));
-  }
-  return window;
+  return (simple(engine.heuristic()) ? search<true> : search<false>)(pool, engine, bytes, sums);
 }
 
 }  // namespace dtr
