@@ -58,6 +58,7 @@ def least_of_tiles(columns: Columns, heuristic: Heuristic, general: bool) -> Ten
     return lowest[:tiles]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # NumPy's, of many recomputes.
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
 @pytest.mark.parametrize("name", ["drawn", *EXTREMES])
 def test_the_kernel_finds_the_least_score_of_each_tile(name: str, count: int) -> None:
