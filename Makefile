@@ -31,6 +31,7 @@ perf: $(READY)
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
+	$(PYTHON) perf/plan.py --out perf/results/plan.json
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
@@ -69,7 +70,8 @@ dist: $(READY)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool dtr_alloc.kernels \
-  $(addprefix dtr_alloc.runtime., heuristic record_trace session simulate sweep trace trace_format tune)
+  $(addprefix dtr_alloc.runtime., forecast heuristic plan record_trace session simulate sweep trace trace_format \
+  training_profile tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one on
 # a class that only builds with CUDA have.
 docs: $(READY)

@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
+from dtr_alloc.runtime import chrome_trace
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import format_size, parse_size
 
@@ -89,9 +90,12 @@ class Session:
     """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
     scope is left."""
 
-    def __init__(self, core: _core.Session, budget_bytes: int | None) -> None:
+    def __init__(self, core: _core.Session, budget_bytes: int | None, events: bool = False) -> None:
         self._core = core
         self._budget = budget_bytes
+        self._events = events
+        if events:
+            core.keep_events()
 
     def stats(self) -> SessionStats:
         """The figures up to now."""
@@ -131,6 +135,25 @@ class Session:
         """Pool bytes in use after each operator, shape (operators,); empty unless the scope was
         opened with timeline."""
         return np.asarray(self._core.timeline(), dtype=np.int64)
+
+    def export_chrome_trace(
+        self, path: str | os.PathLike[str], profile: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Writes when tensors were evicted and recomputed, for chrome://tracing and Perfetto. The
+        scope must have been opened with ``events=True``.
+
+        Args:
+            path: where to, compressed if it ends in ``.gz``.
+            profile: what ``torch.profiler.profile.export_chrome_trace`` wrote of the same run; then
+                `path` has both, on one axis of time.
+
+        Raises:
+            ValueError: the scope kept no events, or `profile` is not a profile of torch's.
+            OSError: a file cannot be read or written.
+        """
+        if not self._events:
+            raise ValueError("this scope kept no events: open it with rematerialize(events=True)")
+        chrome_trace.write(path, self._core.events(), profile)
 
     def commit(self) -> None:
         """Makes everything the program holds an ordinary tensor that is never evicted; what was
@@ -224,6 +247,7 @@ def rematerialize(
     policy: Policy = "eager",
     clock: str = "wall",
     timeline: bool = False,
+    events: bool = False,
     thrash_limit: float = 100.0,
     debug: bool = False,
     _instruments: dict[str, Any] | None = None,
@@ -248,6 +272,8 @@ def rematerialize(
         clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
             which makes the evictions of a run repeatable.
         timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
+        events: keep when what was evicted and recomputed (``Session.export_chrome_trace``): some 60
+            bytes each.
         thrash_limit: recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
         debug: look for writes that nobody declared: each constant that a recomputation would read
@@ -291,8 +317,9 @@ def rematerialize(
         debug=debug,
         **options,
     )
+    session = Session(core, size, events)
     with _scope(core, device):
-        yield Session(core, size)
+        yield session
 
 
 @contextmanager

@@ -166,7 +166,10 @@ def installed() -> list[Path]:
         *(ROOT / "dtr_alloc" / n for n in ("demo", "kernels", "runtime")),
     ]
     return [
-        f for folder in folders for kind in ("*.py", "*.pyi", "py.typed") for f in folder.glob(kind)
+        f
+        for folder in folders
+        for kind in ("*.py", "*.pyi", "*.ptx", "py.typed")
+        for f in folder.glob(kind)
     ]
 
 

@@ -30,6 +30,7 @@ THROWN = re.compile(
     r"|throw std::(?:runtime_error|invalid_argument|system_error)\()(.*?);\n",
     re.S,
 )
+RAW = re.compile(r'R"\((.*?)\)"', re.S)
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
@@ -74,6 +75,7 @@ def python_texts(file: Path) -> Iterator[tuple[str, str]]:
 
 def cpp_texts(file: Path) -> Iterator[tuple[str, str]]:
     source = re.sub(r"^\s*//.*$", "", file.read_text(), flags=re.M)
+    source = RAW.sub(lambda raw: '"' + raw[1].replace('"', '\\"') + '"', source)
     for thrown in THROWN.finditer(source):
         line = source[: thrown.start()].count("\n") + 1
         joined = re.sub(r'"\s*\n\s*"', "", thrown[1])
@@ -89,4 +91,5 @@ def test_every_error_is_explained() -> None:
             found += cpp_texts(file)
     assert len(found) > 120  # The collection works.
     missing = [f"{place}: {text}" for place, text in found if text and text not in page]
-    assert missing == [], "put these texts into docs/troubleshooting.md, and what to do"
+    remedy = "put these texts into docs/troubleshooting.md, and what to do:\n"
+    assert not missing, remedy + "\n".join(missing)

@@ -107,6 +107,17 @@ void bind_session(py::module_& m) {
       .def("pool_stats", [](const Session& session) { return session.pool().stats(); })
       .def("reset_peak", &Session::reset_peak)
       .def("timeline", &Session::timeline)
+      .def("keep_events", &Session::keep_events)
+      .def("events",
+           [](const Session& session) {
+             py::list rows;
+             for (const Session::Event& event : session.events()) {
+               rows.append(py::make_tuple(event.evicted, event.at, event.duration,
+                                          c10::toString(event.made_by->handle.operator_name()),
+                                          event.size, event.live));
+             }
+             return rows;
+           })
       .def("check", &Session::check);
   m.def("record_this_thread", &Session::record_this_thread);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;

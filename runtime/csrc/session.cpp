@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "runtime/csrc/clock.h"
@@ -44,6 +45,11 @@ std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
                 R"(; scorer="auto" lets the host do it where the device cannot)");
     return nullptr;
   }
+}
+
+Nanos unix_ns() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
 std::string in_mib(Bytes bytes) {
@@ -232,6 +238,10 @@ void Session::release(Value& value, Loss loss) {
   Block* block = static_cast<Block*>(value.data);
   block->owner = nullptr;
   pool_->free(block);
+  if (keeps_events_ && loss == Loss::kEvicted) {
+    events_.push_back(
+        {true, unix_ns(), 0, &Recipe::of(*value.producer).info(), value.size, pool_->stats().live});
+  }
   if (!value.home) return;
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
@@ -367,6 +377,8 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
 // may have made what it reads, another may read what it makes.
 void Session::run(Op& op, Lock& lock) {
   std::int64_t begin = ticks();
+  const Nanos at = keeps_events_ ? unix_ns() : 0;
+  Bytes back = 0;
   if (device_.work) pool_->meet_stream(stream());
   if (pool_->many_streams()) pool_->gather_streams(stream());
   auto results = replay(op, lock);
@@ -391,11 +403,16 @@ void Session::run(Op& op, Lock& lock) {
       block->owner = value;
     }
     engine_.restore(*value, block);
+    back += value->size;
   }
   if (pool_->many_streams()) pool_->spread_stream(stream());
   std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
   remat_ticks_ += passed;
   window_remat_ += passed;
+  if (keeps_events_) {
+    events_.push_back(
+        {false, at, to_nanoseconds(passed), &Recipe::of(op).info(), back, pool_->stats().live});
+  }
 }
 
 void Session::bring_back(Value& value, Lock& lock) {
@@ -685,6 +702,16 @@ SessionStats Session::stats() const {
 std::vector<std::int64_t> Session::timeline() const {
   std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
   return timeline_;
+}
+
+void Session::keep_events() {
+  std::lock_guard<std::mutex> guard(engine_.mutex());
+  keeps_events_ = true;
+}
+
+std::vector<Session::Event> Session::events() const {
+  std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
+  return events_;
 }
 
 void Session::check() const {

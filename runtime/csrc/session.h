@@ -106,6 +106,16 @@ class Session final : public Executor {
   SessionStats stats() const;
   void reset_peak() { pool_->reset_peak(); }
   std::vector<std::int64_t> timeline() const;
+
+  // What a person wants to see beside a profile. Times are the system clock's, as a profiler's are.
+  struct Event {
+    bool evicted;  // Else recomputed.
+    Nanos at, duration;
+    const OperatorInfo* made_by;
+    Bytes size, live;  // Of what went or came back; of the pool, afterwards.
+  };
+  void keep_events();
+  std::vector<Event> events() const;
   const Pool& pool() const { return *pool_; }
   Pool& pool() { return *pool_; }
   void check() const;
@@ -187,6 +197,8 @@ class Session final : public Executor {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
+  bool keeps_events_ = false;
+  std::vector<Event> events_;
   std::atomic<TraceRecorder*> recorder_{nullptr};          // Null while nothing is recorded.
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
