@@ -181,7 +181,7 @@ def budget_of(simulator: Simulator, share: int) -> int:
 HEURISTICS = {
     name: heuristic
     for name, heuristic in (PRESETS | ABLATIONS).items()
-    if heuristic.selection != "random"
+    if heuristic.selection != "random" and heuristic.neighbourhood != "megengine"
 }
 
 
