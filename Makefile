@@ -13,7 +13,7 @@ ARGS :=
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all perf lint format clean check-cuda gpu asan tsan planted-faults
+.PHONY: demo test test-all perf lint format clean dist docs check-cuda gpu asan tsan planted-faults
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -31,6 +31,7 @@ perf: $(READY)
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
+	$(PYTHON) perf/plan.py --out perf/results/plan.json
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
@@ -63,6 +64,21 @@ tsan:
 planted-faults: $(READY)
 	$(PYTHON) tests/planted_faults.py
 
+# An sdist, and from it a wheel for the torch in .venv.
+dist: $(READY)
+	.venv/bin/pyproject-build --no-isolation $(ARGS)
+
+# What users call, and what its docstrings lead to.
+REFERENCE := dtr_alloc dtr_alloc.pool dtr_alloc.kernels \
+  $(addprefix dtr_alloc.runtime., forecast heuristic plan record_trace session simulate sweep trace trace_format \
+  training_profile tune)
+# The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one on
+# a class that only builds with CUDA have.
+docs: $(READY)
+	.venv/bin/pdoc --version > /dev/null 2>&1 || $(PYTHON) -m pip install -q --disable-pip-version-check 'dtr-alloc[docs]'
+	PYTHONWARNINGS='error,ignore:Error parsing type annotation _core.CudaAllocator:UserWarning' \
+	  .venv/bin/pdoc -d google -o build/docs $(REFERENCE)
+
 lint: $(READY)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
@@ -75,7 +91,7 @@ format: $(READY)
 	find dtr_alloc runtime tests \( -name '*.h' -o -name '*.cpp' \) -print0 | xargs -0r .venv/bin/clang-format -i
 
 clean:
-	rm -rf .venv .venv-cuda build *.egg-info dtr_alloc/*.so
+	rm -rf .venv .venv-cuda build dist *.egg-info dtr_alloc/*.so
 
 # A changed C++ file is compiled alone; a changed requirement, or the first time, installs anew.
 $(READY): pyproject.toml setup.py Makefile $(SOURCES)

@@ -11,9 +11,16 @@ import os
 import sysconfig
 from pathlib import Path
 
-import torch
 from setuptools import setup
-from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension
+
+try:
+    import torch
+    from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        "dtr_alloc is compiled against the torch that is installed, and the build does not see one "
+        f"({error}): install torch, and say pip install --no-build-isolation"
+    ) from None
 
 ROOT = Path(__file__).parent
 SOURCES = ["dtr_alloc/csrc", "runtime/csrc"]

@@ -25,7 +25,9 @@ if _core.torch_version != torch.__version__.split("+")[0]:
 from dtr_alloc.cuda import Allocator, allocator
 from dtr_alloc.cupy import cupy_allocator, rmm_resource
 from dtr_alloc.pool import Pool
+from dtr_alloc.runtime.forecast import Prediction
 from dtr_alloc.runtime.heuristic import Heuristic
+from dtr_alloc.runtime.plan import Plan, plan
 from dtr_alloc.runtime.record_trace import Recording, record_trace
 from dtr_alloc.runtime.session import (
     Session,
@@ -48,7 +50,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Allocator",
     "Heuristic",
+    "Plan",
     "Pool",
+    "Prediction",
     "Recording",
     "Session",
     "SessionStats",
@@ -63,6 +67,7 @@ __all__ = [
     "materialize",
     "measure",
     "pin",
+    "plan",
     "record_trace",
     "rematerialize",
     "rmm_resource",

@@ -1,9 +1,7 @@
 """The command line: `dtr-alloc`, also `python -m dtr_alloc`. One function per command."""
 
-import importlib.metadata
 import importlib.util
 import math
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dtr_alloc import __version__
 from dtr_alloc.runtime.heuristic import Policy
 from dtr_alloc.runtime.simulate import Mode
 
@@ -21,26 +20,17 @@ if TYPE_CHECKING:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="dtr-alloc")
+@click.version_option(__version__, prog_name="dtr-alloc")
 def main() -> None:
     """A memory budget that holds, for any program on stock PyTorch."""
 
 
 @main.command()
 def info() -> None:
-    """Show versions and what this installation can do."""
-    import torch
+    """Show what a bug report needs: versions, machine, build, GPU, environment."""
+    from dtr_alloc.info import rows as found
 
-    import dtr_alloc
-
-    rows = {
-        "dtr_alloc": importlib.metadata.version("dtr-alloc"),
-        "torch": torch.__version__,
-        "built against": f"torch {dtr_alloc._core.torch_version}",
-        "device cpu": f"supported, {torch.get_num_threads()} threads",
-        "device cuda": "not supported yet",
-        "page size": f"{os.sysconf('SC_PAGE_SIZE')} bytes",
-    }
+    rows = found()
     width = max(map(len, rows))
     for name, value in rows.items():
         click.echo(f"{name:<{width}}  {value}")
@@ -254,6 +244,68 @@ def simulate(
     width = max(map(len, rows))
     for name, value in rows.items():
         click.echo(f"{name:<{width}}  {value}")
+
+
+@main.command("plan", context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--budgets", callback=_names, metavar="B,B,...", help=f"{BUDGET} Default: six.")
+@click.option("--batches", callback=_names, metavar="N,N,...", help="For {batch} in ARGS.")
+@click.option("--slowdown", type=float, default=1.2, show_default=True, help="What is acceptable.")
+@click.option("--steps", type=int, default=4, show_default=True, help="Of the optimizer.")
+@click.option("--rounds", type=int, default=3, show_default=True, help="The least times count.")
+@click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
+@click.option("--within", metavar="BYTES", help="Evict already now, where it does not fit.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a batch.")
+def plan_(
+    script: str,
+    args: tuple[str, ...],
+    budgets: list[str],
+    batches: list[str],
+    slowdown: float,
+    steps: int,
+    rounds: int,
+    heuristic: str,
+    within: str | None,
+    as_json: bool,
+) -> None:
+    """Predict what a SCRIPT's training costs under budgets, from its first steps.
+
+    Runs SCRIPT with ARGS until an optimizer has stepped a few times, without a budget; then
+    simulates. Put -- before ARGS that begin with a dash. With --batches 8,16,32 that is done for
+    each, in place of "{batch}" in ARGS: dtr-alloc plan train.py --batches 8,16 -- --batch={batch}
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from dtr_alloc.runtime import plan as planning
+    from dtr_alloc.runtime import plan_report
+    from dtr_alloc.runtime.profile_script import ScriptError, profile_script
+
+    if batches and not any("{batch}" in word for word in args):
+        raise click.UsageError("--batches needs {batch} in ARGS, where the script takes its batch")
+    plans = []
+    with _explained(), Progress(console=Console(stderr=True), transient=True) as bar:
+        planning.check(budgets, slowdown, steps, rounds, heuristic, within)
+        for batch in batches or [""]:
+            words = [word.replace("{batch}", batch) for word in args] if batch else args
+            task = bar.add_task(batch, total=rounds * (2 if within is None else 1))
+
+            def advance(doing: str, task: TaskID = task, batch: str = batch) -> None:
+                bar.update(task, advance=1, description=f"{batch} {doing}".strip())
+
+            try:
+                profile = profile_script(script, words, steps, rounds, within, advance)
+            except ScriptError as error:
+                raise click.ClickException(str(error)) from error
+            plans.append(planning.plan_of(profile, budgets or None, slowdown, heuristic, batch))
+    if as_json:
+        click.echo(f"[{', '.join(plan.as_json() for plan in plans)}]")
+        return
+    console = Console(width=max(shutil.get_terminal_size().columns, 100))
+    console.print(plan_report.table(plans))
+    for plan in plans:
+        click.echo(plan_report.suggestion(plan, slowdown))
 
 
 @main.command()

@@ -65,6 +65,11 @@ class Selection:
     random: ClassVar[Selection]
     window: ClassVar[Selection]
 
+class ScorerPlace:
+    auto: ClassVar[ScorerPlace]
+    host: ClassVar[ScorerPlace]
+    device: ClassVar[ScorerPlace]
+
 class Placement:
     best_fit: ClassVar[Placement]
     two_ended: ClassVar[Placement]
@@ -103,8 +108,18 @@ class ScoreColumns:
         order: npt.NDArray[np.uint64],
     ) -> None: ...
     def scores(self, heuristic: Heuristic, clock: int) -> npt.NDArray[np.float64]: ...
-    def time_choices(self, heuristic: Heuristic, clock: int, times: int, by_row: bool) -> float: ...
-    def victims(self, heuristic: Heuristic, clock: int, bytes: int) -> npt.NDArray[np.int64]: ...
+    def time_choices(
+        self, heuristic: Heuristic, clock: int, times: int, by_row: bool, image: str = ""
+    ) -> float: ...
+    def victims(
+        self, heuristic: Heuristic, clock: int, bytes: int, image: str = ""
+    ) -> npt.NDArray[np.int64]: ...
+
+def crossover(
+    host_row: float, few: int, device_few: float, many: int, device_many: float
+) -> int: ...
+
+never: int
 
 class SessionStats:
     operators: int
@@ -118,6 +133,8 @@ class SessionStats:
     bookkeeping_ns: int
     verified: int
     time_stamps: int
+    device_choices: int
+    device_scores_from: int
     live_bytes: int
     peak_bytes: int
     evictable_bytes: int
@@ -138,6 +155,8 @@ class Session:
         debug: bool,
         thrash_limit: float,
         on_cuda: bool,
+        scorer: ScorerPlace,
+        image: str,
     ) -> None: ...
     def enter(self) -> None: ...
     def join(self) -> None: ...
@@ -161,6 +180,8 @@ class Session:
     def pool_stats(self) -> PoolStats: ...
     def reset_peak(self) -> None: ...
     def timeline(self) -> list[int]: ...
+    def keep_events(self) -> None: ...
+    def events(self) -> list[tuple[bool, int, int, str, int, int]]: ...
     def check(self) -> None: ...
 
 class EngineStats:
@@ -175,7 +196,7 @@ class EngineStats:
     remat_cost: int
 
 class DryRun:
-    def __init__(self, budget: int, heuristic: Heuristic) -> None: ...
+    def __init__(self, budget: int, heuristic: Heuristic, image: str = "") -> None: ...
     def constant(self, size: int, content: int) -> int: ...
     def call(
         self, name: int, cost: int, inputs: list[int], written: list[int], results: list[int]
@@ -195,6 +216,8 @@ class DryRun:
     @property
     def peak_bytes(self) -> int: ...
     def take_evicted(self) -> list[int]: ...
+    @property
+    def device_choices(self) -> int: ...
     def check(self) -> None: ...
     @staticmethod
     def content_of(name: int, inputs: list[int], result: int) -> int: ...
@@ -209,6 +232,8 @@ class CudaAllocator:
         rematerialize: bool,
         heuristic: Heuristic,
         thrash_limit: float,
+        scorer: ScorerPlace,
+        image: str,
     ) -> None: ...
     def native(self) -> Any: ...
     def allocate(self, size: int, device: int, stream: int) -> int: ...
@@ -239,6 +264,7 @@ def records_this_thread() -> bool: ...
 sees_inside_handlers: bool
 sees_raw_access: bool
 torch_version: str
+compiler: str
 
 class Columns:
     def __init__(
@@ -270,6 +296,7 @@ def simulate(
     remat_limit: int,
     remap: bool,
     move_ns: int | None,
+    measured_prices: bool,
     placement: Placement,
     layouts: int,
     logical_clock: bool,

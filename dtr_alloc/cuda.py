@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer, resolve
 from dtr_alloc.runtime.session import Session, serve
 from dtr_alloc.size import format_size, parse_size
 
@@ -100,6 +100,7 @@ def allocator(
     rematerialize: bool = True,
     heuristic: str | Heuristic = "dtr",
     *,
+    scorer: Scorer = "auto",
     thrash_limit: float = 100.0,
 ) -> Allocator:
     """The allocator for `torch.cuda.memory.change_current_allocator`.
@@ -114,6 +115,9 @@ def allocator(
             devices get a pool with the same budget, from which nothing is evicted.
         rematerialize: Whether to evict and recompute. Without, a full pool is out of memory.
         heuristic: A preset's name or a `Heuristic`.
+        scorer: Where victims are chosen. ``"auto"``: by the host, and by the device where there are
+            so many candidates that it is faster, which is measured at the first request for memory;
+            ``"host"`` and ``"device"``: always there. The victims are the same.
         thrash_limit: Recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
 
@@ -129,6 +133,7 @@ def allocator(
     size = parse_size(budget)
     number = _device_number(device)
     chosen = resolve(heuristic)._native()
+    place = native_scorer(scorer)
     if thrash_limit < 0:
         raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
     on_cpu = f'on CPU use `with dtr_alloc.rematerialize({budget!r}, device="cpu"):`'
@@ -144,12 +149,16 @@ def allocator(
             f"pip install --no-build-isolation -e .; {on_cpu}"
         )
     _refuse_if_late()
+    from dtr_alloc.kernels import ahead
+
     core = _core.CudaAllocator(
         budget=size,
         device=-1 if number is None else number,
         rematerialize=rematerialize,
         heuristic=chosen,
         thrash_limit=float(thrash_limit),
+        scorer=place,
+        image=ahead.image(),
     )
     if rematerialize:
         serve(core)

@@ -89,6 +89,13 @@ class Pool:
             less than the budget, either is more than 1 TiB, or there is no such device.
         RuntimeError: There is no CUDA driver, or it turned a call down.
         MemoryError: the process cannot reserve that many addresses.
+
+    Example:
+        >>> pool = Pool("1MiB")
+        >>> block = pool.allocate(1000)
+        >>> pool.stats().live
+        1024
+        >>> pool.free(block)
     """
 
     def __init__(

@@ -27,6 +27,38 @@ def _power(base, exponent, powers: tl.constexpr):
     return tl.where(exponent == 1, base, tl.where(exponent == 0, one, general))
 
 
+@triton.jit
+def _score(
+    expense,
+    bytes_,
+    free,
+    times,
+    staleness,
+    cost_exp,
+    size_exp,
+    staleness_exp,
+    fragmentation,
+    log2_penalty,
+    powers: tl.constexpr,
+    extras: tl.constexpr,
+    real: tl.constexpr,
+):
+    """The formula, on the terms of rows that are there."""
+    numerator = _power(expense, cost_exp, powers)
+    span = bytes_
+    if extras:
+        span = bytes_ + fragmentation * free
+        numerator = numerator * tl.exp2(times * log2_penalty).to(real)
+    denominator = _power(span, size_exp, powers) * _power(staleness, staleness_exp, powers)
+    sound = denominator > 0
+    divisor = tl.where(sound, denominator, 1.0)
+    if real == tl.float32:  # noqa: SIM108 (decided when it is compiled)
+        quotient = tl.div_rn(numerator, divisor)
+    else:
+        quotient = numerator / divisor
+    return tl.where(sound & (quotient == quotient), quotient, float("inf"))
+
+
 # Numbers that differ from launch to launch must not be compiled in.
 @triton.jit(do_not_specialize=["clock", "epsilon"])
 def score_rows(
@@ -85,21 +117,23 @@ def score_rows(
         cost_exp = tl.load(given, mask=known, other=0.0)
         size_exp = tl.load(given + 1, mask=known, other=0.0)
         staleness_exp = tl.load(given + 2, mask=known, other=0.0)
-        numerator = _power(expense, cost_exp, powers)
-        span = bytes_
-        if extras:
-            fragmentation = tl.load(given + 3, mask=known, other=0.0).to(real)
-            log2_penalty = tl.load(given + 4, mask=known, other=0.0)
-            span = bytes_ + fragmentation * free
-            numerator = numerator * tl.exp2(times * log2_penalty).to(real)
-        denominator = _power(span, size_exp, powers) * _power(staleness, staleness_exp, powers)
-        sound = denominator > 0
-        divisor = tl.where(sound, denominator, 1.0)
-        if real == tl.float32:  # noqa: SIM108 (decided when it is compiled)
-            quotient = tl.div_rn(numerator, divisor)
-        else:
-            quotient = numerator / divisor
-        score = tl.where(sound & (quotient == quotient), quotient, float("inf"))
+        fragmentation = tl.load(given + 3, mask=known, other=0.0).to(real)
+        log2_penalty = tl.load(given + 4, mask=known, other=0.0)
+        score = _score(
+            expense,
+            bytes_,
+            free,
+            times,
+            staleness,
+            cost_exp,
+            size_exp,
+            staleness_exp,
+            fragmentation,
+            log2_penalty,
+            powers,
+            extras,
+            real,
+        )
         tl.store(
             scores + setting * stride + rows,
             tl.where(may_go, score, float("nan")),
@@ -113,6 +147,66 @@ def score_rows(
             tl.store(block_score + setting * blocks + at, least)
             tl.store(block_order + setting * blocks + at, last)
         setting += 1
+
+
+@triton.jit
+def least_of_tiles(
+    size,
+    free_left,
+    free_right,
+    last_access,
+    cost,
+    neighbourhood,
+    recomputes,
+    evictable,
+    lowest,  # (tiles,): the least score among the rows of each that may go, else infinite.
+    n,
+    clock,
+    epsilon,
+    cost_exp,
+    size_exp,
+    staleness_exp,
+    fragmentation,
+    log2_penalty,
+    block: tl.constexpr,
+    general: tl.constexpr,  # Whether there are powers, free neighbours or a penalty.
+):
+    """What the engine asks for: of each tile of its columns, which lie in the host's memory, the
+    least score. One setting, no tensor written but the answer."""
+    at = tl.program_id(0).to(tl.int64)
+    rows = at * block + tl.arange(0, block)
+    inside = rows < n
+    bytes_ = tl.load(size + rows, mask=inside, other=0).to(tl.float64)
+    used = tl.load(last_access + rows, mask=inside, other=0)
+    own = tl.load(cost + rows, mask=inside, other=0)
+    near = tl.load(neighbourhood + rows, mask=inside, other=0)
+    may_go = tl.load(evictable + rows, mask=inside, other=0) != 0
+    expense = (own + near + epsilon).to(tl.float64)
+    staleness = (clock - used + epsilon).to(tl.float64)
+    free = bytes_
+    times = bytes_
+    if general:
+        left = tl.load(free_left + rows, mask=inside, other=0)
+        right = tl.load(free_right + rows, mask=inside, other=0)
+        free = (left + right).to(tl.float64)
+        times = tl.load(recomputes + rows, mask=inside, other=0).to(tl.float64)
+    score = _score(
+        expense,
+        bytes_,
+        free,
+        times,
+        staleness,
+        cost_exp,
+        size_exp,
+        staleness_exp,
+        fragmentation,
+        log2_penalty,
+        general,
+        general,
+        tl.float64,
+    )
+    least = tl.min(tl.where(inside & may_go, score, float("inf")), axis=0)
+    tl.store(lowest + at, least)
 
 
 @triton.jit(do_not_specialize=["request", "most"])

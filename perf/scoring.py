@@ -2,10 +2,10 @@
 
 Rows are drawn over many orders of magnitude. For each number of rows N and of settings P: the C++
 scorer row by row, as it was before it had vectors; the C++ scorer of the engine, which also
-chooses the victim; plain torch; and Triton where there is a GPU, with the copy bandwidth of the
-machine beside it. C++ scores one setting, so P settings are P calls. Figures are nanoseconds for
-each score, the least of some rounds in which the ways take turns; sizes that would take over a
-second are left out.
+chooses the victim; plain torch; and where there is a GPU, Triton, with the copy bandwidth of the
+machine beside it, and the engine's way there, from columns in the host's memory to a victim. C++
+scores one setting, so P settings are P calls. Figures are nanoseconds for each score, the least of
+some rounds in which the ways take turns; sizes that would take over a second are left out.
 
     python perf/scoring.py --out perf/results/scoring.json
 """
@@ -25,7 +25,7 @@ import torch
 from measurement import Measurement, report
 
 from dtr_alloc import _core
-from dtr_alloc.kernels import reference
+from dtr_alloc.kernels import ahead, reference
 from dtr_alloc.kernels.columns import Columns, Settings
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 
@@ -138,6 +138,8 @@ def on_gpu(quick: bool) -> list[Measurement]:
                 if name == "Triton" and settings == 1 and rows == ROWS[-1]:
                     share = PLAIN_BYTES * rows / seconds / bandwidth
                     found.append(Measurement("Triton: share of copy bandwidth", share, "x"))
+            if settings == 1:
+                found += as_the_engine(rows)
     columns, given = drawn(100_000).to("cuda"), Settings.of([PRESETS["dtr"]])
     request = int(columns.size.max())
 
@@ -154,23 +156,40 @@ def on_gpu(quick: bool) -> list[Measurement]:
     return found
 
 
+def as_the_engine(rows: int) -> list[Measurement]:
+    """The engine's way to the GPU and back: columns in the host's memory, one victim chosen."""
+    at = native_columns(drawn(rows))
+    image = ahead.image()
+    repeat = max(3, 1_000_000 // rows)
+    found = []
+    for name, heuristic in (("", PRESETS["dtr"]), (", a power", Heuristic(size_exp=0.7))):
+        native = heuristic._native()
+        seconds = min(at.time_choices(native, CLOCK, repeat, False, image) for _ in range(3))
+        found.append(_score(f"engine's GPU{name}", rows, 1, 1e9 * seconds / (rows * repeat)))
+    return found
+
+
 def _score(way: str, rows: int, settings: int, ns: float) -> Measurement:
     limit = CPP_LIMIT_NS if way == "C++" and rows == 10_000 else None
     return Measurement(f"{way}: {rows:,} rows x {settings}", ns, "ns", limit)
 
 
 def crossover(found: list[Measurement]) -> list[Measurement]:
-    """From how many rows a score of one setting is cheaper on the GPU than by the C++ scorer."""
+    """From how many rows a choice of the engine's is cheaper on the GPU than by the C++ scorer."""
 
     def of(way: str, rows: int) -> float | None:
         name = f"{way}: {rows:,} rows x 1"
         return next((m.value for m in found if m.name == name), None)
 
-    for rows in ROWS:
-        host, device = of("C++", rows), of("Triton", rows)
-        if host is not None and device is not None and device < host:
-            return [Measurement("crossover of C++ and Triton", rows, "rows")]
-    return []
+    met = []
+    for name in ("", ", a power"):
+        for rows in ROWS:
+            host, device = of(f"C++{name}", rows), of(f"engine's GPU{name}", rows)
+            if host is not None and device is not None and device < host:
+                way = f"crossover of C++ and the engine's GPU{name}"
+                met.append(Measurement(way, rows, "rows"))
+                break
+    return met
 
 
 def main() -> int:

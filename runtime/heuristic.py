@@ -32,6 +32,20 @@ def native_policy(policy: str) -> _core.Policy:
     return cast(_core.Policy, getattr(_core.Policy, policy))
 
 
+Scorer = Literal["auto", "host", "device"]
+
+
+def native_scorer(scorer: str) -> _core.ScorerPlace:
+    """The engine's own.
+
+    Raises:
+        ValueError: the name is not known.
+    """
+    if scorer not in ("auto", "host", "device"):
+        raise ValueError(f'scorer {scorer!r} is not one of "auto", "host", "device"')
+    return cast(_core.ScorerPlace, getattr(_core.ScorerPlace, scorer))
+
+
 _NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors", "megengine")
 _SELECTIONS = ("sample", "single", "random", "window")
 _COSTS: tuple[tuple[str, Literal["full", "eqclass", "none"], int], ...] = (

@@ -9,9 +9,6 @@ parameters made before it (constants of no bytes). About 0.3 us an operator whil
 from __future__ import annotations
 
 import os
-import runpy
-import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc.runtime import session
+from dtr_alloc.runtime.run_script import run_script
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace_format import (
     Annotate,
@@ -69,17 +67,18 @@ def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recordi
     recording = Recording()
     core = session.open_session()
     if core is None:
-        with session.rematerialize(None), _recorded(recording):
+        with session.rematerialize(None), recorded(recording):
             yield recording
     else:
-        with _recorded(recording):
+        with recorded(recording):
             yield recording
     if path is not None and recording.trace is not None:
         recording.trace.save(path)
 
 
 @contextmanager
-def _recorded(recording: Recording) -> Iterator[None]:
+def recorded(recording: Recording) -> Iterator[None]:
+    """Fills `recording` with what the body does in the scope that is open."""
     core = session.open_session()
     assert core is not None
     core.start_trace()
@@ -99,22 +98,8 @@ def trace_script(
     stderr.
     """
     recording = Recording()
-    argv, folder = sys.argv, sys.path[0]
-    sys.argv, sys.path[0] = [script, *args], os.path.dirname(os.path.abspath(script))
-    code = 0
-    try:
-        with session.rematerialize(None, clock=clock), _recorded(recording):
-            try:
-                runpy.run_path(script, run_name="__main__")
-            except SystemExit as leave:
-                code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-                if isinstance(leave.code, str):
-                    print(leave.code, file=sys.stderr)
-            except BaseException:
-                traceback.print_exc()
-                code = 1
-    finally:
-        sys.argv, sys.path[0] = argv, folder
+    with session.rematerialize(None, clock=clock), recorded(recording):
+        code = run_script(script, args)
     assert recording.trace is not None
     recording.trace.save(path)
     made = recording.trace.instructions

@@ -27,7 +27,8 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime import chrome_trace
+from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import format_size, parse_size
 
 _NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
@@ -89,9 +90,12 @@ class Session:
     """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
     scope is left."""
 
-    def __init__(self, core: _core.Session, budget_bytes: int | None) -> None:
+    def __init__(self, core: _core.Session, budget_bytes: int | None, events: bool = False) -> None:
         self._core = core
         self._budget = budget_bytes
+        self._events = events
+        if events:
+            core.keep_events()
 
     def stats(self) -> SessionStats:
         """The figures up to now."""
@@ -131,6 +135,25 @@ class Session:
         """Pool bytes in use after each operator, shape (operators,); empty unless the scope was
         opened with timeline."""
         return np.asarray(self._core.timeline(), dtype=np.int64)
+
+    def export_chrome_trace(
+        self, path: str | os.PathLike[str], profile: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Writes when tensors were evicted and recomputed, for chrome://tracing and Perfetto. The
+        scope must have been opened with ``events=True``.
+
+        Args:
+            path: where to, compressed if it ends in ``.gz``.
+            profile: what ``torch.profiler.profile.export_chrome_trace`` wrote of the same run; then
+                `path` has both, on one axis of time.
+
+        Raises:
+            ValueError: the scope kept no events, or `profile` is not a profile of torch's.
+            OSError: a file cannot be read or written.
+        """
+        if not self._events:
+            raise ValueError("this scope kept no events: open it with rematerialize(events=True)")
+        chrome_trace.write(path, self._core.events(), profile)
 
     def commit(self) -> None:
         """Makes everything the program holds an ordinary tensor that is never evicted; what was
@@ -224,6 +247,7 @@ def rematerialize(
     policy: Policy = "eager",
     clock: str = "wall",
     timeline: bool = False,
+    events: bool = False,
     thrash_limit: float = 100.0,
     debug: bool = False,
     _instruments: dict[str, Any] | None = None,
@@ -248,6 +272,8 @@ def rematerialize(
         clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
             which makes the evictions of a run repeatable.
         timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
+        events: keep when what was evicted and recomputed (``Session.export_chrome_trace``): some 60
+            bytes each.
         thrash_limit: recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
         debug: look for writes that nobody declared: each constant that a recomputation would read
@@ -277,6 +303,7 @@ def rematerialize(
     if thrash_limit < 0:
         raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
     options: dict[str, Any] = {"evict_always": False, "verify": False, "on_cuda": False}
+    options |= {"scorer": native_scorer("host"), "image": ""}
     options.update(_instruments or {})
     core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
@@ -290,8 +317,9 @@ def rematerialize(
         debug=debug,
         **options,
     )
+    session = Session(core, size, events)
     with _scope(core, device):
-        yield Session(core, size)
+        yield session
 
 
 @contextmanager
@@ -308,6 +336,13 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
     Raises:
         ValueError: another device.
         RuntimeError: a scope is already open in this process.
+
+    Example:
+        >>> import torch
+        >>> with measure() as session:
+        ...     x = torch.ones(1000).exp()  # Two tensors of 4,000 bytes, in blocks of 4,096.
+        >>> session.stats().peak_bytes
+        8192
     """
     core = _core.Session(
         budget=_NO_LIMIT,
@@ -322,6 +357,8 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
         debug=False,
         thrash_limit=0.0,
         on_cuda=False,
+        scorer=native_scorer("host"),
+        image="",
     )
     with _scope(core, device):
         yield Session(core, None)
@@ -536,6 +573,13 @@ def evict(tensor: torch.Tensor) -> bool:
     Returns:
         Whether there was something to evict: False for parameters, inputs and whatever else cannot
             be recomputed.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     evict(x), is_evicted(x), f"{x[0]:.3f}", is_evicted(x)
+        (True, True, '2.718', False)
     """
     return _open is not None and _open.evict(tensor)
 
@@ -556,6 +600,14 @@ def pin(tensor: torch.Tensor) -> None:
 
     Raises:
         torch.OutOfMemoryError: it does not fit the budget.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     pin(x)
+        ...     evict(x)
+        False
     """
     if _open is not None:
         _open.pin(tensor)

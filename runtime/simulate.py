@@ -35,6 +35,7 @@ from dtr_alloc.size import parse_size
 Mode = Literal["bytes", "pool"]
 Placement = Literal["best_fit", "two_ended"]
 Clock = Literal["wall", "logical"]
+MovePrice: TypeAlias = "int | Literal['measured'] | None"
 
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""
@@ -61,8 +62,8 @@ POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted
 will not change.
 """
 
-Traced: TypeAlias = "Trace | Schedule | str | os.PathLike[str]"
-Budget: TypeAlias = "float | str"
+Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
+Budget: TypeAlias = float | str
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class Simulator:
         log_events: bool = False,
         pin_outputs: bool = True,
         remap: bool = True,
-        move_ns: int | None = None,
+        move_ns: MovePrice = None,
         placement: Placement = "best_fit",
         layouts: int = 0,
         clock: Clock = "wall",
@@ -239,7 +240,8 @@ class Simulator:
             policy=native_policy(policy),
             remat_limit=int(limit),
             remap=remap,
-            move_ns=move_ns,
+            move_ns=None if move_ns == "measured" else move_ns,
+            measured_prices=move_ns == "measured",
             placement=getattr(_core.Placement, placement),
             layouts=layouts,
             logical_clock=clock == "logical",
@@ -288,7 +290,7 @@ def simulate(
     log_events: bool = False,
     pin_outputs: bool = True,
     remap: bool = True,
-    move_ns: int | None = None,
+    move_ns: MovePrice = None,
     placement: Placement = "best_fit",
     layouts: int = 0,
     clock: Clock = "wall",

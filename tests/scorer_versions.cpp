@@ -33,6 +33,49 @@ struct Rows {
   std::vector<std::uint64_t> order;
 };
 
+std::vector<decltype(&score_tile_anywhere)> versions() {
+  std::vector<decltype(&score_tile_anywhere)> versions{score_tile_anywhere};
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx2")) versions.push_back(score_tile_avx2);
+  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    versions.push_back(score_tile_avx512);
+  }
+#endif
+  return versions;
+}
+
+// Prints the greatest error of a power, and how many of a version's scores are not the first's.
+void compare_powers() {
+  constexpr std::size_t kBases = 1 << 16;
+  std::mt19937_64 draw(2);
+  double error = 0;
+  for (double exponent : {0.01, 0.3, 0.5, 0.999, 1.7, 2.0, 3.3, 4.0}) {
+    for (std::size_t at = 0; at < kBases; at += kLanes) {
+      Reals base;
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        auto whole = static_cast<std::int64_t>(draw() >> (1 + draw() % 62));
+        base[lane] = static_cast<double>(whole) * (lane % 2 ? 1.0 : 0.37);
+      }
+      Reals power = raise(base, exponent);
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        double right = std::pow(base[lane], exponent);
+        error = std::max(error, right == 0 ? power[lane] : std::abs(power[lane] - right) / right);
+      }
+    }
+  }
+  Rows rows(960);
+  Heuristic h{.cost_exp = 1.3, .size_exp = 0.6, .staleness_exp = 2.5, .fragmentation = 0.2};
+  std::vector<double> penalties(kPenalties, 1), first(960), other(960);
+  int differing = 0;
+  for (auto version : versions()) {
+    bool begins = version == versions().front();
+    version({rows.view(), 0, 960, h, 1 << 20, shape_of(h), penalties.data(),
+             (begins ? first : other).data()});
+    differing += !begins && std::memcmp(first.data(), other.data(), 960 * sizeof(double)) != 0;
+  }
+  std::printf("powers are off by %.1e, %d versions differ in them\n", error, differing);
+}
+
 }  // namespace
 
 int main() {
@@ -45,7 +88,6 @@ int main() {
                 .staleness_exp = terms & 4 ? 1.0 : 0.0,
                 .fragmentation = terms & 8 ? 0.3 : 0.0,
                 .recompute_penalty = terms & 16 ? 1.1 : 1.0};
-    if (!has_vectors(h)) continue;
     Scorer scorer(h);
     std::vector<double> penalties, expected(kCount);
     for (std::size_t times = 0; times < kPenalties; ++times) {
@@ -55,14 +97,7 @@ int main() {
       expected[row] = rows.evictable[row] ? score(h, scorer.terms(rows.view(), row, 1 << 20))
                                           : std::numeric_limits<double>::quiet_NaN();
     }
-    std::vector<decltype(&score_tile_anywhere)> versions{score_tile_anywhere};
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx2")) versions.push_back(score_tile_avx2);
-    if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      versions.push_back(score_tile_avx512);
-    }
-#endif
-    for (auto version : versions) {
+    for (auto version : versions()) {
       std::vector<double> found(kCount);
       version({rows.view(), 0, kCount, h, 1 << 20, shape_of(h), penalties.data(), found.data()});
       ++compared;
@@ -73,4 +108,5 @@ int main() {
     }
   }
   std::printf("%d versions compared, %d scores differ\n", compared, differing);
+  compare_powers();
 }

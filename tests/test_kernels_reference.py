@@ -56,8 +56,11 @@ def test_extremes_have_the_c_plus_plus_scorers_scores_and_victims(name: str, eps
     rows = native_columns(columns)
     scores = reference.score(columns, Settings.of(HEURISTICS, epsilon), CLOCK)
     for at, heuristic in enumerate(HEURISTICS):
-        expected = torch.from_numpy(rows.scores(heuristic._native(epsilon), CLOCK))
-        torch.testing.assert_close(scores[at], expected, rtol=1e-12, atol=0, equal_nan=True)
+        found = torch.from_numpy(rows.scores(heuristic._native(epsilon), CLOCK))
+        torch.testing.assert_close(found, scores[at], rtol=1e-12, atol=0, equal_nan=True)
+        expected = scores[at]
+        if name.startswith("all equal"):  # Vectors' powers of equal rows may differ in a last bit.
+            expected = expected.where(expected.isnan(), expected.nanmedian())
         victims = reference.select(expected, columns.size, columns.order, 1 << 62)
         assert rows.victims(heuristic._native(epsilon), CLOCK, 1 << 62).tolist() == victims.tolist()
 

@@ -25,10 +25,16 @@ def test_all_processors_versions_round_as_the_scalar_score_does(tmp_path: Path) 
     sources = [ROOT / "tests/scorer_versions.cpp", ROOT / "runtime/csrc/score.cpp"]
     subprocess.run(["g++", *flags, *map(str, sources), "-o", program], check=True)
     told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    found = re.fullmatch(r"(\d+) versions compared, (\d+) scores differ\n", told)
+    found = re.fullmatch(
+        r"(\d+) versions compared, (\d+) scores differ\n"
+        r"powers are off by (\S+), (\d+) versions differ in them\n",
+        told,
+    )
     assert found
-    assert int(found[1]) >= 15  # As many as there are combinations of terms with vectors.
+    assert int(found[1]) >= 32  # As many as there are combinations of terms.
     assert int(found[2]) == 0
+    assert float(found[3]) <= 6e-14
+    assert int(found[4]) == 0
 
 
 @pytest.mark.parametrize("exponents", list(product((0, 1), repeat=3)))
@@ -72,3 +78,14 @@ def test_equal_quotients_that_round_differently_are_equal() -> None:
     assert len(set(rows.scores(Heuristic()._native(0), CLOCK))) > 1
     found = rows.victims(Heuristic()._native(0), CLOCK, 1 << 60)
     assert columns.order[found.tolist()].tolist() == list(range(40))[::-1]
+
+
+@pytest.mark.parametrize("exponent", [0.01, 0.5, 2, 3.99, 4, 4.01, 9])
+def test_powers_have_the_formulas_scores_whatever_the_exponent(exponent: float) -> None:
+    """Above 4 they are the library's."""
+    columns = drawn(1001, 7, CLOCK)
+    for name in ("cost_exp", "size_exp", "staleness_exp"):
+        heuristic = Heuristic(**{name: exponent})  # type: ignore[arg-type]
+        expected = reference.score(columns, Settings.of([heuristic]), CLOCK)[0]
+        found = torch.from_numpy(native_columns(columns).scores(heuristic._native(), CLOCK))
+        torch.testing.assert_close(found, expected, rtol=2e-13, atol=0, equal_nan=True)

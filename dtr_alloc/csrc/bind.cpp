@@ -15,6 +15,11 @@ void bind_torch_cuda(pybind11::module_& m);  // Only where torch has CUDA (setup
 
 PYBIND11_MODULE(_core, m) {
   m.attr("torch_version") = TORCH_VERSION;
+#ifdef __clang__
+  m.attr("compiler") = __VERSION__;
+#else
+  m.attr("compiler") = "GCC " __VERSION__;
+#endif
   dtr::bind_pool(m);
   dtr::bind_heuristic(m);
   dtr::bind_session(m);

@@ -27,6 +27,8 @@ using Physical = unsigned long long;  // CUmemGenericAllocationHandle
 using Context = struct ContextOfDriver*;
 using StreamHandle = struct StreamOfDriver*;
 using Event = struct EventOfDriver*;
+using Module = struct ModuleOfDriver*;
+using Function = struct FunctionOfDriver*;
 
 constexpr Result kSuccess = 0;
 constexpr Result kInvalidValue = 1;
@@ -46,6 +48,9 @@ constexpr int kCaptureRelaxed = 2;              // CU_STREAM_CAPTURE_MODE_RELAXE
 constexpr int kVirtualMemoryManagement = 102;   // CU_DEVICE_ATTRIBUTE_..._SUPPORTED
 constexpr unsigned kEventDefault = 0;           // CU_EVENT_DEFAULT
 constexpr unsigned kEventDisableTiming = 2;     // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kStreamNonBlocking = 1;      // CU_STREAM_NON_BLOCKING
+constexpr unsigned kHostPortable = 1;           // CU_MEMHOSTREGISTER_PORTABLE
+constexpr unsigned kHostDeviceMap = 2;          // CU_MEMHOSTREGISTER_DEVICEMAP
 constexpr std::uintptr_t kStreamLegacy = 1;     // CU_STREAM_LEGACY
 constexpr std::uintptr_t kStreamPerThread = 2;  // CU_STREAM_PER_THREAD
 
@@ -99,7 +104,18 @@ struct AccessDesc {  // CUmemAccessDesc
   CALL(cuStreamWaitEvent, StreamHandle, Event, unsigned)                                     \
   CALL(cuEventElapsedTime, float*, Event, Event)                                             \
   CALL(cuMemcpyDtoDAsync_v2, Pointer, Pointer, std::size_t, StreamHandle)                    \
-  CALL(cuDeviceTotalMem_v2, std::size_t*, Device)
+  CALL(cuDeviceTotalMem_v2, std::size_t*, Device)                                            \
+  CALL(cuMemHostRegister_v2, void*, std::size_t, unsigned)                                   \
+  CALL(cuMemHostUnregister, void*)                                                           \
+  CALL(cuMemHostGetDevicePointer_v2, Pointer*, void*, unsigned)                              \
+  CALL(cuModuleLoadData, Module*, const void*)                                               \
+  CALL(cuModuleUnload, Module)                                                               \
+  CALL(cuModuleGetFunction, Function*, Module, const char*)                                  \
+  CALL(cuStreamCreateWithPriority, StreamHandle*, unsigned, int)                             \
+  CALL(cuStreamDestroy_v2, StreamHandle)                                                     \
+  CALL(cuStreamSynchronize, StreamHandle)                                                    \
+  CALL(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+       unsigned, StreamHandle, void**, void**)
 
 // A call that the driver turned down: its name, and the driver's name for the error.
 class Error : public std::runtime_error {

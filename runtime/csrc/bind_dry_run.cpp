@@ -22,7 +22,8 @@ void bind_dry_run(py::module_& m) {
       .def_readonly("remat_cost", &EngineStats::remat_cost);
 
   py::class_<DryRun>(m, "DryRun")
-      .def(py::init<Bytes, const Heuristic&>(), py::arg("budget"), py::arg("heuristic"))
+      .def(py::init<Bytes, const Heuristic&, const std::string&>(), py::arg("budget"),
+           py::arg("heuristic"), py::arg("image") = "")
       .def("constant", &DryRun::constant, py::arg("size"), py::arg("content"))
       .def("call", &DryRun::call, py::arg("name"), py::arg("cost"), py::arg("inputs"),
            py::arg("written"), py::arg("results"))
@@ -36,6 +37,7 @@ void bind_dry_run(py::module_& m) {
       .def("window", &DryRun::window)
       .def("time_window", &DryRun::time_window)
       .def("stats", &DryRun::stats)
+      .def_property_readonly("device_choices", &DryRun::device_choices)
       .def_property_readonly("live_bytes", [](const DryRun& run) { return run.pool_stats().live; })
       .def_property_readonly("peak_bytes", [](const DryRun& run) { return run.pool_stats().peak; })
       .def("take_evicted", &DryRun::take_evicted)

@@ -4,10 +4,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
+#include "runtime/csrc/device_scorer.h"
 #include "runtime/csrc/scorer.h"
 
 namespace py = pybind11;
@@ -61,7 +64,13 @@ class BorrowedColumns {
     return scores;
   }
 
-  // Evicts one after the other until they have `bytes`: the rows, in order.
+  // Evicts one after the other until they have `bytes`: the rows, in order. Where `image` is not
+  // empty, CUDA device 0 scores, and whoever it leaves to the host is an error.
+  Array<std::int64_t> victims(const Heuristic& heuristic, Nanos clock, Bytes bytes,
+                              const std::string& image) const {
+    return image.empty() ? victims(heuristic, clock, bytes)
+                         : victims_by_device(heuristic, clock, bytes, image);
+  }
   Array<std::int64_t> victims(const Heuristic& heuristic, Nanos clock, Bytes bytes) const {
     Scorer scorer(heuristic);
     std::vector<std::uint8_t> evictable(evictable_.data(), evictable_.data() + evictable_.size());
@@ -76,8 +85,28 @@ class BorrowedColumns {
     return Array<std::int64_t>(static_cast<py::ssize_t>(victims.size()), victims.data());
   }
 
-  // Of perf/scoring.py: seconds of choosing `times` times, by the scorer or row after row.
-  double time_choices(const Heuristic& heuristic, Nanos clock, int times, bool by_row) const {
+  Array<std::int64_t> victims_by_device(const Heuristic& heuristic, Nanos clock, Bytes bytes,
+                                        const std::string& image) const {
+    DeviceScorer device(0, image, heuristic, ScorerPlace::kDevice);
+    LooseColumns columns = loose([&](std::size_t room) { return device.memory(room); });
+    Scorer scorer(heuristic);
+    std::vector<std::int64_t> victims;
+    while (bytes > 0) {
+      auto choice = device.choose(scorer, columns.view(view().count), clock);
+      if (!choice) throw std::runtime_error("the device did not answer");
+      if (choice->row == kNoRow) break;
+      victims.push_back(choice->row);
+      columns.evictable[choice->row] = 0;
+      bytes -= columns.size[choice->row];
+    }
+    return Array<std::int64_t>(static_cast<py::ssize_t>(victims.size()), victims.data());
+  }
+
+  // Of perf/scoring.py: seconds of choosing `times` times: by the scorer, row after row, or where
+  // `image` is not empty by CUDA device 0.
+  double time_choices(const Heuristic& heuristic, Nanos clock, int times, bool by_row,
+                      const std::string& image) const {
+    if (!image.empty()) return time_device(heuristic, clock, times, image);
     Scorer scorer(heuristic);
     std::int64_t chosen = scorer.choose(view(), clock).row;  // Its scratch memory is there then.
     auto begin = std::chrono::steady_clock::now();
@@ -98,8 +127,33 @@ class BorrowedColumns {
     if (chosen < 0) throw std::logic_error("there was nothing to choose from");
     return passed.count();
   }
+  double time_device(const Heuristic& heuristic, Nanos clock, int times,
+                     const std::string& image) const {
+    DeviceScorer device(0, image, heuristic, ScorerPlace::kDevice);
+    LooseColumns columns = loose([&](std::size_t room) { return device.memory(room); });
+    Scorer scorer(heuristic);
+    const auto choose = [&](Nanos now) {
+      if (!device.choose(scorer, columns.view(view().count), now)) {
+        throw std::runtime_error("the device did not answer");
+      }
+    };
+    choose(clock);
+    auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; ++i) choose(clock + i);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
 
  private:
+  LooseColumns loose(const RowMemory& get_memory) const {
+    LooseColumns copy(get_memory, view().count);
+    const auto fill = [](auto* to, const auto& from) { std::copy_n(from.data(), from.size(), to); };
+    fill(copy.size, size_), fill(copy.free_left, free_left_), fill(copy.free_right, free_right_);
+    fill(copy.last_access, last_access_), fill(copy.cost, cost_);
+    fill(copy.neighbourhood, neighbourhood_), fill(copy.order, order_);
+    fill(copy.recomputes, recomputes_), fill(copy.evictable, evictable_);
+    return copy;
+  }
+
   const Array<Bytes> size_, free_left_, free_right_;
   const Array<Nanos> last_access_, cost_, neighbourhood_;
   const Array<std::int32_t> recomputes_;
@@ -117,6 +171,10 @@ void bind_heuristic(py::module_& m) {
       .value("full", NeighbourhoodKind::kFull)
       .value("ancestors", NeighbourhoodKind::kAncestors)
       .value("megengine", NeighbourhoodKind::kMegEngine);
+  py::enum_<ScorerPlace>(m, "ScorerPlace")
+      .value("auto", ScorerPlace::kAuto)
+      .value("host", ScorerPlace::kHost)
+      .value("device", ScorerPlace::kDevice);
   py::enum_<Selection>(m, "Selection")
       .value("single", Selection::kSingle)
       .value("sample", Selection::kSample)
@@ -138,8 +196,13 @@ void bind_heuristic(py::module_& m) {
            "neighbourhood"_a, "recomputes"_a, "evictable"_a, "order"_a)
       .def("scores", &BorrowedColumns::scores, "heuristic"_a, "clock"_a)
       .def("time_choices", &BorrowedColumns::time_choices, "heuristic"_a, "clock"_a, "times"_a,
-           "by_row"_a)
-      .def("victims", &BorrowedColumns::victims, "heuristic"_a, "clock"_a, "bytes"_a);
+           "by_row"_a, "image"_a = "")
+      .def("victims",
+           py::overload_cast<const Heuristic&, Nanos, Bytes, const std::string&>(
+               &BorrowedColumns::victims, py::const_),
+           "heuristic"_a, "clock"_a, "bytes"_a, "image"_a = "");
+  m.def("crossover", &crossover, "host_row"_a, "few"_a, "device_few"_a, "many"_a, "device_many"_a);
+  m.attr("never") = kNever;
 }
 
 }  // namespace dtr

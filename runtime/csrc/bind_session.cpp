@@ -37,6 +37,8 @@ void bind_session(py::module_& m) {
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
       .def_readonly("verified", &SessionStats::verified)
       .def_readonly("time_stamps", &SessionStats::time_stamps)
+      .def_readonly("device_choices", &SessionStats::device_choices)
+      .def_readonly("device_scores_from", &SessionStats::device_scores_from)
       .def_readonly("live_bytes", &SessionStats::live_bytes)
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
@@ -46,11 +48,14 @@ void bind_session(py::module_& m) {
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
                        bool record, bool logical_clock, bool timeline, bool evict_always,
-                       bool verify, bool debug, double thrash_limit, bool on_cuda) {
+                       bool verify, bool debug, double thrash_limit, bool on_cuda,
+                       ScorerPlace scorer, const std::string& image) {
              return std::make_unique<Session>(SessionOptions{.budget = budget,
                                                              .limited = limited,
                                                              .on_cuda = on_cuda,
                                                              .heuristic = heuristic,
+                                                             .scorer = scorer,
+                                                             .image = image,
                                                              .policy = policy,
                                                              .record = record,
                                                              .logical_clock = logical_clock,
@@ -64,7 +69,7 @@ void bind_session(py::module_& m) {
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
            py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
-           py::arg("on_cuda"))
+           py::arg("on_cuda"), py::arg("scorer"), py::arg("image"))
       .def("enter", &Session::enter)
       .def("join", &Session::join, Open())
       .def("part", &Session::part, Open())
@@ -102,6 +107,17 @@ void bind_session(py::module_& m) {
       .def("pool_stats", [](const Session& session) { return session.pool().stats(); })
       .def("reset_peak", &Session::reset_peak)
       .def("timeline", &Session::timeline)
+      .def("keep_events", &Session::keep_events)
+      .def("events",
+           [](const Session& session) {
+             py::list rows;
+             for (const Session::Event& event : session.events()) {
+               rows.append(py::make_tuple(event.evicted, event.at, event.duration,
+                                          c10::toString(event.made_by->handle.operator_name()),
+                                          event.size, event.live));
+             }
+             return rows;
+           })
       .def("check", &Session::check);
   m.def("record_this_thread", &Session::record_this_thread);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "runtime/csrc/live_simulation.h"
+#include "runtime/csrc/room.h"
 
 namespace py = pybind11;
 
@@ -105,8 +106,9 @@ void bind_simulation(py::module_& m) {
   m.def(
       "simulate",
       [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
-         Nanos remat_limit, bool remap, std::optional<Nanos> move_ns, Placement placement,
-         std::int64_t layouts, bool logical_clock, bool pin_outputs, bool log_events) {
+         Nanos remat_limit, bool remap, std::optional<Nanos> move_ns, bool measured_prices,
+         Placement placement, std::int64_t layouts, bool logical_clock, bool pin_outputs,
+         bool log_events) {
         // What banishing cuts out of the graph goes, and with it what knew it.
         bool forgets = policy == Policy::kBanish;
         SimulationOptions options{.budget = budget,
@@ -124,12 +126,15 @@ void bind_simulation(py::module_& m) {
         if (move_ns) {
           options.prices = {.call = 0, .page = *move_ns, .page_anew = *move_ns, .worth_a_call = 1};
         }
+        if (measured_prices) {
+          options.prices = make_host_arena(scope_addresses(budget))->move_prices();
+        }
         if (pool) return result_of<LiveSimulation>(columns.schedule(), options);
         return result_of<Simulation>(columns.schedule(), options);
       },
       py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
-      "remap"_a, "move_ns"_a, "placement"_a, "layouts"_a, "logical_clock"_a, "pin_outputs"_a,
-      "log_events"_a);
+      "remap"_a, "move_ns"_a, "measured_prices"_a, "placement"_a, "layouts"_a, "logical_clock"_a,
+      "pin_outputs"_a, "log_events"_a);
 }
 
 }  // namespace dtr

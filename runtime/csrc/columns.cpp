@@ -8,6 +8,12 @@
 
 namespace dtr {
 
+void ScoreColumns::lie_in(RowMemory memory) {
+  if (count() > 0) throw std::logic_error("engine: rows lie somewhere already");
+  capacity_ = 0;
+  get_memory_ = std::move(memory);
+}
+
 void ScoreColumns::add(Value& value, std::uint64_t order) {
   if (count() == capacity_) grow();
   std::size_t row = count();
@@ -77,7 +83,9 @@ void ScoreColumns::copy_times(const Value& value) {
 void ScoreColumns::grow() {
   std::size_t capacity = std::max<std::size_t>(1024, 2 * capacity_);
   constexpr std::size_t kRow = 7 * 8 + 4 + 1, kLine = 64;
-  std::unique_ptr<std::byte[]> memory(new std::byte[capacity * kRow + kLine]());
+  std::size_t bytes = capacity * kRow + kLine;
+  std::shared_ptr<std::byte[]> memory =
+      get_memory_ ? get_memory_(bytes) : std::make_shared<std::byte[]>(bytes);
   std::byte* next = memory.get();
   next += (kLine - reinterpret_cast<std::uintptr_t>(next) % kLine) % kLine;
   const auto move = [&]<typename T>(T*& column) {

@@ -4,12 +4,15 @@
 // The rows of an engine are kept as values come and go: a score then reads nothing but the columns
 // it needs, one after the other, eight rows at once. A row costs a move of its last row when it
 // goes. Rows are dense, in an order that only sampling looks at; all columns lie in one piece of
-// memory, each aligned, and with room for a multiple of 16 rows, which is what kernels want.
+// memory, each aligned, and with room for a multiple of 16 rows, which is what kernels want. Where
+// there is a device, that memory is page-locked, and a kernel reads it as it lies
+// (device_scorer.h).
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -37,8 +40,13 @@ struct ColumnsView {
   const std::uint64_t* order;     // When it last became evictable: the later, the greater.
 };
 
+// Gives memory for rows, zeroed.
+using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>;
+
 class ScoreColumns {
  public:
+  void lie_in(RowMemory memory);  // From now on; there is no row yet.
+
   std::size_t count() const { return values_.size(); }
   std::size_t evictable() const { return evictable_count_; }
   Value* value(std::size_t row) const { return values_[row]; }
@@ -80,7 +88,8 @@ class ScoreColumns {
   std::vector<Value*> values_;
   std::vector<NearClasses> near_;
   std::size_t capacity_ = 0, evictable_count_ = 0;
-  std::unique_ptr<std::byte[]> memory_;
+  RowMemory get_memory_;
+  std::shared_ptr<std::byte[]> memory_;
   Bytes *size_ = nullptr, *free_left_ = nullptr, *free_right_ = nullptr;
   Nanos *last_access_ = nullptr, *cost_ = nullptr, *neighbourhood_ = nullptr;
   std::uint64_t* order_ = nullptr;

@@ -30,9 +30,12 @@ struct DryRun::Payload {
   std::uint64_t name;
 };
 
-DryRun::DryRun(Bytes budget, const Heuristic& heuristic)
+DryRun::DryRun(Bytes budget, const Heuristic& heuristic, const std::string& image)
     : pool_(Pool::create(make_virtual_arena(round_to_granule(budget)), budget)),
-      engine_(*this, heuristic) {}
+      engine_(*this, heuristic) {
+  if (image.empty()) return;
+  engine_.score_on(std::make_unique<DeviceScorer>(0, image, heuristic, ScorerPlace::kDevice));
+}
 
 DryRun::~DryRun() {
   Lock lock(engine_.mutex());

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -19,7 +20,8 @@ class DryRun final : public Executor {
   // What a program holds: one storage. Ids are given in order, from 0.
   using Id = std::int64_t;
 
-  DryRun(Bytes budget, const Heuristic& heuristic);
+  // Where `image` is not empty, device 0 scores (device_scorer.h).
+  DryRun(Bytes budget, const Heuristic& heuristic, const std::string& image = "");
   ~DryRun() override;
 
   Id constant(Bytes size, std::uint64_t content);
@@ -44,6 +46,9 @@ class DryRun final : public Executor {
   Nanos time_window(Bytes bytes, int times);  // The least of so many searches.
 
   EngineStats stats() const { return engine_.stats(); }
+  std::int64_t device_choices() const {
+    return engine_.device_scorer() ? engine_.device_scorer()->choices() : 0;
+  }
   PoolStats pool_stats() const { return pool_->stats(); }
   // Ids that lost their content since last asked, in order; -1 for what no id holds any more.
   std::vector<Id> take_evicted();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -284,6 +285,11 @@ void Engine::disown(Value& value) {
   value.owned = kNowhere;
 }
 
+void Engine::score_on(std::unique_ptr<DeviceScorer> device) {
+  device_scorer_ = std::move(device);
+  columns_.lie_in([this](std::size_t bytes) { return device_scorer_->memory(bytes); });
+}
+
 // ---- Choosing
 // -------------------------------------------------------------------------------------------------------
 
@@ -343,7 +349,9 @@ Value* Engine::choose() {
   for (std::size_t row = 0; heuristic_.fragmentation != 0 && row < n; ++row) {
     if (columns.evictable[row]) look_beside(row);
   }
-  Scorer::Choice choice = scorer_.choose(columns, stats_.clock);
+  std::optional<Scorer::Choice> by_device;
+  if (device_scorer_) by_device = device_scorer_->choose(scorer_, columns, stats_.clock);
+  Scorer::Choice choice = by_device ? *by_device : scorer_.choose(columns, stats_.clock);
   stats_.evaluations += static_cast<std::int64_t>(columns_.evictable()) + choice.evaluations;
   return choice.row == kNoRow ? nullptr : columns_.value(choice.row);
 }

@@ -14,12 +14,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "runtime/csrc/columns.h"
+#include "runtime/csrc/device_scorer.h"
 #include "runtime/csrc/executor.h"
 #include "runtime/csrc/neighbourhood.h"
 #include "runtime/csrc/scorer.h"
@@ -62,6 +64,10 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   std::mutex& mutex() { return mutex_; }
+
+  // Before the first value: candidates lie where the device sees them, and it may score them.
+  void score_on(std::unique_ptr<DeviceScorer> device);
+  const DeviceScorer* device_scorer() const { return device_scorer_.get(); }  // Null without.
 
   // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it
   // made, resident; finish() gives it its cost and makes the outputs evictable, or throws the
@@ -168,6 +174,7 @@ class Engine {
   const Policy policy_;
   const Records records_;
   Scorer scorer_;
+  std::unique_ptr<DeviceScorer> device_scorer_;
   std::mutex mutex_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.

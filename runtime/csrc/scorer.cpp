@@ -4,17 +4,17 @@
 #include <cstring>
 #include <utility>
 
+// How a vector would be returned depends on the processor; none is, all of it is inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#include "runtime/csrc/vector_power.h"
+
 namespace dtr {
 namespace {
 
 constexpr double kNear = 1e-12;  // Far above the error of a score in floating point.
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr std::size_t kTile = 256;      // Rows.
 constexpr std::size_t kPenalties = 64;  // Few values are recomputed more often.
 
-constexpr std::size_t kLanes = 8;
-using Reals = double __attribute__((vector_size(8 * kLanes)));
-using Wholes = std::int64_t __attribute__((vector_size(8 * kLanes)));
 using Flags = std::uint8_t __attribute__((vector_size(kLanes)));
 
 template <typename Vector, typename T>
@@ -23,13 +23,13 @@ template <typename Vector, typename T>
   std::memcpy(&vector, from, sizeof(Vector));
 }
 
-// Which terms a score has.
+// Which terms a score has: with exponents of 1, or `general`, all with any.
 struct Shape {
-  bool cost, size, staleness, free, penalty;
+  bool cost, size, staleness, general;
 };
 
 // Scores of `count` rows, a multiple of kLanes, from `row` on; returns the least.
-template <bool kCost, bool kSize, bool kStaleness, bool kFree, bool kPenalty>
+template <bool kCost, bool kSize, bool kStaleness, bool kGeneral>
 [[gnu::always_inline]] inline double score_rows(const ColumnsView& columns, std::size_t row,
                                                 std::size_t count, const Heuristic& h, Nanos clock,
                                                 const double* penalties, double* scores) {
@@ -44,9 +44,10 @@ template <bool kCost, bool kSize, bool kStaleness, bool kFree, bool kPenalty>
       load(b, columns.neighbourhood + row);
       numerator = __builtin_convertvector(a + b + h.epsilon, Reals);
     }
-    if constexpr (kPenalty) {
-      Reals penalty;
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    if constexpr (kGeneral) {
+      numerator = raise(numerator, h.cost_exp);
+      Reals penalty = one;
+      for (std::size_t lane = 0; h.recompute_penalty != 1 && lane < kLanes; ++lane) {
         std::int32_t times = columns.recomputes[row + lane];
         penalty[lane] = times < static_cast<std::int32_t>(kPenalties)
                             ? penalties[times]
@@ -57,15 +58,17 @@ template <bool kCost, bool kSize, bool kStaleness, bool kFree, bool kPenalty>
     if constexpr (kSize) {
       load(a, columns.size + row);
       bytes = __builtin_convertvector(a, Reals);
-      if constexpr (kFree) {
+      if constexpr (kGeneral) {
         load(a, columns.free_left + row);
         load(b, columns.free_right + row);
         bytes += h.fragmentation * __builtin_convertvector(a + b, Reals);
+        bytes = raise(bytes, h.size_exp);
       }
     }
     if constexpr (kStaleness) {
       load(a, columns.last_access + row);
       staleness = __builtin_convertvector(clock - a + h.epsilon, Reals);
+      if constexpr (kGeneral) staleness = raise(staleness, h.staleness_exp);
     }
     Reals denominator = bytes * staleness;
     Reals score = numerator / denominator;
@@ -100,29 +103,24 @@ struct Tile {
                                  tile.penalties, tile.scores);
   };
   Shape shape = tile.shape;
-  if (shape.penalty || shape.free) {
-    if (shape.cost && shape.size && shape.staleness) {
-      return with.template operator()<true, true, true, true, true>();
-    }
-    return kInfinite;
-  }
+  if (shape.general) return with.template operator()<true, true, true, true>();
   switch (4 * shape.cost + 2 * shape.size + shape.staleness) {
     case 0:
-      return with.template operator()<false, false, false, false, false>();
+      return with.template operator()<false, false, false, false>();
     case 1:
-      return with.template operator()<false, false, true, false, false>();
+      return with.template operator()<false, false, true, false>();
     case 2:
-      return with.template operator()<false, true, false, false, false>();
+      return with.template operator()<false, true, false, false>();
     case 3:
-      return with.template operator()<false, true, true, false, false>();
+      return with.template operator()<false, true, true, false>();
     case 4:
-      return with.template operator()<true, false, false, false, false>();
+      return with.template operator()<true, false, false, false>();
     case 5:
-      return with.template operator()<true, false, true, false, false>();
+      return with.template operator()<true, false, true, false>();
     case 6:
-      return with.template operator()<true, true, false, false, false>();
+      return with.template operator()<true, true, false, false>();
     default:
-      return with.template operator()<true, true, true, false, false>();
+      return with.template operator()<true, true, true, false>();
   }
 }
 
@@ -153,16 +151,14 @@ Shape shape_of(const Heuristic& h) {
   return {.cost = h.cost_exp != 0,
           .size = h.size_exp != 0,
           .staleness = h.staleness_exp != 0,
-          .free = h.fragmentation != 0 && h.size_exp != 0,
-          .penalty = h.recompute_penalty != 1};
+          .general =
+              !(zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) &&
+                zero_or_one(h.staleness_exp) && h.fragmentation == 0 && h.recompute_penalty == 1)};
 }
 
-// Whether score_tile has a version for it: without powers, and MegEngine's terms with all others.
+// Whether powers have the accuracy that choosing needs.
 bool has_vectors(const Heuristic& h) {
-  Shape shape = shape_of(h);
-  bool whole = shape.cost && shape.size && shape.staleness;
-  return zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) && zero_or_one(h.staleness_exp) &&
-         (whole || !(shape.free || shape.penalty));
+  return std::max({h.cost_exp, h.size_exp, h.staleness_exp}) <= kGreatestExponent;
 }
 
 // Whether all that is in an integral score is equal.
@@ -208,28 +204,57 @@ Terms Scorer::terms(const ColumnsView& columns, std::size_t row, Nanos clock) co
           .free_neighbours = columns.free_left[row] + columns.free_right[row]};
 }
 
+// Scores of a tile's rows; returns the least.
+double Scorer::score_tile_of(const ColumnsView& columns, std::size_t begin, Nanos clock,
+                             double* scores) {
+  std::size_t end = std::min(begin + kScoreTile, columns.count), row = begin;
+  double lowest = kInfinite;
+  if (vectors_) {
+    row = begin + (end - begin) / kLanes * kLanes;
+    lowest = score_tile({columns, begin, row - begin, heuristic_, clock, shape_of(heuristic_),
+                         penalties_.data(), scores});
+  }
+  for (; row < end; ++row) {
+    scores[row] = columns.evictable[row] ? dtr::score(heuristic_, terms(columns, row, clock))
+                                         : std::numeric_limits<double>::quiet_NaN();
+    lowest = std::min(lowest, scores[row]);  // A NaN is never less.
+  }
+  return lowest;
+}
+
 void Scorer::score(const ColumnsView& columns, Nanos clock, double* scores) {
   lowest_.clear();
-  for (std::size_t begin = 0; begin < columns.count; begin += kTile) {
-    std::size_t end = std::min(begin + kTile, columns.count), row = begin;
-    double lowest = kInfinite;
-    if (vectors_) {
-      row = begin + (end - begin) / kLanes * kLanes;
-      lowest = score_tile({columns, begin, row - begin, heuristic_, clock, shape_of(heuristic_),
-                           penalties_.data(), scores});
-    }
-    for (; row < end; ++row) {
-      scores[row] = columns.evictable[row] ? dtr::score(heuristic_, terms(columns, row, clock))
-                                           : std::numeric_limits<double>::quiet_NaN();
-      lowest = std::min(lowest, scores[row]);  // A NaN is never less.
-    }
-    lowest_.push_back(lowest);
+  for (std::size_t begin = 0; begin < columns.count; begin += kScoreTile) {
+    lowest_.push_back(score_tile_of(columns, begin, clock, scores));
   }
 }
 
 Scorer::Choice Scorer::choose(const ColumnsView& columns, Nanos clock) {
   if (scores_.size() < columns.count) scores_.resize(2 * columns.count);
   score(columns, clock, scores_.data());
+  return choose_scored(columns, clock);
+}
+
+// Another's scores may be off by kNear, and so may the least of them: rows that might be least here
+// lie within four times that. What cannot be right, or depends on all rows, is done here.
+Scorer::Choice Scorer::choose_near(const ColumnsView& columns, Nanos clock,
+                                   const double* least_of_tiles) {
+  std::size_t tiles = (columns.count + kScoreTile - 1) / kScoreTile;
+  double given = kInfinite, lowest = kInfinite;
+  for (std::size_t tile = 0; tile < tiles; ++tile) given = std::min(given, least_of_tiles[tile]);
+  if (!(given > 0)) return choose(columns, clock);
+  if (scores_.size() < columns.count) scores_.resize(2 * columns.count);
+  lowest_.assign(tiles, kInfinite);
+  for (std::size_t tile = 0; tile < tiles; ++tile) {
+    if (least_of_tiles[tile] > given + 4 * kNear * given) continue;
+    lowest_[tile] = score_tile_of(columns, tile * kScoreTile, clock, scores_.data());
+    lowest = std::min(lowest, lowest_[tile]);
+  }
+  if (!(lowest > 0) || (lowest == kInfinite && given < kInfinite)) return choose(columns, clock);
+  return choose_scored(columns, clock);
+}
+
+Scorer::Choice Scorer::choose_scored(const ColumnsView& columns, Nanos clock) {
   double lowest = kInfinite;
   for (double tile : lowest_) lowest = std::min(lowest, tile);
   if (lowest <= 0) return choose_not_positive(columns, clock);
@@ -237,8 +262,8 @@ Scorer::Choice Scorer::choose(const ColumnsView& columns, Nanos clock) {
   double near = lowest + 2 * kNear * lowest;
   for (std::size_t tile = 0; tile < lowest_.size(); ++tile) {
     if (lowest_[tile] > near) continue;
-    std::size_t end = std::min((tile + 1) * kTile, columns.count);
-    for (std::size_t row = tile * kTile; row < end; ++row) {
+    std::size_t end = std::min((tile + 1) * kScoreTile, columns.count);
+    for (std::size_t row = tile * kScoreTile; row < end; ++row) {
       if (scores_[row] > near || scores_[row] != scores_[row]) continue;
       least.consider(static_cast<std::int64_t>(row), columns.order[row],
                      terms(columns, row, clock));

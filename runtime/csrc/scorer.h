@@ -1,10 +1,10 @@
 // The choice of a victim among many: the row of least score. Among equals, what became evictable
 // last goes.
 //
-// Where exponents are 0 and 1, which all but tuned settings have, eight rows are scored at once by
-// the compiler's vectors, in a version for each of AVX-512, AVX2 and the rest, chosen when the
-// program starts; each rounds as the scalar score does, so choices are the same everywhere. Powers
-// cost a call each.
+// Eight rows are scored at once by the compiler's vectors, in a version for each of AVX-512, AVX2
+// and the rest, chosen when the program starts; all round alike, so choices are the same
+// everywhere, and where exponents are 0 and 1 as the scalar score does. Powers (vector_power.h)
+// don't, by 1e-13: the scalar score decides among rows that are as near as that.
 //
 // Where terms are integers, near scores are compared as exact quotients (score.h), so that the
 // order of candidates is never that of rounding. The reference simulator scans from what became
@@ -21,6 +21,7 @@
 namespace dtr {
 
 constexpr std::int64_t kNoRow = -1;
+constexpr std::size_t kScoreTile = 256;  // Rows that are scored together.
 
 // The least of the rows considered so far.
 class Least {
@@ -47,7 +48,7 @@ class Scorer {
   Terms terms(const ColumnsView& columns, std::size_t row, Nanos clock) const;
   Least least() const { return Least(heuristic_, integral_); }
 
-  // Of every row; not a number where it is not evictable.
+  // Of every row, powers to 1e-13; not a number where it is not evictable.
   void score(const ColumnsView& columns, Nanos clock, double* scores);
 
   struct Choice {
@@ -56,8 +57,13 @@ class Scorer {
   };
   Choice choose(const ColumnsView& columns, Nanos clock);
 
+  // The same choice, where somebody else has found the least score of each tile as nearly as
+  // rounding lets him: only the tiles that are near the least of all are scored here.
+  Choice choose_near(const ColumnsView& columns, Nanos clock, const double* least_of_tiles);
+
  private:
-  void score_tiles(const ColumnsView& columns, Nanos clock, double* scores);
+  double score_tile_of(const ColumnsView& columns, std::size_t begin, Nanos clock, double* scores);
+  Choice choose_scored(const ColumnsView& columns, Nanos clock);
   Choice choose_not_positive(const ColumnsView& columns, Nanos clock) const;
 
   const Heuristic heuristic_;

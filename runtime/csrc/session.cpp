@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "runtime/csrc/clock.h"
@@ -30,6 +31,27 @@ std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
                          : make_host_arena(addresses);
 }
 
+// Null where the host scores. What the driver refuses is an error only if it was asked for.
+std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
+  if (!options.on_cuda || !options.record || options.image.empty()) return nullptr;
+  if (options.scorer == ScorerPlace::kHost) return nullptr;
+  if (options.heuristic.selection == Selection::kRandom) return nullptr;
+  try {
+    return std::make_unique<DeviceScorer>(options.cuda_device, options.image, options.heuristic,
+                                          options.scorer);
+  } catch (const std::exception& error) {
+    TORCH_CHECK(options.scorer != ScorerPlace::kDevice, "CUDA device ", options.cuda_device,
+                " cannot score: ", error.what(),
+                R"(; scorer="auto" lets the host do it where the device cannot)");
+    return nullptr;
+  }
+}
+
+Nanos unix_ns() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
 std::string in_mib(Bytes bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
@@ -46,7 +68,9 @@ Session::Session(const SessionOptions& options, SessionDevice device)
       costs_(device_.work ? std::make_unique<Costs>(*device_.work) : nullptr),
       pool_(Pool::create(arena_for(options), options.budget)),
       engine_(*this, options.heuristic, options.policy),
-      detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr) {}
+      detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr) {
+  if (auto scorer = device_scorer_for(options)) engine_.score_on(std::move(scorer));
+}
 
 Session::~Session() {
   if (active() == this) active_ = nullptr;
@@ -214,6 +238,10 @@ void Session::release(Value& value, Loss loss) {
   Block* block = static_cast<Block*>(value.data);
   block->owner = nullptr;
   pool_->free(block);
+  if (keeps_events_ && loss == Loss::kEvicted) {
+    events_.push_back(
+        {true, unix_ns(), 0, &Recipe::of(*value.producer).info(), value.size, pool_->stats().live});
+  }
   if (!value.home) return;
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
@@ -349,6 +377,8 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
 // may have made what it reads, another may read what it makes.
 void Session::run(Op& op, Lock& lock) {
   std::int64_t begin = ticks();
+  const Nanos at = keeps_events_ ? unix_ns() : 0;
+  Bytes back = 0;
   if (device_.work) pool_->meet_stream(stream());
   if (pool_->many_streams()) pool_->gather_streams(stream());
   auto results = replay(op, lock);
@@ -373,11 +403,16 @@ void Session::run(Op& op, Lock& lock) {
       block->owner = value;
     }
     engine_.restore(*value, block);
+    back += value->size;
   }
   if (pool_->many_streams()) pool_->spread_stream(stream());
   std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
   remat_ticks_ += passed;
   window_remat_ += passed;
+  if (keeps_events_) {
+    events_.push_back(
+        {false, at, to_nanoseconds(passed), &Recipe::of(op).info(), back, pool_->stats().live});
+  }
 }
 
 void Session::bring_back(Value& value, Lock& lock) {
@@ -642,6 +677,7 @@ SessionStats Session::stats() const {
   std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
   EngineStats engine = engine_.stats();
   PoolStats pool = pool_->stats();
+  const DeviceScorer* device = engine_.device_scorer();
   return {.operators = operators_,
           .recorded = recorded_,
           .evictions = engine.evictions,
@@ -653,6 +689,10 @@ SessionStats Session::stats() const {
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
           .verified = verified_,
           .time_stamps = costs_ ? costs_->stamps() : 0,
+          .device_choices = device ? device->choices() : 0,
+          .device_scores_from = device && device->threshold() != kNever
+                                    ? static_cast<std::int64_t>(device->threshold())
+                                    : -1,
           .live_bytes = pool.live,
           .peak_bytes = pool.peak,
           .evictable_bytes = engine.evictable,
@@ -662,6 +702,16 @@ SessionStats Session::stats() const {
 std::vector<std::int64_t> Session::timeline() const {
   std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
   return timeline_;
+}
+
+void Session::keep_events() {
+  std::lock_guard<std::mutex> guard(engine_.mutex());
+  keeps_events_ = true;
+}
+
+std::vector<Session::Event> Session::events() const {
+  std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
+  return events_;
 }
 
 void Session::check() const {

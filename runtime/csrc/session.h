@@ -35,6 +35,8 @@ struct SessionOptions {
   bool on_cuda = false;  // Whether the pool's memory is a CUDA device's.
   int cuda_device = 0;
   Heuristic heuristic;
+  ScorerPlace scorer = ScorerPlace::kAuto;  // Of a device; on the host there is no choice.
+  std::string image;                        // PTX of what scores on a device; empty: nothing does.
   Policy policy = Policy::kEager;
   bool record = true;          // False: the pool serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
@@ -49,8 +51,10 @@ struct SessionOptions {
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
-  std::int64_t verified;     // Recipes that verify mode replayed.
-  std::int64_t time_stamps;  // Made on the device to learn what operators cost.
+  std::int64_t verified;            // Recipes that verify mode replayed.
+  std::int64_t time_stamps;         // Made on the device to learn what operators cost.
+  std::int64_t device_choices;      // Victims chosen by scores that the device found,
+  std::int64_t device_scores_from;  // and from how many candidates on it is asked; -1: never.
   Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
 };
 
@@ -102,6 +106,16 @@ class Session final : public Executor {
   SessionStats stats() const;
   void reset_peak() { pool_->reset_peak(); }
   std::vector<std::int64_t> timeline() const;
+
+  // What a person wants to see beside a profile. Times are the system clock's, as a profiler's are.
+  struct Event {
+    bool evicted;  // Else recomputed.
+    Nanos at, duration;
+    const OperatorInfo* made_by;
+    Bytes size, live;  // Of what went or came back; of the pool, afterwards.
+  };
+  void keep_events();
+  std::vector<Event> events() const;
   const Pool& pool() const { return *pool_; }
   Pool& pool() { return *pool_; }
   void check() const;
@@ -182,6 +196,8 @@ class Session final : public Executor {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
+  bool keeps_events_ = false;
+  std::vector<Event> events_;
   std::atomic<TraceRecorder*> recorder_{nullptr};          // Null while nothing is recorded.
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.

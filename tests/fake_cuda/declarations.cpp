@@ -84,6 +84,9 @@ static_assert(kCaptureRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(kVirtualMemoryManagement == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(kEventDefault == CU_EVENT_DEFAULT);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
+static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(kHostPortable == CU_MEMHOSTREGISTER_PORTABLE);
+static_assert(kHostDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 
 }  // namespace
 }  // namespace dtr::cuda

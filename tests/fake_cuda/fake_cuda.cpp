@@ -9,6 +9,9 @@
 // not by chance. An operation that touches memory that is gone, or reads what it should not, is a
 // fault: counted and described. A host call that waits runs exactly the operations it must.
 //
+// It runs one kernel, the scorer's, as a function here: its PTX is read for what parameters it
+// takes. The device sees memory of the host at other addresses than the host does.
+//
 // The names from fakecuda_ on are for tests: turn a call down, drop one without a word, count.
 // It is no driver for torch or CuPy, which need far more of it.
 
@@ -17,6 +20,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -28,6 +32,7 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/cuda_driver.h"
+#include "runtime/csrc/score.h"
 
 namespace {
 
@@ -35,6 +40,8 @@ using dtr::cuda::AccessDesc;
 using dtr::cuda::AllocationProp;
 using dtr::cuda::Context;
 using dtr::cuda::Event;
+using dtr::cuda::Function;
+using dtr::cuda::Module;
 using dtr::cuda::Physical;
 using dtr::cuda::Pointer;
 using dtr::cuda::Result;
@@ -45,6 +52,11 @@ constexpr std::size_t kPage = 2u << 20;
 constexpr int kDevices = 2;
 constexpr std::size_t kSlots = 4096;
 constexpr Result kCaptureUnsupported = 900;
+constexpr Result kInvalidImage = 200;
+constexpr Result kNotFound = 500;
+constexpr Result kAlreadyRegistered = 712;
+constexpr Result kNotRegistered = 713;
+constexpr Pointer kSeenAt = Pointer{1} << 62;  // From the host's address to the device's.
 
 struct Allocation {
   int device;
@@ -66,14 +78,28 @@ struct EventState {
   double milliseconds = 0;  // When it was complete.
 };
 
+struct Kernel {
+  Module module;
+  std::string name;
+  std::vector<std::size_t> parameters;  // Their sizes.
+  unsigned threads;
+};
+
+struct Launch {
+  std::string name;
+  unsigned blocks;
+  std::vector<std::uint64_t> parameters;
+};
+
 struct Operation {
-  enum Kind { kWrite, kExpect, kCopy, kRecord, kWait } kind;
+  enum Kind { kWrite, kExpect, kCopy, kRecord, kWait, kKernel } kind;
   Pointer address = 0;
   std::size_t size = 0;
   unsigned char value = 0;
   std::shared_ptr<EventState> event = nullptr;
   std::uint64_t version = 0;
   Pointer from = 0;
+  Launch launch = {};
 };
 
 using Queue = std::deque<Operation>;
@@ -102,6 +128,9 @@ struct World {
   std::map<Event, std::shared_ptr<EventState>> events;
   std::map<std::uintptr_t, Queue> streams = {{0, {}}};
   std::vector<Queue> destroyed;  // Their work goes on.
+  std::map<Pointer, std::size_t> registered;
+  std::map<Module, std::string> modules;
+  std::map<Function, Kernel> kernels;
   std::map<std::string, long> calls;
   std::map<std::string, Injection> injections;
   std::set<std::string> dropped;
@@ -187,6 +216,63 @@ void each_byte(const Operation& operation, const std::function<bool(unsigned cha
   }
 }
 
+// What kernels/_kernels.py says of least_of_tiles. The device's rounding is not the host's.
+void least_of_tiles(const Launch& launch) {
+  const std::vector<std::uint64_t>& given = launch.parameters;
+  const auto count = static_cast<std::int64_t>(given[9]);
+  constexpr std::int64_t kTile = 256;
+  const auto fail = [&](const std::string& what) {
+    world.faults.push_back(launch.name + " " + what);
+  };
+  const auto host = [&](std::size_t at, std::size_t size) -> char* {
+    const Pointer address = given[at] - kSeenAt;
+    auto range = world.registered.upper_bound(address);
+    if (range == world.registered.begin()) return nullptr;
+    range--;
+    return address + size <= range->first + range->second ? static_cast<char*>(pointer(address))
+                                                          : nullptr;
+  };
+  char* columns[9];
+  for (std::size_t at = 0; at < 9; at++) {
+    const std::size_t width = at < 6 || at == 8 ? 8 : at == 6 ? 4 : 1;
+    const std::size_t rows = at == 8 ? launch.blocks : static_cast<std::size_t>(count);
+    columns[at] = host(at, rows * width);
+    if (columns[at] == nullptr) return fail("touched memory of the host that it does not see");
+    if (given[at] % 16 != 0) return fail("was given a column that its wide loads cannot read");
+  }
+  if (count % 16 != 0) return fail("was given a number of rows that is not one of 16");
+  if (given[17] != 0 || given[18] != 0) return fail("was given scratch memory");
+  const auto whole = [&](std::size_t column, std::int64_t row) {
+    return reinterpret_cast<std::int64_t*>(columns[column])[row];
+  };
+  const auto real = [&](std::size_t at) {
+    double value;
+    std::memcpy(&value, &given[at], sizeof value);
+    return value;
+  };
+  const bool general = launch.name == "least_of_tiles_general";
+  dtr::Heuristic h{.cost_exp = real(12), .size_exp = real(13), .staleness_exp = real(14)};
+  if (general) {
+    h.fragmentation = real(15);
+    h.recompute_penalty = std::exp2(real(16));
+  }
+  h.epsilon = static_cast<std::int64_t>(given[11]);
+  for (std::int64_t tile = 0; tile < launch.blocks; tile++) {
+    double least = std::numeric_limits<double>::infinity();
+    for (std::int64_t row = tile * kTile; row < std::min(count, (tile + 1) * kTile); row++) {
+      if (columns[7][row] == 0) continue;
+      const dtr::Terms terms{.cost = whole(4, row) + whole(5, row),
+                             .size = whole(0, row),
+                             .staleness = static_cast<std::int64_t>(given[10]) - whole(3, row),
+                             .recomputes = reinterpret_cast<std::int32_t*>(columns[6])[row],
+                             .free_neighbours = whole(1, row) + whole(2, row)};
+      const double rounding = general ? 1 + 4e-13 * static_cast<double>(row * 7919 % 5 - 2) : 1;
+      least = std::min(least, dtr::score(h, terms) * rounding);
+    }
+    reinterpret_cast<double*>(columns[8])[tile] = least;
+  }
+}
+
 void perform(const Operation& operation) {
   switch (operation.kind) {
     case Operation::kRecord:
@@ -195,6 +281,8 @@ void perform(const Operation& operation) {
       return;
     case Operation::kWait:
       return;
+    case Operation::kKernel:
+      return least_of_tiles(operation.launch);
     case Operation::kCopy:
       if (!accessible(operation.address, operation.size) ||
           !accessible(operation.from, operation.size)) {
@@ -314,6 +402,7 @@ FAKE Result cuGetErrorName(Result code, const char** name) {
                                                       {3, "CUDA_ERROR_NOT_INITIALIZED"},
                                                       {100, "CUDA_ERROR_NO_DEVICE"},
                                                       {101, "CUDA_ERROR_INVALID_DEVICE"},
+                                                      {200, "CUDA_ERROR_INVALID_IMAGE"},
                                                       {201, "CUDA_ERROR_INVALID_CONTEXT"},
                                                       {400, "CUDA_ERROR_INVALID_HANDLE"},
                                                       {600, "CUDA_ERROR_NOT_READY"},
@@ -561,6 +650,12 @@ FAKE Result cuStreamCreate(StreamHandle* stream, unsigned) {
   return 0;
 }
 
+FAKE Result cuStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int) {
+  ENTER(cuStreamCreateWithPriority);
+  INSIST(flags == dtr::cuda::kStreamNonBlocking, kInvalidValue);
+  return cuStreamCreate(stream, flags);
+}
+
 FAKE Result cuStreamDestroy_v2(StreamHandle stream) {
   ENTER(cuStreamDestroy_v2);
   const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
@@ -675,6 +770,91 @@ FAKE Result cuMemcpyHtoD_v2(Pointer to, const void* from, std::size_t size) {
   return 0;
 }
 
+FAKE Result cuMemHostRegister_v2(void* begin, std::size_t size, unsigned flags) {
+  ENTER(cuMemHostRegister_v2);
+  INSIST(!current.empty(), kInvalidContext);
+  INSIST(size > 0 && flags == (dtr::cuda::kHostPortable | dtr::cuda::kHostDeviceMap),
+         kInvalidValue);
+  const Pointer address = reinterpret_cast<Pointer>(begin);
+  auto next = world.registered.lower_bound(address);
+  if (next != world.registered.end() && next->first < address + size) return kAlreadyRegistered;
+  if (next != world.registered.begin()) {
+    next--;
+    if (next->first + next->second > address) return kAlreadyRegistered;
+  }
+  world.registered[address] = size;
+  return 0;
+}
+
+FAKE Result cuMemHostUnregister(void* begin) {
+  ENTER(cuMemHostUnregister);
+  INSIST(!current.empty(), kInvalidContext);
+  return world.registered.erase(reinterpret_cast<Pointer>(begin)) == 1 ? 0 : kNotRegistered;
+}
+
+FAKE Result cuMemHostGetDevicePointer_v2(Pointer* seen, void* begin, unsigned flags) {
+  ENTER(cuMemHostGetDevicePointer_v2);
+  const Pointer address = reinterpret_cast<Pointer>(begin);
+  INSIST(flags == 0 && world.registered.contains(address), kInvalidValue);
+  *seen = address + kSeenAt;
+  return 0;
+}
+
+FAKE Result cuModuleLoadData(Module* module, const void* image) {
+  ENTER(cuModuleLoadData);
+  INSIST(!current.empty(), kInvalidContext);
+  const std::string text = static_cast<const char*>(image);
+  const auto says = [&](const char* word) { return text.find(word) != std::string::npos; };
+  if (!says(".version 8.0") || !says(".target sm_80")) return kInvalidImage;
+  static std::uintptr_t next = 1;
+  *module = reinterpret_cast<Module>(next++);
+  world.modules[*module] = text;
+  return 0;
+}
+
+FAKE Result cuModuleUnload(Module module) {
+  ENTER(cuModuleUnload);
+  std::erase_if(world.kernels, [&](const auto& one) { return one.second.module == module; });
+  return world.modules.erase(module) == 1 ? 0 : dtr::cuda::kInvalidHandle;
+}
+
+FAKE Result cuModuleGetFunction(Function* function, Module module, const char* name) {
+  ENTER(cuModuleGetFunction);
+  INSIST(world.modules.contains(module), kInvalidHandle);
+  const std::string& text = world.modules[module];
+  const std::size_t begin = text.find(".entry " + std::string(name) + "(");
+  if (begin == std::string::npos) return kNotFound;
+  Kernel kernel{.module = module, .name = name, .parameters = {}, .threads = 0};
+  const std::size_t end = text.find(')', begin);
+  for (std::size_t at = begin; (at = text.find(".param .", at + 1)) < end;) {
+    kernel.parameters.push_back(std::stoul(text.substr(at + 9)) / 8);  // .u64, .f64, .u32
+  }
+  kernel.threads = static_cast<unsigned>(std::stoul(text.substr(text.find(".reqntid", end) + 9)));
+  static std::uintptr_t next = 1;
+  *function = reinterpret_cast<Function>(next++);
+  world.kernels[*function] = kernel;
+  return 0;
+}
+
+FAKE Result cuLaunchKernel(Function function, unsigned blocks, unsigned y, unsigned z,
+                           unsigned threads, unsigned threads_y, unsigned threads_z,
+                           unsigned shared, StreamHandle stream, void** parameters, void** extra) {
+  ENTER(cuLaunchKernel);
+  INSIST(!current.empty(), kInvalidContext);
+  const auto at = world.kernels.find(function);
+  INSIST(at != world.kernels.end(), kInvalidHandle);
+  INSIST(blocks > 0 && y == 1 && z == 1 && threads == at->second.threads, kInvalidValue);
+  INSIST(threads_y == 1 && threads_z == 1 && shared <= 48u << 10, kInvalidValue);
+  INSIST(extra == nullptr, kInvalidValue);
+  Launch launch{.name = at->second.name, .blocks = blocks, .parameters = {}};
+  for (const std::size_t size : at->second.parameters) {
+    launch.parameters.push_back(0);
+    std::memcpy(&launch.parameters.back(), *parameters++, size);
+  }
+  INSIST(launch.parameters.size() == 19, kInvalidValue);
+  return submit(stream, {.kind = Operation::kKernel, .launch = std::move(launch)});
+}
+
 // For tests.
 
 FAKE void fakecuda_reset() {
@@ -757,6 +937,9 @@ FAKE long fakecuda_count(const char* what) {
   if (kind == "reservations") return static_cast<long>(world.reservations.size());
   if (kind == "events") return static_cast<long>(world.events.size());
   if (kind == "contexts") return world.contexts[0] + world.contexts[1];
+  if (kind == "registered") return static_cast<long>(world.registered.size());
+  if (kind == "modules") return static_cast<long>(world.modules.size());
+  if (kind == "streams") return static_cast<long>(world.streams.size());  // With the default one.
   if (kind == "current") return static_cast<long>(current.size());
   return -1;
 }

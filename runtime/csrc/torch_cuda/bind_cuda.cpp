@@ -16,11 +16,13 @@ cudaStream_t handle(Stream stream) { return reinterpret_cast<cudaStream_t>(strea
 class PyCudaAllocator {
  public:
   PyCudaAllocator(Bytes budget, int device, bool rematerialize, const Heuristic& heuristic,
-                  double thrash_limit)
-      : allocator_(new CudaAllocator(
-                       SessionOptions{
-                           .budget = budget, .heuristic = heuristic, .thrash_limit = thrash_limit},
-                       static_cast<c10::DeviceIndex>(device), rematerialize),
+                  double thrash_limit, ScorerPlace scorer, const std::string& image)
+      : allocator_(new CudaAllocator(SessionOptions{.budget = budget,
+                                                    .heuristic = heuristic,
+                                                    .scorer = scorer,
+                                                    .image = image,
+                                                    .thrash_limit = thrash_limit},
+                                     static_cast<c10::DeviceIndex>(device), rematerialize),
                    [](auto*) {}) {}
 
   std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> native() const {
@@ -37,9 +39,9 @@ class PyCudaAllocator {
 void bind_torch_cuda(py::module_& m) {
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<PyCudaAllocator>(m, "CudaAllocator")
-      .def(py::init<Bytes, int, bool, const Heuristic&, double>(), py::arg("budget"),
-           py::arg("device"), py::arg("rematerialize"), py::arg("heuristic"),
-           py::arg("thrash_limit"))
+      .def(py::init<Bytes, int, bool, const Heuristic&, double, ScorerPlace, const std::string&>(),
+           py::arg("budget"), py::arg("device"), py::arg("rematerialize"), py::arg("heuristic"),
+           py::arg("thrash_limit"), py::arg("scorer"), py::arg("image"))
       .def("native", &PyCudaAllocator::native)
       .def(
           "allocate",

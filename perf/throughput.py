@@ -1,6 +1,6 @@
 """How fast is the pool beside the allocators that a user would have instead?
 
-Each program of requests is played by each allocator in a process of its own (allocators.cpp), the
+Each program of requests is played by each allocator in a process of its own (throughput.cpp), the
 allocators taking turns, and the fastest of all rounds counts: nanoseconds for an allocate and a
 free. The programs:
 
@@ -17,7 +17,7 @@ the bookkeeping alone; `host` has memory. mimalloc, jemalloc and tcmalloc take p
 installed (Debian: libmimalloc2.0, libjemalloc2, libtcmalloc-minimal4). torch is its CPU allocator,
 torch_thp the same with THP_MEM_ALLOC_ENABLE=1.
 
-    python perf/allocators.py [--quick] [--out perf/results]
+    python perf/throughput.py [--quick] [--out perf/results]
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Requests = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Program:
-    """`requests` as allocators.cpp reads them, and how to play them."""
+    """`requests` as throughput.cpp reads them, and how to play them."""
 
     name: str
     requests: Requests
@@ -164,7 +164,7 @@ def programs(quick: bool) -> Iterator[Program]:
 
 
 def allocators() -> dict[str, tuple[str, dict[str, str]]]:
-    """Of each: what allocators.cpp calls it, and the environment that it needs."""
+    """Of each: what throughput.cpp calls it, and the environment that it needs."""
     c10 = {"LIBC10": str(Path(torch.__file__).parent / "lib" / "libc10.so")}
     found: dict[str, tuple[str, dict[str, str]]] = {
         "virtual": ("virtual", {}),
@@ -180,10 +180,10 @@ def allocators() -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def build() -> Path:
-    program = ROOT / "build" / "perf" / "allocators"
+    program = ROOT / "build" / "perf" / "throughput"
     program.parent.mkdir(parents=True, exist_ok=True)
     sources = [f for f in (ROOT / "dtr_alloc/csrc").glob("*.cpp") if not f.name.startswith("bind")]
-    sources.append(ROOT / "perf" / "allocators.cpp")
+    sources.append(ROOT / "perf" / "throughput.cpp")
     command = ["g++", "-O3", "-DNDEBUG", "-std=c++20", f"-I{ROOT}", *map(str, sources)]
     subprocess.run([*command, "-o", str(program), "-ldl", "-pthread"], check=True)
     return program
@@ -240,7 +240,7 @@ def draw(results: dict[str, dict[str, float]], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute, short programs")
-    parser.add_argument("--out", type=Path, help="folder for allocators.json, .txt and .png")
+    parser.add_argument("--out", type=Path, help="folder for throughput.json, .txt and .png")
     options = parser.parse_args()
     binary = build()
     results = {
@@ -263,11 +263,11 @@ def main() -> int:
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         }
         document = json.dumps(head | {"ns_per_pair": results}, indent=1)
-        (options.out / "allocators.json").write_text(document + "\n")
-        with (options.out / "allocators.txt").open("w") as file:
+        (options.out / "throughput.json").write_text(document + "\n")
+        with (options.out / "throughput.txt").open("w") as file:
             file.write(f"$ {head['command']}   # torch {torch.__version__}, {head['machine']}\n\n")
             Console(file=file, width=120).print(table)
-        draw(results, options.out / "allocators.png")
+        draw(results, options.out / "throughput.png")
     return 0
 
 

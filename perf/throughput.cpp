@@ -1,8 +1,8 @@
 // Plays one program of requests against one allocator, on some threads, and prints for each round
-// nanoseconds a pair of allocate and free. allocators.py writes the programs, builds this, and
+// nanoseconds a pair of allocate and free. throughput.py writes the programs, builds this, and
 // starts it once for each allocator: `malloc` is whatever the process was preloaded with.
 //
-//     allocators FILE ALLOCATOR THREADS ROUNDS TOUCH
+//     throughput FILE ALLOCATOR THREADS ROUNDS TOUCH
 //
 // FILE holds int64: a positive number allocates that many bytes, -1 - k frees the k-th allocation.
 // What is live at the end is freed. TOUCH 1 writes a byte in each 4 KiB of every block; 2 writes
@@ -137,7 +137,7 @@ void measure(Allocator allocator, const std::vector<Bytes>& program, int threads
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 6) fail("allocators FILE ALLOCATOR THREADS ROUNDS TOUCH");
+  if (count != 6) fail("throughput FILE ALLOCATOR THREADS ROUNDS TOUCH");
   std::ifstream file(words[1], std::ios::binary | std::ios::ate);
   std::vector<Bytes> program(static_cast<std::size_t>(file.tellg()) / sizeof(Bytes));
   file.seekg(0);

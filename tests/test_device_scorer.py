@@ -1,0 +1,304 @@
+"""Scoring on a CUDA device: the same victims, whatever the driver does. Here the driver is the fake
+one, which runs the kernel as a function that rounds otherwise than the host; what Triton makes of
+the kernel is held against the formula in the interpreter, and assembled for sm_90."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dtr_alloc import _core
+from dtr_alloc.kernels import ahead, reference
+from dtr_alloc.kernels.columns import Columns, Settings
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, native_scorer
+from dtr_alloc.runtime.session import rematerialize
+from tests.fake_cuda.driver import SCORER_CALLS, FakeCuda
+from tests.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
+
+CLOCK = 1 << 41
+IMAGE = ahead.image()
+
+
+# ---- The kernel
+
+
+def least_of_tiles(columns: Columns, heuristic: Heuristic, general: bool) -> Tensor:
+    """What the kernel writes, in Triton's interpreter."""
+    from dtr_alloc.kernels import _kernels
+
+    tiles = -(-len(columns) // ahead.TILE)
+    lowest = torch.full((tiles + 1,), torch.nan, dtype=torch.float64)
+    kernel: Any = _kernels.least_of_tiles
+    kernel[(tiles,)](
+        *(getattr(columns, name) for name in vars(columns) if name != "order"),
+        lowest,
+        len(columns),
+        CLOCK,
+        1,
+        heuristic.cost_exp,
+        heuristic.size_exp,
+        heuristic.staleness_exp,
+        heuristic.fragmentation,
+        math.log2(heuristic.recompute_penalty),
+        block=ahead.TILE,
+        general=general,
+    )
+    assert lowest[tiles].isnan()  # Nothing is written beyond.
+    return lowest[:tiles]
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("name", ["drawn", *EXTREMES])
+def test_the_kernel_finds_the_least_score_of_each_tile(name: str, count: int) -> None:
+    pytest.importorskip("triton")
+    columns = drawn(count, count, CLOCK) if name == "drawn" else EXTREMES[name](count, CLOCK)
+    for heuristic in (PRESETS["dtr"], PRESETS["size"], PRESETS["megengine"], HEURISTICS[-1]):
+        settings = Settings.of([heuristic])
+        scores = reference.score(columns, settings, CLOCK)[0].nan_to_num(torch.inf, torch.inf)
+        expected = torch.stack([tile.min() for tile in torch.split(scores, ahead.TILE)])
+        for general in (True, False) if settings.plain() else (True,):
+            found = least_of_tiles(columns, heuristic, general)
+            torch.testing.assert_close(found, expected, rtol=1e-12 if general else 0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What Triton and its assembler make of the kernel now."""
+    pytest.importorskip("triton")
+    script = Path(__file__).parent / "sm90/assemble.py"
+    cache = str(tmp_path_factory.mktemp("triton"))
+    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_text_beside_the_kernel_is_what_triton_makes_of_it(compiled: Any) -> None:
+    made_with = IMAGE.splitlines()[0].rsplit(" ", 1)[1].rstrip(".")
+    if compiled["triton"] != made_with:
+        pytest.skip(f"it was made with Triton {made_with}")
+    assert compiled["image"] == IMAGE
+
+
+@pytest.mark.parametrize("version", ["plain", "general"])
+def test_assembled_for_sm_90_it_reads_16_bytes_at_a_time_and_spills_nothing(
+    compiled: Any, version: str
+) -> None:
+    used = compiled["sm_90"][version]
+    assert (used["spills"], used["stack"]) == (0, 0)
+    assert used["reg"] <= 64
+    assert used["loads_of_128"] == {"plain": 4, "general": 6}[version]
+
+
+# ---- Victims
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 255, 256, 257, 1000, 3001])
+def test_victims_are_those_of_the_host(cuda: FakeCuda, count: int) -> None:
+    columns = drawn(count, count, CLOCK)
+    rows = native_columns(columns)
+    request = int(columns.size.sum()) // 10 + 1
+    for heuristic in HEURISTICS:
+        native = heuristic._native()
+        expected = rows.victims(native, CLOCK, request)
+        assert rows.victims(native, CLOCK, request, IMAGE).tolist() == expected.tolist()
+    assert cuda.calls("cuLaunchKernel") >= len(HEURISTICS)
+    assert cuda.faults() == []
+
+
+@pytest.mark.parametrize("epsilon", [0, 1])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_victims_are_those_of_the_host_at_extremes(cuda: FakeCuda, name: str, epsilon: int) -> None:
+    columns = EXTREMES[name](700, CLOCK)
+    rows = native_columns(columns)
+    for heuristic in HEURISTICS:
+        native = heuristic._native(epsilon)
+        expected = rows.victims(native, CLOCK, int(columns.size.max()) * 5 + 1)
+        found = rows.victims(native, CLOCK, int(columns.size.max()) * 5 + 1, IMAGE)
+        assert found.tolist() == expected.tolist()
+    assert cuda.faults() == []
+
+
+def evicted_by(run: Any, seed: int) -> list[list[int]]:
+    """A random program's evictions, operator by operator."""
+    draw = random.Random(seed)
+    live = [run.constant(4096, 0)]
+    evictions = []
+    for name in range(600):
+        inputs = draw.sample(live, min(len(live), draw.randint(1, 3)))
+        live += run.call(name, draw.randint(1, 10_000), inputs, [], [512 * draw.randint(1, 40)])
+        if len(live) > 400:
+            run.drop(live.pop(draw.randrange(1, len(live))))
+        evictions.append(run.take_evicted())
+    run.check()
+    return evictions
+
+
+@pytest.mark.parametrize("heuristic", ["dtr", "dtr_full", "lru", "megengine", "tuned"])
+def test_an_engine_evicts_the_same_values(cuda: FakeCuda, heuristic: str) -> None:
+    chosen = HEURISTICS[-1] if heuristic == "tuned" else PRESETS[heuristic]
+    native = replace(chosen, selection="single")._native()
+    by_host = _core.DryRun(1 << 20, native)
+    by_device = _core.DryRun(1 << 20, native, IMAGE)
+    found = evicted_by(by_device, 1)
+    assert found == evicted_by(by_host, 1)
+    assert by_device.device_choices > 100
+    assert by_host.device_choices == 0
+    assert cuda.faults() == []
+
+
+def test_columns_that_grow_are_seen_where_they_then_lie(cuda: FakeCuda) -> None:
+    """1024 rows are there at first."""
+    native = replace(PRESETS["dtr_local"], selection="single")._native()
+    runs = [_core.DryRun(3000 * 512, native), _core.DryRun(3000 * 512, native, IMAGE)]
+    for run in runs:
+        first = run.constant(512, 0)
+        for name in range(3500):
+            run.call(name, 1 + name * 7919 % 1000, [first], [], [512])
+    evictions = [run.take_evicted() for run in runs]
+    assert evictions[0] == evictions[1]
+    assert len(evictions[0]) > 400
+    assert runs[1].device_choices == len(evictions[0])
+    assert cuda.count("registered") == 2  # Columns and answers; what they grew out of is gone.
+
+
+# ---- In a session
+
+
+def chain() -> list[float]:
+    """Sums of sixty tensors of 128 KiB; all are kept until the end."""
+    x = torch.arange(32 * 1024, dtype=torch.float32).sin()
+    kept = []
+    for i in range(60):
+        x = (x + i).cos()
+        kept.append(x)
+    return [float(k.sum()) for k in kept]
+
+
+def session(scorer: str, image: str = IMAGE, heuristic: Heuristic = PRESETS["dtr"]) -> Any:
+    instruments = {"on_cuda": True, "scorer": native_scorer(scorer), "image": image}
+    return rematerialize(
+        "1MiB",
+        thrash_limit=0,
+        clock="logical",
+        heuristic=replace(heuristic, selection="single"),
+        _instruments=instruments,
+    )
+
+
+def outcome(scorer: str, heuristic: Heuristic = PRESETS["dtr"]) -> tuple[list[float], Any]:
+    with session(scorer, heuristic=heuristic) as opened:
+        found = chain()
+        opened.check()
+        return found, opened._core.stats()
+
+
+@pytest.mark.parametrize("heuristic", [PRESETS["dtr"], PRESETS["megengine"], HEURISTICS[-1]])
+def test_a_session_runs_as_with_the_hosts_scores(cuda: FakeCuda, heuristic: Heuristic) -> None:
+    expected, by_host = outcome("host", heuristic)
+    found, by_device = outcome("device", heuristic)
+    assert found == expected
+    for figure in ("evictions", "rematerializations", "peak_bytes"):
+        assert getattr(by_host, figure) == getattr(by_device, figure)
+    assert by_host.device_choices == 0
+    assert by_device.device_choices >= by_device.evictions > 20
+    assert cuda.faults() == []
+
+
+def test_few_candidates_are_never_the_devices(cuda: FakeCuda) -> None:
+    """The crossover lies anywhere, as the fake driver's time does; but not at sixty rows."""
+    expected, _ = outcome("host")
+    found, stats = outcome("auto")
+    assert found == expected
+    assert stats.device_scores_from == -1 or stats.device_scores_from > 60
+    assert stats.device_choices == 0
+    assert cuda.calls("cuLaunchKernel") > 0  # To time it.
+
+
+def test_a_device_pays_from_where_the_hosts_time_has_caught_up() -> None:
+    # 20 us to begin with and 0.1 ns a row; the host takes 1.1 ns.
+    few, many = 20e-6 + 1_000e-10, 20e-6 + 100_000e-10
+    assert _core.crossover(1.1e-9, 1_000, few, 100_000, many) == pytest.approx(20_000, abs=1)
+
+
+def test_a_device_that_takes_longer_for_each_row_never_pays() -> None:
+    assert _core.crossover(1e-9, 1_000, 1e-6, 100_000, 200e-6) == _core.never
+
+
+def test_a_device_that_takes_no_time_always_pays() -> None:
+    assert _core.crossover(1e-9, 1_000, 0, 100_000, 0) == 0
+
+
+@pytest.mark.parametrize("call", SCORER_CALLS)
+def test_whatever_call_fails_once_the_victims_are_the_same(cuda: FakeCuda, call: str) -> None:
+    expected, by_host = outcome("host")
+    before = cuda.calls(call)
+    outcome("device")
+    times = cuda.calls(call) - before
+    assert times > 0
+    for after in range(min(times, 12)):
+        cuda.fail(call, after)
+        try:
+            found, stats = outcome("device")
+        except RuntimeError as error:
+            # At the start, where the device was asked for; "auto" goes on without it.
+            assert f"CUDA device 0 cannot score: {call} failed" in str(error)
+            cuda.fail(call, after)
+            found, stats = outcome("auto")
+        assert cuda.pending_failures() == 0
+        assert found == expected
+        assert stats.evictions == by_host.evictions
+        assert cuda.held() == {}
+        assert cuda.count("streams") == 1
+    assert cuda.faults() == []
+
+
+def test_after_a_failure_the_driver_is_left_alone(cuda: FakeCuda) -> None:
+    with session("device") as opened:
+        cuda.fail("cuLaunchKernel", after=3)
+        chain()
+        stats = opened._core.stats()
+        assert stats.device_choices == 3
+        assert stats.device_scores_from == -1
+        launches = cuda.calls("cuLaunchKernel")
+        chain()
+        assert cuda.calls("cuLaunchKernel") == launches
+
+
+def test_an_image_that_is_none_is_an_error_only_where_the_device_was_asked_for(
+    cuda: FakeCuda,
+) -> None:
+    expected, _ = outcome("host")
+    with (
+        pytest.raises(RuntimeError, match=r'cannot score: .* scorer="auto" lets the host do it'),
+        session("device", image="nothing"),
+    ):
+        pass
+    with session("auto", image="nothing") as opened:
+        found = chain()
+        assert opened._core.stats().device_scores_from == -1
+    assert found == expected
+
+
+def test_the_scorer_has_a_stream_of_its_own(cuda: FakeCuda) -> None:
+    with session("device"):
+        assert cuda.count("streams") == 2  # And the default one.
+    assert cuda.count("streams") == 1
+
+
+@pytest.mark.parametrize("scorer", ["gpu", "", "Auto"])
+def test_a_scorer_that_is_none_is_told_the_known_ones(scorer: str) -> None:
+    with pytest.raises(ValueError, match=f'scorer {scorer!r} is not one of "auto", "host"'):
+        native_scorer(scorer)

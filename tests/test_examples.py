@@ -1,0 +1,134 @@
+"""Each example runs, stays within its budget, and comes to the bits of plain torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of libraries, about each other.
+        spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str) -> dict[str, Any]:
+    module = load(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: dict[str, Any] = module.main()
+    return made
+
+
+def check(row: dict[str, Any]) -> None:
+    assert row["identical"]
+    assert row["rematerializations"] > 0
+    assert row["peak_bytes"] <= row["budget_bytes"]
+
+
+def torchrun(name: str) -> list[dict[str, Any]]:
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *command, str(EXAMPLES / f"{name}.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return sorted(rows, key=lambda row: int(row["rank"]))
+
+
+def test_there_are_six_and_each_is_run_here() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == [
+        "cupy_beside_torch",
+        "ddp",
+        "fsdp2",
+        "hugging_face_trainer",
+        "lightning_callback",
+        "plain_loop",
+    ]
+
+
+def test_a_plain_loop() -> None:
+    row = run("plain_loop")
+    check(row)
+    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
+
+
+def test_a_callback_of_hugging_faces_trainer() -> None:
+    pytest.importorskip("transformers", reason="the transformers library is not installed")
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
+    row = run("hugging_face_trainer")
+    check(row)
+    assert row["budget_bytes"] == int(0.5 * row["plain_peak_bytes"])
+
+
+def test_a_callback_of_lightning() -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    row = run("lightning_callback")
+    check(row)
+    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
+
+
+def test_a_scope_is_left_where_lightning_stops_by_an_exception() -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    module = load("lightning_callback")
+    budget = module.MemoryBudget("64MiB")
+    budget.on_fit_start()
+    with pytest.raises(RuntimeError, match="open in this process"):
+        module.MemoryBudget("64MiB").on_fit_start()
+    budget.on_exception()
+    module.MemoryBudget("64MiB").on_fit_start()
+
+
+def test_data_parallel_training_under_budgets_is_that_of_a_single_process() -> None:
+    rows = torchrun("ddp")
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        check(row)
+
+
+def test_fully_sharded_training_on_the_cpu() -> None:
+    rows = torchrun("fsdp2")
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        check(row)
+
+
+def test_cupy_beside_torch() -> None:
+    module = load("cupy_beside_torch")
+    if reason := module.missing():
+        pytest.skip(reason)
+    check(module.main())
+
+
+def test_the_example_with_cupy_says_why_it_does_not_run() -> None:
+    if load("cupy_beside_torch").missing() is None:
+        pytest.skip("it runs")
+    with pytest.raises(SystemExit, match=r"^not run: "):
+        runpy.run_path(str(EXAMPLES / "cupy_beside_torch.py"), run_name="__main__")
