@@ -69,6 +69,7 @@ def plan(
         torch.OutOfMemoryError: `within` is too small.
 
     Example:
+        >>> import torch
         >>> def make():
         ...     layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(9)])
         ...     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)

@@ -19,8 +19,7 @@ native: Any = _core
 def _settings() -> list[Heuristic]:
     """The presets that have a score, and points between them."""
     generator = np.random.default_rng(0)
-    others = ("random", "megengine_published")  # Without a score; with a score like dtr's.
-    named = [h for name, h in PRESETS.items() if name not in others]
+    named = [h for name, h in PRESETS.items() if name != "random"]
     tuned = [
         Heuristic(
             cost_exp=round(float(generator.uniform(0, 1.5)), 3),

@@ -79,6 +79,7 @@ def test_a_torch_without_cuda_is_told_what_is_missing() -> None:
         ({"budget": "1GiB", "device": -1}, "device -1 is not the number of a CUDA device"),
         ({"budget": "1GiB", "heuristic": "best"}, "best"),
         ({"budget": "1GiB", "thrash_limit": -1}, "thrash_limit is -1"),
+        ({"budget": "1GiB", "scorer": "gpu"}, "scorer 'gpu' is not one of"),
     ],
 )
 def test_an_argument_that_is_not_understood_changes_nothing(
@@ -265,6 +266,24 @@ def test_a_fraction_of_the_device_bounds_the_pool_below_its_budget(fake_driver: 
     assert before == pytest.approx(32 / 4096)
     assert (small, large) == ("OutOfMemoryError", 1.0)
     assert committed == 32 << 20
+
+
+@with_cuda
+@pytest.mark.parametrize("scorer", ["auto", "host", "device"])
+def test_victims_are_chosen_where_it_was_said(fake_driver: str, scorer: str) -> None:
+    """At the first request; the fake driver's kernel is far slower than the host."""
+    scores_from = tell(
+        f"""
+        allocator = swap(scorer={scorer!r})
+        allocator.free(allocator.allocate(512))
+        print(json.dumps(allocator._core.session().stats().device_scores_from))
+        """,
+        fake_driver,
+    )
+    if scorer == "auto":
+        assert scores_from == -1 or scores_from > 0
+    else:
+        assert scores_from == {"host": -1, "device": 0}[scorer]
 
 
 @with_cuda

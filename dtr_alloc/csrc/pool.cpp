@@ -448,6 +448,16 @@ std::pair<Bytes, Bytes> Pool::free_neighbours(const Block* block) const {
           right != nullptr && right->free ? right->size : 0};
 }
 
+void Pool::list_holes(std::vector<Beside>& holes) const {
+  const std::lock_guard lock(mutex_);
+  holes.clear();
+  const auto owner = [](const Block* block) { return block != nullptr ? block->owner : nullptr; };
+  holes_->largest_first([&](const Node* hole) {
+    holes.push_back({hole->size, owner(hole->previous), owner(hole->next)});
+    return true;
+  });
+}
+
 Bytes Pool::trim() {
   const std::lock_guard lock(mutex_);
   return pages_->bytes(from_holes(pages_->committed(), [&](Pages::Run hole, std::int64_t most) {

@@ -101,6 +101,12 @@ class Pool {
   void* data(const Block* block) const;
   // Free bytes directly left and right. O(1).
   std::pair<Bytes, Bytes> free_neighbours(const Block* block) const;
+  // The same of all blocks: for each hole, its size and the owners of the blocks beside it.
+  struct Beside {
+    Bytes free;
+    void *left, *right;
+  };
+  void list_holes(std::vector<Beside>& holes) const;
 
   // Another stream uses the block as well: once freed, it waits for that one's work up to then.
   void record_stream(Block* block, Stream stream);

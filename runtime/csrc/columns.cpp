@@ -79,6 +79,11 @@ void ScoreColumns::copy_times(const Value& value) {
   last_access_[value.candidate] = value.last_access;
 }
 
+void ScoreColumns::clear_free() {
+  std::fill_n(free_left_, count(), 0);
+  std::fill_n(free_right_, count(), 0);
+}
+
 // Doubles. The widest columns come first, so that each begins at a multiple of 64 bytes.
 void ScoreColumns::grow() {
   std::size_t capacity = std::max<std::size_t>(1024, 2 * capacity_);

@@ -79,6 +79,9 @@ class ScoreColumns {
     free_left_[row] = bytes.first;
     free_right_[row] = bytes.second;
   }
+  void clear_free();  // Of all rows.
+  void set_free_left(std::size_t row, Bytes bytes) { free_left_[row] = bytes; }
+  void set_free_right(std::size_t row, Bytes bytes) { free_right_[row] = bytes; }
 
   void check() const;  // Each row against its value. Throws std::logic_error with a sentence.
 

@@ -62,6 +62,7 @@ class DryRun final : public Executor {
   void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
+  const Pool* pool_of_values() const override { return pool_.get(); }
   void forget(Value& value) override;
   void forget(Op& op) override;
 

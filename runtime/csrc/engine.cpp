@@ -301,12 +301,31 @@ void Engine::refresh(std::size_t row) {
 
 // MegEngine looks for the right hole where the bytes of a value end, but blocks end at a granule,
 // so for all other sizes it sees none.
+bool Engine::sees_right(const Value& value) const {
+  return heuristic_.neighbourhood != NeighbourhoodKind::kMegEngine ||
+         value.size == round_to_granule(value.size);
+}
+
 void Engine::look_beside(std::size_t row) {
   const Value& value = *columns_.value(row);
   std::pair<Bytes, Bytes> free = executor_.free_neighbours(value);
-  bool sees_right = heuristic_.neighbourhood != NeighbourhoodKind::kMegEngine ||
-                    value.size == round_to_granule(value.size);
-  columns_.set_free(row, {free.first, sees_right ? free.second : 0});
+  columns_.set_free(row, {free.first, sees_right(value) ? free.second : 0});
+}
+
+// Most values have nothing free beside them, so it is the holes that are gone through.
+void Engine::look_beside_all() {
+  const Pool* pool = executor_.pool_of_values();
+  if (!pool) return;
+  pool->list_holes(holes_);
+  columns_.clear_free();
+  for (const Pool::Beside& hole : holes_) {
+    const auto* left = static_cast<const Value*>(hole.left);
+    const auto* right = static_cast<const Value*>(hole.right);
+    if (left && left->candidate != kNowhere && sees_right(*left)) {
+      columns_.set_free_right(left->candidate, hole.free);
+    }
+    if (right && right->candidate != kNowhere) columns_.set_free_left(right->candidate, hole.free);
+  }
 }
 
 // Whoever looks at all candidates chooses best, and with little memory one choice in thirty can be
@@ -346,9 +365,7 @@ Value* Engine::choose() {
     if (least.row() != kNoRow) return columns_.value(least.row());
   }
   neighbourhood_.fill();
-  for (std::size_t row = 0; heuristic_.fragmentation != 0 && row < n; ++row) {
-    if (columns.evictable[row]) look_beside(row);
-  }
+  if (heuristic_.fragmentation != 0) look_beside_all();
   std::optional<Scorer::Choice> by_device;
   if (device_scorer_) by_device = device_scorer_->choose(scorer_, columns, stats_.clock);
   Scorer::Choice choice = by_device ? *by_device : scorer_.choose(columns, stats_.clock);

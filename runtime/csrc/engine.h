@@ -167,7 +167,9 @@ class Engine {
   void unlock_inputs(Op& op);
   Value* choose();
   void refresh(std::size_t row);
+  bool sees_right(const Value& value) const;
   void look_beside(std::size_t row);
+  void look_beside_all();
 
   Executor& executor_;
   const Heuristic heuristic_;
@@ -180,6 +182,7 @@ class Engine {
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
   std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
   std::vector<Value*> garbage_;
+  std::vector<Pool::Beside> holes_;
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::int32_t generation_ = 0;

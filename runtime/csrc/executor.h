@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "dtr_alloc/csrc/pool.h"
 #include "runtime/csrc/graph.h"
 
 namespace dtr {
@@ -35,6 +36,7 @@ class Executor {
 
   // Free bytes of the pool directly before and after a resident value.
   virtual std::pair<Bytes, Bytes> free_neighbours(const Value& value) const = 0;
+  virtual const Pool* pool_of_values() const = 0;  // Null where memory is only counted.
 
   virtual void forget(Value& value) = 0;  // A constant that no recipe reads any more.
   virtual void forget(Op& op) = 0;        // A recipe that nothing needs any more.

@@ -119,6 +119,7 @@ class Simulation final : public Executor {
   void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value&) const override { return {0, 0}; }
+  const Pool* pool_of_values() const override { return nullptr; }
   void forget(Value& value) override;
   void forget(Op&) override {}
 

@@ -306,6 +306,7 @@ class Machine final : public Executor {
       ++content->references;
     }
   }
+  const Pool* pool_of_values() const override { return pool_.get(); }
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override {
     return pool_->free_neighbours(static_cast<Content*>(value.data)->block);
   }
