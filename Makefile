@@ -25,11 +25,15 @@ test: $(READY)
 test-all: $(READY)
 	.venv/bin/pytest -q $(ARGS)
 
+# Under twenty minutes on a quiet machine of two cores; perf/README.md tells what each shows.
 perf: $(READY)
+	$(PYTHON) perf/throughput.py --out perf/results
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
+	$(PYTHON) perf/scaling.py --out perf/results
+	$(PYTHON) perf/peers.py --out perf/results
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 	$(PYTHON) perf/plan.py --out perf/results/plan.json
 

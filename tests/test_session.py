@@ -83,6 +83,14 @@ def test_a_budget_of_a_few_bytes_too_little_says_what_would_do() -> None:
         session.check()
 
 
+def test_the_budget_that_would_do_is_more_than_the_one_that_did_not() -> None:
+    with dtr_alloc.rematerialize("1MiB"):
+        pinned = torch.empty((1 << 20) - 1024, dtype=torch.uint8)  # Nobody can compute it again.
+        with pytest.raises(torch.OutOfMemoryError, match=r"to at least 1\.01 MiB"):
+            torch.empty(1536, dtype=torch.uint8)
+        del pinned
+
+
 def test_after_running_out_of_memory_the_same_work_succeeds_with_less() -> None:
     expected = bits(chain(18)[-1])
     with dtr_alloc.rematerialize("1MiB") as session:

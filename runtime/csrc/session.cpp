@@ -58,6 +58,12 @@ std::string in_mib(Bytes bytes) {
   return text;
 }
 
+// Rounded up: for a budget that shall do.
+std::string enough_mib(Bytes bytes) {
+  constexpr Bytes kMib = 1 << 20;
+  return in_mib(((bytes * 100 + kMib - 1) / kMib * kMib + 99) / 100);
+}
+
 }  // namespace
 
 std::atomic<Session*> Session::active_{nullptr};
@@ -501,7 +507,7 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                    in_mib(asked), " asked, ", in_mib(pool.budget - pool.live),
                    " free; this torch hides what tensor subclasses and dispatch modes call, so "
                    "nothing is evicted inside them: raise the budget to at least ",
-                   in_mib(floor), ", or take torch 2.13 or later");
+                   enough_mib(floor), ", or take torch 2.13 or later");
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),
@@ -510,7 +516,7 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
       " are read by operators now running or being recomputed, ", in_mib(pool.live - locked),
       " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); the "
       "largest operator so far needs ",
-      in_mib(largest), "; raise the budget to at least ", in_mib(floor));
+      in_mib(largest), "; raise the budget to at least ", enough_mib(floor));
 }
 
 // ---- By hand
