@@ -41,6 +41,7 @@ import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from dtr_alloc.runtime.schedule import COMPUTE, GET, RELEASE
@@ -137,7 +138,7 @@ def of_trace(name: str, repeat: int) -> Requests:
 
 
 def programs(quick: bool) -> Iterator[Program]:
-    turns = 100_000 if quick else 1_000_000
+    turns = 50_000 if quick else 200_000
     yield Program("random, to 64 KiB", random_allocations(turns // 2, 64 * KIB, 256 * MIB))
     yield Program("random, to 4 MiB", random_allocations(turns // 4, 4 * MIB, 4 * GIB))
     for kind, live, least, largest in (
@@ -243,10 +244,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for throughput.json, .txt and .png")
     options = parser.parse_args()
     binary = build()
-    results = {
-        program.name: play(binary, program, 1 if options.quick else 3, 2 if options.quick else 4)
-        for program in programs(options.quick)
-    }
+    turns, rounds = (1, 2) if options.quick else (2, 4)
+    todo = list(programs(options.quick))
+    results = {p.name: play(binary, p, turns, rounds) for p in track(todo, "playing")}
     names = list(allocators())
     table = Table(title="Nanoseconds for an allocate and a free, best of all rounds")
     for column in ("program", *names):
