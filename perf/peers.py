@@ -260,7 +260,7 @@ def main() -> int:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     peers = [peer for peer in PEERS if not (options.quick and peer.startswith("compile"))]
-    plan = Plan((), steps=4, rounds=1 if options.quick else 7)
+    plan = Plan((), steps=4, rounds=1 if options.quick else 3)
     begin = time.monotonic()
     rows = [row for model in options.model or CHOSEN for row in compare(model, peers, plan)]
     rows = [row for row in rows if row.note != "needs no edit"]
