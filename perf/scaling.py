@@ -3,9 +3,9 @@
 Operators: a step of N additions of 1 KiB tensors, of which the last hundred are kept, in a scope
 without a budget and in plain eager, in turns; the difference of their thread-CPU times, each the
 least of all rounds, is what the runtime adds to an operator. Evictions: a budget that holds C
-tensors of 4 KiB is full, and each further addition evicts one; what the session spent searching,
-for each eviction, and the thread-CPU time that the addition takes more than without a budget. The
-default heuristic.
+tensors of 4 KiB is full, and each further addition evicts one: what the session spent searching,
+for each eviction, under the default heuristic. The rest of an eviction knows nothing of the
+candidates; eviction.py has it.
 
 What it costs at N is fitted by c N^p: p is 0 where the cost is flat; a cost of log N has p below
 0.15 here.
@@ -61,39 +61,25 @@ def operators(counts: list[int], rounds: int) -> Curve:
     return added
 
 
-def additions_ns(base: torch.Tensor, count: int) -> tuple[float, list[torch.Tensor]]:
-    begin = time.thread_time_ns()
-    kept = [base + number for number in range(count)]
-    return (time.thread_time_ns() - begin) / count, kept
-
-
-def evictions(candidates: list[int], rounds: int) -> tuple[Curve, Curve]:
-    """Nanoseconds of search, and of all that a budget adds, for an eviction."""
+def searches(candidates: list[int], rounds: int) -> Curve:
+    """Nanoseconds of search for an eviction, by candidates."""
     search: Curve = {}
-    whole: Curve = {}
     base = torch.ones(TENSOR_BYTES // 4)
     for count in candidates:
-        search[count] = whole[count] = math.inf
-        made = min(count, 20_000)
+        search[count] = math.inf
+        more = min(count, 20_000)
         for _ in range(rounds):
-            with dtr_alloc.rematerialize(None, device="cpu"):
-                _, kept = additions_ns(base, count + made)  # Touches the pages.
-                del kept
-                _, full = additions_ns(base, count)
-                free_ns, kept = additions_ns(base, made)
-                del full, kept
             with dtr_alloc.rematerialize(count * TENSOR_BYTES, device="cpu") as session:
-                _, full = additions_ns(base, count)
+                kept = [base + number for number in range(count)]
                 before = session.stats()
-                tight_ns, kept = additions_ns(base, made)
+                kept += [base + number for number in range(more)]
                 after = session.stats()
-                del full, kept  # Leaving the scope would bring all of them back.
+                del kept  # Leaving the scope would bring all of them back.
             evicted = after.evictions - before.evictions
-            if evicted < made:
-                raise RuntimeError(f"{made} tensors beyond the budget made {evicted} evictions")
+            if evicted < more:
+                raise RuntimeError(f"{more} tensors beyond the budget made {evicted} evictions")
             search[count] = min(search[count], (after.search_ns - before.search_ns) / evicted)
-            whole[count] = min(whole[count], (tight_ns - free_ns) * made / evicted)
-    return search, whole
+    return search
 
 
 def exponent(curve: Curve) -> float:
@@ -109,13 +95,13 @@ def main() -> int:
     torch.set_num_threads(1)
     rounds = 2 if options.quick else 5
     top = 4 if options.quick else 6
-    search, whole = evictions([10**k for k in range(2, min(top, 5) + 1)], rounds)
     curves = {
         "an operator, by operators of a step": operators(
             [10**k for k in range(2, top + 1)], rounds
         ),
-        "search of an eviction, by candidates": search,
-        "whole of an eviction, by candidates": whole,
+        "search of an eviction, by candidates": searches(
+            [10**k for k in range(2, min(top, 5) + 1)], rounds
+        ),
     }
     sizes = [10**k for k in range(2, top + 1)]
     table = Table(title="Nanoseconds that the runtime adds")
