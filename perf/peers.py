@@ -4,7 +4,8 @@ The demo's models are trained by each peer, and by us under a budget that is the
 the bytes that it allocates beside the parameters, measured in a scope that evicts nothing. In each
 round eager, the peer and we train in turn, so that a machine that slows down does so for all; a
 slowdown is the median over rounds of the round's median step over eager's. Whether the losses,
-gradients, parameters, buffers and optimizer state equal eager's to the bit is checked for all.
+gradients, parameters, buffers and optimizer state equal eager's to the bit is checked for all. One
+thread.
 
 The peers, on the modules that a user of each would choose (a block of gpt or resnet, a pair of
 convolutions of unet):
@@ -261,6 +262,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     peers = [peer for peer in PEERS if not (options.quick and peer.startswith("compile"))]
     plan = Plan((), steps=4, rounds=1 if options.quick else 3)
+    torch.set_num_threads(1)  # Two would wait for each other on a machine that is not idle.
     begin = time.monotonic()
     rows = [row for model in options.model or CHOSEN for row in compare(model, peers, plan)]
     rows = [row for row in rows if row.note != "needs no edit"]
