@@ -66,6 +66,7 @@ tsan:
 
 # Does a test notice? Plants one fault at a time in a copy of the sources, builds it, runs a test.
 planted-faults: $(READY)
+	$(PYTHON) setup.py -q build_ext --inplace # Of which single files are then built anew.
 	$(PYTHON) tests/planted_faults.py
 
 # An sdist, and from it a wheel for the torch in .venv.
