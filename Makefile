@@ -35,7 +35,6 @@ perf: $(READY)
 	$(PYTHON) perf/scaling.py --out perf/results
 	$(PYTHON) perf/peers.py --out perf/results
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
-	$(PYTHON) perf/plan.py --out perf/results/plan.json
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
