@@ -75,8 +75,13 @@ def test_the_kernel_finds_the_least_score_of_each_tile(name: str, count: int) ->
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What Triton and its assembler make of the kernel now."""
-    pytest.importorskip("triton")
+    """What Triton and its assembler make of the kernel now. Another release of Triton than the one
+    that it was compiled ahead with wants other arguments.
+    """
+    triton = pytest.importorskip("triton")
+    made_with = IMAGE.splitlines()[0].rsplit(" ", 1)[1].rstrip(".")
+    if triton.__version__ != made_with:
+        pytest.skip(f"it was made with Triton {made_with}")
     script = Path(__file__).parent / "sm90/assemble.py"
     cache = str(tmp_path_factory.mktemp("triton"))
     env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
@@ -87,9 +92,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_text_beside_the_kernel_is_what_triton_makes_of_it(compiled: Any) -> None:
-    made_with = IMAGE.splitlines()[0].rsplit(" ", 1)[1].rstrip(".")
-    if compiled["triton"] != made_with:
-        pytest.skip(f"it was made with Triton {made_with}")
     assert compiled["image"] == IMAGE
 
 

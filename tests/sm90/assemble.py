@@ -40,7 +40,6 @@ with tempfile.TemporaryDirectory() as folder:
     print(
         json.dumps(
             {
-                "triton": triton.__version__,
                 "image": ahead.build(),
                 "sm_90": {name: assembled(folder, name) for name in ("plain", "general")},
             }
