@@ -7,8 +7,7 @@ tensors of 4 KiB is full, and each further addition evicts one: what the session
 for each eviction, under the default heuristic. The rest of an eviction knows nothing of the
 candidates; eviction.py has it.
 
-What it costs at N is fitted by c N^p: p is 0 where the cost is flat; a cost of log N has p below
-0.15 here.
+What it costs at N is fitted by c N^p: p is 0 where the cost is flat.
 
     python perf/scaling.py [--quick] [--out perf/results]
 """

@@ -4,8 +4,8 @@
 // follows a dozen of them at every step, took a third of the pool's time. Size and offset in
 // granules fit one 63-bit key. Keys lie sorted in chunks of up to 128, found by the last key of
 // each: two binary searches over adjacent numbers, and an insertion moves half a chunk. The list of
-// chunks is itself flat, which costs 0.1 bytes moved a hole and insertion: nothing below a million
-// holes. Chunks that empty are kept for reuse.
+// chunks is itself flat: one insertion in some 64 splits a chunk and moves half of the list, of
+// which a hole has a sixth of a byte. Chunks that empty are kept for reuse.
 
 #pragma once
 
