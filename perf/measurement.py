@@ -36,6 +36,16 @@ def rss_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def provenance() -> dict[str, str]:
+    """The command that is running, and what it runs on."""
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
 def report(measurements: list[Measurement], out: Path | None) -> int:
     """Prints a table, writes JSON to `out` if given, and returns the exit code: 1 if a limit was
     passed.
@@ -45,13 +55,8 @@ def report(measurements: list[Measurement], out: Path | None) -> int:
         limit = "" if m.limit is None else f"limit {m.limit:g}{'' if m.kept else '  PASSED OVER'}"
         print(f"{m.name:<{width}}  {m.value:>12,.3f} {m.unit:<8} {limit}".rstrip())
     if out is not None:
-        document = {
-            "command": shlex.join(["python", *sys.argv]),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "measurements": [asdict(m) | {"kept": m.kept} for m in measurements],
-        }
+        found = {"measurements": [asdict(m) | {"kept": m.kept} for m in measurements]}
+        document = provenance() | found
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=1) + "\n")
     return 0 if all(m.kept for m in measurements) else 1

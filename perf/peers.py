@@ -29,9 +29,6 @@ import argparse
 import functools
 import json
 import math
-import os
-import platform
-import shlex
 import statistics
 import sys
 import time
@@ -44,6 +41,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from measurement import provenance
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -270,12 +268,7 @@ def main() -> int:
     print(f"{time.monotonic() - begin:.0f} s")
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        head = {
-            "command": shlex.join(["python", *sys.argv]),
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "rounds": plan.rounds,
-        }
+        head = provenance() | {"rounds": str(plan.rounds)}
         document = json.dumps(head | {"rows": [asdict(row) for row in rows]}, indent=1)
         (options.out / "peers.json").write_text(document + "\n")
         with (options.out / "peers.txt").open("w") as file:

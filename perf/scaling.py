@@ -17,9 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
-import shlex
 import sys
 import time
 from collections import deque
@@ -28,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from measurement import provenance
 from rich.console import Console
 from rich.table import Table
 
@@ -113,11 +111,7 @@ def main() -> int:
     Console(width=120).print(table)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        head = {
-            "command": shlex.join(["python", *sys.argv]),
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        }
+        head = provenance()
         found = {n: {"ns": curve, "exponent": exponent(curve)} for n, curve in curves.items()}
         (options.out / "scaling.json").write_text(json.dumps(head | found, indent=1) + "\n")
         with (options.out / "scaling.txt").open("w") as file:

@@ -27,8 +27,6 @@ import ctypes.util
 import json
 import math
 import os
-import platform
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -40,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
+from measurement import provenance
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -257,11 +256,7 @@ def main() -> int:
     Console(width=120).print(table)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        head = {
-            "command": shlex.join(["python", *sys.argv]),
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        }
+        head = provenance()
         document = json.dumps(head | {"ns_per_pair": results}, indent=1)
         (options.out / "throughput.json").write_text(document + "\n")
         with (options.out / "throughput.txt").open("w") as file:
