@@ -1,6 +1,8 @@
 """Several threads in one scope: each computes eager's bits, a value that two of them need is
 recomputed once, and what one of them writes is not seen by another's recomputations."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -263,3 +265,40 @@ def test_an_error_in_one_thread_leaves_the_others_exact() -> None:
                 assert same(bits(keeps.sin()), want)
 
         in_threads(ask_too_much, compute)
+
+
+_LETTING_GO = """
+import queue, sys, threading, torch, dtr_alloc
+
+given = queue.SimpleQueue()
+
+def let_go():
+    while made := given.get():
+        while made:
+            made.pop()
+
+thread = threading.Thread(target=let_go)
+thread.start()
+with dtr_alloc.rematerialize("1MiB", device="cpu") as session:
+    w = torch.randn(1024)
+    for _ in range(800):
+        made = [w + i for i in range(200)]
+        for tensor in made:
+            dtr_alloc.evict(tensor)
+        for tensor in made:
+            dtr_alloc.materialize(tensor)
+        tensor = None
+        given.put(made)
+        del made
+        torch.ones(230_000)  # Room for it is made of what the other thread is letting go.
+    given.put(None)
+    thread.join()
+    session.check()
+print(session.stats().evictions > 0)
+"""
+
+
+def test_a_tensor_may_die_in_one_thread_while_another_evicts_it() -> None:
+    """In a process of its own: without the rule it corrupts the heap in nearly every run."""
+    done = subprocess.run([sys.executable, "-c", _LETTING_GO], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]

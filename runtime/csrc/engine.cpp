@@ -160,7 +160,7 @@ void Engine::collect_or_banish(Value& value) {
 }
 
 void Engine::let_go(Value& value) {
-  if (policy_ != Policy::kEager || !value.resident()) return;
+  if (policy_ != Policy::kEager || value.constant() || !value.resident()) return;
   if (!value.uses && records_ == Records::kNeeded) return;  // It goes with its record.
   executor_.release(value, Loss::kDropped);
   lose(value, Loss::kDropped);

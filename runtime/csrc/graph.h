@@ -65,6 +65,7 @@ struct Value {
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
   bool dropped_while_locked = false;  // The content goes with the last lock.
   bool unfilled = false;  // Executor's: locked until an operator that fills or reads it comes.
+  bool dying = false;     // Executor's: locked until the deleter of its storage has come.
 
   bool constant() const { return producer == nullptr; }
   bool resident() const { return data != nullptr; }

@@ -14,7 +14,7 @@ class Session::Guard {
   explicit Guard(Session& session) : session_(session), lock_(session.engine_.mutex()) {}
   ~Guard() {
     if (session_.graveyard_.empty()) return;
-    std::vector<c10::intrusive_ptr<c10::StorageImpl>> dead = std::move(session_.graveyard_);
+    auto dead = std::move(session_.graveyard_);
     session_.graveyard_.clear();
     if (lock_.owns_lock()) lock_.unlock();
   }

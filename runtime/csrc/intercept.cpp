@@ -423,10 +423,15 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
     if (!argument.written) continue;
     std::uint16_t slot = output++;
     Value* value = argument.value;
-    auto* storage = value ? static_cast<c10::StorageImpl*>(value->home) : nullptr;
-    if (!storage || value_of(storage) != value) continue;
+    if (!value || !value->home) continue;
     Block* block = static_cast<Block*>(value->data);
+    c10::StorageImpl* storage = home_of(*value);
+    if (storage && value_of(storage) != value) continue;
     old.push_back(value);
+    if (!storage) {  // Let go by another thread; what is there is no longer what the recipe makes.
+      free(block);
+      continue;
+    }
     if (op && value->version < kLongestWriteChain) {
       Value& next = engine_.write(*op, slot, static_cast<Bytes>(storage->nbytes()), storage, block);
       next.version = value->version + 1;
@@ -481,12 +486,12 @@ void Session::after_failure(Call& call, Op* op) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value) continue;
-    auto* storage = static_cast<c10::StorageImpl*>(value->home);
-    if (argument.written && storage && value_of(storage) == value) {
-      detach(storage,
-             static_cast<Block*>(value->data));  // Perhaps half written: as it is, for ever.
-      engine_.superseded(*value);
-    }
+    if (!argument.written || !value->home) continue;
+    Block* block = static_cast<Block*>(value->data);
+    c10::StorageImpl* storage = home_of(*value);
+    if (storage && value_of(storage) != value) continue;
+    storage ? detach(storage, block) : free(block);  // Perhaps half written: as it is, for ever.
+    engine_.superseded(*value);
   }
   if (op) engine_.abandon(*op);
   for (const TensorArgument& argument : call.arguments) {

@@ -163,7 +163,33 @@ Block* Session::block_of(const c10::StorageImpl* storage) const {
   return Pool::owner_of(pointer.get()) == pool_.get() ? pool_->find(pointer.get()) : nullptr;
 }
 
+// The storage of a value, alive until the lock is next opened. Null where the program has let it go:
+// its deleter may be waiting for the lock in another thread, and what it would do is done at once.
+c10::StorageImpl* Session::home_of(Value& value) {
+  if (!value.home) return nullptr;
+  auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(
+      static_cast<c10::StorageImpl*>(value.home));
+  c10::intrusive_ptr<c10::StorageImpl> home = weak.lock();
+  weak.release();
+  if (home) {
+    graveyard_.push_back(home);  // Ours may be the last reference by the time it goes.
+    return home.get();
+  }
+  value.dying = true;
+  engine_.lock(value);  // The deleter has a pointer to it.
+  forget_home(value);
+  return nullptr;
+}
+
+void Session::forget_home(Value& value) {
+  first_use(value);
+  if (TraceRecorder* recorder = recorder_) recorder->died(value.home);
+  c10::raw::weak_intrusive_ptr::decref(static_cast<c10::StorageImpl*>(value.home));
+  engine_.dropped(value);
+}
+
 void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
+  if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   pointer.release_context();
   pointer = at::DataPtr(pool_->data(block), &value, &storage_died, device_.device);
@@ -178,6 +204,7 @@ void Session::attach(c10::StorageImpl* storage, Value& value, Block* block) {
 void Session::detach(c10::StorageImpl* storage, Block* block) {
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   pointer.release_context();
+  c10::raw::weak_intrusive_ptr::decref(storage);
   pointer = ordinary(pool_->data(block));
   block->owner = nullptr;
   disarm(storage);
@@ -238,18 +265,21 @@ void Session::first_use(Value& value) {
 // ---- Executor
 // -------------------------------------------------------------------------------------------------------
 
+void Session::free(Block* block) {
+  block->owner = nullptr;
+  pool_->free(block);
+}
+
 void Session::release(Value& value, Loss loss) {
   TraceRecorder* recorder = recorder_;
   if (recorder && loss == Loss::kEvicted) recorder->evicted(value);
-  Block* block = static_cast<Block*>(value.data);
-  block->owner = nullptr;
-  pool_->free(block);
+  free(static_cast<Block*>(value.data));
   if (keeps_events_ && loss == Loss::kEvicted) {
     events_.push_back(
         {true, unix_ns(), 0, &Recipe::of(*value.producer).info(), value.size, pool_->stats().live});
   }
-  if (!value.home) return;
-  auto* storage = static_cast<c10::StorageImpl*>(value.home);
+  c10::StorageImpl* storage = home_of(value);
+  if (!storage) return;
   at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   pointer.release_context();
   pointer = at::DataPtr(nullptr, &value, &storage_died, device_.device);
@@ -262,7 +292,8 @@ void Session::settle(Value& value) {
     value.unfilled = false;
     --value.locks;
   }
-  if (!value.home) {
+  c10::StorageImpl* storage = home_of(value);
+  if (!storage) {
     block->owner = nullptr;
     auto kept =
         c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), value.size,
@@ -271,7 +302,6 @@ void Session::settle(Value& value) {
     if (detector_) detector_->watch(value, nullptr);
     return;
   }
-  auto* storage = static_cast<c10::StorageImpl*>(value.home);
   TraceRecorder* recorder = recorder_;
   if (recorder && !recorder_muted_ && !leaving_) recorder->froze(storage);
   detach(storage, block);
@@ -401,8 +431,7 @@ void Session::run(Op& op, Lock& lock) {
     at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
     pointer.release_context();
     pointer = at::DataPtr();
-    if (value->home) {
-      auto* home = static_cast<c10::StorageImpl*>(value->home);
+    if (c10::StorageImpl* home = home_of(*value)) {
       readmit(*home);
       attach(home, *value, block);
     } else {
@@ -596,9 +625,9 @@ void Session::storage_died(void* context) {
   if (!session) return;  // A forked child: the record is the parent's.
   Guard guard(*session);
   Value& value = *static_cast<Value*>(context);
-  session->first_use(value);
-  if (TraceRecorder* recorder = session->recorder_) recorder->died(value.home);
-  session->engine_.dropped(value);
+  if (!value.dying) return session->forget_home(value);
+  value.dying = false;
+  session->engine_.unlock(value);
 }
 
 void Session::raw_access(c10::StorageImpl* storage) {

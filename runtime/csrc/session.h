@@ -6,6 +6,11 @@
 // storage is the deleter's call. An evicted storage has a null pointer and refuses raw access with
 // a text that says what to do. A storage we do not track is a constant; while recipes read it, it
 // is in a table that keeps it alive.
+//
+// A storage may die in any thread, Python's collector's included, while another thread evicts it.
+// So a tracked storage is held weakly. Torch then calls the deleter while the object is still whole,
+// and the deleter waits for the engine's lock. Until it has the lock, the pointer that it was called
+// through belongs to it: home_of() is the only way to a value's storage (DESIGN.md, rule 9).
 
 #pragma once
 
@@ -139,7 +144,7 @@ class Session final : public Executor {
   class Turn;   // Of the threads of a scope, to change what others may read; see turn_.
   struct Call;
 
-  static bool tracked(const c10::StorageImpl* storage);
+  static bool tracked(const c10::StorageImpl* storage);  // It then has a weak reference of ours.
   static Value* value_of(const c10::StorageImpl* storage);
   Value& constant_for(c10::StorageImpl* storage);
   const void* key_of(const c10::StorageImpl* storage) const;  // Of the recorder.
@@ -149,7 +154,10 @@ class Session final : public Executor {
   void attach(c10::StorageImpl* storage, Value& value, Block* block);
   void detach(c10::StorageImpl* storage, Block* block);
   void arm(c10::StorageImpl* storage);
+  c10::StorageImpl* home_of(Value& value);
+  void forget_home(Value& value);
   Block* block_of(const c10::StorageImpl* storage) const;
+  void free(Block* block);
 
   at::DataPtr ordinary(void* data) const { return {data, data, device_.deleter, device_.device}; }
   Stream stream() const { return device_.work ? device_.stream(device_.device) : 0; }
@@ -194,7 +202,7 @@ class Session final : public Executor {
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   const std::unique_ptr<MutationDetector> detector_;         // Null outside debug mode.
   ska::flat_hash_set<c10::StorageImpl*> library_constants_;  // Those whose memory is a library's.
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> graveyard_;  // Released without the lock.
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8> graveyard_;  // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
   bool keeps_events_ = false;
