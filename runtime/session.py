@@ -8,7 +8,6 @@ Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import warnings
@@ -20,33 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.utils.dlpack
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import chrome_trace
+from dtr_alloc.runtime import chrome_trace, raw_access
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import format_size, parse_size
 
 _NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
-_READING = ("tolist",)  # Methods of Tensor that copy its content through a raw pointer.
-_EXPOSING = (  # Methods that hand the memory itself out.
-    "numpy",
-    "__array__",
-    "data_ptr",
-    "const_data_ptr",
-    "mutable_data_ptr",
-    "untyped_storage",
-    "storage",
-    "_typed_storage",
-    "__dlpack__",
-    "__deepcopy__",
-    "__reduce_ex__",
-    "share_memory_",
-)
 
 
 @dataclass(frozen=True)
@@ -125,6 +108,7 @@ class Session:
             ("book-keeping", s.bookkeeping_ns),
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
+        rows += [("memory taken", "", text) for text in self._core.exposures()]
         return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
 
     def reset_peak(self) -> None:
@@ -196,9 +180,13 @@ class _Served:
         if session := self._allocator.session():
             session.pin(tensor)
 
-    def expose(self, tensor: torch.Tensor) -> None:
+    def expose(self, tensor: torch.Tensor) -> tuple[int, int]:
+        session = self._allocator.session()
+        return (0, 0) if session is None else session.expose(tensor)
+
+    def note_exposure(self, text: str) -> None:
         if session := self._allocator.session():
-            session.expose(tensor)
+            session.note_exposure(text)
 
     def join(self) -> None:
         _core.record_this_thread(True)
@@ -206,9 +194,9 @@ class _Served:
     def part(self) -> None:
         _core.record_this_thread(False)
 
-    def reading(self, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
+    def hold(self, tensor: torch.Tensor) -> _core.Reading | None:
         session = self._allocator.session()
-        return read() if session is None else session.reading(tensor, read)
+        return None if session is None else session.hold(tensor)
 
     def is_evicted(self, tensor: torch.Tensor) -> bool:
         session = self._allocator.session()
@@ -384,7 +372,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True)),
         register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(core)),
     )
-    restore = _watch_raw_access()
+    restore = raw_access.watch(lambda: _open)
     failed = True
     try:
         yield
@@ -506,47 +494,13 @@ def serve(allocator: _core.CudaAllocator) -> None:
     _let_join(served)
     register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True))
     register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(served))
-    _watch_raw_access()
+    raw_access.watch(lambda: _open)
     _core.record_this_thread(True)
 
 
 def _optimizer_stepped(core: _core.Session | _Served) -> None:
     _core.set_in_optimizer(False)
     core.step()
-
-
-def _watch_raw_access() -> Callable[[], None]:
-    """Makes what hands out a tensor's memory bring it back first and pin it. Returns the undo."""
-
-    def watched(owner: Any, name: str) -> Callable[..., Any]:
-        method = getattr(owner, name)
-
-        @functools.wraps(method)
-        def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if _open is not None and isinstance(self, torch.Tensor):
-                if name in _READING:
-                    return _open.reading(self, lambda: method(self, *args, **kwargs))
-                _open.expose(self)
-            return method(self, *args, **kwargs)
-
-        return call
-
-    missing = object()
-    places: list[tuple[Any, str]] = [(torch.Tensor, name) for name in (*_READING, *_EXPOSING)]
-    places += [(torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")]
-    places = [place for place in places if hasattr(*place)]
-    before = [owner.__dict__.get(name, missing) for owner, name in places]
-    for owner, name in places:
-        setattr(owner, name, watched(owner, name))
-
-    def restore() -> None:
-        for (owner, name), method in zip(places, before, strict=True):
-            if method is missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
-
-    return restore
 
 
 def _before_fork() -> None:

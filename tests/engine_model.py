@@ -57,7 +57,6 @@ class Value:
     """When it last became evictable."""
     locks: int = 0
     recomputes: int = 0
-    oldest: int = NEVER
 
 
 @dataclass(eq=False)
@@ -99,7 +98,6 @@ class Model:
         self.candidates: list[Value] = []
         self.owned: list[Value] = []
         self.next_id = 0
-        self.generation = 0
         self.evicted: list[int] = []
         """Ids in the order of their eviction; values that no id holds are left out."""
         self.order = 0
@@ -165,7 +163,6 @@ class Model:
                 value.readers.append(recipe)
             for value in fresh:
                 value.recipe = recipe
-                value.oldest = min([self.generation, *(v.oldest for v in values)])
                 value.last_access = self.clock
                 self.owned.append(value)
                 self._add_candidate(value)
@@ -203,13 +200,6 @@ class Model:
         self.read(at)
         if self.storages[at].recipe is not None:
             self._freeze(self.storages[at])
-
-    def age(self) -> None:
-        self.generation += 1
-        for i in reversed(range(len(self.owned))):
-            if i < len(self.owned) and self.owned[i].oldest < self.generation - 2:
-                with suppress(OutOfMemoryError):  # Then it is a later step's.
-                    self._settle(self.owned[i])
 
     def commit(self) -> None:
         for i in reversed(range(len(self.owned))):
@@ -428,7 +418,6 @@ class Model:
     def _freeze(self, value: Value) -> None:
         swap_remove(self.candidates, value)
         swap_remove(self.owned, value)
-        value.oldest = NEVER
         assert value.recipe is not None
         self._cut(value, value.recipe)
 

@@ -126,9 +126,6 @@ class Program:
             assert self.run.resident(at)
             assert not self.run.evict(at)
 
-    def age(self) -> None:
-        self.both(lambda engine: engine.age())
-
     def commit(self) -> None:
         if not isinstance(self.both(lambda engine: engine.commit()), MemoryError):
             stats = self.run.stats()
@@ -227,10 +224,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.program.freeze(operand)
 
     @rule()
-    def age(self) -> None:
-        self.program.age()
-
-    @rule()
     def commit(self) -> None:
         self.program.commit()
 
@@ -277,10 +270,8 @@ def run_random(program: Program, rng: random.Random, steps: int, size: int, hold
             program.evict(anything)
         elif draw < 0.93:
             program.freeze(anything)
-        elif draw < 0.96:
-            program.constant(rng.randint(0, size))
         elif draw < 0.998:
-            program.age()
+            program.constant(rng.randint(0, size))
         else:
             program.commit()
         program.compare()
@@ -815,68 +806,50 @@ def test_a_write_to_a_constant_and_a_value_leaves_neither_recomputable() -> None
 # State that lives on
 
 
-def test_the_third_step_after_freezes_a_value() -> None:
-    run = engine(10)
-    c = run.constant(BLOCK, 7)
-    (x,) = run.call(1, 5, [c], [], [BLOCK])
-    for records in (1, 1, 0):
-        run.evict(x)
-        run.age()
-        assert run.stats().ops == records
-    assert run.resident(x)
-    assert not run.evict(x)
-    assert run.read(x) == content_of(1, [7], 0)
-    run.check()
-
-
-def test_what_rests_on_an_old_recipe_is_as_old() -> None:
-    run = engine(10)
-    c = run.constant(BLOCK, 7)
-    (x,) = run.call(1, 5, [c], [], [BLOCK])
-    run.age()
-    run.age()
-    (y,) = run.call(2, 5, [x], [], [BLOCK])
-    (z,) = run.call(3, 5, [c], [], [BLOCK])
-    run.age()
-    assert [run.evict(at) for at in (x, y, z)] == [False, False, True]
-    assert run.stats().ops == 1
-    run.check()
-
-
-def test_the_records_of_a_state_carried_from_step_to_step_are_bounded() -> None:
+def test_a_history_that_weighs_more_than_what_it_can_bring_back_is_cut() -> None:
     run = engine(10)
     c = x = run.constant(BLOCK, 7)
-    number = 7
+    number, most = 7, 0
     for step in range(300):
-        (y,) = run.call(step, 5, [x, c], [], [BLOCK])
+        (y,) = run.call(step, 5, [x, c], [], [BLOCK])  # Of 512 bytes, as much as a record weighs.
         number = content_of(step, [number, 7], 0)
         if x != c:
             run.drop(x)
         x = y
-        run.evict(x)
-        run.age()
-        assert run.stats().ops <= 3
-        assert run.stats().values <= 5
+        run.cut_history(x)
+        most = max(most, run.stats().ops)
+    assert 10 < most <= 16
     assert run.read(x) == number
     run.check()
 
 
-def test_what_does_not_fit_when_it_is_old_is_frozen_in_a_later_step() -> None:
-    run = engine(3)
-    c = run.constant(BLOCK, 7)
-    (x,) = run.call(1, 5, [c], [], [BLOCK])
-    run.evict(x)
-    full = run.constant(2 * BLOCK, 8)
-    for _ in range(5):
-        run.age()
-    assert not run.resident(x)
-    assert run.stats().ops == 1
-    run.drop(full)
-    run.age()
-    assert run.resident(x)
-    assert run.stats().ops == 0
-    assert run.stats().classes == 0
-    assert run.read(x) == content_of(1, [7], 0)
+def test_the_history_of_a_large_value_is_cut_at_so_many_operators() -> None:
+    run = engine(4096)
+    c = x = run.constant(512 * BLOCK, 7)
+    number, most = 7, 0
+    for step in range(1000):
+        (y,) = run.call(step, 5, [x, c], [], [512 * BLOCK])
+        number = content_of(step, [number, 7], 0)
+        if x != c:
+            run.drop(x)
+        x = y
+        run.cut_history(x)
+        most = max(most, run.stats().ops)
+    assert 250 < most <= 257
+    assert run.read(x) == number
+    run.check()
+
+
+def test_what_the_program_still_holds_is_no_history() -> None:
+    run = engine(2000)
+    c = x = run.constant(BLOCK, 7)
+    held = []
+    for step in range(1000):
+        (x,) = run.call(step, 5, [x, c], [], [BLOCK])
+        run.cut_history(x)
+        held.append(x)
+    assert run.stats().ops == 1000
+    assert all(run.evict(at) for at in held)
     run.check()
 
 

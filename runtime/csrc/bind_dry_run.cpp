@@ -31,7 +31,7 @@ void bind_dry_run(py::module_& m) {
       .def("read", &DryRun::read)
       .def("evict", &DryRun::evict)
       .def("freeze", &DryRun::freeze)
-      .def("age", &DryRun::age)
+      .def("cut_history", &DryRun::cut_history)
       .def("commit", &DryRun::commit)
       .def("resident", &DryRun::resident)
       .def("window", &DryRun::window)

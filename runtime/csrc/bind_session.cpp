@@ -45,6 +45,7 @@ void bind_session(py::module_& m) {
       .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes);
 
   using Open = py::call_guard<py::gil_scoped_release>;
+  py::class_<Session::Reading>(m, "Reading");
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
                        bool record, bool logical_clock, bool timeline, bool evict_always,
@@ -77,16 +78,21 @@ void bind_session(py::module_& m) {
       .def("evict", &Session::evict, Open())
       .def("materialize", &Session::materialize, Open())
       .def("pin", &Session::pin, Open())
-      .def("expose", &Session::expose, Open())
-      .def("reading",
-           [](Session& session, const at::Tensor& tensor, const py::function& read) {
-             std::unique_ptr<Session::Reading> reading;
-             {
-               py::gil_scoped_release open;
-               reading = std::make_unique<Session::Reading>(session, tensor);
-             }
-             return read();
-           })
+      .def(
+          "expose",
+          [](Session& session, const at::Tensor& tensor) {
+            Session::Exposure exposure = session.expose(tensor);
+            return std::make_pair(exposure.copied, exposure.kept);
+          },
+          Open())
+      .def("note_exposure", &Session::note_exposure)
+      .def("exposures", &Session::exposures)
+      .def(
+          "hold",
+          [](Session& session, const at::Tensor& tensor) {
+            return std::make_unique<Session::Reading>(session, tensor);
+          },
+          Open())
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())
       .def("step", &Session::step, Open())

@@ -224,9 +224,10 @@ void DryRun::freeze(Id id) {
   if (!held.content) engine_.freeze(*held.value);
 }
 
-void DryRun::age() {
+void DryRun::cut_history(Id id) {
   Lock lock(engine_.mutex());
-  engine_.age(lock);
+  Holder& held = holder(id);
+  if (!held.content && engine_.outweighed(*held.value)) engine_.freeze(*held.value);
 }
 
 void DryRun::commit() {

@@ -56,16 +56,19 @@ void Engine::finish(Op& op, Nanos cost) {
   if (op.live_outputs == 0) return abandon(op);
   ++stats_.ops;
   op.cost = cost;
-  std::int32_t oldest = generation_;
+  std::uint16_t history = 0, walked = 0;
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
-    oldest = std::min(oldest, op.uses()[i].value->oldest);
+    const Value& value = *op.uses()[i].value;
+    if (value.history <= history) continue;
+    history = value.history, walked = value.walked;
   }
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
     if (!value) continue;
     value->cost = cost;
+    value->history = history + 1, value->walked = walked;
     touch(*value);
-    own(*value, oldest);
+    own(*value);
     add_candidate(*value);
     neighbourhood_.added(*value);
   }
@@ -87,7 +90,7 @@ void Engine::compute(Op& op, Nanos cost, Lock& lock) {
     for (std::uint32_t j = 0; j < op.use_count; ++j) {
       neighbourhood_.linked(storage, op.uses()[j].value->storage());
     }
-    own(*op.outputs()[i], generation_);
+    own(*op.outputs()[i]);
     --op.outputs()[i]->recomputes;  // The first run is none.
   }
   materialize(*op.outputs()[0], lock);
@@ -215,7 +218,7 @@ void Engine::freeze(Value& value) {
 void Engine::unlink(Value& value) {
   Op& op = *value.producer;
   value.producer = nullptr;
-  value.oldest = kNeverRecomputed;
+  value.history = 0;
   op.outputs()[value.output] = nullptr;
   if (--op.live_outputs == 0) erase(op);
 }
@@ -259,8 +262,7 @@ void Engine::collect(Value& first) {
   }
 }
 
-void Engine::own(Value& value, std::int32_t oldest) {
-  value.oldest = oldest;
+void Engine::own(Value& value) {
   value.owned = static_cast<std::int32_t>(owned_.size());
   owned_.push_back(&value);
 }
@@ -577,17 +579,6 @@ void Engine::retire(Value& constant, Lock& lock) {
   }
 }
 
-void Engine::age(Lock& lock) {
-  ++generation_;
-  for (std::size_t i = owned_.size(); i-- > 0;) {
-    if (i >= owned_.size() || owned_[i]->oldest >= generation_ - 2) continue;
-    try {
-      settle(*owned_[i], lock);
-    } catch (const std::exception&) {  // Out of memory: it stays recomputable.
-    }
-  }
-}
-
 void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
   for (std::size_t i = owned_.size(); i-- > 0;) {
     if (i < owned_.size() && owned_[i]->resident()) freeze(*owned_[i]);
@@ -614,6 +605,62 @@ void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& con
   columns_.clear();
   owned_.clear();
   stats_.values = stats_.ops = stats_.evictable = 0;
+}
+
+// ---- Histories
+// ------------------------------------------------------------------------------------------------------
+
+Engine::Resting Engine::resting_on(const Value& constant, Bytes enough) const {
+  Resting found;
+  std::unordered_set<const Value*> seen{&constant};
+  std::vector<const Value*> frontier{&constant};
+  while (!frontier.empty() && found.bytes < enough) {
+    const Value* value = frontier.back();
+    frontier.pop_back();
+    for (const Use* use = value->uses; use; use = use->next) {
+      for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
+        const Value* output = use->op->outputs()[i];
+        if (!output || !seen.insert(output).second) continue;
+        frontier.push_back(output);
+        if (!output->home) continue;
+        found.bytes += output->size;
+        found.idle &= output->resident() && !output->locks;
+      }
+    }
+  }
+  return found;
+}
+
+// The estimate counts one for each operator in a row, as if the program kept nothing. Where it has
+// grown by half since the history was last walked, that is done again and the estimate is put
+// right: a walk over n recipes comes once in n operators. What a backward pass will need is held by
+// the program, so the histories of a training step are short.
+bool Engine::outweighed(Value& value) {
+  constexpr int kShortest = 16;
+  constexpr Bytes kRecord = 1024;  // Of an operator, what it made, and what they are kept in.
+  if (value.constant() || value.history < std::max(kShortest, value.walked * 3 / 2)) return false;
+
+  std::unordered_set<const void*> seen;
+  std::vector<Op*> frontier{value.producer};
+  int recipes = 1;
+  Bytes weight = kRecord;
+  while (!frontier.empty() && recipes < kLongestHistory && weight <= value.size) {
+    Op& op = *frontier.back();
+    frontier.pop_back();
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      const Value& input = *op.uses()[i].value;
+      if (!seen.insert(&input).second) continue;
+      if (input.constant()) {
+        weight += executor_.kept_for_recipes(input) ? input.size : 0;
+      } else if (!input.home && seen.insert(input.producer).second) {
+        ++recipes;
+        weight += kRecord;
+        frontier.push_back(input.producer);
+      }
+    }
+  }
+  value.history = value.walked = static_cast<std::uint16_t>(recipes);
+  return recipes >= kLongestHistory || weight > value.size;
 }
 
 // ---- Consistency

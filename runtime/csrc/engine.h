@@ -123,10 +123,22 @@ class Engine {
   // changed.
   void retire(Value& constant, Lock& lock);
 
-  // A step is over. Freezes what rests on recipes more than two generations old, so that state
-  // carried from step to step does not drag its whole history along. What does not fit the budget
-  // now is left for a later step.
-  void age(Lock& lock);
+  // What the program holds of values that rest on `constant`: their bytes, `enough` or all, and
+  // whether these are resident and no operator is at work on them.
+  struct Resting {
+    Bytes bytes = 0;
+    bool idle = true;
+  };
+  Resting resting_on(const Value& constant, Bytes enough) const;
+
+  // Whether a value's history is not worth keeping: the recipes of what the program has let go
+  // since, and what only these read. A value that the program carries from step to step would drag
+  // all its history along. But recipes are kept for what they can bring back. So a history is too
+  // much where it takes more memory than the value, or kLongestHistory operators to run again. A
+  // value is asked as it is read, when the program has let go of what it was made from. Costs some
+  // nanoseconds: by Value::history most need no look.
+  static constexpr int kLongestHistory = 256;
+  bool outweighed(Value& value);
 
   // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
@@ -152,7 +164,7 @@ class Engine {
  private:
   struct Pending;
 
-  void own(Value& value, std::int32_t oldest);
+  void own(Value& value);
   void add_candidate(Value& value);
   void remove_candidate(Value& value);
   void disown(Value& value);
@@ -185,7 +197,6 @@ class Engine {
   std::vector<Pool::Beside> holes_;
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
-  std::int32_t generation_ = 0;
   std::uint64_t order_ = 0;
   std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;
 };

@@ -38,6 +38,10 @@ class Executor {
   virtual std::pair<Bytes, Bytes> free_neighbours(const Value& value) const = 0;
   virtual const Pool* pool_of_values() const = 0;  // Null where memory is only counted.
 
+  // Whether the program has let a constant go, so that its memory is spent for recipes alone.
+  // Simulations need not know: a trace tells which histories were cut.
+  virtual bool kept_for_recipes(const Value&) const { return false; }
+
   virtual void forget(Value& value) = 0;  // A constant that no recipe reads any more.
   virtual void forget(Op& op) = 0;        // A recipe that nothing needs any more.
 };

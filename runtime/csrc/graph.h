@@ -17,7 +17,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "dtr_alloc/csrc/arena.h"
 
@@ -37,7 +36,6 @@ struct Use {
 };
 
 constexpr std::int32_t kNowhere = -1;
-constexpr std::int32_t kNeverRecomputed = std::numeric_limits<std::int32_t>::max();
 
 struct Value {
   Bytes size = 0;
@@ -58,13 +56,14 @@ struct Value {
   std::int32_t locks = 0;    // Running and pending operators that need the content where it is.
   std::int32_t waiting = 0;  // Of the locks, those of recomputations whose turn has not come.
   std::int32_t recomputes = 0;
-  std::int32_t oldest =
-      kNeverRecomputed;               // Generation of the oldest recipe it rests on (Engine::age).
   std::int32_t name = 0;              // In the trace that is being recorded.
+  std::uint16_t history = 0;          // Recipes behind it, as an estimate (Engine::outweighed),
+  std::uint16_t walked = 0;           // and how many they were when they were last counted.
   std::uint16_t output = 0;           // Which output of its producer.
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
   bool dropped_while_locked = false;  // The content goes with the last lock.
   bool unfilled = false;  // Executor's: locked until an operator that fills or reads it comes.
+  bool copied = false;    // Executor's: a copy of what a constant was, for recipes alone.
   bool dying = false;     // Executor's: locked until the deleter of its storage has come.
 
   bool constant() const { return producer == nullptr; }

@@ -2,10 +2,9 @@
 //
 //   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
 //   2. Where the operator writes a constant that recipes read: keep the old content for them (a
-//   copy if it is small,
-//      else the readers are computed and become constants themselves).
+//      copy, or what rests on it is computed and becomes constant itself).
 //   3. Record the recipe, before the call: the call consumes its arguments and advances the
-//   generator.
+//      generator.
 //   4. Run it, with the lock open and interception off for what it calls.
 //   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
 //
@@ -47,7 +46,8 @@ thread_local bool in_optimizer = false;
 // asking the dispatcher.
 constexpr Bytes kSmallestValue = 512;
 constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
-// A constant up to this size is copied before it is written, a larger one retires its readers.
+// An operator that writes a constant beside its results is recorded, with a copy of what was there,
+// where the constant is no larger than this.
 constexpr Bytes kLargestCopy = Bytes{64} << 10;
 // A buffer written in place over and over would keep a recipe for each write.
 constexpr std::uint16_t kLongestWriteChain = 16;
@@ -185,7 +185,8 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
   for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
     std::uint8_t argument = static_cast<std::uint8_t>(__builtin_ctzll(bits));
     bool written = info.is(info.writes, argument);
-    if (info.is(info.statistics, argument) && !first[info.training].toBool()) written = false;
+    bool scratch = info.is(info.statistics, argument);
+    if (scratch && info.training >= 0 && !first[info.training].toBool()) scratch = written = false;
     for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
       call.here |= tensor.device() == device_.device;
       if (!ours(tensor) || (written && tensor.device() != device_.device)) {
@@ -197,7 +198,7 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
       c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
       call.bytes += static_cast<Bytes>(storage->nbytes());
       call.tracked |= !info.shape_only && tracked(storage);
-      call.arguments.push_back({&tensor, storage, nullptr, argument, written, item});
+      call.arguments.push_back({&tensor, storage, nullptr, argument, written, scratch, item});
     });
   }
 }
@@ -231,12 +232,11 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       call.remat_ticks = ticks() - begin;
       watch_for_thrash();
     }
-    if (call.tracked && call.info.shares) {
+    if (call.tracked && (call.recording || call.info.shares)) {
       for (TensorArgument& argument : call.arguments) {
         if (!argument.value) continue;
-        engine_.freeze(*argument.value);
-        engine_.unlock(*argument.value);
-        argument.value = nullptr;
+        if (!call.info.shares && !engine_.outweighed(*argument.value)) continue;
+        make_constant(call, *argument.value);
       }
     }
     if (call.tracked && device_.work) follow_streams(call);
@@ -252,7 +252,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
     std::uint32_t use = 0;
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
       const TensorArgument& argument = call.arguments[i];
-      if (argument.inlined()) continue;
+      if (argument.scratch || argument.inlined()) continue;
       Value* source = call.sources.empty() ? nullptr : call.sources[i];
       if (!source) source = argument.value ? argument.value : &constant_for(argument.storage);
       engine_.read(*op, use++, *source);
@@ -271,6 +271,16 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       if (argument.value) engine_.unlock(*argument.value);
     }
     throw;
+  }
+}
+
+// An argument becomes an ordinary tensor, which the operator then reads.
+void Session::make_constant(Call& call, Value& value) {
+  if (!value.constant()) engine_.freeze(value);
+  for (TensorArgument& argument : call.arguments) {
+    if (argument.value != &value) continue;
+    argument.value = nullptr;
+    engine_.unlock(value);
   }
 }
 
@@ -295,50 +305,53 @@ void Session::follow_streams(const Call& call) {
 void Session::prepare_writes(Call& call, Lock& lock) {
   // Statistics that an operator keeps beside its results never get a chain of recipes: each would
   // hold on to a batch.
+  bool versions = false, constants = false;
   for (TensorArgument& argument : call.arguments) {
+    if (!argument.written) continue;
     Value* value = argument.value;
-    if (!call.info.fresh || !argument.written || !value) continue;
-    if (value->producer && value->home && value->resident()) engine_.freeze(*value);
-    argument.value = nullptr;
-    engine_.unlock(*value);
-  }
-  bool versions = false;  // Some result is worth recording.
-  for (const TensorArgument& argument : call.arguments) {
-    if (!argument.written || !argument.value) continue;
-    disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
-    versions = true;
-  }
-  const auto small = [](const TensorArgument& argument) {
-    return static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
-  };
-  call.recording &= call.info.fresh || versions;
-  for (const TensorArgument& argument : call.arguments) {
-    if (!argument.written || argument.value) continue;
-    call.recording &= small(argument);
-    // A replay could not give two arguments one memory through two storages.
-    for (const TensorArgument& other : call.arguments) {
-      call.recording &=
-          other.storage == argument.storage || !overlap(other.storage, argument.storage);
+    if (value && call.info.fresh) {
+      if (value->producer && value->home && value->resident()) engine_.freeze(*value);
+      argument.value = nullptr;
+      engine_.unlock(*value);
+    } else if (value) {
+      disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
+      versions = true;
     }
+    constants |= !argument.value && !argument.scratch;
   }
-  if (call.recording) call.sources.resize(call.arguments.size(), nullptr);
+  call.recording &= call.info.fresh || versions;  // Some result is worth recording.
+  if (constants && call.recording) record_written(call, lock);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
-    if (!argument.written || argument.value) continue;
-    if (!call.recording) {
-      keep_content(argument.storage, lock);
-      continue;
-    }
-    if (call.sources[i]) continue;
+    bool kept = !call.sources.empty() && call.sources[i];
+    if (argument.written && !argument.value && !kept) keep_content(argument.storage, lock);
+  }
+}
+
+// The recipe of an operator that writes a constant must read what was there before: a copy, which
+// only a small one is worth. before() unlocks the sources.
+void Session::record_written(Call& call, Lock& lock) {
+  for (const TensorArgument& argument : call.arguments) {
+    bool constant = argument.written && !argument.value && !argument.scratch;
+    call.recording &= !constant || static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
+  }
+  // A replay could not give two arguments one memory through two storages.
+  call.recording = call.recording && !share_memory(call.arguments);
+  if (!call.recording) return;
+  call.sources.resize(call.arguments.size(), nullptr);
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const TensorArgument& argument = call.arguments[i];
+    if (!argument.written || argument.value || argument.scratch || call.sources[i]) continue;
     Value& constant = constant_for(argument.storage);
     engine_.lock(constant);
     try {
-      keep_content(argument.storage, lock);
+      privatize(constant, lock);
+      keep_content(argument.storage, lock);  // What lies over the same memory.
     } catch (...) {
       engine_.unlock(constant);
       throw;
     }
-    // The recipe reads the old content through every argument over this storage. before() unlocks.
+    // The recipe reads the old content through every argument over this storage.
     for (std::size_t j = 0; j < call.arguments.size(); ++j) {
       if (call.arguments[j].storage != argument.storage) continue;
       if (j != i) engine_.lock(constant);
@@ -347,23 +360,61 @@ void Session::prepare_writes(Call& call, Lock& lock) {
   }
 }
 
-// The storage's memory is about to be written. Constants there that are small: the recipes that
-// read them get a copy; large: what those recipes make is computed and becomes constant itself.
-void Session::keep_content(c10::StorageImpl* storage, Lock& lock) {
+bool Session::share_memory(const TensorArguments& arguments) {
+  c10::SmallVector<std::pair<std::uintptr_t, c10::StorageImpl*>, 8> begins;
+  for (const TensorArgument& argument : arguments) {
+    void* data = argument.storage->_mutable_data_ptr_no_checks().get();
+    begins.emplace_back(reinterpret_cast<std::uintptr_t>(data), argument.storage);
+  }
+  std::sort(begins.begin(), begins.end());
+  std::uintptr_t end = 0;
+  c10::StorageImpl* last = nullptr;
+  for (auto [begin, storage] : begins) {
+    if (storage != last && begin < end) return true;
+    end = std::max(end, begin + storage->nbytes());
+    last = storage;
+  }
+  return false;
+}
+
+// The storage's memory is about to be written, or handed out to be written at any time.
+Session::Exposure Session::keep_content(c10::StorageImpl* storage, Lock& lock) {
   auto constants = constants_over(storage);
+  Exposure exposure;
+  for (Value* constant : constants) engine_.lock(*constant);
   const auto unlock = [&] {
     for (Value* constant : constants) engine_.unlock(*constant);
   };
-  for (Value* constant : constants) engine_.lock(*constant);
   try {
     for (Value* constant : constants) {
-      constant->size <= kLargestCopy ? privatize(*constant, lock) : engine_.retire(*constant, lock);
+      Exposure one = keep_content(*constant, lock);
+      exposure.copied += one.copied, exposure.kept += one.kept;
     }
   } catch (...) {
     unlock();
     throw;
   }
   unlock();
+  return exposure;
+}
+
+// Recipes read this constant. They get a copy, or what rests on them is computed and becomes
+// constant itself: whichever is smaller, and the copies that recipes hold already count. Otherwise
+// a program that changes its parameters could keep one of each for the sake of a small result.
+Session::Exposure Session::keep_content(Value& constant, Lock& lock) {
+  if (!constant.uses) return {};
+  const Bytes copies = copies_ + constant.size;
+  Bytes resting = engine_.resting_on(constant, copies + 1).bytes;
+  if (resting > copies) {
+    try {
+      privatize(constant, lock);
+      return {.copied = constant.size};
+    } catch (const c10::OutOfMemoryError&) {
+      resting = engine_.resting_on(constant, pool_->budget()).bytes;
+    }
+  }
+  engine_.retire(constant, lock);
+  return {.kept = resting};
 }
 
 // Gives the recipes that read a constant a copy of their own, locked by the caller.
@@ -381,6 +432,9 @@ void Session::privatize(Value& constant, Lock& lock) {
   library_constants_.erase(storage);
   graveyard_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
   constant.home = constant.data = copy.release();
+  constants_[static_cast<c10::StorageImpl*>(constant.home)] = &constant;
+  constant.copied = true;
+  copies_ += constant.size;
 }
 
 void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) {

@@ -120,7 +120,7 @@ SimulationStatus LiveSimulation::run() {
 
 void LiveSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
   if (kind == Schedule::kCompute) return compute(operand, lock);
-  if (kind == Schedule::kStep) return engine_.age(lock);
+  if (kind == Schedule::kStep) return;
   std::int64_t root = roots_[operand];
   Value* value = values_[root];
   if (kind == Schedule::kGet) {

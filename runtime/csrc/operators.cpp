@@ -24,10 +24,15 @@ const std::unordered_set<std::string_view> kStorageSurgery = {
     "aten::resize_",         "aten::resize_as_", "aten::set_",
     "aten::_resize_output_", "aten::set_data",   "aten::_lazy_clone"};
 
-// Batch norm in training mode writes its running statistics, which no schema but the newest says.
+// Batch norm writes its running statistics, which few schemas say. In training its results do not
+// depend on what was there, so a replay may write any memory instead (TensorArgument::scratch).
 bool writes_running_statistics(std::string_view name) {
-  return name == "aten::native_batch_norm" || name == "aten::cudnn_batch_norm" ||
-         name == "aten::miopen_batch_norm";
+  static const std::unordered_set<std::string_view> names = {
+      "aten::native_batch_norm",       "aten::cudnn_batch_norm",
+      "aten::miopen_batch_norm",       "aten::_native_batch_norm_legit",
+      "aten::_batch_norm_with_update", "aten::batch_norm_update_stats",
+      "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"};
+  return contains(names, name);
 }
 
 bool reads_only_shapes(std::string_view name) {

@@ -25,10 +25,10 @@ struct OperatorInfo {
   std::uint64_t lists = 0;           // Bit i: ... in a list.
   std::uint64_t optional_lists = 0;  // Bit i: ... whose items may be None.
   std::uint64_t writes = 0;          // Bit i: argument i is written.
-  std::uint64_t statistics = 0;      // Bit i: ... only where the flag `training` is set.
+  std::uint64_t statistics = 0;      // Bit i: ... whatever was there; only in training.
   std::int32_t generator = -1;       // Index of the Generator argument.
   std::int32_t device = -1;          // Index of the Device argument.
-  std::int32_t training = -1;        // Index of the flag without which nothing is written.
+  std::int32_t training = -1;        // Index of that flag; -1: always in training.
   std::int32_t dropout = -1;  // Index of a rate above which it draws from a state of its own.
   bool random = false;
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstring>
@@ -144,7 +145,7 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
     words += tensor.dim() * (has_canonical_strides(tensor) ? 1 : 2);
     if (!info.shape_only && argument.inlined()) {
       words += kLargestInline / sizeof(std::int64_t);
-    } else {
+    } else if (!argument.scratch) {
       ++uses;
     }
     written += argument.written;
@@ -183,9 +184,10 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
     bool contiguous = has_canonical_strides(tensor);
     bool inlined = !info.shape_only && argument.inlined();
     new (slot++)
-        TensorRecipe{.use = info.shape_only ? kShapeOnly
-                            : inlined       ? kInline
-                                            : use++,
+        TensorRecipe{.use = info.shape_only    ? kShapeOnly
+                            : argument.scratch ? kScratch
+                            : inlined          ? kInline
+                                               : use++,
                      .item = argument.item,
                      .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
                      .argument = argument.argument,
@@ -222,6 +224,28 @@ bool Recipe::writes(std::uint32_t use) const {
   return false;
 }
 
+c10::SmallVector<Bytes, 2> Recipe::scratch() const {
+  c10::SmallVector<Bytes, 2> sizes;
+  if (!info_->statistics) return sizes;
+  const std::int64_t* numbers = geometry();
+  for (const TensorRecipe& recipe : tensors()) {
+    std::int64_t elements = recipe.offset;
+    if (recipe.contiguous) {
+      elements += c10::multiply_integers(numbers, numbers + recipe.dims);
+    } else {
+      for (std::uint8_t d = 0; d < recipe.dims; ++d) {
+        elements += (numbers[d] - 1) * numbers[recipe.dims + d];
+      }
+      ++elements;
+    }
+    numbers += recipe.contiguous ? recipe.dims : 2 * recipe.dims;
+    if (recipe.use == kInline) numbers += kLargestInline / sizeof(std::int64_t);
+    if (recipe.use != kScratch) continue;
+    sizes.push_back(elements * static_cast<Bytes>(kinds()[recipe.kind].dtype.itemsize()));
+  }
+  return sizes;
+}
+
 Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const {
   const Context& context = contexts()[context_];
   Replay replay{.info = info_,
@@ -235,6 +259,7 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice
                 .recorded_state = {}};
   c10::SmallVector<at::Tensor, 8> tensors;
   const std::int64_t* numbers = geometry();
+  std::size_t scratch = storages.size() - this->scratch().size();
   for (const TensorRecipe& recipe : this->tensors()) {
     const TensorKind& kind = kinds()[recipe.kind];
     c10::IntArrayRef sizes(numbers, recipe.dims);
@@ -244,6 +269,8 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice
     c10::Storage storage;
     if (recipe.use >= 0) {
       storage = storages[recipe.use];
+    } else if (recipe.use == kScratch) {
+      storage = storages[scratch++];
     } else if (recipe.use == kShapeOnly) {
       storage = c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device));
     } else {

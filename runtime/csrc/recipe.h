@@ -32,6 +32,7 @@ struct TensorArgument {
   Value* value;  // Null where the storage is not tracked.
   std::uint8_t argument;
   bool written;
+  bool scratch;        // Written beside the results, which do not depend on what was there.
   std::uint16_t item;  // Position in its list.
 
   // Whether a recipe keeps the content itself instead of reading a Value.
@@ -55,6 +56,7 @@ struct TensorRecipe {
 };
 constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
 constexpr std::int32_t kInline = -2;     // Its storage is kept in the recipe.
+constexpr std::int32_t kScratch = -3;    // Any memory will do.
 
 // A recipe made ready to run: arguments on a stack, and the state the operator saw.
 struct Replay {
@@ -93,7 +95,11 @@ class Recipe {
   bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
   std::uint16_t returns() const { return info_->returns; }
 
-  // Arguments over `storages`, one for each Use; those of one value are the same.
+  // Bytes of the memory that a replay may write as it likes, for each such argument.
+  c10::SmallVector<Bytes, 2> scratch() const;
+
+  // Arguments over `storages`: one for each Use, those of one value being the same, then one for
+  // each of scratch().
   Replay prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const;
 
  private:

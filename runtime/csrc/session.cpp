@@ -22,9 +22,6 @@ const char kEvictedText[] =
     "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back; a thread other than the "
     "scope's joins it by dtr_alloc.join_scope(), or gets tensors after dtr_alloc.pin(tensor)";
 
-// Names a thread for as long as it lives.
-thread_local char this_thread;
-
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
   Bytes addresses = options.limited ? scope_addresses(options.budget) : options.budget;
   return options.on_cuda ? make_cuda_arena(addresses, options.cuda_device)
@@ -128,7 +125,6 @@ void Session::part() {
   Turn turn(*this);
   record_this_thread(false);
   --joined_;
-  steppers_.erase(&this_thread);
 }
 
 void Session::fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
@@ -163,8 +159,9 @@ Block* Session::block_of(const c10::StorageImpl* storage) const {
   return Pool::owner_of(pointer.get()) == pool_.get() ? pool_->find(pointer.get()) : nullptr;
 }
 
-// The storage of a value, alive until the lock is next opened. Null where the program has let it go:
-// its deleter may be waiting for the lock in another thread, and what it would do is done at once.
+// The storage of a value, alive until the lock is next opened. Null where the program has let it
+// go: its deleter may be waiting for the lock in another thread, and what it would do is done at
+// once.
 c10::StorageImpl* Session::home_of(Value& value) {
   if (!value.home) return nullptr;
   auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(
@@ -303,7 +300,7 @@ void Session::settle(Value& value) {
     return;
   }
   TraceRecorder* recorder = recorder_;
-  if (recorder && !recorder_muted_ && !leaving_) recorder->froze(storage);
+  if (recorder && !leaving_) recorder->froze(storage);
   detach(storage, block);
   if (leaving_) settled_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   c10::raw::intrusive_ptr::incref(storage);
@@ -316,7 +313,12 @@ std::pair<Bytes, Bytes> Session::free_neighbours(const Value& value) const {
   return pool_->free_neighbours(static_cast<const Block*>(value.data));
 }
 
+bool Session::kept_for_recipes(const Value& constant) const {
+  return c10::raw::intrusive_ptr::use_count(static_cast<c10::StorageImpl*>(constant.data)) == 1;
+}
+
 void Session::forget(Value& value) {
+  if (value.copied) copies_ -= value.size;
   if (detector_) detector_->forget(value);
   auto* storage = static_cast<c10::StorageImpl*>(value.home);
   auto found = constants_.find(storage);
@@ -384,8 +386,11 @@ c10::SmallVector<at::Tensor, 4> Session::replay(Op& op, Lock& lock) {
     Quiet() { InOperator::replaying = true; }
     ~Quiet() { InOperator::replaying = false; }
   } quiet;
-  if (!copies.empty()) {
+  const auto scratch = recipe.scratch();
+  if (!copies.empty() || !scratch.empty()) {
     Unlocked open(lock);
+    for (Bytes size : scratch)
+      storages.push_back(storage_over(ordinary(allocate(size, stream())), size));
     for (const Copy& copy : copies) {
       at::DataPtr data = ordinary(allocate(copy.size, stream()));
       this->copy(data.get(), copy.from, copy.size);
@@ -504,7 +509,11 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     std::int64_t begin = ticks();
     Guard guard(*this);
     bool may_evict = captures_ == 0 && !InOperator::handled;
+    if (may_evict && ++requests_unserved_ % kSheddingRate == 0) shed(guard.lock(), false);
     if (!fails) block = allocate_evicting(*pool_, engine_, move_prices(), asked, take, may_evict);
+    if (!block && !fails && may_evict && shed(guard.lock(), true)) {
+      block = allocate_evicting(*pool_, engine_, move_prices(), asked, take, may_evict);
+    }
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
@@ -513,6 +522,28 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   TraceRecorder* recorder = recorder_;
   if (recorder && !InOperator::replaying) recorder->allocated(pool_->data(block), asked);
   return pool_->data(block);
+}
+
+// What the program has let go may live on because recipes read it: an input, a copy. Where less
+// than that rests on it, and all of that is there, it is better to let that stay, for which nothing
+// need be run. As a `last` remedy whatever rests on it stays. Whether something went.
+bool Session::shed(Lock& lock, bool last) {
+  std::vector<Value*> kept;
+  for (const auto& [storage, constant] : constants_) {
+    if (constant->uses && kept_for_recipes(*constant)) kept.push_back(constant);
+  }
+  for (Value* constant : kept) engine_.lock(*constant);
+  bool shed = false;
+  for (Value* constant : kept) {
+    const auto resting = engine_.resting_on(*constant, last ? pool_->budget() : constant->size + 1);
+    if (resting.idle && (last || resting.bytes <= constant->size)) {
+      engine_.retire(*constant, lock);
+      shed = true;
+    }
+  }
+  for (Value* constant : kept) engine_.unlock(*constant);
+  if (shed) bury(lock);
+  return shed;
 }
 
 // A repeatable run must not hang on what a machine can do.
@@ -584,11 +615,50 @@ void Session::pin(const at::Tensor& tensor) {
   if (value && value->resident()) engine_.freeze(*value);
 }
 
-void Session::expose(const at::Tensor& tensor) {
+Session::Exposure Session::expose(const at::Tensor& tensor) {
+  if (InOperator::depth && !is_evicted(tensor)) return {};
   Turn turn(*this);
-  pin(tensor);
   Guard guard(*this);
-  if (c10::StorageImpl* storage = storage_of(tensor)) keep_content(storage, guard.lock());
+  c10::StorageImpl* storage = storage_of(tensor);
+  if (!storage) return {};
+  Bytes tracked = 0;
+  if (Value* value = value_of(storage)) {
+    if (!value->resident()) bring_back(*value, guard.lock());
+    value = value_of(storage);
+    tracked = value ? value->size : 0;
+    if (value && value->resident()) let_write(*value, *storage);
+  }
+  Exposure exposure = keep_content(storage, guard.lock());
+  exposure.kept += tracked;
+  return exposure;
+}
+
+// From now on the program may write a storage without telling: it is an ordinary one. Its value
+// stays for the recipes that read it, without memory.
+void Session::let_write(Value& value, c10::StorageImpl& storage) {
+  first_use(value);
+  if (TraceRecorder* recorder = recorder_) recorder->froze(&storage);
+  detach(&storage, static_cast<Block*>(value.data));
+  engine_.superseded(value);
+}
+
+// Lets go, with the lock open, what must not die under it.
+void Session::bury(Lock& lock) {
+  auto dead = std::move(graveyard_);
+  graveyard_.clear();
+  lock.unlock();
+  dead.clear();
+  lock.lock();
+}
+
+void Session::note_exposure(std::string text) {
+  std::lock_guard<std::mutex> guard(engine_.mutex());
+  exposures_.push_back(std::move(text));
+}
+
+std::vector<std::string> Session::exposures() const {
+  std::lock_guard<std::mutex> guard(const_cast<Engine&>(engine_).mutex());
+  return exposures_;
 }
 
 Session::Reading::Reading(Session& session, const at::Tensor& tensor) : session_(session) {
@@ -635,7 +705,8 @@ void Session::raw_access(c10::StorageImpl* storage) {
   if (!session || InOperator::depth) return;
   Guard guard(*session);
   Value* value = value_of(storage);
-  if (value && value->resident()) session->engine_.freeze(*value);
+  if (!value || !value->resident()) return;
+  value->locks ? session->engine_.freeze(*value) : session->let_write(*value, *storage);
 }
 
 // ---- Commit
@@ -668,23 +739,9 @@ bool Session::spill() {
   return moved > 0;
 }
 
-// With several threads a generation is over when each that steps has stepped: the fastest one must
-// not make the others' activations constants. Nor may one that has stopped stepping keep it from
-// ending for ever.
 void Session::step() {
-  constexpr int kFarthestAhead = 16;
   if (!records_this_thread()) return;
-  Turn turn(*this);
-  Guard guard(*this);
   if (TraceRecorder* recorder = recorder_) recorder->stepped();
-  bool over = ++steppers_[&this_thread] >= kFarthestAhead;
-  bool all = true;
-  for (const auto& [thread, steps] : steppers_) all &= steps > 0;
-  if (!over && !all) return;
-  for (auto& [thread, steps] : steppers_) steps = 0;
-  recorder_muted_ = true;
-  engine_.age(guard.lock());
-  recorder_muted_ = false;
 }
 
 // ---- Device

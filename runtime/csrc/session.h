@@ -8,9 +8,10 @@
 // is in a table that keeps it alive.
 //
 // A storage may die in any thread, Python's collector's included, while another thread evicts it.
-// So a tracked storage is held weakly. Torch then calls the deleter while the object is still whole,
-// and the deleter waits for the engine's lock. Until it has the lock, the pointer that it was called
-// through belongs to it: home_of() is the only way to a value's storage (DESIGN.md, rule 9).
+// So a tracked storage is held weakly. Torch then calls the deleter while the object is still
+// whole, and the deleter waits for the engine's lock. Until it has the lock, the pointer that it
+// was called through belongs to it: home_of() is the only way to a value's storage (DESIGN.md, rule
+// 9).
 
 #pragma once
 
@@ -88,16 +89,23 @@ class Session final : public Executor {
   bool evict(const at::Tensor& tensor);  // Whether there was something to evict.
   void materialize(const at::Tensor& tensor);
   void pin(const at::Tensor& tensor);  // Resident, and never evicted again.
-  // Its memory is about to be handed out: pins it, and recipes that read it keep what they read,
-  // because nobody will tell us when it is written.
-  void expose(const at::Tensor& tensor);
+  // Its memory is about to be handed out, and nobody will tell us when it is written: it is an
+  // ordinary tensor from now on, and recipes that read it keep what they read. Returns what that
+  // took: bytes of the tensor that were copied, bytes of others that can't be evicted any more. An
+  // operator's arguments are in the operator's hands: nothing happens to them.
+  struct Exposure {
+    Bytes copied = 0, kept = 0;
+  };
+  Exposure expose(const at::Tensor& tensor);
+  void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
+  std::vector<std::string> exposures() const;
   bool is_evicted(const at::Tensor& tensor) const;
 
   // While one lives, the tensor's content is there, and this thread may copy it through a pointer.
   class Reading;
 
   void commit();
-  void step();  // An optimizer step is over.
+  void step();  // An optimizer step is over: a mark in a trace.
   static void set_in_optimizer(bool inside);
   static void record_this_thread(bool on);  // Whether its operators are the active scope's.
   static bool records_this_thread();
@@ -130,6 +138,7 @@ class Session final : public Executor {
   void release(Value& value, Loss loss) override;
   void settle(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
+  bool kept_for_recipes(const Value& constant) const override;
   const Pool* pool_of_values() const override { return pool_.get(); }
   void forget(Value& value) override;
   void forget(Op& op) override;
@@ -154,6 +163,7 @@ class Session final : public Executor {
   void attach(c10::StorageImpl* storage, Value& value, Block* block);
   void detach(c10::StorageImpl* storage, Block* block);
   void arm(c10::StorageImpl* storage);
+  void let_write(Value& value, c10::StorageImpl& storage);
   c10::StorageImpl* home_of(Value& value);
   void forget_home(Value& value);
   Block* block_of(const c10::StorageImpl* storage) const;
@@ -168,12 +178,16 @@ class Session final : public Executor {
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   Op* before(Call& call, const torch::jit::Stack& stack);
+  void make_constant(Call& call, Value& value);
   void prepare_writes(Call& call, Lock& lock);
+  void record_written(Call& call, Lock& lock);
   bool of_library(const c10::StorageImpl* storage) const;
   static bool overlap(c10::StorageImpl* one, c10::StorageImpl* other);
   c10::SmallVector<Value*, 4> constants_over(c10::StorageImpl* storage) const;
-  void keep_content(c10::StorageImpl* storage, Lock& lock);
+  Exposure keep_content(c10::StorageImpl* storage, Lock& lock);
+  Exposure keep_content(Value& constant, Lock& lock);
   void privatize(Value& constant, Lock& lock);
+  static bool share_memory(const TensorArguments& arguments);
   void first_use(Value& value);
   void after(Call& call, Op* op, const torch::jit::Stack& stack);
   void after_failure(Call& call, Op* op);
@@ -183,6 +197,8 @@ class Session final : public Executor {
   void bring_back(Value& value, Lock& lock);
   c10::SmallVector<at::Tensor, 4> replay(Op& op, Lock& lock);
   MovePrices move_prices() const;
+  bool shed(Lock& lock, bool last);
+  void bury(Lock& lock);
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
   bool spill();
   void watch_for_thrash();
@@ -202,7 +218,8 @@ class Session final : public Executor {
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   const std::unique_ptr<MutationDetector> detector_;         // Null outside debug mode.
   ska::flat_hash_set<c10::StorageImpl*> library_constants_;  // Those whose memory is a library's.
-  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8> graveyard_;  // Released without the lock.
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8>
+      graveyard_;                                              // Released without the lock.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> settled_;  // By the commit that ends the scope.
   std::vector<std::int64_t> timeline_;
   bool keeps_events_ = false;
@@ -210,15 +227,17 @@ class Session final : public Executor {
   std::atomic<TraceRecorder*> recorder_{nullptr};          // Null while nothing is recorded.
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
-  bool recorder_muted_ = false;  // What happens now follows from what was recorded.
   std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0, window_start_ = 0;
-  ska::flat_hash_map<const void*, int> steppers_;  // Threads; optimizer steps in this generation.
+  static constexpr std::int64_t kSheddingRate = 32;  // Once in so many requests that need room.
+  std::int64_t requests_unserved_ = kSheddingRate - 1;
   int joined_ = 0;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
+  Bytes copies_ = 0;  // Of constants that were written or handed out, while recipes read them.
+  std::vector<std::string> exposures_;
   bool lingering_ = false;  // Left, but some tensors could not be made ordinary.
   bool leaving_ = false;
   Bytes spilled_ = 0;

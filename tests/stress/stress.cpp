@@ -193,7 +193,10 @@ class Machine final : public Executor {
       engine_.lock(*values.back());
       engine_.touch(*values.back());
     }
-    for (Value* value : values) bring_back(*value, lock);
+    for (Value* value : values) {
+      bring_back(*value, lock);
+      if (engine_.outweighed(*value)) engine_.freeze(*value);
+    }
     if (in_place && values[0]->constant()) {
       engine_.retire(*values[0], lock);
       std::vector<const void*> data = inputs_of(values);
@@ -260,12 +263,6 @@ class Machine final : public Executor {
     if (!storage.content && storage.value->resident() && !storage.value->locks) {
       engine_.evict(*storage.value);
     }
-  }
-
-  void age() {
-    std::lock_guard<std::recursive_mutex> turn(turn_);
-    Lock lock(engine_.mutex());
-    engine_.age(lock);
   }
 
   void finish() {
@@ -414,10 +411,8 @@ void stress_machine(const Heuristic& heuristic, Policy policy, int rounds) {
           machine.drop(std::move(own[at]));
           own[at] = std::move(own.back());
           own.pop_back();
-        } else if (action < 97) {
-          machine.evict(*any());
         } else {
-          machine.age();
+          machine.evict(*any());
         }
       } catch (const std::bad_alloc&) {  // The other threads hold the rest: give something back.
         while (own.size() > 2) {

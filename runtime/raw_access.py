@@ -1,0 +1,139 @@
+"""Watches the methods through which Python reaches a tensor's memory past the dispatcher.
+
+Methods that hand the memory out (`numpy`, `data_ptr`, DLPack) may lead to writes that nobody tells
+us of. So the tensor is brought back and becomes an ordinary one, and recipes that read it get a copy
+of what they read, or what rests on it stays in memory: whichever is smaller
+(runtime/csrc/intercept.cpp, keep_content). Methods that only read (`tolist`, `deepcopy`, `is_shared`,
+`torch.save`) hold the tensor while they read, and change nothing. Torch's own checks of storages
+cannot do this: by the time a pointer leaves C++, an evicted tensor has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.utils.dlpack
+
+from dtr_alloc import _core
+from dtr_alloc.size import format_size
+
+_READING = ("tolist", "is_shared", "__deepcopy__")
+_EXPOSING = (
+    "numpy",
+    "__array__",
+    "data_ptr",
+    "const_data_ptr",
+    "mutable_data_ptr",
+    "untyped_storage",
+    "storage",
+    "_typed_storage",
+    "__dlpack__",
+    "__reduce_ex__",
+    "share_memory_",
+)
+_FOLDER = os.path.dirname(os.path.abspath(torch.__file__))
+
+
+class Watched(Protocol):
+    """The open session, or what stands for it."""
+
+    def expose(self, tensor: torch.Tensor) -> tuple[int, int]: ...
+    def note_exposure(self, text: str) -> None: ...
+    def hold(self, tensor: torch.Tensor) -> _core.Reading | None: ...
+
+
+class _Saving(threading.local):
+    """What `torch.save` has met in this thread: its bytes are written after the last was met."""
+
+    held: list[_core.Reading | None] | None = None
+
+
+_saving = _Saving()
+
+
+def watch(current: Callable[[], Watched | None]) -> Callable[[], None]:
+    """Puts a watch before each method, for the session that is `current` then. Returns the undo."""
+    missing = object()
+    watches: list[tuple[Any, str, Callable[..., Any]]] = [(torch, "save", _save)]
+    for name in _READING:
+        watches.append((torch.Tensor, name, functools.partial(_read, current)))
+    for name in _EXPOSING:
+        watches.append((torch.Tensor, name, functools.partial(_expose, current, set())))
+    for owner in (torch, torch.utils.dlpack):
+        watches.append((owner, "to_dlpack", functools.partial(_expose, current, set())))
+    watches = [row for row in watches if hasattr(*row[:2])]
+    before = [owner.__dict__.get(name, missing) for owner, name, _ in watches]
+    for owner, name, make in watches:
+        method = getattr(owner, name)
+        setattr(owner, name, functools.wraps(method)(make(method)))
+
+    def undo() -> None:
+        for (owner, name, _), method in zip(watches, before, strict=True):
+            if method is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, method)
+
+    return undo
+
+
+def _read(current: Callable[[], Watched | None], method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        held = session.hold(self) if session is not None else None
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            del held
+
+    return call
+
+
+def _expose(
+    current: Callable[[], Watched | None], told: set[tuple[str, int]], method: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is not None and isinstance(self, torch.Tensor):
+            if _saving.held is not None:
+                _saving.held.append(session.hold(self))
+            else:
+                copied, kept = session.expose(self)
+                if copied or kept:
+                    _tell(session, told, method.__name__, copied, kept)
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def _save(save: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outer, _saving.held = _saving.held, []
+        try:
+            return save(*args, **kwargs)
+        finally:
+            _saving.held = outer
+
+    return call
+
+
+def _tell(
+    session: Watched, told: set[tuple[str, int]], method: str, copied: int, kept: int
+) -> None:
+    """Notes the line of the program that took the memory, once each."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_code.co_filename.startswith((_FOLDER, "<")):
+        frame = frame.f_back
+    place = (frame.f_code.co_filename, frame.f_lineno)
+    if place in told:
+        return
+    told.add(place)
+    took = [f"{format_size(copied)} copied"] * (copied > 0)
+    took += [f"{format_size(kept)} can't be evicted any more"] * (kept > 0)
+    session.note_exposure(f"{method} at {place[0]}:{place[1]} ({', '.join(took)})")
