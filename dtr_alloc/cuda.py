@@ -16,7 +16,7 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer, resolve
 from dtr_alloc.runtime.session import Session, serve
-from dtr_alloc.size import format_size, parse_size
+from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 if TYPE_CHECKING:
     from torch.cuda.memory import _CUDAAllocator as _Base
@@ -130,7 +130,7 @@ def allocator(
         >>> chosen = dtr_alloc.allocator("8GiB")  # doctest: +SKIP
         >>> torch.cuda.memory.change_current_allocator(chosen)  # doctest: +SKIP
     """
-    size = parse_size(budget)
+    size = parse_size(budget, most=LARGEST_BUDGET)
     number = _device_number(device)
     chosen = resolve(heuristic)._native()
     place = native_scorer(scorer)

@@ -14,7 +14,7 @@ from dtr_alloc.runtime.heuristic import Heuristic, resolve
 from dtr_alloc.runtime.rematerialization_cost import rematerialization_ns
 from dtr_alloc.runtime.simulate import Budget, parse_budget
 from dtr_alloc.runtime.training_profile import Make, Profile, eager_steps, recorded_steps
-from dtr_alloc.size import parse_size
+from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def check(
         parse_budget(budget)
     resolve(heuristic)
     if within is not None:
-        parse_size(within, "within")
+        parse_size(within, "within", LARGEST_BUDGET)
     if steps < 2:
         raise ValueError(f"steps is {steps}: the first warms up, so give 2 or more")
     if rounds < 1:

@@ -29,9 +29,11 @@ from torch.optim.optimizer import (
 from dtr_alloc import _core
 from dtr_alloc.runtime import chrome_trace
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
-from dtr_alloc.size import format_size, parse_size
+from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
-_NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
+# Addresses reserved for a pool without a budget: twice the machine's memory, and 128 GiB at least.
+_NO_LIMIT = max(1 << 37, 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+_NO_LIMIT = min(_NO_LIMIT, LARGEST_BUDGET)
 _READING = ("tolist",)  # Methods of Tensor that copy its content through a raw pointer.
 _EXPOSING = (  # Methods that hand the memory itself out.
     "numpy",
@@ -261,7 +263,8 @@ def rematerialize(
     tensor.
 
     Args:
-        budget: bytes, or a text such as ``"2GiB"``; None records everything but never evicts.
+        budget: bytes, or a text such as ``"2GiB"``, up to 16 TiB; None records
+            everything but never evicts.
         device: ``"cpu"``.
         heuristic: a preset's name or a ``Heuristic``.
         policy: what becomes of a tensor that the program lets go while something can still be
@@ -282,7 +285,8 @@ def rematerialize(
             every operator. docs/exactness.md tells what it finds and what it cannot.
 
     Raises:
-        ValueError: an argument that is not understood.
+        TypeError, ValueError: an argument that is not understood. Nothing has changed then.
+        MemoryError: the process cannot reserve the addresses, twice the budget.
         RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
             the first operator that wrote what it should not have, or that reads what was written
             behind the runtime's back; the text names what made the tensor.
@@ -297,7 +301,7 @@ def rematerialize(
         >>> session.stats().peak_bytes <= 64 << 20
         True
     """
-    size = None if budget is None else parse_size(budget)
+    size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
     if clock not in ("wall", "logical"):
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     if thrash_limit < 0:

@@ -516,6 +516,34 @@ def test_a_budget_that_is_no_size_is_refused(budget: object, text: str) -> None:
     assert not dtr_alloc.is_evicted(torch.ones(1))
 
 
+@pytest.mark.parametrize("budget", ["512GiB", "16TiB"])
+def test_a_budget_beyond_this_machine_works_and_costs_no_memory(budget: str) -> None:
+    with dtr_alloc.rematerialize(budget) as session:
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+        assert float(x[0, 0]) == float(torch.ones(1).exp())
+        assert session._core.pool_stats().committed <= 4 * MIB
+        session.check()
+
+
+def test_a_budget_above_the_largest_names_both() -> None:
+    text = '^budget "17TiB" is above the largest possible, 16 TiB$'
+    with pytest.raises(ValueError, match=text):
+        dtr_alloc.rematerialize("17TiB").__enter__()
+
+
+def test_a_process_with_few_addresses_says_so() -> None:
+    program = """
+import resource, torch, dtr_alloc
+resource.setrlimit(resource.RLIMIT_AS, (1 << 38, 1 << 38))
+with dtr_alloc.rematerialize("1TiB"):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert "MemoryError: this process cannot reserve the addresses of another pool" in last
+
+
 def test_unknown_heuristics_clocks_and_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="there are dtr, dtr_full, dtr_local, e_star, lru, "):
         dtr_alloc.rematerialize("1MiB", heuristic="magic").__enter__()
