@@ -8,6 +8,8 @@ nvcc is needed for it. Metadata lives in pyproject.toml.
 """
 
 import os
+import shlex
+import shutil
 import sysconfig
 from pathlib import Path
 
@@ -47,6 +49,19 @@ def cuda_headers() -> str | None:
     return None
 
 
+class Build(BuildExtension):
+    """Says so once where there is no compiler, instead of once a file."""
+
+    def run(self) -> None:
+        compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+        if shutil.which(compiler[0]) is None:
+            raise SystemExit(
+                f"dtr_alloc is compiled, and there is no {compiler[0]}: install a C++20 compiler "
+                "(Debian, Ubuntu: apt install g++), or name one in the variable CXX"
+            )
+        super().run()
+
+
 headers = cuda_headers() if torch.version.cuda else None
 if torch.version.cuda and headers is None:
     print(
@@ -71,5 +86,5 @@ setup(
             extra_compile_args=flags,
         )
     ],
-    cmdclass={"build_ext": BuildExtension},
+    cmdclass={"build_ext": Build},
 )

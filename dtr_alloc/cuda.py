@@ -15,8 +15,8 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer, resolve
-from dtr_alloc.runtime.session import Session, serve
-from dtr_alloc.size import format_size, parse_size
+from dtr_alloc.runtime.session import Session, check_thrash_limit, serve
+from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 if TYPE_CHECKING:
     from torch.cuda.memory import _CUDAAllocator as _Base
@@ -130,12 +130,11 @@ def allocator(
         >>> chosen = dtr_alloc.allocator("8GiB")  # doctest: +SKIP
         >>> torch.cuda.memory.change_current_allocator(chosen)  # doctest: +SKIP
     """
-    size = parse_size(budget)
+    size = parse_size(budget, most=LARGEST_BUDGET)
     number = _device_number(device)
     chosen = resolve(heuristic)._native()
     place = native_scorer(scorer)
-    if thrash_limit < 0:
-        raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
+    check_thrash_limit(thrash_limit)
     on_cpu = f'on CPU use `with dtr_alloc.rematerialize({budget!r}, device="cpu"):`'
     if torch.version.cuda is None:
         raise RuntimeError(

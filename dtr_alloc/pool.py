@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 import torch
 
 from dtr_alloc import _core
-from dtr_alloc.size import format_size, parse_size
+from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 __all__ = ["Block", "Pool", "PoolStats"]
 
 _MIB = 1 << 20
-_LARGEST_ARENA = 1 << 40
+_LARGEST_ARENA = 2 * LARGEST_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Pool:
     Raises:
         TypeError: `budget` or `address_space` is neither an int nor a string.
         ValueError: `arena` or `placement` has no such name, a size is not one, `address_space` is
-            less than the budget, either is more than 1 TiB, or there is no such device.
+            less than the budget, either is more than 32 TiB, or there is no such device.
         RuntimeError: There is no CUDA driver, or it turned a call down.
         MemoryError: the process cannot reserve that many addresses.
 
@@ -111,9 +111,9 @@ class Pool:
             raise ValueError(f'placement "{placement}" is unknown: "best_fit" is the only one')
         if arena not in ("host", "cuda", "virtual"):
             raise ValueError(f'arena "{arena}" is unknown: use "host", "cuda" or "virtual"')
-        limit = parse_size(budget)
+        limit = parse_size(budget, most=_LARGEST_ARENA)
         if address_space is not None:
-            space = parse_size(address_space, "address_space")
+            space = parse_size(address_space, "address_space", _LARGEST_ARENA)
         elif arena == "virtual":
             space = limit
         else:

@@ -9,7 +9,10 @@ import re
 from fractions import Fraction
 from typing import SupportsIndex
 
-__all__ = ["format_size", "parse_size"]
+__all__ = ["LARGEST_BUDGET", "format_size", "parse_size"]
+
+LARGEST_BUDGET = 16 << 40
+"""Bytes that a scope can have at most: half of the addresses of the largest arena (arena.h)."""
 
 _PREFIXES = "KMGTP"
 _UNITS = {"B": 1} | {
@@ -20,7 +23,7 @@ _UNITS = {"B": 1} | {
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]+)\s*", re.ASCII)
 
 
-def parse_size(size: SupportsIndex | str, name: str = "budget") -> int:
+def parse_size(size: SupportsIndex | str, name: str = "budget", most: int = 2**63 - 1) -> int:
     """Returns the bytes that `size` says: an int of bytes, or a string of a number and a unit.
 
     Units are B, KB to PB and KiB to PiB, in any case. A fraction of a byte is dropped. `name` is
@@ -28,8 +31,7 @@ def parse_size(size: SupportsIndex | str, name: str = "budget") -> int:
 
     Raises:
         TypeError: `size` is neither an int nor a string (a bool is neither).
-        ValueError: `size` is not written like a size, is less than one byte, or is 2**63 bytes or
-            more.
+        ValueError: `size` is not written like a size, is less than one byte, or more than `most`.
     """
     remedy = 'write an int of bytes or a number with a unit, such as "8GiB"'
     if isinstance(size, str):
@@ -48,6 +50,8 @@ def parse_size(size: SupportsIndex | str, name: str = "budget") -> int:
         raise ValueError(f"{name} {shown} is not above zero: {remedy}")
     if count >= 2**63:
         raise ValueError(f"{name} {shown} is more than any machine can address")
+    if count > most:
+        raise ValueError(f"{name} {shown} is above the largest possible, {format_size(most)}")
     return count
 
 

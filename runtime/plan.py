@@ -14,7 +14,10 @@ from dtr_alloc.runtime.heuristic import Heuristic, resolve
 from dtr_alloc.runtime.rematerialization_cost import rematerialization_ns
 from dtr_alloc.runtime.simulate import Budget, parse_budget
 from dtr_alloc.runtime.training_profile import Make, Profile, eager_steps, recorded_steps
-from dtr_alloc.size import parse_size
+from dtr_alloc.size import LARGEST_BUDGET, parse_size
+
+_FASTER = 1.25
+"""Some programs are that much faster in a scope (perf/results/demo.json), which is no noise."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,15 @@ class Plan:
         measured_peak_bytes: most bytes in the pool without a budget, or within the one that was
             given, as the runtime counted them.
         relative_to_eager: slowdowns are against plain torch; else against no budget.
+        too_noisy: the times without a budget and those in plain torch, where nothing is evicted
+            either, differ by more than the slowdown that was asked for. Then they tell nothing.
         smallest: of the budgets under the slowdown that was asked for, or None.
     """
 
     batch: str
     measured_peak_bytes: int
     relative_to_eager: bool
+    too_noisy: bool
     predictions: tuple[Prediction, ...]
     smallest: Prediction | None
 
@@ -110,7 +116,7 @@ def check(
         parse_budget(budget)
     resolve(heuristic)
     if within is not None:
-        parse_size(within, "within")
+        parse_size(within, "within", LARGEST_BUDGET)
     if steps < 2:
         raise ValueError(f"steps is {steps}: the first warms up, so give 2 or more")
     if rounds < 1:
@@ -128,10 +134,13 @@ def plan_of(
 ) -> Plan:
     """The plan that a profile gives; see `plan`."""
     forecast = Forecast(profile, heuristic, rematerialization_ns())
+    free = forecast.predict(None)
+    too_noisy = free.slowdown > slowdown or free.slowdown * max(slowdown, _FASTER) < 1
     return Plan(
         batch,
         profile.peak_bytes,
         bool(profile.eager_ns),
-        tuple(forecast.predict(budget) for budget in (None, *(budgets or forecast.spread()))),
-        forecast.smallest(slowdown),
+        too_noisy,
+        (free, *(forecast.predict(budget) for budget in budgets or forecast.spread())),
+        None if too_noisy else forecast.smallest(slowdown),
     )

@@ -60,6 +60,14 @@ def _rate(plan: Plan, found: Prediction) -> list[str]:
 def suggestion(plan: Plan, slowdown: float) -> str:
     """What to write into the script."""
     name = f"batch {plan.batch}: " if plan.batch else ""
+    if plan.too_noisy:
+        return (
+            f"{name}too noisy to tell: without a budget, where nothing is evicted, a step took "
+            f"{plan.predictions[0].slowdown:.2f} times plain torch's, and that should be about 1, "
+            f"within the slowdown of {slowdown:g} at least. Leave the machine to it, or give more "
+            "--rounds; if it stays above, the operators are too small, and recording them alone "
+            "costs more than that."
+        )
     if plan.smallest is None:
         return f"{name}no budget stays under {slowdown:g} times plain torch."
     bytes_ = plan.smallest.budget_bytes

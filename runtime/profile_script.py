@@ -167,7 +167,8 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
             yield scope
 
     # The process ends with the script, so nobody else sees this.
-    dtr_alloc.rematerialize = dtr_alloc.measure = first_only if options["own_scope"] else refuse
+    for name in ("rematerialize", "measure"):
+        setattr(dtr_alloc, name, first_only if options["own_scope"] else refuse)
     with nullcontext() if options["own_scope"] else profiled():
         code = run_script(script, args)
     if refused:

@@ -8,13 +8,19 @@ Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import functools
+import numbers
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +33,11 @@ from torch.optim.optimizer import (
 from dtr_alloc import _core
 from dtr_alloc.runtime import chrome_trace, raw_access
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
-from dtr_alloc.size import format_size, parse_size
+from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
-_NO_LIMIT = 1 << 37  # Addresses reserved for a pool without a budget: 128 GiB.
+# Addresses reserved for a pool without a budget: twice the machine's memory, and 128 GiB at least.
+_NO_LIMIT = max(1 << 37, 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+_NO_LIMIT = min(_NO_LIMIT, LARGEST_BUDGET)
 
 
 @dataclass(frozen=True)
@@ -226,11 +234,92 @@ def open_session() -> _core.Session | None:
 _lingering: list[_core.Session | _Served] = []  # Tensors of theirs are still evicted.
 
 
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+_scopes: weakref.WeakSet[_Scope] = weakref.WeakSet()
+
+
+class _Scope(AbstractContextManager[Session]):
+    """What `rematerialize` and `measure` return: a scope to be entered once, or a decorator, whose
+    calls have a scope each.
+
+    One that is still open as the process exits, as in a notebook, ends with it. Leaving it then
+    would bring back what nobody reads, and could not: a generator is closed only when modules have
+    lost their names. So the scope goes on, and is never taken apart.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Session]]) -> None:
+        self._make = make
+        self._entered: AbstractContextManager[Session] | None = None
+        self._ends_with_process = False
+
+    def __enter__(self) -> Session:
+        if self._entered is not None:
+            raise RuntimeError(
+                "this scope was entered before, and a scope is used once: "
+                "call rematerialize() or measure() again"
+            )
+        entered = self._make()
+        session = entered.__enter__()
+        self._entered = entered
+        _scopes.add(self)
+        return session
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        if self._ends_with_process:
+            return None
+        if self._entered is None:
+            raise RuntimeError("this scope was not entered, so it cannot be left")
+        return self._entered.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+        @functools.wraps(function)
+        def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+            with self._make():
+                return function(*args, **kwargs)
+
+        return call
+
+    def end_with_process(self) -> None:
+        """Keeps what is open from being left, by whomever, and from being collected."""
+        if self._entered is not None:
+            self._ends_with_process = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._entered))
+
+
+@atexit.register
+def _at_exit() -> None:
+    for scope in list(_scopes):
+        scope.end_with_process()
+
+
+def _used_once(make: Callable[_Args, AbstractContextManager[Session]]) -> Callable[_Args, _Scope]:
+    @functools.wraps(make)
+    def scope(*args: _Args.args, **kwargs: _Args.kwargs) -> _Scope:
+        return _Scope(functools.partial(make, *args, **kwargs))
+
+    return scope
+
+
+def check_thrash_limit(limit: float) -> None:
+    """Raises TypeError or ValueError unless it is 0 or more."""
+    if isinstance(limit, bool) or not isinstance(limit, numbers.Real):
+        raise TypeError(f"thrash_limit {limit!r} is not a number")
+    if not limit >= 0:
+        raise ValueError(f"thrash_limit is {limit!r}; it must be 0 or more")
+
+
+@_used_once
 @contextmanager
 def rematerialize(
     budget: int | str | None,
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     heuristic: str | Heuristic = "dtr",
     policy: Policy = "eager",
     clock: str = "wall",
@@ -249,7 +338,8 @@ def rematerialize(
     tensor.
 
     Args:
-        budget: bytes, or a text such as ``"2GiB"``; None records everything but never evicts.
+        budget: bytes, or a text such as ``"2GiB"``, up to 16 TiB; None records
+            everything but never evicts.
         device: ``"cpu"``.
         heuristic: a preset's name or a ``Heuristic``.
         policy: what becomes of a tensor that the program lets go while something can still be
@@ -270,7 +360,8 @@ def rematerialize(
             every operator. docs/exactness.md tells what it finds and what it cannot.
 
     Raises:
-        ValueError: an argument that is not understood.
+        TypeError, ValueError: an argument that is not understood. Nothing has changed then.
+        MemoryError: the process cannot reserve the addresses, twice the budget.
         RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
             the first operator that wrote what it should not have, or that reads what was written
             behind the runtime's back; the text names what made the tensor.
@@ -285,11 +376,10 @@ def rematerialize(
         >>> session.stats().peak_bytes <= 64 << 20
         True
     """
-    size = None if budget is None else parse_size(budget)
+    size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
     if clock not in ("wall", "logical"):
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
-    if thrash_limit < 0:
-        raise ValueError(f"thrash_limit is {thrash_limit!r}; it must be 0 or more")
+    check_thrash_limit(thrash_limit)
     options: dict[str, Any] = {"evict_always": False, "verify": False, "on_cuda": False}
     options |= {"scorer": native_scorer("host"), "image": ""}
     options.update(_instruments or {})
@@ -310,8 +400,9 @@ def rematerialize(
         yield session
 
 
+@_used_once
 @contextmanager
-def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]:
+def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> Iterator[Session]:
     """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
     nothing is ever evicted.
 
@@ -353,8 +444,12 @@ def measure(*, device: str = "cpu", timeline: bool = False) -> Iterator[Session]
 
 
 @contextmanager
-def _scope(core: _core.Session, device: str) -> Iterator[None]:
-    if torch.device(device).type != "cpu":
+def _scope(core: _core.Session, device: str | torch.device) -> Iterator[None]:
+    try:
+        on_cpu = torch.device(device).type == "cpu"
+    except (RuntimeError, TypeError):
+        on_cpu = False
+    if not on_cpu:
         raise ValueError(
             f'device {device!r} has no scope; only "cpu" has. On CUDA, directly after the imports: '
             "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(budget))"
@@ -397,7 +492,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         warnings.warn(
             "tensors that outlive the scope do not fit its budget together: "
             f"{format_size(spilled)} of them now lie in ordinary memory",
-            stacklevel=4,
+            stacklevel=6,  # The line of the program that leaves the scope.
         )
 
 

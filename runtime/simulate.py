@@ -30,7 +30,7 @@ from dtr_alloc.runtime.heuristic import (
 )
 from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.size import parse_size
+from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
 Mode = Literal["bytes", "pool"]
 Placement = Literal["best_fit", "two_ended"]
@@ -229,6 +229,8 @@ class Simulator:
         if not paper or policy == "banish":
             self._refuse_reading_released(mode, policy)
         size = self.budget_bytes(budget)
+        if not paper:
+            parse_size(size, most=LARGEST_BUDGET)
         base = self.baseline.compute
         limit = 0 if thrash is None else min(max(1, base * (thrash - 1)), 2**62)
         began = time.perf_counter()

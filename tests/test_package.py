@@ -25,7 +25,15 @@ from dtr_alloc.__main__ import main
 from tests.fences import ROOT, fences
 
 SOURCES = ("dtr_alloc", "kernels", "runtime", "docs", "tests")
-FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
+FILES = (
+    "install/backend.py",
+    "pyproject.toml",
+    "setup.py",
+    "MANIFEST.in",
+    "LICENSE",
+    "README.md",
+    "CHANGELOG.md",
+)
 
 
 def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -60,6 +68,44 @@ def test_a_build_that_sees_no_torch_says_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "install torch, and say pip install --no-build-isolation" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_build_that_sees_no_compiler_says_what_to_install(tmp_path: Path) -> None:
+    build = [sys.executable, str(ROOT / "setup.py"), "-q", "build_ext", "--build-lib", "lib"]
+    for cxx, named in (("", "c++"), ("no-such-c++ -m64", "no-such-c++")):
+        done = subprocess.run(
+            [*build, "--build-temp", "temp"],
+            env={"PATH": str(tmp_path), "CXX": cxx},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert done.returncode == 1
+        said = done.stderr.splitlines()[-1]  # Torch warns of ninja, which is not there either.
+        assert said.startswith(f"dtr_alloc is compiled, and there is no {named}: install a C++20 ")
+        assert "Traceback" not in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+BACKEND = "import sys; sys.path.insert(0, 'install'); import backend"
+
+
+@pytest.mark.parametrize(
+    ("before", "seen"),
+    [
+        ("sys.modules['setuptools'] = None", "none"),
+        ("import importlib.metadata; importlib.metadata.version = lambda name: '65.5.0'", "65.5.0"),
+    ],
+)
+def test_a_build_without_its_setuptools_says_what_to_install(before: str, seen: str) -> None:
+    done = run(f"import sys; {before}; {BACKEND}", ROOT)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"dtr_alloc is built by setuptools 77 or later, and this environment has {seen}: "
+        "pip install 'setuptools>=77' ninja\n"
+    )
+    assert 'requires = ["setuptools>=77"]' in (ROOT / "pyproject.toml").read_text()
 
 
 def shown_by_info() -> dict[str, str]:
@@ -114,8 +160,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
     for name in (*FILES, "DESIGN.md"):
-        shutil.copy(ROOT / name, copy)
-    program = "from setuptools.build_meta import build_sdist; build_sdist('..')"
+        (copy / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    program = f"{BACKEND}; backend.build_sdist('..')"
     done = run(program, copy)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.tar.gz")

@@ -17,6 +17,7 @@ from dtr_alloc.__main__ import main
 from dtr_alloc.runtime import profile_script, rematerialization_cost
 from dtr_alloc.runtime.forecast import Forecast
 from dtr_alloc.runtime.plan import plan_of
+from dtr_alloc.runtime.plan_report import suggestion
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace_format import Annotate, Call, Instruction, Release, Result
 from dtr_alloc.runtime.training_profile import (
@@ -112,6 +113,34 @@ def profile_of(steps: int, eager_s: float = 4.0, scope_s: float = 5.0) -> Profil
         kernel_ratio=1.0,
         peak_bytes=PEAK,
     )
+
+
+@pytest.mark.parametrize(
+    ("eager_s", "scope_s", "slowdown", "noisy"),
+    [
+        (4.0, 7.9, 1.2, True),
+        (4.0, 4.9, 1.2, True),
+        (4.0, 4.7, 1.2, False),
+        (4.0, 3.3, 1.2, False),  # Faster, as some programs are.
+        (4.0, 3.1, 1.2, True),
+        (4.0, 7.9, 2.0, False),
+        (4.0, 2.1, 2.0, False),
+    ],
+)
+def test_a_plan_on_times_that_disagree_by_more_than_the_slowdown_is_none(
+    eager_s: float, scope_s: float, slowdown: float, noisy: bool
+) -> None:
+    made = plan_of(profile_of(3, eager_s, scope_s), [KIB * 3], slowdown)
+    assert made.too_noisy == noisy
+    text = suggestion(made, slowdown)
+    if noisy:
+        assert made.smallest is None
+        assert text.startswith("too noisy to tell: without a budget, ")
+        assert f"took {scope_s / eager_s:.2f} times plain torch's" in text
+        assert "--rounds" in text
+    else:
+        assert made.smallest is not None
+        assert "noisy" not in text
 
 
 # ---- What is made of a profile

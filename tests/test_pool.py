@@ -330,12 +330,28 @@ def test_a_dropped_pool_gives_its_addresses_up_with_its_last_block(
 
 
 def test_virtual_addresses_are_reused_when_pools_go() -> None:
-    kept = Pool("1 TiB", "virtual")
+    kept = Pool("32 TiB", "virtual")
     begin = kept.snapshot()[0].address
-    for _ in range(600):  # 256 fill the whole range.
-        other = Pool("1 TiB", "virtual").allocate(1)
+    for _ in range(20):  # 8 fill the whole range.
+        other = Pool("32 TiB", "virtual").allocate(1)
         assert not begin <= other < begin + kept.address_space
     assert kept.allocate(1) == begin
+
+
+def test_beyond_a_tebibyte_holes_are_in_order_and_blocks_are_found() -> None:
+    pool = Pool("32 TiB", "virtual")
+    tib = 1 << 40
+    low, one, middle, other, high = [pool.allocate(n * tib) for n in (1, 7, 1, 7, 1)]
+    pool.free(other)
+    pool.free(one)
+    pool.check()
+    assert pool.allocate(6 * tib) == one  # Of equal holes that of the lowest address.
+    assert pool.allocate(tib) == one + 6 * tib
+    pool.free(high)
+    assert pool.free_neighbours(middle) == (0, 23 * tib)
+    assert pool.allocate(20 * tib) == other
+    pool.free(low)
+    pool.check()
 
 
 @pytest.mark.parametrize(
@@ -344,7 +360,8 @@ def test_virtual_addresses_are_reused_when_pools_go() -> None:
         (lambda: Pool("8 apples"), ValueError, 'budget "8 apples" is not a size'),
         (lambda: Pool(0), ValueError, "budget 0 is not above zero"),
         (lambda: Pool(True), TypeError, "budget True is not a size"),
-        (lambda: Pool("2 TiB"), ValueError, "up to 1 TiB"),
+        (lambda: Pool("33 TiB"), ValueError, '"33 TiB" is above the largest possible, 32 TiB'),
+        (lambda: _core.Pool(1, "host", 33 << 40), ValueError, "up to 32 TiB of addresses"),
         (lambda: Pool(MIB, "disk"), ValueError, 'arena "disk" is unknown'),  # type: ignore[arg-type]
         (lambda: Pool(MIB, placement="worst"), ValueError, 'placement "worst"'),  # type: ignore[arg-type]
         (lambda: Pool(MIB, address_space=KIB), ValueError, "address_space 1 KiB is less than"),

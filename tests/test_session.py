@@ -8,7 +8,9 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,8 +194,9 @@ def test_what_does_not_fit_the_budget_together_survives_the_scope() -> None:
     scope = dtr_alloc.rematerialize("1MiB")
     session = scope.__enter__()
     tensors = chain(40)
-    with pytest.warns(UserWarning, match="now lie in ordinary memory"):
+    with pytest.warns(UserWarning, match="now lie in ordinary memory") as warned:
         scope.__exit__(None, None, None)
+    assert warned[0].filename == __file__
     assert session.stats().peak_bytes <= MIB
     assert all(same(bits(t), want) for t, want in zip(tensors, expected, strict=True))
 
@@ -427,6 +430,60 @@ print(float(y[0, 0]))
     assert (done.returncode, done.stderr) == (0, "")
 
 
+OPEN = """
+scope = dtr_alloc.rematerialize("1MiB")
+scope.__enter__()
+kept = [torch.ones(256, 256).exp().sin() for _ in range(12)]  # 3 MiB
+"""
+SUSPENDED = """
+def steps():
+    with dtr_alloc.rematerialize("1MiB"):
+        kept = [torch.ones(256, 256).exp().sin() for _ in range(12)]
+        yield kept
+generator = steps()
+kept = next(generator)
+"""
+# What a module from before ours holds goes after the globals of ours have gone.
+LATE = "import os; os.kept = dtr_alloc.runtime.session, dict(globals())"
+# Nothing is brought back for the end, and what is evicted can be read up to it.
+ENDED = """
+import atexit, gc
+evicted = sum(map(dtr_alloc.is_evicted, kept))
+atexit._run_exitfuncs()
+scope = generator = None
+gc.collect()
+assert sum(map(dtr_alloc.is_evicted, kept)) == evicted > 0
+assert {float(x[0, 0]) for x in kept} == {float(torch.ones(1).exp().sin())}
+"""
+
+
+@pytest.mark.parametrize("end", ["", LATE, ENDED])
+@pytest.mark.parametrize("begin", [OPEN, SUSPENDED])
+def test_a_process_that_exits_with_a_scope_open_says_nothing(begin: str, end: str) -> None:
+    program = "import torch, dtr_alloc\n" + begin + end
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_process_exits_though_a_thread_has_joined_its_open_scope() -> None:
+    program = """
+import threading, time, torch, dtr_alloc
+scope = dtr_alloc.rematerialize("1MiB")
+scope.__enter__()
+joined = threading.Event()
+def work():
+    with dtr_alloc.join_scope():
+        joined.set()
+        time.sleep(1000)
+threading.Thread(target=work, daemon=True).start()
+joined.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_cycles_with_evicted_tensors_are_collected() -> None:
     with dtr_alloc.rematerialize("4MiB") as session:
         for _ in range(20):
@@ -516,6 +573,74 @@ def test_a_budget_that_is_no_size_is_refused(budget: object, text: str) -> None:
     assert not dtr_alloc.is_evicted(torch.ones(1))
 
 
+@pytest.mark.parametrize("budget", ["512GiB", "16TiB"])
+def test_a_budget_beyond_this_machine_works_and_costs_no_memory(budget: str) -> None:
+    with dtr_alloc.rematerialize(budget) as session:
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+        assert float(x[0, 0]) == float(torch.ones(1).exp())
+        assert session._core.pool_stats().committed <= 4 * MIB
+        session.check()
+
+
+def test_a_budget_above_the_largest_names_both() -> None:
+    text = '^budget "17TiB" is above the largest possible, 16 TiB$'
+    with pytest.raises(ValueError, match=text):
+        dtr_alloc.rematerialize("17TiB").__enter__()
+
+
+def test_a_process_with_few_addresses_says_so() -> None:
+    program = """
+import resource, torch, dtr_alloc
+resource.setrlimit(resource.RLIMIT_AS, (1 << 38, 1 << 38))
+with dtr_alloc.rematerialize("1TiB"):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert "MemoryError: this process cannot reserve the addresses of another pool" in last
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "text"),
+    [
+        (float("nan"), ValueError, "^thrash_limit is nan; it must be 0 or more$"),
+        (-1, ValueError, "^thrash_limit is -1; it must be 0 or more$"),
+        ("a", TypeError, "^thrash_limit 'a' is not a number$"),
+        (None, TypeError, "^thrash_limit None is not a number$"),
+        (True, TypeError, "^thrash_limit True is not a number$"),
+    ],
+)
+def test_a_thrash_limit_that_is_none_is_refused(
+    limit: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        dtr_alloc.rematerialize("1MiB", thrash_limit=limit).__enter__()
+    with pytest.raises(error, match=text):
+        dtr_alloc.allocator("1MiB", thrash_limit=limit)
+
+
+@pytest.mark.parametrize("limit", [0, float("inf"), np.float32(2.5)])
+def test_no_thrash_limit_may_be_written_as_none_at_all(limit: float) -> None:
+    with dtr_alloc.rematerialize("256KiB", thrash_limit=limit) as session:
+        total = sum(float(x.sum()) for x in chain(16))
+    assert total > 0
+    assert session.stats().evictions > 0
+
+
+@pytest.mark.parametrize("device", ["gpu", "", None, 0, "meta", torch.device("meta")])
+def test_a_device_without_a_scope_is_refused(device: Any) -> None:
+    for make in (dtr_alloc.measure, lambda device: dtr_alloc.rematerialize("1MiB", device=device)):
+        with pytest.raises(ValueError, match='has no scope; only "cpu" has'):
+            make(device=device).__enter__()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_the_cpu_may_be_given_as_torch_gives_it(device: str | torch.device) -> None:
+    with dtr_alloc.rematerialize("1MiB", device=device), pytest.raises(RuntimeError):
+        dtr_alloc.measure(device=device).__enter__()
+
+
 def test_unknown_heuristics_clocks_and_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="there are dtr, dtr_full, dtr_local, e_star, lru, "):
         dtr_alloc.rematerialize("1MiB", heuristic="magic").__enter__()
@@ -537,6 +662,37 @@ def test_nested_and_reentered_scopes_are_refused_and_the_outer_one_goes_on() -> 
         session.check()
     with dtr_alloc.rematerialize("1MiB"):
         pass
+
+
+@pytest.mark.parametrize("make", [dtr_alloc.measure, lambda: dtr_alloc.rematerialize("1MiB")])
+def test_a_scope_is_used_once(make: Callable[[], Any]) -> None:
+    scope = make()
+    for _ in range(2):
+        with ExitStack() as stack:
+            stack.enter_context(make())
+            with pytest.raises(RuntimeError, match="do not nest"):
+                scope.__enter__()
+    with scope, pytest.raises(RuntimeError, match="a scope is used once"):
+        scope.__enter__()
+    with pytest.raises(RuntimeError, match=r"call rematerialize\(\) or measure\(\) again"):
+        scope.__enter__()
+    with pytest.raises(RuntimeError, match="was not entered"):
+        make().__exit__(None, None, None)
+
+
+def test_a_scope_decorates_a_function_that_is_called_repeatedly() -> None:
+    scope = dtr_alloc.rematerialize("1MiB")
+
+    @scope
+    def evicts(power: int) -> bool:
+        """Whether."""
+        return dtr_alloc.evict(torch.ones(256, 64).pow(power))
+
+    assert [evicts(1), evicts(power=2)] == [True, True]
+    assert (evicts.__name__, evicts.__doc__) == ("evicts", "Whether.")
+    with scope:
+        pass
+    assert evicts(3)
 
 
 def test_the_summary_names_time_and_memory() -> None:

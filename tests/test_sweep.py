@@ -1,6 +1,7 @@
 """Sweeps: their order, processes, files and pictures, and the commands."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.plot import plot, short_name
 from dtr_alloc.runtime.sweep import BUDGETS, HEURISTICS, read_csv, write_csv
+from tests.fences import ROOT
 from tests.trace_lines import call, load, release
 
+LSTM = ROOT / "perf/traces/lstm.log.gz"
 PNG = b"\x89PNG\r\n"
 
 
@@ -140,13 +143,30 @@ def test_simulate_prints_one_json_object(logs: list[Path]) -> None:
 
 
 def test_simulate_prints_a_line_for_each_figure(logs: list[Path]) -> None:
-    done = command("simulate", logs[1], "--budget", "0.5", "--policy", "banish")
-    assert done.exit_code == 0
-    rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-    found = {row[0]: row[1:] for row in rows}
-    assert found["status"] == ["oom"]
-    assert found["budget_bytes"] == ["50"]
-    assert found["policy"] == ["banish"]
+    done = command("simulate", logs[0], "--budget", "16", "--policy", "banish", "--mode", "pool")
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    figures = simulate(logs[0], 16, policy="banish", mode="pool").as_dict()
+    assert names == list(figures)
+    told = [line for line in done.stdout.splitlines() if len(line.split()) > 2]
+    assert len(told) == len(figures) - 4  # What was run needs no word.
+    in_bytes = command("simulate", logs[0], "--budget", "16").stdout
+    assert "misses" not in in_bytes
+    assert re.search("^policy +eager$", in_bytes, re.M)
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_simulate_exits_with_3_where_the_run_does_not_come_to_its_end(
+    logs: list[Path], json: list[str]
+) -> None:
+    assert command("simulate", logs[0], "--budget", "16", *json).exit_code == 0
+    done = command("simulate", logs[1], "--budget", "5", *json)
+    assert (done.exit_code, "oom" in done.stdout) == (3, True)
+    assert done.stderr == (
+        "The largest operator alone reads and makes 100 B, more than the budget of 5 B.\n"
+    )
+    thrashing = command("simulate", LSTM, "--budget", "0.3", *json)
+    assert (thrashing.exit_code, "thrash" in thrashing.stdout) == (3, True)
+    assert thrashing.stderr == ""
 
 
 @pytest.mark.parametrize(

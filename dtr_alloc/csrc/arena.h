@@ -80,8 +80,9 @@ constexpr Bytes kVirtualBegin = Bytes{1} << 48;
 constexpr Bytes kVirtualEnd = Bytes{1} << 49;
 
 // All round `capacity` up to a page and throw std::invalid_argument unless it is above 0 and up to
-// kMaxCapacity.
-constexpr Bytes kMaxCapacity = Bytes{1} << 40;
+// kMaxCapacity: a quarter of the addresses that x86-64 gives a process (47 bits), as the tables of
+// a pool take an eighth of an arena's once more, and a scope's may outlive it.
+constexpr Bytes kMaxCapacity = Bytes{32} << 40;
 
 // Anonymous private memory of this process, in pages of host_page(capacity).
 std::unique_ptr<Arena> make_host_arena(Bytes capacity);
@@ -98,7 +99,7 @@ std::unique_ptr<Arena> make_cuda_arena(Bytes capacity, int device);
 
 inline void check_capacity(Bytes capacity) {
   if (capacity <= 0 || capacity > kMaxCapacity) {
-    throw std::invalid_argument("an arena must have more than 0 and up to 1 TiB of addresses");
+    throw std::invalid_argument("an arena must have more than 0 and up to 32 TiB of addresses");
   }
 }
 

@@ -4,12 +4,15 @@
 // an arena of 64 GiB costs nothing until it is used: the blocks themselves, 64 bytes (one cache
 // line) each, reused last in first out; and for each granule the index of the live block that
 // starts there, 4 bytes. Neither ever moves, so a Block* is stable and find() needs no lock. Four
-// bytes a granule hold arenas of up to 1 TiB (kMaxCapacity).
+// bytes number 2^32 - 1 blocks, which would take 256 GiB of this table: a request for one more is
+// turned down as the machine's memory being full.
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <new>
 
 #include "dtr_alloc/csrc/lazy_array.h"
@@ -26,16 +29,18 @@ static_assert(sizeof(Node) == 64);
 
 class Blocks {
  public:
-  static_assert(kMaxCapacity / kGranule <= std::int64_t{1} << 31);
-
   explicit Blocks(Bytes capacity)
-      : granules_(capacity / kGranule), nodes_(granules_ + 1), starts_(granules_) {}
+      : granules_(capacity / kGranule),
+        most_(std::min(granules_, std::int64_t{std::numeric_limits<std::uint32_t>::max()})),
+        nodes_(most_ + 1),
+        starts_(granules_) {}
 
   Node* make(Bytes offset, Bytes size) {
     Node* node = unused_;
     if (node != nullptr) {
       unused_ = node->hole_next;
     } else {
+      if (used_ == most_) throw std::bad_alloc();
       node = nodes_.data() + ++used_;  // Index 0 means "no block" in starts_.
     }
     return new (node) Node{{.offset = offset, .size = size}};
@@ -53,22 +58,23 @@ class Blocks {
 
   Node* find(Bytes offset) const {
     if (offset % kGranule != 0 || offset < 0 || offset / kGranule >= granules_) return nullptr;
-    const std::int32_t i =
+    const std::uint32_t i =
         std::atomic_ref(starts_[offset / kGranule]).load(std::memory_order_acquire);
     return i == 0 ? nullptr : nodes_.data() + i;
   }
 
  private:
-  std::int32_t index(const Node* node) const {
-    return static_cast<std::int32_t>(node - nodes_.data());
+  std::uint32_t index(const Node* node) const {
+    return static_cast<std::uint32_t>(node - nodes_.data());
   }
-  std::atomic_ref<std::int32_t> start(const Node* node) const {
+  std::atomic_ref<std::uint32_t> start(const Node* node) const {
     return std::atomic_ref(starts_[node->offset / kGranule]);
   }
 
   const std::int64_t granules_;
+  const std::int64_t most_;  // Blocks at a time.
   LazyArray<Node> nodes_;
-  LazyArray<std::int32_t> starts_;
+  LazyArray<std::uint32_t> starts_;
   std::int64_t used_ = 0;
   Node* unused_ = nullptr;
 };

@@ -1,11 +1,12 @@
 // Holes in the order of size, then address: an ordered set whose keys are single numbers.
 //
 // Best fit asks it four times a pair of allocate and free, so a red-black tree of pointers, which
-// follows a dozen of them at every step, took a third of the pool's time. Size and offset in
-// granules fit one 63-bit key. Keys lie sorted in chunks of up to 128, found by the last key of
-// each: two binary searches over adjacent numbers, and an insertion moves half a chunk. The list of
-// chunks is itself flat: one insertion in some 64 splits a chunk and moves half of the list, of
-// which a hole has a sixth of a byte. Chunks that empty are kept for reuse.
+// follows a dozen of them at every step, took a third of the pool's time. Size and offset are one
+// number of 128 bits, as two of 64 together allow arenas of 1 TiB only. Keys lie sorted in chunks
+// of up to 128, found by the last key of each: two binary searches over adjacent numbers, and an
+// insertion moves half a chunk. The list of chunks is itself flat: one insertion in some 64 splits
+// a chunk and moves half of the list, of which a hole has a quarter of a byte. Chunks that empty
+// are kept for reuse.
 
 #pragma once
 
@@ -19,11 +20,10 @@ namespace dtr {
 
 class HoleOrder {
  public:
-  using Key = std::uint64_t;
+  __extension__ using Key = unsigned __int128;
 
   static Key key(Bytes size, Bytes offset) {
-    static_assert(kMaxCapacity / kGranule <= std::int64_t{1} << 31);
-    return static_cast<Key>(size / kGranule) << 31 | static_cast<Key>(offset / kGranule);
+    return static_cast<Key>(size) << 64 | static_cast<Key>(offset);
   }
   static Key key(const Node* hole) { return key(hole->size, hole->offset); }
 

@@ -1,5 +1,7 @@
 #include "runtime/csrc/room.h"
 
+#include <algorithm>
+
 #include "runtime/csrc/window.h"
 
 namespace dtr {
@@ -12,8 +14,11 @@ bool evict_window(const Window& window, Engine& engine) {
 
 }  // namespace
 
-// Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h).
-Bytes scope_addresses(Bytes budget) { return 2 * budget + (Bytes{64} << 20); }
+// Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h); no
+// more than there can be, which is twice the largest budget.
+Bytes scope_addresses(Bytes budget) {
+  return std::min(2 * budget + (Bytes{64} << 20), kMaxCapacity);
+}
 
 Remedy cheaper_remedy(Nanos move, Nanos search, const std::function<Nanos()>& recompute) {
   // With little memory an evicted value comes back more than once. Chosen on the traces that

@@ -5,6 +5,8 @@
 
 #include <array>
 
+#include "runtime/csrc/room.h"
+
 namespace dtr {
 namespace {
 
@@ -36,7 +38,7 @@ std::unique_ptr<Session> make_session(SessionOptions options, c10::DeviceIndex d
 }
 
 Pool::Handle make_pool(Bytes budget, c10::DeviceIndex device) {
-  return Pool::create(make_cuda_arena(2 * budget + (Bytes{64} << 20), device), budget);
+  return Pool::create(make_cuda_arena(scope_addresses(budget), device), budget);
 }
 
 }  // namespace
