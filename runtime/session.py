@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import chrome_trace
+from dtr_alloc.runtime import chrome_trace, higher_order
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import format_size, parse_size
 
@@ -377,6 +377,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
             "dtr_alloc.allocator() serves this process already, and there is one session in a "
             "process: CPU tensors cannot have a scope beside it"
         )
+    higher_order.let_key_pass()
     core.enter()
     _open = core
     _let_join(core)
@@ -501,6 +502,7 @@ def serve(allocator: _core.CudaAllocator) -> None:
             "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is one "
             "of them in a process: call dtr_alloc.allocator() once, outside of scopes"
         )
+    higher_order.let_key_pass()
     served = _Served(allocator)
     _open = served
     _let_join(served)

@@ -120,6 +120,7 @@ void bind_session(py::module_& m) {
            })
       .def("check", &Session::check);
   m.def("record_this_thread", &Session::record_this_thread);
+  m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
   m.def("records_this_thread", &Session::records_this_thread);
   m.def("set_host_stream", &set_host_stream);
