@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import chrome_trace, higher_order
+from dtr_alloc.runtime import chrome_trace, compiled_code, higher_order
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import format_size, parse_size
 
@@ -210,6 +210,10 @@ class _Served:
         session = self._allocator.session()
         return read() if session is None else session.reading(tensor, read)
 
+    def holding(self, tensors: Sequence[Any], written: list[int], run: Callable[[], Any]) -> Any:
+        session = self._allocator.session()
+        return run() if session is None else session.holding(tensors, written, run)
+
     def is_evicted(self, tensor: torch.Tensor) -> bool:
         session = self._allocator.session()
         return session is not None and session.is_evicted(tensor)
@@ -386,6 +390,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
         register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(core)),
     )
     restore = _watch_raw_access()
+    let_go = compiled_code.hold_arguments(core.holding)
     failed = True
     try:
         yield
@@ -403,6 +408,7 @@ def _scope(core: _core.Session, device: str) -> Iterator[None]:
             finally:
                 _open = None
                 restore()
+                let_go()
                 for hook in hooks:
                     hook.remove()
                 _core.set_in_optimizer(False)
@@ -509,6 +515,7 @@ def serve(allocator: _core.CudaAllocator) -> None:
     register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True))
     register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(served))
     _watch_raw_access()
+    compiled_code.hold_arguments(served.holding)
     _core.record_this_thread(True)
 
 
@@ -526,7 +533,7 @@ def _watch_raw_access() -> Callable[[], None]:
         @functools.wraps(method)
         def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if _open is not None and isinstance(self, torch.Tensor):
-                if name in _READING:
+                if name in _READING or compiled_code.is_being_made():
                     return _open.reading(self, lambda: method(self, *args, **kwargs))
                 _open.expose(self)
             return method(self, *args, **kwargs)

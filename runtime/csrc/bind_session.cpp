@@ -1,12 +1,15 @@
 // Python's view of the live runtime: sessions, by-hand control, and what the optimizer hooks call.
 
 #include <pybind11/numpy.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "runtime/csrc/allocator.h"
 #include "runtime/csrc/guard.h"
+#include "runtime/csrc/hold.h"
 #include "runtime/csrc/operators.h"
 #include "runtime/csrc/session.h"
 
@@ -86,6 +89,23 @@ void bind_session(py::module_& m) {
                reading = std::make_unique<Session::Reading>(session, tensor);
              }
              return read();
+           })
+      .def("holding",
+           [](Session& session, const py::sequence& tensors,
+              const std::vector<std::size_t>& written, const py::function& run) {
+             std::unique_ptr<Session::Hold> hold;
+             {  // The code lets its arguments go as it runs: nobody else may keep them.
+               std::vector<at::Tensor> read, changed;
+               for (std::size_t i = 0; i < tensors.size(); ++i) {
+                 py::object tensor = tensors[i];
+                 if (!THPVariable_Check(tensor.ptr())) continue;
+                 bool changes = std::find(written.begin(), written.end(), i) != written.end();
+                 (changes ? changed : read).push_back(THPVariable_Unpack(tensor.ptr()));
+               }
+               py::gil_scoped_release open;
+               hold = std::make_unique<Session::Hold>(session, read, changed);
+             }
+             return run();
            })
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())

@@ -12,6 +12,7 @@
 
 #include "runtime/csrc/clock.h"
 #include "runtime/csrc/guard.h"
+#include "runtime/csrc/hold.h"
 #include "runtime/csrc/room.h"
 
 namespace dtr {
@@ -557,6 +558,11 @@ void Session::pin(const at::Tensor& tensor) {
 
 void Session::expose(const at::Tensor& tensor) {
   Turn turn(*this);
+  if (Hold::here()) {
+    Guard guard(*this);
+    c10::StorageImpl* storage = storage_of(tensor);
+    if (!storage || Hold::covers(value_of(storage))) return;
+  }
   pin(tensor);
   Guard guard(*this);
   if (c10::StorageImpl* storage = storage_of(tensor)) keep_content(storage, guard.lock());
@@ -597,6 +603,7 @@ void Session::storage_died(void* context) {
   Guard guard(*session);
   Value& value = *static_cast<Value*>(context);
   session->first_use(value);
+  Hold::died(value);
   if (TraceRecorder* recorder = session->recorder_) recorder->died(value.home);
   session->engine_.dropped(value);
 }
@@ -606,7 +613,7 @@ void Session::raw_access(c10::StorageImpl* storage) {
   if (!session || InOperator::depth) return;
   Guard guard(*session);
   Value* value = value_of(storage);
-  if (value && value->resident()) session->engine_.freeze(*value);
+  if (value && value->resident() && !Hold::covers(value)) session->engine_.freeze(*value);
 }
 
 // ---- Commit

@@ -90,6 +90,8 @@ class Session final : public Executor {
 
   // While one lives, the tensor's content is there, and this thread may copy it through a pointer.
   class Reading;
+  // While one lives, the same of many tensors, for code that runs by itself (hold.h).
+  class Hold;
 
   void commit();
   void step();  // An optimizer step is over.
@@ -155,7 +157,7 @@ class Session final : public Executor {
   Stream stream() const { return device_.work ? device_.stream(device_.device) : 0; }
   void copy(void* to, const void* from, Bytes bytes);
   bool ours(const c10::TensorImpl& tensor) const;
-  void follow_streams(const Call& call);
+  void follow_streams(c10::ArrayRef<Value*> read);
 
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
