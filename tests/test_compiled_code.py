@@ -1,4 +1,4 @@
-"""torch.compile's code between eager operators: it reads what was evicted, and comes to its bits."""
+"""torch.compile's code between eager operators reads what was evicted, and comes to its bits."""
 
 import subprocess
 import sys
@@ -178,6 +178,7 @@ def test_running_statistics_that_eager_operators_read() -> None:
     def program() -> Iterator[Tensor]:
         norm.reset_running_stats()
         norm.weight.grad = None
+        assert norm.running_mean is not None
         seen = (norm.running_mean + torch.ones(64, 32)).exp()
         for _ in range(3):
             compiled(torch.randn(64, 32).exp()).exp().sum().backward()
@@ -221,10 +222,13 @@ def test_what_was_held_can_be_evicted_again() -> None:
 
 def test_a_budget_that_holds_three_of_twenty() -> None:
     compiled = torch.compile(wave)
-    makes = [lambda i=i: torch.full((512, 512), i / 7).exp() for i in range(20)]  # 1 MiB each.
-    expected = [bits(compiled(make())) for make in makes]
+
+    def make() -> list[Tensor]:
+        return [torch.full((512, 512), i / 7).exp() for i in range(20)]  # 1 MiB each.
+
+    expected = [bits(compiled(tensor)) for tensor in make()]
     with scope(int(3.5 * MIB)) as session:
-        tensors = [make() for make in makes]
+        tensors = make()
         for _ in range(2):
             for tensor, other in zip(tensors, expected, strict=True):
                 assert same(bits(compiled(tensor)), other)
