@@ -21,6 +21,7 @@ import torch
 import torch.utils.dlpack
 
 from dtr_alloc import _core
+from dtr_alloc.runtime import compiled_code
 from dtr_alloc.size import format_size
 
 _READING = ("tolist", "is_shared", "__deepcopy__")
@@ -45,7 +46,7 @@ class Watched(Protocol):
 
     def expose(self, tensor: torch.Tensor) -> tuple[int, int]: ...
     def note_exposure(self, text: str) -> None: ...
-    def hold(self, tensor: torch.Tensor) -> _core.Reading | None: ...
+    def reading(self, tensor: torch.Tensor) -> _core.Reading | None: ...
 
 
 class _Saving(threading.local):
@@ -86,7 +87,7 @@ def watch(current: Callable[[], Watched | None]) -> Callable[[], None]:
 def _read(current: Callable[[], Watched | None], method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         session = current()
-        held = session.hold(self) if session is not None else None
+        held = session.reading(self) if session is not None else None
         try:
             return method(self, *args, **kwargs)
         finally:
@@ -98,15 +99,20 @@ def _read(current: Callable[[], Watched | None], method: Callable[..., Any]) -> 
 def _expose(
     current: Callable[[], Watched | None], told: set[tuple[str, int]], method: Callable[..., Any]
 ) -> Callable[..., Any]:
+    read = _read(current, method)
+
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         session = current()
-        if session is not None and isinstance(self, torch.Tensor):
-            if _saving.held is not None:
-                _saving.held.append(session.hold(self))
-            else:
-                copied, kept = session.expose(self)
-                if copied or kept:
-                    _tell(session, told, method.__name__, copied, kept)
+        if session is None or not isinstance(self, torch.Tensor):
+            return method(self, *args, **kwargs)
+        if compiled_code.is_being_made():
+            return read(self, *args, **kwargs)
+        if _saving.held is not None:
+            _saving.held.append(session.reading(self))
+        else:
+            copied, kept = session.expose(self)
+            if copied or kept:
+                _tell(session, told, method.__name__, copied, kept)
         return method(self, *args, **kwargs)
 
     return call

@@ -16,7 +16,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import chrome_trace, raw_access
+from dtr_alloc.runtime import chrome_trace, compiled_code, higher_order, raw_access
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
@@ -202,9 +202,13 @@ class _Served:
     def part(self) -> None:
         _core.record_this_thread(False)
 
-    def hold(self, tensor: torch.Tensor) -> _core.Reading | None:
+    def reading(self, tensor: torch.Tensor) -> _core.Reading | None:
         session = self._allocator.session()
-        return None if session is None else session.hold(tensor)
+        return None if session is None else session.reading(tensor)
+
+    def holding(self, tensors: Sequence[Any], written: list[int], run: Callable[[], Any]) -> Any:
+        session = self._allocator.session()
+        return run() if session is None else session.holding(tensors, written, run)
 
     def is_evicted(self, tensor: torch.Tensor) -> bool:
         session = self._allocator.session()
@@ -460,6 +464,7 @@ def _scope(core: _core.Session, device: str | torch.device) -> Iterator[None]:
             "dtr_alloc.allocator() serves this process already, and there is one session in a "
             "process: CPU tensors cannot have a scope beside it"
         )
+    higher_order.let_key_pass()
     core.enter()
     _open = core
     _let_join(core)
@@ -468,6 +473,7 @@ def _scope(core: _core.Session, device: str | torch.device) -> Iterator[None]:
         register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(core)),
     )
     restore = raw_access.watch(lambda: _open)
+    let_go = compiled_code.hold_arguments(core.holding)
     failed = True
     try:
         yield
@@ -485,6 +491,7 @@ def _scope(core: _core.Session, device: str | torch.device) -> Iterator[None]:
             finally:
                 _open = None
                 restore()
+                let_go()
                 for hook in hooks:
                     hook.remove()
                 _core.set_in_optimizer(False)
@@ -584,12 +591,14 @@ def serve(allocator: _core.CudaAllocator) -> None:
             "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is one "
             "of them in a process: call dtr_alloc.allocator() once, outside of scopes"
         )
+    higher_order.let_key_pass()
     served = _Served(allocator)
     _open = served
     _let_join(served)
     register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True))
     register_optimizer_step_post_hook(lambda *_: _optimizer_stepped(served))
     raw_access.watch(lambda: _open)
+    compiled_code.hold_arguments(served.holding)
     _core.record_this_thread(True)
 
 

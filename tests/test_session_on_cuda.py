@@ -4,7 +4,7 @@ The pool's pages, the copies inside replays, the time stamps and the order of st
 driver; only torch's own CUDA kernels are missing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc import _core
-from dtr_alloc.runtime.session import rematerialize
+from dtr_alloc.runtime.session import open_session, rematerialize
 from tests.exactness import run, same
 from tests.fake_cuda.driver import FakeCuda
 
@@ -171,8 +171,16 @@ def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
     cuda.destroy_stream(other)
 
 
+def hold(tensor: Tensor) -> None:
+    """As compiled code does."""
+    session = open_session()
+    assert session is not None
+    session.holding([tensor], [], lambda: None)
+
+
+@pytest.mark.parametrize("read", [torch.sum, hold])
 def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
-    cuda: FakeCuda, streams: tuple[int, int]
+    cuda: FakeCuda, streams: tuple[int, int], read: Callable[[Tensor], Any]
 ) -> None:
     one, other = streams
     x = torch.randn(64, 64)
@@ -180,7 +188,7 @@ def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
         _core.set_host_stream(one)
         alone, shared = x.exp(), x.sin()
         _core.set_host_stream(other)
-        shared.sum()
+        read(shared)
         for tensor, events in ((alone, 0), (shared, 1)):
             before = cuda.calls("cuEventRecord")
             assert dtr_alloc.evict(tensor)

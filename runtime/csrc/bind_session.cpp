@@ -1,12 +1,15 @@
 // Python's view of the live runtime: sessions, by-hand control, and what the optimizer hooks call.
 
 #include <pybind11/numpy.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "runtime/csrc/allocator.h"
 #include "runtime/csrc/guard.h"
+#include "runtime/csrc/hold.h"
 #include "runtime/csrc/operators.h"
 #include "runtime/csrc/session.h"
 
@@ -88,11 +91,28 @@ void bind_session(py::module_& m) {
       .def("note_exposure", &Session::note_exposure)
       .def("exposures", &Session::exposures)
       .def(
-          "hold",
+          "reading",
           [](Session& session, const at::Tensor& tensor) {
             return std::make_unique<Session::Reading>(session, tensor);
           },
           Open())
+      .def("holding",
+           [](Session& session, const py::sequence& tensors,
+              const std::vector<std::size_t>& written, const py::function& run) {
+             std::unique_ptr<Session::Hold> hold;
+             {  // The code lets its arguments go as it runs: nobody else may keep them.
+               std::vector<at::Tensor> read, changed;
+               for (std::size_t i = 0; i < tensors.size(); ++i) {
+                 py::object tensor = tensors[i];
+                 if (!THPVariable_Check(tensor.ptr())) continue;
+                 bool changes = std::find(written.begin(), written.end(), i) != written.end();
+                 (changes ? changed : read).push_back(THPVariable_Unpack(tensor.ptr()));
+               }
+               py::gil_scoped_release open;
+               hold = std::make_unique<Session::Hold>(session, read, changed);
+             }
+             return run();
+           })
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())
       .def("step", &Session::step, Open())
@@ -126,6 +146,7 @@ void bind_session(py::module_& m) {
            })
       .def("check", &Session::check);
   m.def("record_this_thread", &Session::record_this_thread);
+  m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
   m.def("records_this_thread", &Session::records_this_thread);
   m.def("set_host_stream", &set_host_stream);

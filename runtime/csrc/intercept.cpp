@@ -24,6 +24,7 @@
 #include "runtime/csrc/call.h"
 #include "runtime/csrc/clock.h"
 #include "runtime/csrc/guard.h"
+#include "runtime/csrc/hold.h"
 
 namespace torch::autograd {
 TORCH_API int
@@ -131,7 +132,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
   call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
                    !call.foreign && !call.handled && !differentiating && captures_ == 0 &&
-                   !info.draws_elsewhere(*stack);
+                   !Hold::here() && !info.draws_elsewhere(*stack);
 
   std::optional<Turn> turn;
   if (options_.record && (info.writes || info.random)) turn.emplace(*this);
@@ -239,7 +240,13 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
         make_constant(call, *argument.value);
       }
     }
-    if (call.tracked && device_.work) follow_streams(call);
+    if (call.tracked && device_.work) {
+      c10::SmallVector<Value*, 8> read;
+      for (const TensorArgument& argument : call.arguments) {
+        if (argument.value) read.push_back(argument.value);
+      }
+      follow_streams(read);
+    }
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
     for (const TensorArgument& argument : call.arguments) {
@@ -288,7 +295,7 @@ void Session::make_constant(Call& call, Value& value) {
 // still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
 // of every stream that uses a block. A stream that comes later than a replay waits for it at its
 // first operator. The lock is held; a program on one stream pays for a comparison.
-void Session::follow_streams(const Call& call) {
+void Session::follow_streams(c10::ArrayRef<Value*> read) {
   Stream current = stream();
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
     streams_.push_back(current);
@@ -296,9 +303,9 @@ void Session::follow_streams(const Call& call) {
     if (pool_->many_streams()) pool_->gather_streams(current);
   }
   if (!pool_->many_streams()) return;
-  for (const TensorArgument& argument : call.arguments) {
-    if (!argument.value || argument.value->constant() || !argument.value->resident()) continue;
-    pool_->record_stream(static_cast<Block*>(argument.value->data), current);
+  for (Value* value : read) {
+    if (value->constant() || !value->resident()) continue;
+    pool_->record_stream(static_cast<Block*>(value->data), current);
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "runtime/csrc/clock.h"
 #include "runtime/csrc/guard.h"
+#include "runtime/csrc/hold.h"
 #include "runtime/csrc/room.h"
 
 namespace dtr {
@@ -617,18 +618,23 @@ void Session::pin(const at::Tensor& tensor) {
 
 Session::Exposure Session::expose(const at::Tensor& tensor) {
   if (InOperator::depth && !is_evicted(tensor)) return {};
-  Turn turn(*this);
-  Guard guard(*this);
   c10::StorageImpl* storage = storage_of(tensor);
   if (!storage) return {};
+  Turn turn(*this);
+  Guard guard(*this);
+  if (Hold::here() && Hold::covers(value_of(storage))) return {};
+  return hand_out(*storage, guard.lock());
+}
+
+Session::Exposure Session::hand_out(c10::StorageImpl& storage, Lock& lock) {
   Bytes tracked = 0;
-  if (Value* value = value_of(storage)) {
-    if (!value->resident()) bring_back(*value, guard.lock());
-    value = value_of(storage);
+  if (Value* value = value_of(&storage)) {
+    if (!value->resident()) bring_back(*value, lock);
+    value = value_of(&storage);
     tracked = value ? value->size : 0;
-    if (value && value->resident()) let_write(*value, *storage);
+    if (value && value->resident()) let_write(*value, storage);
   }
-  Exposure exposure = keep_content(storage, guard.lock());
+  Exposure exposure = keep_content(&storage, lock);
   exposure.kept += tracked;
   return exposure;
 }
@@ -695,7 +701,10 @@ void Session::storage_died(void* context) {
   if (!session) return;  // A forked child: the record is the parent's.
   Guard guard(*session);
   Value& value = *static_cast<Value*>(context);
-  if (!value.dying) return session->forget_home(value);
+  if (!value.dying) {
+    Hold::died(value);
+    return session->forget_home(value);
+  }
   value.dying = false;
   session->engine_.unlock(value);
 }
@@ -705,7 +714,7 @@ void Session::raw_access(c10::StorageImpl* storage) {
   if (!session || InOperator::depth) return;
   Guard guard(*session);
   Value* value = value_of(storage);
-  if (!value || !value->resident()) return;
+  if (!value || !value->resident() || Hold::covers(value)) return;
   value->locks ? session->engine_.freeze(*value) : session->let_write(*value, *storage);
 }
 

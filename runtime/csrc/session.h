@@ -103,6 +103,8 @@ class Session final : public Executor {
 
   // While one lives, the tensor's content is there, and this thread may copy it through a pointer.
   class Reading;
+  // While one lives, the same of many tensors, for code that runs by itself (hold.h).
+  class Hold;
 
   void commit();
   void step();  // An optimizer step is over: a mark in a trace.
@@ -164,6 +166,7 @@ class Session final : public Executor {
   void detach(c10::StorageImpl* storage, Block* block);
   void arm(c10::StorageImpl* storage);
   void let_write(Value& value, c10::StorageImpl& storage);
+  Exposure hand_out(c10::StorageImpl& storage, Lock& lock);
   c10::StorageImpl* home_of(Value& value);
   void forget_home(Value& value);
   Block* block_of(const c10::StorageImpl* storage) const;
@@ -173,7 +176,7 @@ class Session final : public Executor {
   Stream stream() const { return device_.work ? device_.stream(device_.device) : 0; }
   void copy(void* to, const void* from, Bytes bytes);
   bool ours(const c10::TensorImpl& tensor) const;
-  void follow_streams(const Call& call);
+  void follow_streams(c10::ArrayRef<Value*> read);
 
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
