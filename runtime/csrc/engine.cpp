@@ -631,14 +631,15 @@ Engine::Resting Engine::resting_on(const Value& constant, Bytes enough) const {
   return found;
 }
 
-// The estimate counts one for each operator in a row, as if the program kept nothing. Where it has
-// grown by half since the history was last walked, that is done again and the estimate is put
-// right: a walk over n recipes comes once in n operators. What a backward pass will need is held by
-// the program, so the histories of a training step are short.
+// The estimate counts one for each operator in a row, as if the program kept nothing. The history is
+// walked, and the estimate put right, where the estimate says that it weighs too much, or where it has
+// grown by half since the last walk: so a walk over n recipes comes about once in n operators. What a
+// backward pass will need is held by the program, so the histories of a training step are short.
 bool Engine::outweighed(Value& value) {
   constexpr int kShortest = 16;
   constexpr Bytes kRecord = 1024;  // Of an operator, what it made, and what they are kept in.
-  if (value.constant() || value.history < std::max(kShortest, value.walked * 3 / 2)) return false;
+  if (value.constant() || value.history < kShortest) return false;
+  if (value.history < std::min<Bytes>(value.size / kRecord, value.walked * 3 / 2)) return false;
 
   std::unordered_set<const void*> seen;
   std::vector<Op*> frontier{value.producer};
