@@ -37,7 +37,9 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
     release();
     throw;
   }
-  if (session_.device_.work) session_.follow_streams(values_);
+  if (session_.device_.work && session_.follow_stream()) {
+    for (Value* value : values_) session_.read_on_stream(*value);
+  }
   innermost = this;
 }
 

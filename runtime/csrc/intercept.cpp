@@ -240,12 +240,10 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
         make_constant(call, *argument.value);
       }
     }
-    if (call.tracked && device_.work) {
-      c10::SmallVector<Value*, 8> read;
+    if (call.tracked && device_.work && follow_stream()) {
       for (const TensorArgument& argument : call.arguments) {
-        if (argument.value) read.push_back(argument.value);
+        if (argument.value) read_on_stream(*argument.value);
       }
-      follow_streams(read);
     }
     if (call.info.writes) prepare_writes(call, guard.lock());
     if (!call.recording) return nullptr;
@@ -295,18 +293,19 @@ void Session::make_constant(Call& call, Value& value) {
 // still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
 // of every stream that uses a block. A stream that comes later than a replay waits for it at its
 // first operator. The lock is held; a program on one stream pays for a comparison.
-void Session::follow_streams(c10::ArrayRef<Value*> read) {
+bool Session::follow_stream() {
   Stream current = stream();
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
     streams_.push_back(current);
     pool_->meet_stream(current);
     if (pool_->many_streams()) pool_->gather_streams(current);
   }
-  if (!pool_->many_streams()) return;
-  for (Value* value : read) {
-    if (value->constant() || !value->resident()) continue;
-    pool_->record_stream(static_cast<Block*>(value->data), current);
-  }
+  return pool_->many_streams();
+}
+
+void Session::read_on_stream(const Value& value) {
+  if (value.constant() || !value.resident()) return;
+  pool_->record_stream(static_cast<Block*>(value.data), stream());
 }
 
 void Session::prepare_writes(Call& call, Lock& lock) {

@@ -206,7 +206,7 @@ void Session::detach(c10::StorageImpl* storage, Block* block) {
   pointer = ordinary(pool_->data(block));
   block->owner = nullptr;
   disarm(storage);
-  // From now on no operator tells the pool who reads it (follow_streams).
+  // From now on no operator tells the pool who reads it (follow_stream).
   if (pool_->many_streams()) pool_->record_every_stream(block);
   if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pool_->data(block));
 }

@@ -176,7 +176,8 @@ class Session final : public Executor {
   Stream stream() const { return device_.work ? device_.stream(device_.device) : 0; }
   void copy(void* to, const void* from, Bytes bytes);
   bool ours(const c10::TensorImpl& tensor) const;
-  void follow_streams(c10::ArrayRef<Value*> read);
+  bool follow_stream();
+  void read_on_stream(const Value& value);
 
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
