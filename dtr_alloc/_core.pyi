@@ -25,7 +25,7 @@ class PoolStats:
 
 class Pool:
     def __init__(self, budget: int, arena: str, address_space: int, device: int = 0) -> None: ...
-    def allocate(self, size: int, remap: bool = True, stream: int = 0) -> int | None: ...
+    def allocate(self, size: int, fit: Fit = ..., stream: int = 0) -> int | None: ...
     def free(self, address: int) -> None: ...
     def record_stream(self, address: int, stream: int) -> None: ...
     def retire_stream(self, stream: int) -> None: ...
@@ -69,6 +69,11 @@ class ScorerPlace:
     auto: ClassVar[ScorerPlace]
     host: ClassVar[ScorerPlace]
     device: ClassVar[ScorerPlace]
+
+class Fit:
+    committed: ClassVar[Fit]
+    remap: ClassVar[Fit]
+    beyond: ClassVar[Fit]
 
 class Placement:
     best_fit: ClassVar[Placement]
