@@ -5,6 +5,7 @@ Thirty-odd small trainings in the idioms of public code, three steps each, on on
 - eager's peak by `measure()`, and whether a budget of exactly that runs, to the bit;
 - the advice of the OutOfMemoryError at a quarter of the peak, after `measure()` has seen two steps
   (and after it has seen one), and whether that budget runs, to the bit;
+- how many refusals it takes until it runs, if each one's advice is followed;
 - the smallest budget that runs, by halving with live runs to half a percent of the peak.
 
     python perf/advice.py [--only NAME,...] [--out perf/results]
@@ -43,6 +44,7 @@ class Row:
     peak_runs: str
     advised_bytes: int | None
     advised_runs: str
+    refusals: int
     floor_bytes: int
     ratio: float | None
     advised_after_one_step_bytes: int | None
@@ -88,6 +90,17 @@ def advice(make: Make, peak: int, steps: int) -> int | None:
     return parse_size(found[1]) if found else None
 
 
+def refusals(make: Make, budget: int, wanted: bytes) -> int:
+    """Until it runs, each next budget being the last error's figure."""
+    count = 0
+    while (said := attempt(make, budget, wanted)) != "yes":
+        count += 1
+        found = ADVISED.search(said) or re.search(r"at least ([\d.]+ [KM]iB)", said)
+        assert found is not None, said
+        budget = max(parse_size(found[1]), budget + 512)
+    return count
+
+
 def row_of(name: str, make: Make) -> Row:
     wanted = run(make, nullcontext())
     torch.manual_seed(0)
@@ -115,6 +128,7 @@ def row_of(name: str, make: Make) -> Row:
         peak_runs,
         advised,
         attempt(make, advised, wanted) if advised else "none",
+        refusals(make, peak // 4, wanted),
         high,
         advised / high if advised else None,
         early,
@@ -146,6 +160,7 @@ def main() -> None:
         "runs",
         "advice MiB",
         "runs",
+        "refusals",
         "floor MiB",
         "ratio",
         "after 1 step",
@@ -159,6 +174,7 @@ def main() -> None:
             "yes" if row.peak_runs == "yes" else "no",
             shown(row.advised_bytes),
             "yes" if row.advised_runs == "yes" else "no",
+            str(row.refusals),
             shown(row.floor_bytes),
             *ratios,
         )

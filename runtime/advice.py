@@ -77,13 +77,14 @@ def watched(
     """Records the scope that is opened in the body."""
     global _open, _before, _known
     core.watch()
+    outer = _open  # Scopes do not nest, which the body will say.
     _open, _known = (core, _Rules(heuristic, policy, clock)), None
     failed = True
     try:
         yield
         failed = False
     finally:
-        _open = None
+        _open = outer
         if not sys.is_finalizing():  # NumPy may be gone.
             seen = _Seen.of(core)
             if seen.steps or not (failed or seen.watch == _core.Watch.long):

@@ -117,6 +117,19 @@ def test_who_catches_the_error_in_the_scope_is_told_as_well() -> None:
     advised(text)
 
 
+def test_a_scope_that_is_refused_inside_of_another_takes_nothing_from_it() -> None:
+    measured(2)
+    step = training()
+
+    def run() -> None:
+        with dtr_alloc.rematerialize("500KiB"):
+            with pytest.raises(RuntimeError, match="do not nest"), dtr_alloc.measure():
+                pass
+            step(512)
+
+    advised(refusal(run))
+
+
 def test_another_program_was_seen_before() -> None:
     measured(2, training(width=32))
     assert FIRST_STEP in refusal(lambda: within("500KiB"))
@@ -208,7 +221,25 @@ def carried_state() -> Step:
     return step
 
 
-@pytest.mark.parametrize("make", [training, carried_state])
+def handed_out() -> Step:
+    torch.manual_seed(0)
+    model = nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(64, 256)
+
+    def step(_: int) -> float:
+        optimizer.zero_grad()
+        y = model(x)
+        z = y.exp()
+        z.detach().numpy()
+        (z.relu() * y.detach().to_sparse().to_dense()).mean().backward()
+        optimizer.step()
+        return 0.0
+
+    return step
+
+
+@pytest.mark.parametrize("make", [training, carried_state, handed_out])
 def test_what_is_measured_is_recorded_as_in_a_scope_without_a_budget(
     make: Callable[[], Step],
 ) -> None:

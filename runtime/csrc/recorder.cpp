@@ -45,7 +45,7 @@ void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Resu
       if (locals_[i].data != result.data || !locals_[i].alive) continue;
       locals_[i].alive = false;  // It has a name now.
       names_[result.key] = ++last_;
-      if (result.tracked) tracked_.insert(last_);
+      if (result.tracked && !recipes_) tracked_.insert(last_);
       made_.insert(made_.end(), {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i),
                                  std::int64_t{result.tracked}});
     }

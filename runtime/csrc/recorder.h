@@ -65,7 +65,8 @@ class TraceRecorder {
   // tracked and was made of it, however indirectly, stops being recomputable.
   void retired(const void* key);
   Name name_of(const void* key);  // 0 where it has none.
-  bool tracks(const void* key);   // Whether it is a result that was said to be tracked.
+  // Whether it is a result that was said to be tracked, where no recipes tell.
+  bool tracks(const void* key);
 
   // Everything so far.
   struct Records {
