@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -183,7 +184,11 @@ def main() -> None:
     console = Console(width=110, record=True)
     console.print(table, last)
     if arguments.out:
-        ran = provenance() | {"rows": [asdict(row) | {"passes": row.passes()} for row in rows]}
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        )
+        results = [asdict(row) | {"passes": row.passes()} for row in rows]
+        ran = {**provenance(), "commit": head.stdout.strip(), "rows": results}
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "advice.json").write_text(json.dumps(ran, indent=1) + "\n")
         (arguments.out / "advice.txt").write_text(console.export_text())
