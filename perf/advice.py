@@ -184,11 +184,11 @@ def main() -> None:
     console = Console(width=110, record=True)
     console.print(table, last)
     if arguments.out:
-        head = subprocess.run(
+        commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
         )
         results = [asdict(row) | {"passes": row.passes()} for row in rows]
-        ran = {**provenance(), "commit": head.stdout.strip(), "rows": results}
+        ran = {**provenance(), "commit": commit.stdout.strip(), "rows": results}
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "advice.json").write_text(json.dumps(ran, indent=1) + "\n")
         (arguments.out / "advice.txt").write_text(console.export_text())

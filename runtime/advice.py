@@ -158,7 +158,11 @@ def _smallest(known: Sequence[_Seen], rules: _Rules, at_least: int) -> int | Non
             low = middle
         else:
             high = middle
-    return int(high * (1 + _MARGIN))
+    found = int(high * (1 + _MARGIN))
+    # No policy that decides by score promises that more is enough where less is.
+    while _run(simulators, rules, found) is None and time.monotonic() < end:
+        found += found // 100
+    return found
 
 
 def _run(simulators: Iterable[Simulator], rules: _Rules, budget: int) -> int | None:
