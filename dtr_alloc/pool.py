@@ -29,7 +29,9 @@ class PoolStats:
     peak: int
     """The most that `live` was since the pool was made or `reset_peak` was called; exact."""
     committed: int
-    """Bytes of pages that the pool holds; never more than the budget rounded up to a page."""
+    """Bytes of pages that the pool holds. More than the budget rounded up to a page only where a
+    request would have been turned down otherwise; what is beyond it is then the free ends of pages
+    that live blocks lie on."""
     largest_hole: int
     """Bytes of the largest free range of addresses, or `budget - live` where that is less."""
     external_fragmentation: float
@@ -45,6 +47,8 @@ class PoolStats:
     """Bytes that are freed but count as live until the quarantine ends."""
     stream_waits: int
     """Times that a stream was made to wait for another one's work before it got a block."""
+    peak_committed: int
+    """The most that `committed` was since the pool was made or `reset_peak` was called."""
 
 
 class Block(NamedTuple):
@@ -60,7 +64,8 @@ class Pool:
 
     A request takes the smallest hole that holds it (best fit); holes that touch are merged at once.
     Sizes are rounded up to 512 bytes. The pool may have more addresses than budget: where the free
-    bytes lie scattered, it takes the pages of other holes away and backs one hole with them.
+    bytes lie scattered, it takes the pages of other holes away and backs one hole with them. A
+    request that the budget has bytes for is not turned down for want of whole pages.
 
     All methods may be called from any thread, and after `os.fork` in the child. Blocks that are
     still live when the pool is dropped are freed with it: keep the pool as long as its addresses
@@ -201,6 +206,7 @@ class Pool:
             remaps=now.remaps,
             quarantined=now.quarantined,
             stream_waits=now.stream_waits,
+            peak_committed=now.peak_committed,
         )
 
     def snapshot(self) -> list[Block]:
@@ -214,7 +220,7 @@ class Pool:
         return self._core.trim()
 
     def reset_peak(self) -> None:
-        """Sets `stats().peak` to the bytes that are live now."""
+        """Sets `stats().peak` to the bytes that are live now, and `peak_committed` likewise."""
         self._core.reset_peak()
 
     def check(self) -> None:
@@ -242,12 +248,7 @@ class Pool:
 
     def _full(self, size: int) -> str:
         now = self.stats()
-        text = (
+        return (
             f"pool is full: {format_size(size)} asked, {format_size(now.budget - now.live)} free, "
             f"largest hole {format_size(now.largest_hole)}; budget {format_size(now.budget)}"
         )
-        if size <= now.largest_hole:
-            text += (
-                f"; the free bytes share pages of {format_size(self._core.page)} with live blocks"
-            )
-        return text

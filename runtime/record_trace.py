@@ -29,7 +29,8 @@ from dtr_alloc.runtime.trace_format import (
     Result,
 )
 
-_OPERATOR, _CONSTANT, _RELEASE, _FREEZE, _STEP = range(5)
+_OPERATOR, _CONSTANT, _RELEASE, _FREEZE, _STEP, _OPTIMIZING = range(6)
+_RELEASED = 2  # Of the events of memory (recorder.h).
 
 
 class Recording:
@@ -87,7 +88,7 @@ def recorded(recording: Recording) -> Iterator[None]:
     finally:
         records, operators, evictions = core.take_trace()
         recording.evictions = evictions.reshape(-1, 2)
-        recording.trace = Trace((Annotate("START"), *_instructions(records.tolist(), operators)))
+        recording.trace = trace_of(records.tolist(), operators)
 
 
 def trace_script(
@@ -106,12 +107,56 @@ def trace_script(
     return code, sum(isinstance(item, (Call, Mutate)) for item in made)
 
 
-def _instructions(records: list[int], operators: list[str]) -> Iterator[Instruction]:
-    at, dummies = 0, 0
+def trace_of(records: list[int], operators: list[str]) -> Trace:
+    """The trace that a recorder's records are."""
+    return Trace((Annotate("START"), *_instructions(records, operators)))
+
+
+def calls(records: list[int], operators: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Of each operator its name and the bytes of each result, without making lines of them."""
+    for kind, fields in _split(records):
+        if kind == _OPERATOR:
+            results = list(_lists(fields[2:]))[2]
+            yield operators[fields[0]], *results[1::4]
+
+
+def with_later_state(records: list[int]) -> list[int]:
+    """A step's records as they would be in the next step: what the last step of an optimizer made
+    and kept is there from the begin on. They end where that step began; none where it kept nothing.
+    """
+    begun, ended, at = 0, 0, 0
+    made: dict[int, int] = {}
+    kept: dict[int, int] = {}
+    for kind, fields in _split(records):
+        if kind == _OPTIMIZING:
+            made, begun = {}, at
+        elif kind == _STEP:
+            kept, ended = dict(made), begun
+        elif kind == _RELEASE:
+            made.pop(fields[0], None)
+        elif kind == _OPERATOR:
+            _, _, results, memory = _lists(fields[2:])
+            rows = zip(results[::4], results[1::4], results[2::4], strict=True)
+            made |= {name: size for name, size, block in rows if block >= 0}
+            for event, name in zip(memory[::2], memory[1::2], strict=True):
+                if event == _RELEASED:
+                    made.pop(name, None)
+        at += 2 + len(fields)
+    state = sum(-(-size // 512) * 512 for size in kept.values())
+    return [_CONSTANT, 2, 1 << 40, state, *records[:ended]] if state else []
+
+
+def _split(records: list[int]) -> Iterator[tuple[int, list[int]]]:
+    at = 0
     while at < len(records):
         kind, length = records[at : at + 2]
-        fields = records[at + 2 : at + 2 + length]
+        yield kind, records[at + 2 : at + 2 + length]
         at += 2 + length
+
+
+def _instructions(records: list[int], operators: list[str]) -> Iterator[Instruction]:
+    dummies = 0
+    for kind, fields in _split(records):
         if kind == _CONSTANT:
             yield Constant(f"x{fields[0]}", fields[1])
         elif kind == _RELEASE:
@@ -120,7 +165,7 @@ def _instructions(records: list[int], operators: list[str]) -> Iterator[Instruct
             yield Annotate(f"FREEZE x{fields[0]}")
         elif kind == _STEP:
             yield Annotate("STEP")
-        else:
+        elif kind == _OPERATOR:
             args, written, results, memory = _lists(fields[2:])
             rows = np.array(results, np.int64).reshape(-1, 4).tolist()
             item = _operator(operators[fields[0]], fields[1], args, written, rows, memory)

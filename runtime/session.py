@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import chrome_trace, compiled_code, higher_order, raw_access
+from dtr_alloc.runtime import advice, chrome_trace, compiled_code, higher_order, raw_access
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, native_scorer, resolve
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
@@ -370,8 +370,10 @@ def rematerialize(
             the first operator that wrote what it should not have, or that reads what was written
             behind the runtime's back; the text names what made the tensor.
         torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator
-        needs together with what
-            cannot be recomputed; the text names the budget that would do.
+            needs together with what cannot be recomputed. The text names the least that would have
+            served this request; and the budget in which all would run, by a simulation, once whole
+            steps of an optimizer were seen: in this scope, or in one (or a ``measure``) before it
+            that began alike. Two steps tell more than one.
 
     Example:
         >>> import torch
@@ -400,7 +402,7 @@ def rematerialize(
         **options,
     )
     session = Session(core, size, events)
-    with _scope(core, device):
+    with advice.watched(core, heuristic, policy, clock), _scope(core, device):
         yield session
 
 
@@ -410,7 +412,8 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
     """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
     nothing is ever evicted.
 
-    ``session.stats().peak_bytes`` is what the body needs without a budget.
+    ``session.stats().peak_bytes`` is what the body needs without a budget. An OutOfMemoryError of a
+    later ``rematerialize`` that begins alike tells the budget in which this body would run.
 
     Args:
         device: ``"cpu"``.
@@ -443,7 +446,7 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
         scorer=native_scorer("host"),
         image="",
     )
-    with _scope(core, device):
+    with advice.watched(core, "dtr", "eager", "wall"), _scope(core, device):
         yield Session(core, None)
 
 
@@ -484,10 +487,13 @@ def _scope(core: _core.Session, device: str | torch.device) -> Iterator[None]:
         finally:
             try:
                 spilled = core.leave() if _open is core else 0  # A forked child has left already.
-            except BaseException:
+            except BaseException as error:
                 _lingering.append(core)
                 _forget_interrupted_backward()
-                raise
+                # The body's own error says more than that what it leaves behind does not fit.
+                if not (failed and isinstance(error, torch.OutOfMemoryError)):
+                    raise
+                spilled = 0
             finally:
                 _open = None
                 restore()
@@ -609,7 +615,7 @@ def _optimizer_stepped(core: _core.Session | _Served) -> None:
 
 def _before_fork() -> None:
     if isinstance(_open, _core.Session):  # A child cannot use CUDA's tensors in any case.
-        _open.commit()
+        _open.commit_before_fork()
 
 
 def _in_child() -> None:
@@ -623,6 +629,7 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+_core.set_adviser(advice.advise)
 
 
 def evict(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic
 from tests import pool_model
 
@@ -265,7 +266,7 @@ class Model:
 
     def _allocate(self, size: int, number: int) -> Content:
         while True:
-            offset = self.pool.allocate(size, remap=True)
+            offset = self.pool.allocate(size, _core.Fit.remap)
             if offset is not None:
                 return Content(number, offset)
             if not self._evict_one():

@@ -2,10 +2,13 @@
 
 Made from the rules in `dtr_alloc/csrc/pool.h` and not from the code: best fit, the low end of the
 hole; among equal holes the one that became a hole last below 64 granules, the lowest address from
-there on; committed pages stay until another hole needs them.
+there on; committed pages stay until another hole needs them, or, beyond the limit, until no live
+block is on them.
 """
 
 from dataclasses import dataclass
+
+from dtr_alloc import _core
 
 GRANULE = 512
 SMALL = 64 * GRANULE
@@ -41,7 +44,7 @@ class Model:
         largest = max((r.size for r in self.ranges if r.free), default=0)
         return min(largest, self.budget - self.live())
 
-    def allocate(self, size: int, remap: bool) -> int | None:
+    def allocate(self, size: int, fit: _core.Fit) -> int | None:
         """Returns the offset of the new block, or None."""
         size = max(-(-size // GRANULE), 1) * GRANULE
         if self.live() + size > self.budget:
@@ -49,8 +52,10 @@ class Model:
             return None
         holes = sorted((r for r in self.ranges if r.free and r.size >= size), key=self._best_fit)
         hole = next((h for h in holes if self._fits(self.pages, h.offset, size)), None)
-        if hole is None and remap:
+        if hole is None and fit != _core.Fit.committed:
             hole = next((h for h in holes if self._fits(self._held(), h.offset, size)), None)
+        if hole is None and fit == _core.Fit.beyond:
+            hole = next(iter(holes), None)
         if hole is None:
             self.failures += 1
             return None
@@ -61,10 +66,11 @@ class Model:
         self.ranges[at : at + 1] = [block, rest] if rest.size else [block]
         needed = self._touched(block.offset, block.end)
         excess = len(self.pages | needed) - self.limit
-        if excess > 0:
-            self.remaps += 1
-            for page in self._page_order()[:excess]:
-                self.pages.remove(page)
+        # Where the limit is passed already, no more than the block needs.
+        excess = min(excess, len(needed - self.pages))
+        taken = self._page_order()[: max(excess, 0)]
+        self.remaps += bool(taken)
+        self.pages -= set(taken)
         self.pages |= needed
         self.allocations += 1
         self.peak = max(self.peak, self.live())
@@ -78,6 +84,8 @@ class Model:
         hole = Range(begin, end - begin, free=True, since=self._tick())
         self.ranges[first : last + 1] = [hole]
         self.frees += 1
+        surplus = max(len(self.pages) - self.limit, 0)
+        self.pages -= set(self._page_order()[:surplus])
 
     def free_neighbours(self, offset: int) -> tuple[int, int]:
         at = next(i for i, r in enumerate(self.ranges) if r.offset == offset)
@@ -113,7 +121,8 @@ class Model:
         return held
 
     def _fits(self, pages: set[int], offset: int, size: int) -> bool:
-        return len(pages | self._touched(offset, offset + size)) <= self.limit
+        needed = self._touched(offset, offset + size)
+        return needed <= pages or len(pages | needed) <= self.limit
 
     def _page_order(self) -> list[int]:
         """Committed pages without a live byte as they are taken: largest holes first, end first."""

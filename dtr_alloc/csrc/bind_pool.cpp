@@ -37,11 +37,11 @@ class PyPool {
     for (const std::uintptr_t address : addresses_) pool->free(find(pool, address));
   }
 
-  std::optional<std::uintptr_t> allocate(Bytes size, bool remap, Stream stream) {
+  std::optional<std::uintptr_t> allocate(Bytes size, Fit fit, Stream stream) {
     std::uintptr_t address = 0;
     {
       const py::gil_scoped_release release;
-      const Block* block = pool_->allocate(size, remap ? Fit::kRemap : Fit::kCommitted, stream);
+      const Block* block = pool_->allocate(size, fit, stream);
       if (block == nullptr) return std::nullopt;
       address = reinterpret_cast<std::uintptr_t>(pool_->data(block));
     }
@@ -116,10 +116,15 @@ void bind_pool(py::module_& m) {
       .def_readonly("peak_committed", &PoolStats::peak_committed)
       .def_readonly("peak_blocks", &PoolStats::peak_blocks);
 
+  py::enum_<Fit>(m, "Fit")
+      .value("committed", Fit::kCommitted)
+      .value("remap", Fit::kRemap)
+      .value("beyond", Fit::kBeyond);
+
   py::class_<PyPool>(m, "Pool")
       .def(py::init<Bytes, const std::string&, Bytes, int>(), py::arg("budget"), py::arg("arena"),
            py::arg("address_space"), py::arg("device") = 0)
-      .def("allocate", &PyPool::allocate, py::arg("size"), py::arg("remap") = true,
+      .def("allocate", &PyPool::allocate, py::arg("size"), py::arg("fit") = Fit::kBeyond,
            py::arg("stream") = 0)
       .def("free", &PyPool::free, py::arg("address"))
       .def("record_stream", &PyPool::record_stream, py::arg("address"), py::arg("stream"))

@@ -30,8 +30,7 @@ int page_shift(Bytes page) {
 Pages::Pages(Arena& arena, Bytes budget)
     : arena_(arena),
       shift_(page_shift(arena.page())),
-      most_(touched(0, budget).end),
-      limit_(most_),
+      limit_(touched(0, budget).end),
       bits_(((arena.capacity() >> shift_) + 63) / 64),
       full_(((arena.capacity() >> shift_) + 4095) / 4096) {}
 
@@ -171,7 +170,6 @@ void Pages::check() const {
   }
   if (committed({0, top_}) != committed_)
     throw std::logic_error("committed pages must be the bits that are set");
-  if (committed_ > most_) throw std::logic_error("committed pages must not pass the limit");
 }
 
 }  // namespace dtr

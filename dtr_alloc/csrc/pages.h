@@ -1,11 +1,11 @@
-// Which pages of an arena are committed: one bit a page, a second one for 64 pages that all are,
-// and never more pages than the limit.
+// Which pages of an arena are committed: one bit a page, a second one for 64 pages that all are;
+// and how many there should be at most.
 //
-// The limit is the budget rounded up to a page. A page may be released only where it lies wholly
-// inside a hole, so the pages that live blocks touch are committed at all times; pages of holes
-// stay committed, too, until somebody needs them elsewhere or trims, because giving a page away and
-// taking it again is a call to the kernel or the driver. Cost: one word for 4,096 committed pages
-// that a block covers.
+// The limit is the budget rounded up to a page; the pool decides when it is passed. A page may be
+// released only where it lies wholly inside a hole, so the pages that live blocks touch are
+// committed at all times; pages of holes stay committed, too, until somebody needs them elsewhere
+// or trims, because giving a page away and taking it again is a call to the kernel or the driver.
+// Cost: one word for 4,096 committed pages that a block covers.
 
 #pragma once
 
@@ -88,7 +88,6 @@ class Pages {
 
   Arena& arena_;
   const int shift_;
-  const std::int64_t most_;  // That the limit can be.
   std::int64_t limit_;
   std::int64_t committed_ = 0;
   std::int64_t top_ = 0;  // No page from here on was ever committed.

@@ -156,8 +156,11 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
       return pages_->fits(pages_->touched(candidate->offset, candidate->offset + rounded));
     });
   }
-  const bool remap = hole == nullptr && fit == Fit::kRemap;
+  const bool remap = hole == nullptr && fit != Fit::kCommitted;
   if (remap) hole = hole_after_moves(rounded);
+  if (hole == nullptr && fit == Fit::kBeyond) {
+    hole = holes_->best_fit(rounded, [](const Node*) { return true; });
+  }
   if (hole == nullptr) {
     failures_++;
     return nullptr;
@@ -208,7 +211,7 @@ void Pool::back(const Block* block, bool remap) {
   };
   const auto missing = [&] { return run.size() - pages_->committed(run); };
 
-  if (remap) take(missing() - (pages_->limit() - pages_->committed()));
+  if (remap) take(missing() - std::max<std::int64_t>(pages_->limit() - pages_->committed(), 0));
   try {
     pages_->commit(run);
     peak_committed_ = std::max(peak_committed_, pages_->committed_bytes());
@@ -395,18 +398,41 @@ void Pool::end_quarantine() {
   if (--quarantine_ == 0) vacate_held();
 }
 
-// Makes a hole of a live block, one with the holes on either side.
 void Pool::give_back(Node* block) {
+  Node* hole = merge(block);
+  if (pages_->committed() > pages_->limit()) [[unlikely]]
+    give_surplus_back(hole);
+}
+
+// Of a hole that has become larger. The others have no page left: a request that passed the limit
+// took them first.
+void Pool::give_surplus_back(Node* hole) {
+  const Pages::Run inside = pages_->inside(hole->offset, hole->offset + hole->size);
+  if (pages_->committed(inside) == 0) return;
+  try {
+    if (hole->fence != 0) hole->fence = order_->settle(hole->fence);
+    pages_->release(inside, pages_->committed() - pages_->limit());
+  } catch (const std::exception&) {
+    // Whoever frees a block need not know: it is free. The next request for a page takes these.
+  }
+}
+
+// Makes a hole of a live block, one with the holes on either side; returns that.
+Node* Pool::merge(Node* block) {
   block->free = true;
   block->owner = nullptr;
   Node* left = static_cast<Node*>(block->previous);
   Node* right = static_cast<Node*>(block->next);
   const bool join_left = left != nullptr && left->free;
   const bool join_right = right != nullptr && right->free;
-  if (!join_left && !join_right) return holes_->insert(block);
+  if (!join_left && !join_right) {
+    holes_->insert(block);
+    return block;
+  }
 
+  Node* hole = join_left ? left : right;
   if (order_ != nullptr) [[unlikely]] {
-    join_fences(join_left ? left : right, block, join_left && join_right ? right : nullptr);
+    join_fences(hole, block, join_left && join_right ? right : nullptr);
   }
   if (join_left && join_right) {
     holes_->remove(right);
@@ -418,6 +444,7 @@ void Pool::give_back(Node* block) {
     holes_->resize(right, block->offset, block->size + right->size);
   }
   unlink(block);
+  return hole;
 }
 
 // The node that stays gets the fences of those that go.

@@ -7,10 +7,16 @@
 // lowest address (holes.h). allocate and free are O(1) for small blocks and O(log holes) for large,
 // plus the holes that are passed over for want of pages.
 //
-// The budget bounds two things, both exactly: bytes in live blocks, and bytes of committed pages
-// (the budget rounded up to a page). The arena reserves more addresses than the budget.
-// Fit::kCommitted only takes a hole that needs no page beyond the budget; Fit::kRemap, where there
-// is none, takes pages away from other holes, largest first, to back this one.
+// The budget bounds bytes in live blocks, always, and bytes of committed pages (the budget rounded
+// up to a page) for as long as that refuses nobody. The arena reserves more addresses than the
+// budget. Fit::kCommitted only takes a hole that needs no page beyond the budget; Fit::kRemap,
+// where there is none, takes pages away from other holes, largest first, to back this one. A page
+// that a live block shares with a hole can do neither, so bytes may be left that no page is allowed
+// for; Fit::kBeyond then passes the limit on pages. Every page is by then one that a live block
+// touches: what lies beyond the budget are the free ends of such pages, on any arena, and it is
+// given back as the blocks on them are freed. Torch's own allocators hold such ends too, and count
+// them as reserved (here: committed); to turn down a request that the budget has bytes for would be
+// worse.
 //
 // On a device, work that uses a block may still wait in a stream when the block is freed. A block
 // is allocated on a stream; that stream may use its bytes again at once, and any other is made to
@@ -52,7 +58,7 @@ struct Block {
   void* owner = nullptr;     // The engine's Value that lives here; null where nobody may evict it.
 };
 
-enum class Fit { kCommitted, kRemap };
+enum class Fit { kCommitted, kRemap, kBeyond };
 
 // Which hole a block is cut from, and at which end. kLow and kHigh take the first that holds it
 // from that end of the arena, which keeps blocks apart whose fates differ; they cost O(blocks).
@@ -91,7 +97,8 @@ class Pool {
   // Throws std::invalid_argument unless 0 < budget <= the arena's capacity.
   static Handle create(std::unique_ptr<Arena> arena, Bytes budget);
 
-  // Null where no hole is large enough, or live + size would pass the budget. Throws
+  // Null where no hole is large enough (or, but for Fit::kBeyond, may have the pages), or
+  // live + size would pass the budget. Throws
   // std::bad_alloc, and has allocated nothing, where the machine has no page for a block that the
   // budget allows; std::invalid_argument where size is negative; what the device's driver throws.
   // The pool is then as it was, but for pages that have moved.
@@ -176,6 +183,8 @@ class Pool {
   Block* carve(Node* hole, Bytes size, bool high);
   Node* hole_from(Place place, Bytes size) const;
   void give_back(Node* block);
+  Node* merge(Node* block);
+  [[gnu::noinline]] void give_surplus_back(Node* hole);
   void unlink(Node* block);
   bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;
   Node* hole_after_moves(Bytes size) const;

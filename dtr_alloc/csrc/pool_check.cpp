@@ -60,6 +60,8 @@ void Pool::check() const {
   insist(holes == holes_->count(), "every free block must be in the order of holes");
   insist(quarantined == quarantined_, "quarantined bytes must be the sum of the held blocks");
   insist(quarantine_ > 0 || quarantined == 0, "no block may be held without a quarantine");
+  insist(pages_->committed() <= pages_->limit() || releasable() == 0,
+         "pages beyond the limit must be there for live blocks only");
   holes_->check();
   pages_->check();
   if (order_ != nullptr) {

@@ -23,6 +23,30 @@ void Session::Turn::wait() {
   mutex_.lock();
 }
 
+namespace {
+
+// Lives as long as the process: errors are raised until its end.
+py::function* advise = nullptr;
+
+std::string advice(Bytes at_least) {
+  py::gil_scoped_acquire gil;
+  try {
+    return py::cast<std::string>((*advise)(at_least));
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("an advice of dtr_alloc");
+    return "";
+  }
+}
+
+// The error is on its way out of an operator, and none of our locks is held: who waits for a turn
+// has given Python's lock away (Turn::wait).
+void set_adviser(const py::function& function) {
+  advise = new py::function(function);
+  Session::set_adviser(&advice);
+}
+
+}  // namespace
+
 void bind_session(py::module_& m) {
   register_interception();
   install_cpu_allocator();
@@ -46,6 +70,14 @@ void bind_session(py::module_& m) {
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
       .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes);
+
+  py::enum_<Session::Watch>(m, "Watch")
+      .value("off", Session::Watch::kOff)
+      .value("on", Session::Watch::kOn)
+      .value("over", Session::Watch::kOver)
+      .value("threads", Session::Watch::kThreads)
+      .value("long", Session::Watch::kLong)
+      .value("traced", Session::Watch::kTraced);
 
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<Session::Reading>(m, "Reading");
@@ -115,6 +147,16 @@ void bind_session(py::module_& m) {
            })
       .def("is_evicted", &Session::is_evicted)
       .def("commit", &Session::commit, Open())
+      .def("commit_before_fork", &Session::commit_before_fork, Open())
+      .def("watch", &Session::watch)
+      .def("seen",
+           [](const Session& session) {
+             Session::Seen seen = session.seen();
+             py::array_t<std::int64_t> records(
+                 static_cast<py::ssize_t>(seen.records.records.size()),
+                 seen.records.records.data());
+             return py::make_tuple(records, seen.records.operators, seen.steps, seen.watch);
+           })
       .def("step", &Session::step, Open())
       .def("fail_allocation", &Session::fail_allocation)
       .def("abandon_in_child", &Session::abandon_in_child)
@@ -145,6 +187,7 @@ void bind_session(py::module_& m) {
              return rows;
            })
       .def("check", &Session::check);
+  m.def("set_adviser", &set_adviser);
   m.def("record_this_thread", &Session::record_this_thread);
   m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;

@@ -21,6 +21,9 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
+// A constant up to this size is copied before it is written, a larger one retires its readers.
+constexpr Bytes kLargestCopy = Bytes{64} << 10;
+
 struct Session::Call {
   const OperatorInfo& info;
   c10::DispatchKeySet keys;  // Of the call below ours.
@@ -32,6 +35,7 @@ struct Session::Call {
   bool here = false;     // It runs on the session's device.
   bool tracked = false;
   bool recording = false;
+  bool recordable = false;  // The same where nothing is recorded, for a trace.
   at::Generator generator;  // Its state before the call, if it is random and recorded.
   std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.

@@ -47,9 +47,6 @@ thread_local bool in_optimizer = false;
 // asking the dispatcher.
 constexpr Bytes kSmallestValue = 512;
 constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
-// An operator that writes a constant beside its results is recorded, with a copy of what was there,
-// where the constant is no larger than this.
-constexpr Bytes kLargestCopy = Bytes{64} << 10;
 // A buffer written in place over and over would keep a recipe for each write.
 constexpr std::uint16_t kLongestWriteChain = 16;
 
@@ -104,7 +101,33 @@ bool Session::ours(const c10::TensorImpl& tensor) const {
          tensor.unsafe_storage().unsafeGetStorageImpl()->nbytes() <= kLargestInline;
 }
 
-void Session::set_in_optimizer(bool inside) { in_optimizer = inside; }
+// In a scope where nothing is: what adopt_outputs and prepare_writes would do.
+bool Session::would_track(const Call& call, const c10::TensorImpl& tensor) const {
+  if (!ours(tensor)) return false;
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  if (!worth_evicting(tensor, static_cast<Bytes>(storage->nbytes()))) return false;
+  return std::ranges::none_of(call.arguments,
+                              [&](const auto& argument) { return argument.storage == storage; });
+}
+
+bool Session::would_record(const Call& call, TraceRecorder& recorder) const {
+  if (!call.recordable || call.info.fresh) return call.recordable;
+  bool versions = false, small = true;
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.written) continue;
+    const bool tracked = recorder.tracks(key_of(argument.storage));
+    versions |= tracked;
+    small &= tracked || static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
+  }
+  return versions && small;
+}
+
+void Session::set_in_optimizer(bool inside) {
+  in_optimizer = inside;
+  Session* session = active();
+  if (!inside || !session || !records_this_thread()) return;
+  if (TraceRecorder* recorder = session->recorder_) recorder->optimizing();
+}
 
 void Session::arm(c10::StorageImpl* storage) {
 #if __has_include(<c10/core/StorageMaterializer.h>)
@@ -115,7 +138,12 @@ void Session::arm(c10::StorageImpl* storage) {
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (Session* session = Session::active()) {
-    session->execute(operator_info(op), keys, stack);
+    try {
+      session->execute(operator_info(op), keys, stack);
+    } catch (const c10::OutOfMemoryError& error) {
+      if (InOperator::depth > 0) throw;
+      session->rethrow_with_advice(error);
+    }
   } else {
     op.redispatchBoxed(keys, stack);
   }
@@ -130,9 +158,11 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (c10::GradMode::is_enabled()) in_optimizer = false;  // A step that raised ran no post hook.
   bool differentiating = !c10::GradMode::is_enabled() &&
                          (in_optimizer || torch::autograd::get_current_graph_task_id() >= 0);
-  call.recording = options_.record && call.here && info.recordable && (info.fresh || info.writes) &&
-                   !call.foreign && !call.handled && !differentiating && captures_ == 0 &&
-                   !Hold::here() && !info.draws_elsewhere(*stack);
+  call.recordable = (options_.record || recorder_.load()) && call.here && info.recordable &&
+                    (info.fresh || info.writes) && !call.foreign && !call.handled &&
+                    !differentiating && captures_ == 0 && !Hold::here() &&
+                    !info.draws_elsewhere(*stack);
+  call.recording = options_.record && call.recordable;
 
   std::optional<Turn> turn;
   if (options_.record && (info.writes || info.random)) turn.emplace(*this);

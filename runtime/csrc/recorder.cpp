@@ -36,14 +36,16 @@ void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Resu
   if (fresh) out_.operators.push_back(c10::toString(info.handle.operator_name()));
   for (const Result& result : results) {
     if (!result.data) {
-      made_.insert(made_.end(),
-                   {arguments_[written_[written++]], 0, -1, std::int64_t{result.tracked}});
+      const auto name = static_cast<Name>(arguments_[written_[written++]]);
+      made_.insert(made_.end(), {name, 0, -1, std::int64_t{result.tracked}});
+      if (!result.tracked) tracked_.erase(name);
       continue;
     }
     for (std::size_t i = 0; i < locals_.size(); ++i) {
       if (locals_[i].data != result.data || !locals_[i].alive) continue;
       locals_[i].alive = false;  // It has a name now.
       names_[result.key] = ++last_;
+      if (result.tracked && !recipes_) tracked_.insert(last_);
       made_.insert(made_.end(), {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i),
                                  std::int64_t{result.tracked}});
     }
@@ -53,6 +55,13 @@ void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Resu
     names_[locals_[i].data] = ++last_;
     made_.insert(made_.end(),
                  {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i), 0});
+  }
+  for (std::size_t i = 0; !recipes_ && i < made_.size(); i += 4) {
+    if (!made_[i + 3]) continue;
+    const auto made = static_cast<Name>(made_[i]);
+    for (std::int64_t argument : arguments_) {
+      if (argument != made) made_of_[static_cast<Name>(argument)].push_back(made);
+    }
   }
   auto& out = out_.records;
   out.push_back(kOperator);
@@ -121,6 +130,7 @@ void TraceRecorder::release(const void* key) {
   } else {
     put(kRelease, {known->second});
   }
+  tracked_.erase(known->second);
   names_.erase(known);
 }
 
@@ -135,12 +145,20 @@ void TraceRecorder::rekey(const void* from, const void* to) {
 
 void TraceRecorder::froze(const void* key) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (auto known = names_.find(key); known != names_.end()) put(kFreeze, {known->second});
+  auto known = names_.find(key);
+  if (known == names_.end()) return;
+  put(kFreeze, {known->second});
+  tracked_.erase(known->second);
 }
 
 void TraceRecorder::stepped() {
   std::lock_guard<std::mutex> guard(mutex_);
   put(kStep, {});
+}
+
+void TraceRecorder::optimizing() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  put(kOptimizing, {});
 }
 
 void TraceRecorder::evicted(const Value& value) {
@@ -153,6 +171,39 @@ TraceRecorder::Name TraceRecorder::name_of(const void* key) {
   std::lock_guard<std::mutex> guard(mutex_);
   auto known = names_.find(key);
   return known == names_.end() ? 0 : known->second;
+}
+
+// What was found once has no live recipe left, so no edge is followed twice.
+void TraceRecorder::retired(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(key);
+  if (known == names_.end()) return;
+  std::vector<Name> pending{known->second};
+  while (!pending.empty()) {
+    const Name name = pending.back();
+    pending.pop_back();
+    if (tracked_.erase(name)) put(kFreeze, {name});
+    auto edges = made_of_.find(name);
+    if (edges == made_of_.end()) continue;
+    pending.insert(pending.end(), edges->second.begin(), edges->second.end());
+    made_of_.erase(edges);
+  }
+}
+
+bool TraceRecorder::tracks(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(key);
+  return known != names_.end() && tracked_.count(known->second) > 0;
+}
+
+std::size_t TraceRecorder::length() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return out_.records.size();
+}
+
+TraceRecorder::Records TraceRecorder::copy() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return out_;
 }
 
 TraceRecorder::Records TraceRecorder::take() {

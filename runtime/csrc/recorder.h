@@ -26,7 +26,7 @@ class TraceRecorder {
   using Name = std::int32_t;
 
   // Names go on from `last`, so that no two recordings of a scope share one.
-  explicit TraceRecorder(Name last) : first_(last + 1), last_(last) {}
+  TraceRecorder(Name last, bool recipes) : recipes_(recipes), first_(last + 1), last_(last) {}
   Name last() const { return last_; }
 
   // Each record is its kind, its length without these two, and
@@ -35,8 +35,8 @@ class TraceRecorder {
   //     ones (name, 0, -1, tracked); what happened to memory meanwhile, as (MemoryEvent, value).
   //   kConstant: name, bytes in the pool.
   //   kRelease, kFreeze: name.
-  //   kStep: nothing.
-  enum Kind : std::int64_t { kOperator, kConstant, kRelease, kFreeze, kStep };
+  //   kStep, kOptimizing: nothing. A step of an optimizer ends; begins.
+  enum Kind : std::int64_t { kOperator, kConstant, kRelease, kFreeze, kStep, kOptimizing };
   // Of a memory event: bytes; the how-manieth block allocated by this operator; a name; bytes.
   enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
 
@@ -59,8 +59,14 @@ class TraceRecorder {
   void rekey(const void* from, const void* to);
   void froze(const void* key);
   void stepped();
+  void optimizing();
   void evicted(const Value& value);
+  // Where no recipes are made that would tell: a large constant is about to be written, so what is
+  // tracked and was made of it, however indirectly, stops being recomputable.
+  void retired(const void* key);
   Name name_of(const void* key);  // 0 where it has none.
+  // Whether it is a result that was said to be tracked, where no recipes tell.
+  bool tracks(const void* key);
 
   // Everything so far.
   struct Records {
@@ -70,6 +76,8 @@ class TraceRecorder {
     std::vector<std::int64_t> evictions;
   };
   Records take();
+  Records copy();
+  std::size_t length();  // Of the records, in integers.
 
  private:
   struct Local {
@@ -86,7 +94,10 @@ class TraceRecorder {
   std::mutex mutex_;
   Records out_;
   ska::flat_hash_map<const void*, Name> names_;
+  ska::flat_hash_set<Name> tracked_;
+  ska::flat_hash_map<Name, std::vector<Name>> made_of_;  // The tracked results of what reads it.
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
+  const bool recipes_;  // Whether the session has them.
   const Name first_;
   Name last_;
   // Of the operator that runs.

@@ -37,7 +37,7 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
   const bool windows = engine.heuristic().selection == Selection::kWindow;
   while (true) {
     if (Block* block = take(Fit::kCommitted)) return block;
-    if (!may_evict) return take(Fit::kRemap);
+    if (!may_evict) return take(Fit::kBeyond);
     const bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
     const Nanos move = scattered ? pool.move_price(asked, prices) : kCannotMove;
     if (move != kCannotMove) {
@@ -53,7 +53,7 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
     if (windows && evict_window(cheapest_window(pool, engine, asked), engine)) continue;
     if (engine.evict_one()) continue;
     if (Block* block = take(Fit::kRemap)) return block;
-    if (!engine.evict_waiting()) return nullptr;
+    if (!engine.evict_waiting()) return take(Fit::kBeyond);
   }
 }
 

@@ -50,16 +50,20 @@ Nanos unix_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+constexpr Bytes kKib = 1 << 10, kMib = 1 << 20;
+
 std::string in_mib(Bytes bytes) {
+  const bool small = bytes < kMib;
   char text[32];
-  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+  std::snprintf(text, sizeof text, small ? "%.2f KiB" : "%.2f MiB",
+                static_cast<double>(bytes) / (small ? kKib : kMib));
   return text;
 }
 
 // Rounded up: for a budget that shall do.
 std::string enough_mib(Bytes bytes) {
-  constexpr Bytes kMib = 1 << 20;
-  return in_mib(((bytes * 100 + kMib - 1) / kMib * kMib + 99) / 100);
+  const Bytes unit = bytes < kMib ? kKib : kMib;
+  return in_mib(((bytes * 100 + unit - 1) / unit * unit + 99) / 100);
 }
 
 }  // namespace
@@ -110,6 +114,7 @@ Bytes Session::leave() {
     }
   } close{this};
   leaving_ = true;
+  end_watch(Watch::kOver);
   commit();
   pool_->trim();
   return spilled_;
@@ -117,6 +122,7 @@ Bytes Session::leave() {
 
 void Session::join() {
   Turn turn(*this);
+  end_watch(Watch::kThreads);
   TORCH_CHECK(!recorder_.load(), "a trace is being recorded, of one thread: others cannot join the scope");
   ++joined_;
   record_this_thread(true);
@@ -482,6 +488,7 @@ void Session::watch_for_thrash() {
   window_remat_ = window_kernel_ = 0;
   window_start_ = operators_;
   if (ratio <= options_.thrash_limit) return;
+  refused_ = pool_->budget() + kGranule;
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(pool_->budget()),
                    ": the program recomputes ", static_cast<std::int64_t>(ratio),
                    " times longer than it computes, which is above the limit of ",
@@ -569,15 +576,19 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                    " free; this torch hides what tensor subclasses and dispatch modes call, so "
                    "nothing is evicted inside them: raise the budget to at least ",
                    enough_mib(floor), ", or take torch 2.13 or later");
+  refused_ = floor;
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
       in_mib(pool.budget - pool.live),
       pool.live + round_to_granule(asked) <= pool.budget ? " free but in smaller pieces" : " free",
       ", nothing left to evict: ", in_mib(locked),
       " are read by operators now running or being recomputed, ", in_mib(pool.live - locked),
-      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); the "
-      "largest operator so far needs ",
-      in_mib(largest), "; raise the budget to at least ", enough_mib(floor));
+      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); ",
+      forked_ ? "what was in memory when this process forked (a DataLoader's workers) is among "
+                "that; "
+              : "",
+      "the largest operator so far needs ", in_mib(largest), "; raise the budget to at least ",
+      enough_mib(floor));
 }
 
 // ---- By hand
@@ -635,6 +646,8 @@ Session::Exposure Session::hand_out(c10::StorageImpl& storage, Lock& lock) {
     if (value && value->resident()) let_write(*value, storage);
   }
   Exposure exposure = keep_content(&storage, lock);
+  TraceRecorder* recorder = recorder_;
+  if (recorder && !options_.record) recorder->froze(key_of(&storage));
   exposure.kept += tracked;
   return exposure;
 }
@@ -730,6 +743,11 @@ void Session::commit() {
   settled_.clear();
 }
 
+void Session::commit_before_fork() {
+  forked_ = true;
+  commit();
+}
+
 // What outlives the scope and does not fit the budget together goes to ordinary memory: nothing is
 // lost, and the pool still keeps its bound. The lock is held.
 bool Session::spill() {
@@ -751,6 +769,7 @@ bool Session::spill() {
 void Session::step() {
   if (!records_this_thread()) return;
   if (TraceRecorder* recorder = recorder_) recorder->stepped();
+  if (watch_ == Watch::kOn && ++watched_steps_ == kWatchedSteps) end_watch(Watch::kOver);
 }
 
 // ---- Device

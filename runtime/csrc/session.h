@@ -107,6 +107,7 @@ class Session final : public Executor {
   class Hold;
 
   void commit();
+  void commit_before_fork();
   void step();  // An optimizer step is over: a mark in a trace.
   static void set_in_optimizer(bool inside);
   static void record_this_thread(bool on);  // Whether its operators are the active scope's.
@@ -117,6 +118,23 @@ class Session final : public Executor {
   void start_trace();  // Throws std::runtime_error where one is being recorded.
   TraceRecorder::Records take_trace();
   void freed(const void* data);  // By the deleter of ordinary pool tensors.
+
+  // Records the scope's first steps, for who asks later which budget would do. It ends by itself.
+  enum class Watch { kOff, kOn, kOver, kThreads, kLong, kTraced };
+  // Of optimizers: a generator may have one for several of its critic's.
+  static constexpr std::int64_t kWatchedSteps = 12;
+  void watch();
+  struct Seen {
+    TraceRecorder::Records records;
+    std::int64_t steps;  // Of optimizers.
+    Watch watch;         // What ended it.
+  };
+  Seen seen() const;
+  // Says more about an error than is known where it is raised. `at_least`: bytes of a budget that
+  // would have let this request through. Called without any of our locks.
+  using Adviser = std::string (*)(Bytes at_least);
+  static void set_adviser(Adviser adviser) { adviser_ = adviser; }
+  [[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error);
 
   SessionStats stats() const;
   void reset_peak() { pool_->reset_peak(); }
@@ -159,6 +177,9 @@ class Session final : public Executor {
   static Value* value_of(const c10::StorageImpl* storage);
   Value& constant_for(c10::StorageImpl* storage);
   const void* key_of(const c10::StorageImpl* storage) const;  // Of the recorder.
+  void end_watch(Watch why);
+  bool would_track(const Call& call, const c10::TensorImpl& tensor) const;
+  bool would_record(const Call& call, TraceRecorder& recorder) const;
   void record_begin(const Call& call, TraceRecorder& recorder);
   void record_end(const Call& call, TraceRecorder& recorder, Nanos cost,
                   const torch::jit::Stack& stack);
@@ -231,6 +252,12 @@ class Session final : public Executor {
   std::atomic<TraceRecorder*> recorder_{nullptr};          // Null while nothing is recorded.
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
+  std::atomic<Watch> watch_{Watch::kOff};
+  TraceRecorder* watched_ = nullptr;
+  std::int64_t watched_steps_ = 0;
+  std::atomic<Bytes> refused_{0};  // By the last error: the budget that would have served it.
+  bool forked_ = false;
+  static inline std::atomic<Adviser> adviser_{nullptr};
   std::int64_t operators_ = 0, kernel_ticks_ = 0, bookkeeping_ticks_ = 0;
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.

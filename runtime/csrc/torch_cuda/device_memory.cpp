@@ -85,7 +85,7 @@ void* DeviceMemory::allocate(std::size_t bytes, Stream stream) {
   try {
     if (session) {
       data = session->allocate(bytes, stream);
-    } else if (Block* block = pool.allocate(asked, Fit::kRemap, stream)) {
+    } else if (Block* block = pool.allocate(asked, Fit::kBeyond, stream)) {
       data = pool.data(block);
     } else {
       refuse(asked);

@@ -1,0 +1,191 @@
+"""Which budget would do: what an error adds when a scope's budget turned out too small.
+
+The request that failed only tells what it needs itself, and the next one may need more. But the
+first steps of every scope are recorded (record.cpp), and so is what `measure` runs. The simulator
+takes the live runtime's decisions (mode ``pool``), so the smallest budget in which those steps run
+is found by halving, without the program. What an optimizer made at the end of the last step is
+there from the next one's begin on: the steps are simulated with that as well. 3 % are added,
+because live decisions follow times, which are measured anew. Of several steps more is known than of
+one (gradients that are kept, shapes that vary); before a whole one nobody can know, and the text
+says so.
+
+A search takes up to two seconds, once for each state of the program in which a request fails.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.heuristic import Heuristic, Policy
+
+if TYPE_CHECKING:
+    from dtr_alloc.runtime.simulate import Simulator
+
+_SECONDS = 2.0  # For a search.
+_MARGIN = 0.03
+_PLENTY = 1 << 38  # A virtual arena has no more addresses than some multiple of it.
+_HOPELESS = 20.0  # Recomputing more often than this is far below the live limit, and no use.
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class _Rules:
+    heuristic: str | Heuristic
+    policy: Policy
+    clock: Any
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a scope did, from its begin on: raw records (recorder.h)."""
+
+    records: npt.NDArray[np.int64]
+    operators: list[str]
+    steps: int
+    watch: _core.Watch
+
+    @classmethod
+    def of(cls, core: _core.Session) -> _Seen:
+        return cls(*core.seen())
+
+    def calls(self) -> Iterator[tuple[Any, ...]]:
+        """Each operator and the bytes of what it made."""
+        from dtr_alloc.runtime.record_trace import calls
+
+        return calls(self.records.tolist(), self.operators)
+
+
+_open: tuple[_core.Session, _Rules] | None = None
+_before: _Seen | None = None  # Of the last scope that ended with a whole step.
+_known: tuple[Any, str] | None = None  # The last search.
+
+
+@contextmanager
+def watched(
+    core: _core.Session, heuristic: str | Heuristic, policy: Policy, clock: str
+) -> Iterator[None]:
+    """Records the scope that is opened in the body."""
+    global _open, _before, _known
+    core.watch()
+    outer = _open  # Scopes do not nest, which the body will say.
+    _open, _known = (core, _Rules(heuristic, policy, clock)), None
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        _open = outer
+        if not sys.is_finalizing():  # NumPy may be gone.
+            seen = _Seen.of(core)
+            if seen.steps or not (failed or seen.watch == _core.Watch.long):
+                _before = seen
+
+
+def advise(at_least: int) -> str:
+    """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
+    if _open is None:
+        return ""
+    core, rules = _open
+    global _known
+    seen = _Seen.of(core)
+    question = len(seen.records), at_least
+    if _known is None or _known[0] != question:
+        _known = question, _advise(seen, rules, at_least)
+    return _known[1]
+
+
+def _advise(seen: _Seen, rules: _Rules, at_least: int) -> str:
+    if seen.watch == _core.Watch.threads:
+        return "; a later request may need more, and what several threads need is not foretold"
+    known, what = [], "what an earlier scope of this process did"
+    if _before is not None and len(_before.records) > len(seen.records) and _agree(seen, _before):
+        known.append(_before)
+    if seen.steps:
+        known.append(seen)
+        steps = "1 optimizer step" if seen.steps == 1 else f"{seen.steps} optimizer steps"
+        what = f"{steps} seen so far"
+    if not known and seen.watch == _core.Watch.long:
+        return "; a later request may need more: no step was over when it became too long to keep"
+    if not known:
+        return (
+            "; the first step is not over, and a later request may need more: run two steps in "
+            "dtr_alloc.measure() before, and this text will know, or say dtr-alloc plan"
+        )
+    found = _smallest(known, rules, at_least)
+    if found is None:
+        return f"; a later request may need more: {what} needed less than this one"
+    return f"; by a simulation of {what}, {_enough(found)} do"
+
+
+def _agree(seen: _Seen, before: _Seen) -> bool:
+    """Whether the program begins as the one before did."""
+    calls = list(seen.calls())
+    return calls == list(islice(before.calls(), len(calls)))
+
+
+def _smallest(known: Sequence[_Seen], rules: _Rules, at_least: int) -> int | None:
+    """The smallest budget from `at_least` on in which all of it runs, and some; None where it takes
+    less even without a budget."""
+    from dtr_alloc.runtime.record_trace import trace_of, with_later_state
+    from dtr_alloc.runtime.simulate import Simulator
+
+    end = time.monotonic() + _SECONDS
+    simulators = []
+    for seen in known:
+        records = seen.records.tolist()
+        for run in (records, with_later_state(records)):
+            if run:
+                simulators.append(Simulator(trace_of(run, seen.operators)))
+    low, high = at_least, _run(simulators, rules, _PLENTY)
+    assert high is not None
+    if high < low:
+        return None
+    if _run(simulators, rules, low) is not None:
+        high = low
+    while high - low > max(high // 200, 512) and time.monotonic() < end:
+        middle = (low + high) // 2
+        if _run(simulators, rules, middle) is None:
+            low = middle
+        else:
+            high = middle
+    found = int(high * (1 + _MARGIN))
+    # No policy that decides by score promises that more is enough where less is.
+    while _run(simulators, rules, found) is None and time.monotonic() < end:
+        found += found // 100
+    return found
+
+
+def _run(simulators: Iterable[Simulator], rules: _Rules, budget: int) -> int | None:
+    """The most bytes that one of them holds at once; None where the budget does not do for all."""
+    peak = 0
+    for simulator in simulators:
+        result = simulator.run(
+            budget,
+            rules.heuristic,
+            rules.policy,
+            mode="pool",
+            thrash=_HOPELESS,
+            pin_outputs=False,
+            move_ns="measured",
+            clock=rules.clock,
+        )
+        if result.status != "ok":
+            return None
+        peak = max(peak, result.peak_bytes)
+    return peak
+
+
+def _enough(size: int) -> str:
+    """Rounded up, as a budget may be written."""
+    unit, name = (_MIB, "MiB") if size >= _MIB else (_KIB, "KiB")
+    return f"{-(-size * 100 // unit) / 100:.2f} {name}"
