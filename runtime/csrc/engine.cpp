@@ -1,6 +1,7 @@
 #include "runtime/csrc/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <optional>
 #include <unordered_set>
@@ -66,7 +67,7 @@ void Engine::finish(Op& op, Nanos cost) {
     Value* value = op.outputs()[i];
     if (!value) continue;
     value->cost = cost;
-    value->history = history + 1, value->walked = walked;
+    value->history = std::max<std::uint16_t>(history, history + 1), value->walked = walked;
     touch(*value);
     own(*value);
     add_candidate(*value);
@@ -631,37 +632,40 @@ Engine::Resting Engine::resting_on(const Value& constant, Bytes enough) const {
   return found;
 }
 
-// The estimate counts one for each operator in a row, as if the program kept nothing. The history is
-// walked, and the estimate put right, where the estimate says that it weighs too much, or where it has
-// grown by half since the last walk: so a walk over n recipes comes about once in n operators. What a
-// backward pass will need is held by the program, so the histories of a training step are short.
-bool Engine::outweighed(Value& value) {
-  constexpr int kShortest = 16;
+// The estimate counts one for each operator in a row, as if the program kept nothing. The history
+// is walked where it may weigh too much by the estimate, or where that has grown by half since the
+// last walk. What a backward pass will need is held by the program, so in training a walk ends at
+// once.
+bool Engine::outweighed(Value& value, int shortest) {
+  constexpr int kLongestEstimate = std::numeric_limits<std::uint16_t>::max() / 2;
   constexpr Bytes kRecord = 1024;  // Of an operator, what it made, and what they are kept in.
-  if (value.constant() || value.history < kShortest) return false;
+  if (value.constant() || value.history < shortest) return false;
   if (value.history < std::min<Bytes>(value.size / kRecord, value.walked * 3 / 2)) return false;
 
-  std::unordered_set<const void*> seen;
+  const std::uint64_t mark = --walk_;
   std::vector<Op*> frontier{value.producer};
-  int recipes = 1;
-  Bytes weight = kRecord;
-  while (!frontier.empty() && recipes < kLongestHistory && weight <= value.size) {
+  int recipes = 1, behind = 0;  // What the program still holds has a history of its own.
+  Bytes weight = 0;
+  while (!frontier.empty() && recipes < kLongestHistory && weight < value.size) {
     Op& op = *frontier.back();
     frontier.pop_back();
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
-      const Value& input = *op.uses()[i].value;
-      if (!seen.insert(&input).second) continue;
+      Value& input = *op.uses()[i].value;
+      if (std::exchange(input.mark, mark) == mark) continue;
       if (input.constant()) {
         weight += executor_.kept_for_recipes(input) ? input.size : 0;
-      } else if (!input.home && seen.insert(input.producer).second) {
+      } else if (input.home) {
+        behind = std::max<int>(behind, input.history);
+      } else {
         ++recipes;
         weight += kRecord;
         frontier.push_back(input.producer);
       }
     }
   }
-  value.history = value.walked = static_cast<std::uint16_t>(recipes);
-  return recipes >= kLongestHistory || weight > value.size;
+  const int estimate = std::min(recipes + behind, kLongestEstimate);
+  value.history = value.walked = static_cast<std::uint16_t>(estimate);
+  return recipes >= kLongestHistory || weight >= value.size;
 }
 
 // ---- Consistency

@@ -134,11 +134,11 @@ class Engine {
   // Whether a value's history is not worth keeping: the recipes of what the program has let go
   // since, and what only these read. A value that the program carries from step to step would drag
   // all its history along. But recipes are kept for what they can bring back. So a history is too
-  // much where it takes more memory than the value, or kLongestHistory operators to run again. A
+  // much where it takes as much memory as the value, or kLongestHistory operators to run again. A
   // value is asked as it is read, when the program has let go of what it was made from. Costs some
   // nanoseconds: by Value::history most need no look.
-  static constexpr int kLongestHistory = 256;
-  bool outweighed(Value& value);
+  static constexpr int kShortestHistory = 16, kLongestHistory = 256;
+  bool outweighed(Value& value, int shortest = kShortestHistory);
 
   // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
@@ -198,6 +198,7 @@ class Engine {
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
+  std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
   std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;
 };
 

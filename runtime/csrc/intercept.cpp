@@ -47,7 +47,6 @@ thread_local bool in_optimizer = false;
 // asking the dispatcher.
 constexpr Bytes kSmallestValue = 512;
 constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
-// A buffer written in place over and over would keep a recipe for each write.
 constexpr std::uint16_t kLongestWriteChain = 16;
 
 const c10::DispatchKeySet kDense = c10::DispatchKeySet(
@@ -495,6 +494,13 @@ void Session::adopt_outputs(Call& call, Op& op, const torch::jit::Stack& stack) 
   }
 }
 
+// A buffer that is written over and over (a parameter that the program updates by hand) would keep
+// a recipe for each write, and all that these read.
+bool Session::long_written(Value& value) {
+  if (value.version >= kLongestWriteChain) return true;
+  return value.version > 0 && engine_.outweighed(value, 1);
+}
+
 void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
   std::int64_t begin = ticks();
   Guard guard(*this);
@@ -522,7 +528,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
       free(block);
       continue;
     }
-    if (op && value->version < kLongestWriteChain) {
+    if (op && !long_written(*value)) {
       Value& next = engine_.write(*op, slot, static_cast<Bytes>(storage->nbytes()), storage, block);
       next.version = value->version + 1;
       attach(storage, next, block);

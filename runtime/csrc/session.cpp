@@ -576,6 +576,9 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                    " free; this torch hides what tensor subclasses and dispatch modes call, so "
                    "nothing is evicted inside them: raise the budget to at least ",
                    enough_mib(floor), ", or take torch 2.13 or later");
+  std::string exposed;
+  for (const std::string& text : exposures_) exposed += (exposed.empty() ? "" : ", ") + text;
+  if (!exposed.empty()) exposed = "memory was handed out by " + exposed + "; ";
   refused_ = floor;
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(asked), " asked, ",
@@ -587,8 +590,8 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
       forked_ ? "what was in memory when this process forked (a DataLoader's workers) is among "
                 "that; "
               : "",
-      "the largest operator so far needs ", in_mib(largest), "; raise the budget to at least ",
-      enough_mib(floor));
+      exposed, "the largest operator so far needs ", in_mib(largest),
+      "; raise the budget to at least ", enough_mib(floor));
 }
 
 // ---- By hand

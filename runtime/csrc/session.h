@@ -205,6 +205,7 @@ class Session final : public Executor {
   Op* before(Call& call, const torch::jit::Stack& stack);
   void make_constant(Call& call, Value& value);
   void prepare_writes(Call& call, Lock& lock);
+  bool long_written(Value& value);
   void record_written(Call& call, Lock& lock);
   bool of_library(const c10::StorageImpl* storage) const;
   static bool overlap(c10::StorageImpl* one, c10::StorageImpl* other);
