@@ -35,8 +35,8 @@ struct Session::Call {
   bool here = false;     // It runs on the session's device.
   bool tracked = false;
   bool recording = false;
-  bool recordable = false;  // The same where nothing is recorded, for a trace.
-  at::Generator generator;  // Its state before the call, if it is random and recorded.
+  bool recordable = false;              // The same where nothing is recorded, for a trace.
+  std::unique_ptr<RandomState> random;  // Before the call, if it is random and recorded.
   std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
   std::int64_t kernel_ticks = 0;

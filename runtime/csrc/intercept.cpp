@@ -165,7 +165,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 
   std::optional<Turn> turn;
   if (options_.record && (info.writes || info.random)) turn.emplace(*this);
-  if (call.recording) call.generator = Recipe::snapshot(info, *stack, device_);
+  if (call.recording) call.random = Recipe::snapshot(info, *stack, device_);
 
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
@@ -281,7 +281,7 @@ Op* Session::before(Call& call, const torch::jit::Stack& stack) {
       auto constant = constants_.find(argument.storage);
       if (constant != constants_.end()) detector_->verify(*constant->second, call.info);
     }
-    Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.generator));
+    Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.random));
     if (!op || call.info.shape_only) return op;
     std::uint32_t use = 0;
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {

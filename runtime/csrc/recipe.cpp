@@ -1,6 +1,5 @@
 #include "runtime/csrc/recipe.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -82,61 +81,23 @@ const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceO
                                    c10::DispatchKeySet(c10::DispatchKey::Python) |
                                    c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
-// The CPU's state is copied field by field: get_state() would make a tensor, which may fail for
-// want of memory. CUDA's is swapped whole: to set its seed would make cuDNN's dropout start anew.
-at::Generator state_of(const at::Generator& generator) {
-  if (generator.device().is_cpu()) return generator.clone();
-  return at::Generator(generator.unsafeGetGeneratorImpl()->graphsafe_get_state());
-}
-void set_state(const at::Generator& generator, const at::Generator& state) {
-  if (!generator.device().is_cpu()) {
-    generator.unsafeGetGeneratorImpl()->graphsafe_set_state(state.getIntrusivePtr());
-    return;
-  }
-  auto& target = *generator.get<at::CPUGeneratorImpl>();
-  auto& source = *state.get<at::CPUGeneratorImpl>();
-  target.set_engine(source.engine());
-  target.set_next_float_normal_sample(source.next_float_normal_sample());
-  target.set_next_double_normal_sample(source.next_double_normal_sample());
-}
-
-// For operators that draw from the default generator without taking one: puts a recorded state in
-// its place.
-class DefaultGeneratorState {
- public:
-  DefaultGeneratorState(at::Generator generator, const at::Generator& state)
-      : generator_(std::move(generator)) {
-    if (!generator_.defined()) return;
-    std::lock_guard<std::mutex> guard(generator_.mutex());
-    saved_ = state_of(generator_);
-    set_state(generator_, state);
-  }
-  ~DefaultGeneratorState() {
-    if (!saved_.defined()) return;
-    std::lock_guard<std::mutex> guard(generator_.mutex());
-    set_state(generator_, saved_);
-  }
-
- private:
-  at::Generator generator_, saved_;
-};
-
 }  // namespace
 
-at::Generator Recipe::snapshot(const OperatorInfo& info, const torch::jit::Stack& stack,
-                               const SessionDevice& device) {
+std::unique_ptr<RandomState> Recipe::snapshot(const OperatorInfo& info,
+                                              const torch::jit::Stack& stack,
+                                              const SessionDevice& device) {
   if (!info.random) return {};
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   bool given = info.generator >= 0 && first[info.generator].isGenerator();
   at::Generator generator =
       given ? first[info.generator].toGenerator() : device.generator(device.device);
   std::lock_guard<std::mutex> guard(generator.mutex());
-  return generator.clone();
+  return std::make_unique<RandomState>(generator);
 }
 
 Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
                    const torch::jit::Stack& stack, const TensorArguments& arguments,
-                   at::Generator generator) {
+                   std::unique_ptr<RandomState> random) {
   static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
   std::size_t words = 0, uses = 0, written = 0;
   for (const TensorArgument& argument : arguments) {
@@ -207,13 +168,12 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
       numbers += kLargestInline / sizeof(std::int64_t);
     }
   }
-  if (generator.defined()) recipe.generator_ = generator.unsafeReleaseGeneratorImpl();
+  recipe.random_ = std::move(random);
   return op;
 }
 
 void Recipe::destroy() {
   for (std::uint16_t i = 0; i < plain_; ++i) plain()[i].~IValue();
-  if (generator_) c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(generator_);
   this->~Recipe();
 }
 
@@ -319,15 +279,15 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice
       }
     } else if (at_argument(i)) {
       replay.stack.emplace_back(tensors[next_tensor++]);
-    } else if (generator_ && static_cast<std::int32_t>(i) == info_->generator) {
-      replay.stack.emplace_back(at::Generator(generator_->clone()));
+    } else if (random_ && static_cast<std::int32_t>(i) == info_->generator) {
+      replay.stack.emplace_back(random_->generator());
       ++next_plain;
     } else {
       replay.stack.emplace_back(plain()[next_plain++]);
     }
   }
-  if (generator_ && info_->generator < 0) {
-    replay.recorded_state = at::Generator(generator_->clone());
+  if (random_ && info_->generator < 0) {
+    replay.recorded_state = *random_;
     replay.default_generator = device.generator(device.device);
   }
   return replay;
@@ -336,7 +296,7 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice
 void Replay::run() {
   c10::impl::ForceDispatchKeyGuard dispatch(included, excluded);
   c10::AutoGradMode grad(grad_mode);
-  DefaultGeneratorState state(default_generator, recorded_state);
+  DrawingFrom state(default_generator, recorded_state ? &*recorded_state : nullptr);
   info->handle.redispatchBoxed(keys, &stack);
 }
 

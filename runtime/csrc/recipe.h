@@ -7,16 +7,19 @@
 
 #pragma once
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/stack.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <memory>
+#include <optional>
+
 #include "runtime/csrc/device.h"
 #include "runtime/csrc/graph.h"
 #include "runtime/csrc/operators.h"
+#include "runtime/csrc/random_state.h"
 
 namespace dtr {
 
@@ -66,7 +69,8 @@ struct Replay {
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
   // For a random operator that takes none: the one it draws from, and the state to draw from.
-  at::Generator default_generator, recorded_state;
+  at::Generator default_generator;
+  std::optional<RandomState> recorded_state;
 
   // Runs the operator; afterwards `stack` holds its returns. Throws what the operator throws.
   void run();
@@ -80,13 +84,14 @@ class Recipe {
   // that cannot be kept. The engine's lock must be held, here and in prepare().
   static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
-                    at::Generator generator);
+                    std::unique_ptr<RandomState> random);
 
   // The generator's state before a random call, for record(). Taken without the engine's lock:
   // kernels allocate while they hold the generator's. Where the call is given none, it is the
   // device's.
-  static at::Generator snapshot(const OperatorInfo& info, const torch::jit::Stack& stack,
-                                const SessionDevice& device);
+  static std::unique_ptr<RandomState> snapshot(const OperatorInfo& info,
+                                               const torch::jit::Stack& stack,
+                                               const SessionDevice& device);
   static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
   void destroy();
 
@@ -113,8 +118,8 @@ class Recipe {
   std::int64_t* geometry() const { return reinterpret_cast<std::int64_t*>(plain() + plain_); }
 
   const OperatorInfo* info_ = nullptr;
-  c10::GeneratorImpl* generator_ = nullptr;  // State before the call; owned.
-  std::uint16_t context_ = 0;                // Interned dispatch state.
+  std::unique_ptr<RandomState> random_;  // Before the call; null where it is not random.
+  std::uint16_t context_ = 0;            // Interned dispatch state.
   std::uint16_t tensors_ = 0;
   std::uint16_t plain_ =
       0;  // Arguments that are not tensors, in order; for a list of tensors, its length.
