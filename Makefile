@@ -13,7 +13,7 @@ ARGS :=
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all perf lint format clean dist docs check-cuda gpu asan tsan planted-faults
+.PHONY: demo test test-all perf lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -62,6 +62,19 @@ asan:
 	python3 tests/stress/run.py address,undefined
 tsan:
 	python3 tests/stress/run.py thread
+
+# The whole extension with torch and Python, under the address sanitizer: tests of threads, exactness,
+# sessions, histories and raw access. It sees our own accesses to freed memory, torch's objects
+# included. Python's leaks are not looked for. Ten minutes.
+ASAN := build/asan-torch
+ASAN_TESTS := threads exactness session histories raw_access mutation compiled_code
+asan-torch: $(READY)
+	mkdir -p $(ASAN)/path && ln -sfn ../dtr_alloc $(ASAN)/path/dtr_alloc
+	git ls-files -z | tar -c --null -T - | tar -x -C $(ASAN)
+	cd $(ASAN) && DTR_SANITIZE=address $(CURDIR)/$(PYTHON) setup.py -q build_ext --inplace
+	cd $(ASAN) && PYTHONPATH=$(CURDIR)/$(ASAN)/path PYTHONSAFEPATH=1 PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  $(CURDIR)/.venv/bin/pytest -q -p no:cacheprovider -m "not slow" $(ASAN_TESTS:%=tests/test_%.py) $(ARGS)
 
 # Does a test notice? Plants one fault at a time in a copy of the sources, builds it, runs a test.
 planted-faults: $(READY)

@@ -1,0 +1,156 @@
+"""Memory that the program takes from a tensor: what it costs, what it is told, and that results stay
+eager's where the memory is then written. tests/conformance/test_raw_access.py has every way in."""
+
+import copy
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtr_alloc
+from tests.exactness import bits, same, scope
+
+MIB = 1 << 20
+TAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "input numpy": lambda x, weight: x.numpy(),
+    "input asarray": lambda x, weight: np.asarray(x),
+    "input data_ptr": lambda x, weight: x.data_ptr() == x.data_ptr(),
+    "weight numpy": lambda x, weight: weight.detach().numpy(),
+    "weight data_ptr": lambda x, weight: weight.data_ptr(),
+}
+READS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "is_shared": lambda x, weight: x.is_shared(),
+    "tolist": lambda x, weight: x[0].tolist(),
+    "str": lambda x, weight: str(x),
+    "deepcopy": lambda x, weight: copy.deepcopy(x),
+    "save": lambda x, weight: torch.save({"x": x, "weight": weight}, io.BytesIO()),
+    "histogram": lambda x, weight: torch.histogram(x, 10),
+}
+
+
+def deep() -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    layers = [m for _ in range(8) for m in (nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256))]
+    return nn.Sequential(*layers), torch.randn(256, 256)
+
+
+def smallest(take: Callable[[Tensor, Tensor], object]) -> int:
+    """The smallest budget in which two steps run, to 64 KiB, where each takes memory half-way."""
+    model, x = deep()
+
+    def steps() -> None:
+        for _ in range(2):
+            model.zero_grad()
+            h = model(x)
+            take(x, model[0].weight)
+            h.square().mean().backward()
+
+    low, high = MIB, 12 * MIB
+    while high - low > MIB // 16:
+        middle = (low + high) // 2
+        try:
+            with scope(middle):
+                steps()
+            high = middle
+        except torch.OutOfMemoryError:
+            low = middle
+    return high
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_memory_that_is_taken_costs_a_copy_of_it_and_no_more(name: str) -> None:
+    taken = 256 * 256 * 4
+    assert smallest(TAKES[name]) <= 1.02 * (smallest(lambda x, weight: None) + taken)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_only_reads_freezes_and_copies_nothing(name: str) -> None:
+    model, x = deep()
+    with dtr_alloc.rematerialize(None) as session:
+        h = model(x)
+        before = session.stats().evictable_bytes
+        READS[name](x, model[0].weight)
+        READS[name](h.detach(), model[0].weight)
+        assert session.stats().evictable_bytes == before
+        assert "handed" not in session.summary()
+        assert dtr_alloc.evict(h.detach())
+
+
+def test_what_only_reads_sees_what_was_evicted() -> None:
+    with dtr_alloc.rematerialize(None):
+        x = torch.randn(1000).exp()
+        kept = x.clone()
+        buffer = io.BytesIO()
+        for read in (copy.deepcopy, lambda t: torch.save([t, t.view(10, 100)], buffer)):
+            assert dtr_alloc.evict(x)
+            read(x)
+        buffer.seek(0)
+        loaded = torch.load(buffer)
+        assert torch.equal(loaded[0], kept)
+        assert torch.equal(loaded[1], kept.view(10, 100))
+        assert not x.is_shared()
+        assert dtr_alloc.evict(x)
+
+
+@pytest.mark.parametrize("what", ["input", "weight", "activation"])
+def test_a_write_through_numpy_between_forward_and_backward_is_seen_as_in_eager(what: str) -> None:
+    def program() -> list[Tensor]:
+        model, x = deep()
+        shown = []
+        for _ in range(2):
+            model.zero_grad()
+            h = model[:3](x)
+            loss = model[3:](h).square().mean()
+            taken = {"input": x, "weight": model[12].weight, "activation": h}[what].detach().numpy()
+            taken *= 1.5
+            loss.backward()
+            shown += [loss, h, x, *(p.grad.clone() for p in model.parameters())]
+        return shown
+
+    expected = [bits(tensor) for tensor in program()]
+    for instruments in ({}, {"evict_always": True}):
+        with scope(None, **instruments):
+            found = [bits(tensor) for tensor in program()]
+        assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_the_summary_and_the_error_name_the_line_that_took_memory_once() -> None:
+    x = torch.ones(40_000)
+    with dtr_alloc.rematerialize("3MiB") as session:
+        held = [(x + i).sin() for i in range(4)]
+        for _ in range(3):
+            x.numpy()
+            held.append(x.cos())
+        text = session.summary()
+        assert text.count("numpy at ") == 1, text
+        assert f"numpy at {__file__}:" in text
+        assert "156.25 KiB copied" in text
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"memory was handed out by numpy at .*:\d+"
+        ):
+            torch.ones(1 << 20)
+
+
+def test_what_an_operator_does_with_its_arguments_freezes_nothing() -> None:
+    seen = []
+
+    @torch.library.custom_op("dtr_test::doubled", mutates_args=())
+    def doubled(x: Tensor, y: Tensor) -> Tensor:
+        seen.append((x.data_ptr(), x.untyped_storage().nbytes(), y.is_shared()))
+        return torch.from_numpy(x.numpy() * 2) + y
+
+    weight = torch.ones(1000)
+    with dtr_alloc.rematerialize(None) as session:
+        x = torch.randn(1000).exp()
+        kept, y = x.clone(), x + weight
+        before = session.stats().evictable_bytes
+        made = doubled(x, weight)
+        assert session.stats().evictable_bytes == before
+        assert dtr_alloc.evict(x)
+        assert dtr_alloc.evict(y)
+        assert torch.equal(made, kept * 2 + 1)
+        assert torch.equal(y, kept + 1)
+    assert seen
