@@ -37,6 +37,8 @@ struct Session::Call {
   bool recording = false;
   bool recordable = false;              // The same where nothing is recorded, for a trace.
   std::unique_ptr<RandomState> random;  // Before the call, if it is random and recorded.
+  // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> held;
   std::int64_t before_ticks = 0;
   std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
   std::int64_t kernel_ticks = 0;

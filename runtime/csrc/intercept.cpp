@@ -170,7 +170,12 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   Op* op = nullptr;
   if (options_.record && (call.recording || call.tracked || info.writes)) op = before(call, *stack);
 
-  if (TraceRecorder* recorder = recorder_) record_begin(call, *recorder);
+  if (TraceRecorder* recorder = recorder_) {
+    for (const TensorArgument& argument : call.arguments) {
+      call.held.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(argument.storage));
+    }
+    record_begin(call, *recorder);
+  }
   Costs::Sample sample;
   bool timed = costs_ && call.here;
   if (timed) {
