@@ -27,13 +27,13 @@ import numpy.typing as npt
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic, Policy
+from dtr_alloc.size import LARGEST_BUDGET
 
 if TYPE_CHECKING:
     from dtr_alloc.runtime.simulate import Simulator
 
 _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
-_PLENTY = 1 << 38  # A virtual arena has no more addresses than some multiple of it.
 _HOPELESS = 20.0  # Recomputing more often than this is far below the live limit, and no use.
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -146,7 +146,7 @@ def _smallest(known: Sequence[_Seen], rules: _Rules, at_least: int) -> int | Non
         for run in (records, with_later_state(records)):
             if run:
                 simulators.append(Simulator(trace_of(run, seen.operators)))
-    low, high = at_least, _run(simulators, rules, _PLENTY)
+    low, high = at_least, _run(simulators, rules, LARGEST_BUDGET)
     assert high is not None
     if high < low:
         return None

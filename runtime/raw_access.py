@@ -38,6 +38,8 @@ _EXPOSING = (
     "__reduce_ex__",
     "share_memory_",
 )
+# Of these, what `torch.save`, `deepcopy` and `is_shared` call themselves, to read.
+_STORAGES = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__")
 _FOLDER = os.path.dirname(os.path.abspath(torch.__file__))
 
 
@@ -49,13 +51,15 @@ class Watched(Protocol):
     def reading(self, tensor: torch.Tensor) -> _core.Reading | None: ...
 
 
-class _Saving(threading.local):
-    """What `torch.save` has met in this thread: its bytes are written after the last was met."""
+class _Here(threading.local):
+    """What this thread reads: what `torch.save` has met, whose bytes are written after the last was
+    met, and how many other methods are at it."""
 
     held: list[_core.Reading | None] | None = None
+    readers = 0
 
 
-_saving = _Saving()
+_here = _Here()
 
 
 def watch(current: Callable[[], Watched | None]) -> Callable[[], None]:
@@ -87,10 +91,14 @@ def watch(current: Callable[[], Watched | None]) -> Callable[[], None]:
 def _read(current: Callable[[], Watched | None], method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         session = current()
-        held = session.reading(self) if session is not None else None
+        if session is None:
+            return method(self, *args, **kwargs)
+        held = session.reading(self)
+        _here.readers += 1
         try:
             return method(self, *args, **kwargs)
         finally:
+            _here.readers -= 1
             del held
 
     return call
@@ -107,12 +115,13 @@ def _expose(
             return method(self, *args, **kwargs)
         if compiled_code.is_being_made():
             return read(self, *args, **kwargs)
-        if _saving.held is not None:
-            _saving.held.append(session.reading(self))
-        else:
-            copied, kept = session.expose(self)
-            if copied or kept:
-                _tell(session, told, method.__name__, copied, kept)
+        if method.__name__ in _STORAGES and (_here.held is not None or _here.readers):
+            if _here.held is not None:
+                _here.held.append(session.reading(self))
+            return method(self, *args, **kwargs)
+        copied, kept = session.expose(self)
+        if copied or kept:
+            _tell(session, told, method.__name__, copied, kept)
         return method(self, *args, **kwargs)
 
     return call
@@ -120,11 +129,11 @@ def _expose(
 
 def _save(save: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        outer, _saving.held = _saving.held, []
+        outer, _here.held = _here.held, []
         try:
             return save(*args, **kwargs)
         finally:
-            _saving.held = outer
+            _here.held = outer
 
     return call
 

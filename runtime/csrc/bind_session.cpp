@@ -127,7 +127,7 @@ void bind_session(py::module_& m) {
           [](Session& session, const at::Tensor& tensor) {
             return std::make_unique<Session::Reading>(session, tensor);
           },
-          Open())
+          Open(), py::keep_alive<0, 1>())
       .def("holding",
            [](Session& session, const py::sequence& tensors,
               const std::vector<std::size_t>& written, const py::function& run) {

@@ -378,8 +378,9 @@ Value* Engine::choose() {
 
 bool Engine::evict_one() {
   Value* victim = choose();
-  if (victim) evict(*victim);
-  return victim != nullptr;
+  if (!victim) return false;
+  if (!sheds_ || !shed_behind(*victim)) evict(*victim);
+  return true;
 }
 
 // A recomputation that goes deep holds the other inputs of every operator on its way, for as long
@@ -551,11 +552,12 @@ void Engine::settle(Value& value, Lock& lock) {
   unlock(value);
 }
 
-void Engine::retire(Value& constant, Lock& lock) {
+std::vector<Value*> Engine::held_on(const Value& constant) const {
   std::unordered_set<const Op*> seen;
-  std::vector<Value*> frontier{&constant}, live;
+  std::vector<const Value*> frontier{&constant};
+  std::vector<Value*> live;
   while (!frontier.empty()) {
-    Value* value = frontier.back();
+    const Value* value = frontier.back();
     frontier.pop_back();
     for (Use* use = value->uses; use; use = use->next) {
       if (!seen.insert(use->op).second) continue;
@@ -563,12 +565,16 @@ void Engine::retire(Value& constant, Lock& lock) {
         Value* output = use->op->outputs()[i];
         if (!output) continue;
         frontier.push_back(output);
-        if (!output->home) continue;
-        this->lock(*output);
-        live.push_back(output);
+        if (output->home) live.push_back(output);
       }
     }
   }
+  return live;
+}
+
+void Engine::retire(Value& constant, Lock& lock) {
+  std::vector<Value*> live = held_on(constant);
+  for (Value* value : live) this->lock(*value);
   try {
     for (; !live.empty(); live.pop_back()) {
       settle(*live.back(), lock);
@@ -632,40 +638,74 @@ Engine::Resting Engine::resting_on(const Value& constant, Bytes enough) const {
   return found;
 }
 
-// The estimate counts one for each operator in a row, as if the program kept nothing. The history
-// is walked where it may weigh too much by the estimate, or where that has grown by half since the
-// last walk. What a backward pass will need is held by the program, so in training a walk ends at
-// once.
-bool Engine::outweighed(Value& value, int shortest) {
-  constexpr int kLongestEstimate = std::numeric_limits<std::uint16_t>::max() / 2;
-  constexpr Bytes kRecord = 1024;  // Of an operator, what it made, and what they are kept in.
-  if (value.constant() || value.history < shortest) return false;
-  if (value.history < std::min<Bytes>(value.size / kRecord, value.walked * 3 / 2)) return false;
-
+// Walks the recipes behind a value, until they weigh `enough` or are kLongestHistory. Calls
+// `visit(constant)` for each that only recipes hold.
+template <class Visit>
+Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visit) {
   const std::uint64_t mark = --walk_;
   std::vector<Op*> frontier{value.producer};
-  int recipes = 1, behind = 0;  // What the program still holds has a history of its own.
-  Bytes weight = 0;
-  while (!frontier.empty() && recipes < kLongestHistory && weight < value.size) {
+  History history;
+  while (!frontier.empty() && history.recipes < kLongestHistory) {
     Op& op = *frontier.back();
     frontier.pop_back();
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
       if (std::exchange(input.mark, mark) == mark) continue;
       if (input.constant()) {
-        weight += executor_.kept_for_recipes(input) ? input.size : 0;
+        if (executor_.kept_for_recipes(input)) history.kept += input.size, visit(input);
       } else if (input.home) {
-        behind = std::max<int>(behind, input.history);
+        history.behind = std::max<int>(history.behind, input.history);
       } else {
-        ++recipes;
-        weight += kRecord;
+        ++history.recipes;
         frontier.push_back(input.producer);
       }
     }
+    if (history.weight() >= enough) break;
   }
-  const int estimate = std::min(recipes + behind, kLongestEstimate);
+  return history;
+}
+
+// The estimate counts one for each operator in a row, as if the program kept nothing. The history
+// is walked where it may weigh too much by the estimate, or where that has grown by half since the
+// last walk. What a backward pass will need is held by the program, so in training a walk ends at
+// once.
+bool Engine::outweighed(Value& value, int shortest) {
+  constexpr int kLongestEstimate = std::numeric_limits<std::uint16_t>::max() / 2;
+  if (value.constant() || value.history < shortest) return false;
+  if (value.history < std::min<Bytes>(value.size / kRecord, value.walked * 3 / 2)) return false;
+  const History history = walk(value, value.size, [](Value&) {});
+  const int estimate = std::min(history.recipes + history.behind, kLongestEstimate);
   value.history = value.walked = static_cast<std::uint16_t>(estimate);
-  return recipes >= kLongestHistory || weight >= value.size;
+  return history.recipes >= kLongestHistory || history.weight() >= value.size;
+}
+
+bool Engine::shed(Value& constant) {
+  const Resting resting = resting_on(constant, constant.size + 1);
+  if (!resting.idle || resting.bytes > constant.size) return false;
+  std::vector<Value*> live = held_on(constant);
+  for (Value* value : live) ++value->locks;
+  for (Value* value : live) {
+    if (!value->constant()) freeze(*value);
+  }
+  for (Value* value : live) {
+    --value->locks;
+    collect(*value);
+  }
+  return true;
+}
+
+bool Engine::shed_behind(Value& value) {
+  std::vector<Value*> kept;
+  walk(value, std::numeric_limits<Bytes>::max(),
+       [&](Value& constant) { kept.push_back(&constant); });
+  for (Value* constant : kept) ++constant->locks;
+  bool any = false;
+  for (Value* constant : kept) any |= shed(*constant);
+  for (Value* constant : kept) {
+    --constant->locks;
+    collect(*constant);
+  }
+  return any;
 }
 
 // ---- Consistency

@@ -131,6 +131,13 @@ class Engine {
   };
   Resting resting_on(const Value& constant, Bytes enough) const;
 
+  // What the program has let go may live on because recipes read it: an input, a copy. Where no
+  // more than its size rests on it, and all that is resident, that becomes constant instead, for
+  // which nothing need be run. Returns whether it did. With shed_before_evicting() the same is done
+  // for what is behind a victim: a small result must not go, and leave a batch for its recipe.
+  bool shed(Value& constant);
+  void shed_before_evicting() { sheds_ = true; }
+
   // Whether a value's history is not worth keeping: the recipes of what the program has let go
   // since, and what only these read. A value that the program carries from step to step would drag
   // all its history along. But recipes are kept for what they can bring back. So a history is too
@@ -164,6 +171,18 @@ class Engine {
  private:
   struct Pending;
 
+  struct History {
+    int recipes = 1;  // To run again, its own included.
+    int behind = 0;   // The estimate of what the program still holds there.
+    Bytes kept = 0;   // Constants that only recipes hold.
+    // Its own recipe aside. Each takes some 1,024 bytes, with what it made.
+    Bytes weight() const { return (recipes - 1) * kRecord + kept; }
+  };
+  static constexpr Bytes kRecord = 1024;
+  template <class Visit>
+  History walk(const Value& value, Bytes enough, const Visit& visit);
+  bool shed_behind(Value& value);
+  std::vector<Value*> held_on(const Value& constant) const;
   void own(Value& value);
   void add_candidate(Value& value);
   void remove_candidate(Value& value);
@@ -198,6 +217,7 @@ class Engine {
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
+  bool sheds_ = false;
   std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
   std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;
 };

@@ -39,7 +39,7 @@ class Executor {
   virtual const Pool* pool_of_values() const = 0;  // Null where memory is only counted.
 
   // Whether the program has let a constant go, so that its memory is spent for recipes alone.
-  // Simulations need not know: a trace tells which histories were cut.
+  // Only where histories are cut.
   virtual bool kept_for_recipes(const Value&) const { return false; }
 
   virtual void forget(Value& value) = 0;  // A constant that no recipe reads any more.

@@ -77,11 +77,11 @@ class Session::Reading {
  public:
   Reading(Session& session, const at::Tensor& tensor);
   ~Reading();
+  static thread_local int depth;
 
  private:
   Session& session_;
   Value* value_ = nullptr;
-  InOperator inside_;
 };
 
 inline void disarm(c10::StorageImpl* storage) {

@@ -228,7 +228,7 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
         // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
         call.foreign = true;
         if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
-        if (!value_of(tensor.unsafe_storage().unsafeGetStorageImpl())) return;
+        if (!tracked(tensor.unsafe_storage().unsafeGetStorageImpl())) return;
       }
       c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
       call.bytes += static_cast<Bytes>(storage->nbytes());
@@ -450,6 +450,7 @@ Session::Exposure Session::keep_content(Value& constant, Lock& lock) {
       privatize(constant, lock);
       return {.copied = constant.size};
     } catch (const c10::OutOfMemoryError&) {
+      refused_ = 0;
       resting = engine_.resting_on(constant, pool_->budget()).bytes;
     }
   }
@@ -548,6 +549,7 @@ void Session::after(Call& call, Op* op, const torch::jit::Stack& stack) {
   if (op) {
     engine_.finish(*op, cost);
     recorded_ += kept;
+    shed_sometimes();
   } else {
     engine_.advance(cost);
   }

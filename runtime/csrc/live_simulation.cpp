@@ -96,7 +96,9 @@ LiveSimulation::LiveSimulation(const Schedule& schedule, const SimulationOptions
       engine_(*this, options.heuristic, options.policy),
       values_(schedule.tensors()),
       roots_(schedule.roots()),
-      held_(schedule.tensors()) {}
+      held_(schedule.tensors()) {
+  engine_.shed_before_evicting();
+}
 
 LiveSimulation::~LiveSimulation() {
   for (std::int64_t root = 0; root < schedule_.tensors(); ++root) let_go(root);

@@ -40,6 +40,7 @@ class LiveSimulation final : public Executor {
   void settle(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
   const Pool* pool_of_values() const override { return pool_.get(); }
+  bool kept_for_recipes(const Value& constant) const override { return constant.locks == 0; }
   void forget(Value& value) override;
   void forget(Op&) override {}
 

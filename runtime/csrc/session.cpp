@@ -78,6 +78,7 @@ Session::Session(const SessionOptions& options, SessionDevice device)
       engine_(*this, options.heuristic, options.policy),
       detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr) {
   if (auto scorer = device_scorer_for(options)) engine_.score_on(std::move(scorer));
+  engine_.shed_before_evicting();
 }
 
 Session::~Session() {
@@ -307,7 +308,7 @@ void Session::settle(Value& value) {
     return;
   }
   TraceRecorder* recorder = recorder_;
-  if (recorder && !leaving_) recorder->froze(storage);
+  if (recorder && !leaving_ && !making_room_) recorder->froze(storage);
   detach(storage, block);
   if (leaving_) settled_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   c10::raw::intrusive_ptr::incref(storage);
@@ -517,10 +518,14 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     std::int64_t begin = ticks();
     Guard guard(*this);
     bool may_evict = captures_ == 0 && !InOperator::handled;
-    if (may_evict && ++requests_unserved_ % kSheddingRate == 0) shed(guard.lock(), false);
-    if (!fails) block = allocate_evicting(*pool_, engine_, move_prices(), asked, take, may_evict);
-    if (!block && !fails && may_evict && shed(guard.lock(), true)) {
-      block = allocate_evicting(*pool_, engine_, move_prices(), asked, take, may_evict);
+    const auto take_again = [&](Fit fit) {
+      if (!graveyard_.empty()) bury(guard.lock());  // What was shed.
+      return take(fit);
+    };
+    if (!fails) {
+      making_room_ = true;  // What is shed for it, a simulation finds out itself.
+      block = allocate_evicting(*pool_, engine_, move_prices(), asked, take_again, may_evict);
+      making_room_ = false;
     }
     if (!block) out_of_memory(asked, shortage);
     std::int64_t passed = ticks() - begin;
@@ -532,26 +537,18 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   return pool_->data(block);
 }
 
-// What the program has let go may live on because recipes read it: an input, a copy. Where less
-// than that rests on it, and all of that is there, it is better to let that stay, for which nothing
-// need be run. As a `last` remedy whatever rests on it stays. Whether something went.
-bool Session::shed(Lock& lock, bool last) {
+// Once for each doubling of the constants that recipes read: a program may keep a small result of
+// each batch, and never want for memory.
+void Session::shed_sometimes() {
+  if (constants_.size() < shed_at_) return;
   std::vector<Value*> kept;
   for (const auto& [storage, constant] : constants_) {
     if (constant->uses && kept_for_recipes(*constant)) kept.push_back(constant);
   }
   for (Value* constant : kept) engine_.lock(*constant);
-  bool shed = false;
-  for (Value* constant : kept) {
-    const auto resting = engine_.resting_on(*constant, last ? pool_->budget() : constant->size + 1);
-    if (resting.idle && (last || resting.bytes <= constant->size)) {
-      engine_.retire(*constant, lock);
-      shed = true;
-    }
-  }
+  for (Value* constant : kept) engine_.shed(*constant);
   for (Value* constant : kept) engine_.unlock(*constant);
-  if (shed) bury(lock);
-  return shed;
+  shed_at_ = 2 * constants_.size() + kFirstShedding;
 }
 
 // A repeatable run must not hang on what a machine can do.
@@ -561,6 +558,7 @@ MovePrices Session::move_prices() const {
 }
 
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {
+  refused_ = 0;  // Of an error that nobody took on.
   PoolStats pool = pool_->stats();
   Bytes locked = engine_.locked_bytes();
   Bytes floor = std::max(pool.live + round_to_granule(asked), pool.budget + kGranule);
@@ -683,22 +681,27 @@ std::vector<std::string> Session::exposures() const {
   return exposures_;
 }
 
+thread_local int Session::Reading::depth = 0;
+
 Session::Reading::Reading(Session& session, const at::Tensor& tensor) : session_(session) {
   Guard guard(session_);
   c10::StorageImpl* storage = storage_of(tensor);
   Value* value = storage ? value_of(storage) : nullptr;
-  if (!value) return;
-  session_.engine_.lock(*value);
-  try {
-    if (!value->resident()) session_.bring_back(*value, guard.lock());
-  } catch (...) {
-    session_.engine_.unlock(*value);
-    throw;
+  if (value) {
+    session_.engine_.lock(*value);
+    try {
+      if (!value->resident()) session_.bring_back(*value, guard.lock());
+    } catch (...) {
+      session_.engine_.unlock(*value);
+      throw;
+    }
   }
   value_ = value;
+  ++depth;
 }
 
 Session::Reading::~Reading() {
+  --depth;
   if (!value_) return;
   Guard guard(session_);
   if (value_->producer && value_->home) session_.arm(static_cast<c10::StorageImpl*>(value_->home));
@@ -727,7 +730,7 @@ void Session::storage_died(void* context) {
 
 void Session::raw_access(c10::StorageImpl* storage) {
   Session* session = active();
-  if (!session || InOperator::depth) return;
+  if (!session || InOperator::depth || Reading::depth) return;
   Guard guard(*session);
   Value* value = value_of(storage);
   if (!value || !value->resident() || Hold::covers(value)) return;
@@ -764,6 +767,7 @@ bool Session::spill() {
     storage->_mutable_data_ptr_no_checks() = std::move(copy);
     moved += static_cast<Bytes>(bytes);
   }
+  graveyard_.insert(graveyard_.end(), settled_.begin(), settled_.end());
   settled_.clear();
   spilled_ += moved;
   return moved > 0;

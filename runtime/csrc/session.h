@@ -223,7 +223,7 @@ class Session final : public Executor {
   void bring_back(Value& value, Lock& lock);
   c10::SmallVector<at::Tensor, 4> replay(Op& op, Lock& lock);
   MovePrices move_prices() const;
-  bool shed(Lock& lock, bool last);
+  void shed_sometimes();
   void bury(Lock& lock);
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
   bool spill();
@@ -263,15 +263,15 @@ class Session final : public Executor {
   std::int64_t recorded_ = 0, remat_ticks_ = 0, search_ticks_ = 0, verified_ = 0;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   std::int64_t window_remat_ = 0, window_kernel_ = 0, window_start_ = 0;
-  static constexpr std::int64_t kSheddingRate = 32;  // Once in so many requests that need room.
-  std::int64_t requests_unserved_ = kSheddingRate - 1;
+  static constexpr std::size_t kFirstShedding = 16;
+  std::size_t shed_at_ = kFirstShedding;  // Constants.
   int joined_ = 0;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   Bytes copies_ = 0;  // Of constants that were written or handed out, while recipes read them.
   std::vector<std::string> exposures_;
   bool lingering_ = false;  // Left, but some tensors could not be made ordinary.
-  bool leaving_ = false;
+  bool leaving_ = false, making_room_ = false;
   Bytes spilled_ = 0;
 };
 
