@@ -1,11 +1,11 @@
 """Watches the methods through which Python reaches a tensor's memory past the dispatcher.
 
-Methods that hand the memory out (`numpy`, `data_ptr`, DLPack) may lead to writes that nobody tells
-us of. So the tensor is brought back and becomes an ordinary one, and recipes that read it get a copy
-of what they read, or what rests on it stays in memory: whichever is smaller
-(runtime/csrc/intercept.cpp, keep_content). Methods that only read (`tolist`, `deepcopy`, `is_shared`,
-`torch.save`) hold the tensor while they read, and change nothing. Torch's own checks of storages
-cannot do this: by the time a pointer leaves C++, an evicted tensor has none.
+Methods that hand the memory out (`numpy`, `data_ptr`, DLPack) may lead to writes that nobody
+tells us of. So the tensor is brought back and becomes an ordinary one. Recipes that read it get a
+copy of what they read, or what rests on it stays in memory: whichever is smaller (intercept.cpp,
+keep_content). Methods that only read (`tolist`, `deepcopy`, `is_shared`, `torch.save`) hold the
+tensor while they read, and change nothing. Torch's own checks of storages cannot do this: by the
+time a pointer leaves C++, an evicted tensor has none.
 """
 
 from __future__ import annotations

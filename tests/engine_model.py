@@ -8,7 +8,6 @@ selection "single" is modelled.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dtr_alloc import _core

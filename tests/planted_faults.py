@@ -43,12 +43,17 @@ FAULTS = (
         "tests/test_exactness.py::test_randomness_is_drawn_once",
     ),
     Fault(
-        "skip the copy of batch norm's running statistics",
-        (  # When it is recorded and when it is run again: one copy alone would do here.
+        "let a replay of batch norm write the running statistics",
+        (
             Edit(
                 "runtime/csrc/intercept.cpp",
-                "constant->size <= kLargestCopy ? privatize(*constant, lock)",
-                "constant->size <= kLargestCopy ? void()",
+                "    bool scratch = info.is(info.statistics, argument);\n",
+                "    bool scratch = false;\n",
+            ),
+            Edit(
+                "runtime/csrc/intercept.cpp",
+                "      privatize(constant, lock);\n      keep",
+                "      keep",
             ),
             Edit(
                 "runtime/csrc/session.cpp",
@@ -83,6 +88,40 @@ FAULTS = (
             ),
         ),
         "tests/test_session.py::test_the_pool_never_passes_the_budget_and_every_tensor_reads_right",
+    ),
+    Fault(
+        "touch a storage that is dying in another thread",
+        (
+            Edit(
+                "runtime/csrc/session.cpp",
+                "  value.dying = true;\n",
+                "  if (value.home) return static_cast<c10::StorageImpl*>(value.home);\n"
+                "  value.dying = true;\n",
+            ),
+        ),
+        "tests/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
+    ),
+    Fault(
+        "never cut a history",
+        (
+            Edit(
+                "runtime/csrc/engine.cpp",
+                "  if (value.constant() || value.history < shortest) return false;\n",
+                "  if (shortest > 0) return false;\n",
+            ),
+        ),
+        "tests/test_histories.py::test_stateful_inference_does_not_grow",
+    ),
+    Fault(
+        "keep no copy of what is handed out",
+        (
+            Edit(
+                "runtime/csrc/intercept.cpp",
+                "  if (!constant.uses) return {};\n",
+                "  if (constant.size >= 0) return {};\n",
+            ),
+        ),
+        "tests/test_raw_access.py",
     ),
 )
 

@@ -18,7 +18,6 @@ import dtr_alloc
 from dtr_alloc.runtime.session import Session
 from tests.exactness import bits, same, scope
 
-
 Recurrent = tuple[nn.LSTM, nn.Linear]
 
 
@@ -182,7 +181,7 @@ def test_what_a_later_step_needs_stays_recomputable(name: str) -> None:
     assert all(same(one, other) for one, other in zip(expected, found, strict=True))
 
 
-# ---- What is written while recipes read it ----------------------------------------------------------
+# ---- What is written while recipes read it -------------------------------------------------------
 
 
 def test_a_constant_that_is_written_is_copied_where_more_hangs_on_it() -> None:
@@ -222,7 +221,7 @@ def test_copies_never_come_to_more_than_what_hangs_on_them() -> None:
         assert torch.equal(out, torch.ones(4000))
 
 
-# ---- Batch norm ------------------------------------------------------------------------------------
+# ---- Batch norm ----------------------------------------------------------------------------------
 
 
 def test_batch_norm_in_training_copies_nothing() -> None:
@@ -241,3 +240,33 @@ def test_batch_norm_in_training_copies_nothing() -> None:
         dtr_alloc.evict(y)
         assert torch.equal(y, kept)
         assert torch.equal(mean, before)
+
+
+# ---- What only recipes hold ----------------------------------------------------------------------
+
+
+def results_of_batches(count: int) -> list[Tensor]:
+    """A small result of each batch is kept; eager holds one batch at a time."""
+    kept = []
+    for index in range(count):
+        batch = torch.full((512, 1024), float(index))
+        batch.numpy()  # The batch cannot be recomputed.
+        kept.append((batch * 2).mean(0)[:256].clone())
+    return kept
+
+
+def test_small_results_do_not_hold_their_batches_in_the_budget() -> None:
+    with dtr_alloc.measure() as session:
+        expected = results_of_batches(30)
+    with scope(session.stats().peak_bytes) as limited:
+        found = results_of_batches(30)
+        limited.check()
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_small_results_do_not_hold_their_batches_where_memory_is_plenty() -> None:
+    with dtr_alloc.rematerialize(None) as session:
+        kept = results_of_batches(200)
+        assert session.stats().live_bytes < 40 * 2 << 20
+        session.check()
+        assert len(kept) == 200

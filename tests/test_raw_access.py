@@ -1,9 +1,10 @@
-"""Memory that the program takes from a tensor: what it costs, what it is told, and that results stay
-eager's where the memory is then written. tests/conformance/test_raw_access.py has every way in."""
+"""Memory that the program takes from a tensor: what it costs, where it is told, and that results
+stay eager's where the memory is then written. conformance/test_raw_access.py has every way in."""
 
 import copy
 import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ TAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "weight data_ptr": lambda x, weight: weight.data_ptr(),
 }
 READS: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "is_shared": lambda x, weight: x.is_shared(),
+    "is_shared": lambda x, weight: x.is_shared(),  # type: ignore[no-untyped-call]
     "tolist": lambda x, weight: x[0].tolist(),
     "str": lambda x, weight: str(x),
     "deepcopy": lambda x, weight: copy.deepcopy(x),
@@ -37,6 +38,10 @@ def deep() -> tuple[nn.Sequential, Tensor]:
     return nn.Sequential(*layers), torch.randn(256, 256)
 
 
+def first_weight(model: nn.Sequential) -> Tensor:
+    return next(model.parameters())
+
+
 def smallest(take: Callable[[Tensor, Tensor], object]) -> int:
     """The smallest budget in which two steps run, to 64 KiB, where each takes memory half-way."""
     model, x = deep()
@@ -45,7 +50,7 @@ def smallest(take: Callable[[Tensor, Tensor], object]) -> int:
         for _ in range(2):
             model.zero_grad()
             h = model(x)
-            take(x, model[0].weight)
+            take(x, first_weight(model))
             h.square().mean().backward()
 
     low, high = MIB, 12 * MIB
@@ -72,8 +77,8 @@ def test_what_only_reads_freezes_and_copies_nothing(name: str) -> None:
     with dtr_alloc.rematerialize(None) as session:
         h = model(x)
         before = session.stats().evictable_bytes
-        READS[name](x, model[0].weight)
-        READS[name](h.detach(), model[0].weight)
+        READS[name](x, first_weight(model))
+        READS[name](h.detach(), first_weight(model))
         assert session.stats().evictable_bytes == before
         assert "handed" not in session.summary()
         assert dtr_alloc.evict(h.detach())
@@ -91,7 +96,7 @@ def test_what_only_reads_sees_what_was_evicted() -> None:
         loaded = torch.load(buffer)
         assert torch.equal(loaded[0], kept)
         assert torch.equal(loaded[1], kept.view(10, 100))
-        assert not x.is_shared()
+        assert not x.is_shared()  # type: ignore[no-untyped-call]
         assert dtr_alloc.evict(x)
 
 
@@ -107,7 +112,12 @@ def test_a_write_through_numpy_between_forward_and_backward_is_seen_as_in_eager(
             taken = {"input": x, "weight": model[12].weight, "activation": h}[what].detach().numpy()
             taken *= 1.5
             loss.backward()
-            shown += [loss, h, x, *(p.grad.clone() for p in model.parameters())]
+            shown += [
+                loss,
+                h,
+                x,
+                *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+            ]
         return shown
 
     expected = [bits(tensor) for tensor in program()]
@@ -139,7 +149,7 @@ def test_what_an_operator_does_with_its_arguments_freezes_nothing() -> None:
 
     @torch.library.custom_op("dtr_test::doubled", mutates_args=())
     def doubled(x: Tensor, y: Tensor) -> Tensor:
-        seen.append((x.data_ptr(), x.untyped_storage().nbytes(), y.is_shared()))
+        seen.append((x.data_ptr(), x.untyped_storage().nbytes(), y.is_shared()))  # type: ignore[no-untyped-call]
         return torch.from_numpy(x.numpy() * 2) + y
 
     weight = torch.ones(1000)
@@ -154,3 +164,26 @@ def test_what_an_operator_does_with_its_arguments_freezes_nothing() -> None:
         assert torch.equal(made, kept * 2 + 1)
         assert torch.equal(y, kept + 1)
     assert seen
+
+
+class _Keeper:
+    """Takes an array of its tensor when it is pickled, and keeps it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.array: np.ndarray[Any, Any] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        self.array = self.tensor.numpy()
+        return {}
+
+
+def test_memory_that_is_taken_while_something_is_saved_stays() -> None:
+    with dtr_alloc.rematerialize(None):
+        keeper = _Keeper(torch.ones(1000) * 3)
+        torch.save(keeper, io.BytesIO())
+        assert not dtr_alloc.evict(keeper.tensor)
+        others = [torch.ones(1000) * 7 for _ in range(10)]
+        assert keeper.array is not None
+        assert (keeper.array == 3).all()
+        del others
