@@ -5,7 +5,8 @@
 // for an error that is to say which budget would do (runtime/advice.py). That ends after some steps
 // or operators, so a long run pays nothing for it. Where nothing is recorded by recipes (measure),
 // what a scope with a budget could recompute is told by the operators, their results, and what is
-// made of what; the copies that it would keep of small constants that are written are not told.
+// made of what. A constant that is written then counts as one whose dependents stay; a scope with a
+// budget may give them a copy instead.
 
 #include <algorithm>
 
@@ -91,7 +92,6 @@ void Session::record_begin(const Call& call, TraceRecorder& recorder) {
     }
     arguments.push_back(key_of(argument.storage));
     if (!options_.record && argument.written && !call.info.fresh &&
-        static_cast<Bytes>(argument.storage->nbytes()) > kLargestCopy &&
         !recorder.tracks(arguments.back())) {
       recorder.retired(arguments.back());
     }
