@@ -65,7 +65,7 @@ tsan:
 
 # The whole extension with torch and Python, under the address sanitizer: tests of threads, exactness,
 # sessions, histories and raw access. It sees our own accesses to freed memory, torch's objects
-# included. Python's leaks are not looked for. Ten minutes.
+# included. Python's leaks are not looked for. Some five minutes.
 ASAN := build/asan-torch
 ASAN_TESTS := threads exactness session histories raw_access mutation compiled_code
 asan-torch: $(READY)
