@@ -6,8 +6,8 @@ TORCH := torch==2.13.0
 
 PYTHON := .venv/bin/python
 READY := .venv/ready
-SOURCES := $(wildcard dtr_alloc/csrc/*.h dtr_alloc/csrc/*.cpp runtime/csrc/*.h runtime/csrc/*.cpp \
-  runtime/csrc/torch_cuda/*.h runtime/csrc/torch_cuda/*.cpp)
+SOURCES := $(foreach folder,dtr_alloc/csrc dtr_alloc/csrc/cuda runtime/csrc/*, \
+  $(wildcard $(folder)/*.h $(folder)/*.cpp))
 ARGS :=
 
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
@@ -87,8 +87,8 @@ dist: $(READY)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool dtr_alloc.kernels \
-  $(addprefix dtr_alloc.runtime., forecast heuristic plan record_trace session simulate sweep trace trace_format \
-  training_profile tune)
+  $(addprefix dtr_alloc.runtime., heuristic session simulate sweep planning.forecast planning.plan \
+  planning.profile trace trace.format trace.record tuning.tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one on
 # a class that only builds with CUDA have.
 docs: $(READY)

@@ -3,7 +3,7 @@
 PyTorch's C++ ABI holds for one release only, so the build writes the torch it saw into the
 package's requirements (and into `_core.torch_version`, which the import compares). Where that torch
 has CUDA, and the headers of CUDA's runtime are found, the allocator for
-torch.cuda.memory.change_current_allocator is compiled in (runtime/csrc/torch_cuda); no GPU and no
+torch.cuda.memory.change_current_allocator is compiled in (runtime/csrc/live_cuda); no GPU and no
 nvcc is needed for it. Metadata lives in pyproject.toml.
 """
 
@@ -26,11 +26,12 @@ except ModuleNotFoundError as error:
 
 ROOT = Path(__file__).parent
 SOURCES = ["dtr_alloc/csrc", "runtime/csrc"]
-CUDA_SOURCES = ["runtime/csrc/torch_cuda"]
+CUDA_SOURCES = ROOT / "runtime/csrc/live_cuda"
 
 
-def listed(folders: list[str], pattern: str) -> list[str]:
-    return sorted(str(f.relative_to(ROOT)) for d in folders for f in (ROOT / d).glob(pattern))
+def listed(pattern: str, with_cuda: bool) -> list[str]:
+    files = (f for folder in SOURCES for f in (ROOT / folder).rglob(pattern))
+    return sorted(str(f.relative_to(ROOT)) for f in files if with_cuda or f.parent != CUDA_SOURCES)
 
 
 def cuda_headers() -> str | None:
@@ -69,7 +70,6 @@ if torch.version.cuda and headers is None:
         "building without dtr_alloc.allocator(); set CUDA_HOME to a toolkit for it"
     )
 with_cuda = headers is not None
-folders = SOURCES + (CUDA_SOURCES if with_cuda else [])
 # Contracted, a product is not rounded, and two processors could choose two victims.
 flags = ["-std=c++20", "-O2", "-g0", "-Wall", "-fvisibility=hidden", "-ffp-contract=off"]
 
@@ -83,8 +83,8 @@ setup(
     ext_modules=[
         CppExtension(
             "dtr_alloc._core",
-            listed(folders, "*.cpp"),
-            depends=listed(folders, "*.h"),
+            listed("*.cpp", with_cuda),
+            depends=listed("*.h", with_cuda),
             include_dirs=[str(ROOT), *([headers] if headers else [])],
             define_macros=[("DTR_TORCH_CUDA", None)] if with_cuda else [],
             libraries=["c10_cuda", "torch_cuda"] if with_cuda else [],

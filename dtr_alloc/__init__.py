@@ -25,10 +25,9 @@ if _core.torch_version != torch.__version__.split("+")[0]:
 from dtr_alloc.cuda import Allocator, allocator
 from dtr_alloc.cupy import cupy_allocator, rmm_resource
 from dtr_alloc.pool import Pool
-from dtr_alloc.runtime.forecast import Prediction
 from dtr_alloc.runtime.heuristic import Heuristic
-from dtr_alloc.runtime.plan import Plan, plan
-from dtr_alloc.runtime.record_trace import Recording, record_trace
+from dtr_alloc.runtime.planning.forecast import Prediction
+from dtr_alloc.runtime.planning.plan import Plan, plan
 from dtr_alloc.runtime.session import (
     Session,
     SessionStats,
@@ -43,7 +42,8 @@ from dtr_alloc.runtime.session import (
 from dtr_alloc.runtime.simulate import SimulationResult, simulate
 from dtr_alloc.runtime.sweep import sweep
 from dtr_alloc.runtime.trace import Trace, TraceError
-from dtr_alloc.runtime.tune import tune
+from dtr_alloc.runtime.trace.record import Recording, record_trace
+from dtr_alloc.runtime.tuning.tune import tune
 
 __version__ = "0.1.0"
 

@@ -215,7 +215,7 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
     Put -- before ARGS that begin with a dash. A script that fails or exits early leaves a log of
     what it did; its exit code is kept.
     """
-    from dtr_alloc.runtime.record_trace import trace_script
+    from dtr_alloc.runtime.trace.record import trace_script
 
     code, operators = trace_script(script, args, out, clock)
     click.echo(f"{out}: {operators:,} operators", err=True)
@@ -292,9 +292,9 @@ def plan_(
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from dtr_alloc.runtime import plan as planning
-    from dtr_alloc.runtime import plan_report
-    from dtr_alloc.runtime.profile_script import ScriptError, profile_script
+    from dtr_alloc.runtime.planning import plan as planning
+    from dtr_alloc.runtime.planning import report as plan_report
+    from dtr_alloc.runtime.planning.script import ScriptError, profile_script
 
     if batches and not any("{batch}" in word for word in args):
         raise click.UsageError("--batches needs {batch} in ARGS, where the script takes its batch")
@@ -427,8 +427,8 @@ def tune(
     for module in ("optuna", "matplotlib"):
         if importlib.util.find_spec(module) is None:
             raise click.ClickException("tuning needs more: pip install 'dtr-alloc[tune]'")
-    from dtr_alloc.runtime import tune as tuning
-    from dtr_alloc.runtime import tune_report
+    from dtr_alloc.runtime.tuning import report as tune_report
+    from dtr_alloc.runtime.tuning import tune as tuning
 
     columns = (
         *Progress.get_default_columns(),

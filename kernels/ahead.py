@@ -1,7 +1,7 @@
 """The kernel that the engine launches, compiled ahead to PTX.
 
 An eviction happens inside an allocation and must not wait for Python's lock, so the engine loads
-its kernel into the driver itself (`runtime/csrc/device_scorer.h`). What it loads lies beside this
+its kernel into the driver itself (`policy/device_scorer.h`). What it loads lies beside this
 file: text that every GPU from sm_80 on can run, made by Triton once. So the runtime needs no
 Triton, and nothing is compiled when a session starts but by the driver, from PTX.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 FILE = Path(__file__).with_name("least_of_tiles.ptx")
 TILE = 256
-"""Rows of a program: a tile of the C++ scorer (`runtime/csrc/scorer.h`)."""
+"""Rows of a program: a tile of the C++ scorer (`runtime/csrc/policy/scorer.h`)."""
 WARPS = 4
 SHARED_BYTES = 1024
 """What the engine grants a program; a reduction among four warps needs 32."""

@@ -1,7 +1,7 @@
 """What scores are made of: the columns of the candidates, and the settings of the score.
 
 Columns are arrays of N, one row a candidate, of the types that the engine keeps them in
-(`runtime/csrc/columns.h`), so that a kernel reads the engine's own memory. Settings are arrays of
+(`policy/columns.h`), so that a kernel reads the engine's own memory. Settings are arrays of
 P: one launch scores every candidate under every setting, which is what a search over parameters
 asks for.
 """

@@ -2,7 +2,7 @@
 
 Three questions. `score`: how dear is each candidate under each setting? `select`: who goes, so that
 so many bytes are freed? `window`: which run of neighbours in memory is the cheapest hole that holds
-them? In float64 every step is the C++ scorer's (`runtime/csrc/score.h`), so scores are equal to the
+them? In float64 every step is the C++ scorer's (`policy/score.h`), so scores are equal to the
 bit but for powers, whose last bit is the library's.
 
 Sources: Kirisame et al., ICLR 2021, section 4.1 (score); Zhang et al., Coop, NeurIPS 2023 (window).

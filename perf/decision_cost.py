@@ -25,8 +25,8 @@ from measurement import Measurement, report
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import PRESETS
-from dtr_alloc.runtime.linear import linear_schedule
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.trace.linear import linear_schedule
 
 HEURISTICS = ("dtr", "dtr_local", "lru", "size", "dtr_full", "msps")
 CANDIDATES = (100, 1_000, 10_000)

@@ -26,9 +26,9 @@ from fidelity import persistent_bytes
 from models import MODELS
 
 import dtr_alloc
-from dtr_alloc.runtime.forecast import Forecast
-from dtr_alloc.runtime.rematerialization_cost import rematerialization_ns
-from dtr_alloc.runtime.training_profile import Profile, eager_steps, recorded_steps, timed
+from dtr_alloc.runtime.planning.cost import rematerialization_ns
+from dtr_alloc.runtime.planning.forecast import Forecast
+from dtr_alloc.runtime.planning.profile import Profile, eager_steps, recorded_steps, timed
 
 CLOCK = time.process_time_ns
 SHARES = (0.7, 0.5, 0.3)

@@ -17,7 +17,7 @@ import torch
 from models import MODELS
 
 import dtr_alloc
-from dtr_alloc.runtime.trace_format import Call, Mutate
+from dtr_alloc.runtime.trace.format import Call, Mutate
 
 FOLDER = Path(__file__).parent / "traces"
 ROUNDS = 5

@@ -17,8 +17,8 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from dtr_alloc.runtime.linear import linear_schedule
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.trace.linear import linear_schedule
 
 NAMES = {
     "DTR-EqClass": "dtr",

@@ -43,8 +43,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dtr_alloc.runtime.schedule import COMPUTE, GET, RELEASE
 from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, RELEASE
 
 ROOT = Path(__file__).parents[1]
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -182,7 +182,7 @@ def allocators() -> dict[str, tuple[str, dict[str, str]]]:
 def build() -> Path:
     program = ROOT / "build" / "perf" / "throughput"
     program.parent.mkdir(parents=True, exist_ok=True)
-    sources = [f for f in (ROOT / "dtr_alloc/csrc").glob("*.cpp") if not f.name.startswith("bind")]
+    sources = [f for f in (ROOT / "dtr_alloc/csrc").rglob("*.cpp") if not f.name.startswith("bind")]
     sources.append(ROOT / "perf" / "throughput.cpp")
     command = ["g++", "-O3", "-DNDEBUG", "-std=c++20", f"-I{ROOT}", *map(str, sources)]
     subprocess.run([*command, "-o", str(program), "-ldl", "-pthread"], check=True)

@@ -28,8 +28,8 @@ from dtr_alloc.runtime.heuristic import (
     native_policy,
     resolve,
 )
-from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
 Mode = Literal["bytes", "pool"]
@@ -328,7 +328,7 @@ def simulate(
         Four results of 4 bytes, of which no more than two fit. The first goes when the third is
         made, and comes back for the last; the other two go when they are released:
 
-        >>> from dtr_alloc.runtime.trace_format import Call, Release, Result
+        >>> from dtr_alloc.runtime.trace.format import Call, Release, Result
         >>> trace = Trace((
         ...     Call("f", (), (Result("a", 4, -1),), 10),
         ...     Call("g", ("a",), (Result("b", 4, -1),), 10),

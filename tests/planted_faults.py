@@ -39,24 +39,24 @@ class Fault:
 FAULTS = (
     Fault(
         "drop the snapshot of the generator",
-        (Edit("runtime/csrc/recipe.cpp", "if (!info.random) return {};", "return {};"),),
+        (Edit("runtime/csrc/live/recipe.cpp", "if (!info.random) return {};", "return {};"),),
         "tests/test_exactness.py::test_randomness_is_drawn_once",
     ),
     Fault(
         "let a replay of batch norm write the running statistics",
         (
             Edit(
-                "runtime/csrc/intercept.cpp",
+                "runtime/csrc/live/intercept.cpp",
                 "    bool scratch = info.is(info.statistics, argument);\n",
                 "    bool scratch = false;\n",
             ),
             Edit(
-                "runtime/csrc/intercept.cpp",
+                "runtime/csrc/live/intercept.cpp",
                 "      privatize(constant, lock);\n      keep",
                 "      keep",
             ),
             Edit(
-                "runtime/csrc/session.cpp",
+                "runtime/csrc/live/session.cpp",
                 "    if (!written) {\n",
                 "    if (!written || value.constant()) {\n",
             ),
@@ -67,7 +67,7 @@ FAULTS = (
         "forget that a write makes a new version",
         (
             Edit(
-                "runtime/csrc/intercept.cpp",
+                "runtime/csrc/live/intercept.cpp",
                 "    std::uint16_t slot = output++;\n",
                 "    std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
             ),
@@ -78,7 +78,7 @@ FAULTS = (
         "let a locked value be evicted",
         (
             Edit(
-                "runtime/csrc/engine.cpp",
+                "runtime/csrc/engine/engine.cpp",
                 "bool Engine::evict_one() {\n",
                 "bool Engine::evict_one() {\n"
                 "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
@@ -93,7 +93,7 @@ FAULTS = (
         "touch a storage that is dying in another thread",
         (
             Edit(
-                "runtime/csrc/session.cpp",
+                "runtime/csrc/live/session.cpp",
                 "  value.dying = true;\n",
                 "  if (value.home) return static_cast<c10::StorageImpl*>(value.home);\n"
                 "  value.dying = true;\n",
@@ -105,7 +105,7 @@ FAULTS = (
         "never cut a history",
         (
             Edit(
-                "runtime/csrc/engine.cpp",
+                "runtime/csrc/engine/engine.cpp",
                 "  if (value.constant() || value.history < shortest) return false;\n",
                 "  if (shortest > 0) return false;\n",
             ),
@@ -116,7 +116,7 @@ FAULTS = (
         "keep no copy of what is handed out",
         (
             Edit(
-                "runtime/csrc/intercept.cpp",
+                "runtime/csrc/live/intercept.cpp",
                 "  if (!constant.uses) return {};\n",
                 "  if (constant.size >= 0) return {};\n",
             ),

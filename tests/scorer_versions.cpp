@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <random>
 
-#include "runtime/csrc/scorer.cpp"
+#include "runtime/csrc/policy/scorer.cpp"
 
 namespace {
 

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator
 
 from dtr_alloc.runtime.heuristic import Heuristic
-from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, Schedule
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, Schedule
 
 INF = float("inf")
 

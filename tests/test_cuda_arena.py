@@ -73,7 +73,7 @@ def test_an_error_that_the_driver_has_no_name_for_is_a_number(cuda: FakeCuda) ->
         Pool("1 GiB", "cuda")
 
 
-HEADER = ROOT / "dtr_alloc/csrc/cuda_driver.h"
+HEADER = ROOT / "dtr_alloc/csrc/cuda/driver.h"
 
 
 def compile_declarations(root: Path) -> "subprocess.CompletedProcess[str]":
@@ -106,7 +106,7 @@ def test_our_declarations_agree_with_the_toolkit_s() -> None:
 def test_a_wrong_declaration_does_not_compile(tmp_path: Path, right: str, wrong: str) -> None:
     text = HEADER.read_text()
     assert right in text
-    header = tmp_path / "dtr_alloc/csrc/cuda_driver.h"
+    header = tmp_path / "dtr_alloc/csrc/cuda/driver.h"
     header.parent.mkdir(parents=True)
     header.write_text(text.replace(right, wrong))
     assert compile_declarations(tmp_path).returncode != 0

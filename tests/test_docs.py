@@ -24,8 +24,8 @@ from click.testing import CliRunner
 
 import dtr_alloc
 from dtr_alloc.__main__ import main
-from dtr_alloc.runtime import rematerialization_cost
 from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS
+from dtr_alloc.runtime.planning import cost
 from tests.fences import DOCUMENTS, ROOT, Fence, fences
 
 MIB = 1 << 20
@@ -60,7 +60,7 @@ def shown(document: Path) -> str:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader's commands run: a script, two logs of it, nothing else."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rematerialization_cost, "_measured", [0.0])  # Seconds.
+    monkeypatch.setattr(cost, "_measured", [0.0])  # Seconds.
     # One core, so that a sweep stays in this process; test_sweep has the others.
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     Path("train.py").write_text(TRAIN)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dtr_alloc.runtime.linear import linear_schedule
-from dtr_alloc.runtime.schedule import COMPUTE, RELEASE
+from dtr_alloc.runtime.trace.linear import linear_schedule
+from dtr_alloc.runtime.trace.schedule import COMPUTE, RELEASE
 from tests.trace_lines import args_of, steps
 
 

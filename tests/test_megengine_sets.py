@@ -9,7 +9,7 @@ import pytest
 
 from dtr_alloc import Trace, _core, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
-from dtr_alloc.runtime.trace_format import Call, Instruction, Release, Result
+from dtr_alloc.runtime.trace.format import Call, Instruction, Release, Result
 
 native: Any = _core
 

@@ -14,19 +14,20 @@ from torch import nn
 
 import dtr_alloc
 from dtr_alloc.__main__ import main
-from dtr_alloc.runtime import profile_script, rematerialization_cost
-from dtr_alloc.runtime.forecast import Forecast
-from dtr_alloc.runtime.plan import plan_of
-from dtr_alloc.runtime.plan_report import suggestion
-from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace_format import Annotate, Call, Instruction, Release, Result
-from dtr_alloc.runtime.training_profile import (
+from dtr_alloc.runtime.planning import cost
+from dtr_alloc.runtime.planning import script as profiling
+from dtr_alloc.runtime.planning.forecast import Forecast
+from dtr_alloc.runtime.planning.plan import plan_of
+from dtr_alloc.runtime.planning.profile import (
     Profile,
     Recorded,
     budgeted_steps,
     eager_steps,
     recorded_steps,
 )
+from dtr_alloc.runtime.planning.report import suggestion
+from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.format import Annotate, Call, Instruction, Release, Result
 
 KIB = 1 << 10
 SECOND = 10**9
@@ -52,7 +53,7 @@ raise AssertionError("a plan leaves earlier")
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rematerialization takes beyond its operator is 0 here."""
-    monkeypatch.setattr(rematerialization_cost, "_measured", [0.0])
+    monkeypatch.setattr(cost, "_measured", [0.0])
 
 
 @pytest.fixture
@@ -322,12 +323,12 @@ def test_trainings_are_as_long_as_was_asked() -> None:
 
 
 def test_what_a_rematerialization_takes_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rematerialization_cost, "_measured", [])
-    monkeypatch.setattr(rematerialization_cost, "_CELLS", 12)
+    monkeypatch.setattr(cost, "_measured", [])
+    monkeypatch.setattr(cost, "_CELLS", 12)
     before = torch.get_num_threads(), torch.get_rng_state()
-    first = rematerialization_cost.rematerialization_ns()
+    first = cost.rematerialization_ns()
     assert first >= 0
-    assert rematerialization_cost.rematerialization_ns() == first
+    assert cost.rematerialization_ns() == first
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 
@@ -363,7 +364,7 @@ def run_in_this_process(
         monkeypatch.setattr(dtr_alloc, name, getattr(dtr_alloc, name))
     path = None if log is None else str(log)
     options = {"steps": steps, "log": path, "within": None, "own_scope": own_scope}
-    return profile_script._train(str(script), [], options)
+    return profiling._train(str(script), [], options)
 
 
 def test_a_script_is_left_after_its_first_steps(
@@ -419,7 +420,7 @@ def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
         asked.append((path, args, rest[:3]))
         return profile_of(3, eager_s=4.0 if args == ["--batch=64"] else 5.0)
 
-    monkeypatch.setattr(profile_script, "profile_script", profile)
+    monkeypatch.setattr(profiling, "profile_script", profile)
     words = ["--batches", "64,512", "--slowdown", "1.3", "--rounds", "2", "--", "--batch={batch}"]
     done = CliRunner().invoke(main, ["plan", str(script), *words])
     assert done.exit_code == 0, done.output
@@ -475,9 +476,9 @@ def test_a_script_turns_out_to_have_a_scope_and_is_run_again(
             "peak_bytes": PEAK,
         }
 
-    monkeypatch.setattr(profile_script, "_run", run)
+    monkeypatch.setattr(profiling, "_run", run)
     doing: list[str] = []
-    made = profile_script.profile_script(str(script), [], 3, 2, advance=doing.append)
+    made = profiling.profile_script(str(script), [], 3, 2, advance=doing.append)
     assert asked == [(False, False), (False, True), (True, True), (False, True), (True, True)]
     assert (made.eager_ns, made.scope_ns, made.peak_bytes) == ((5, 6), (5, 6), PEAK)
     assert doing[0] == "round 1, plain torch"

@@ -14,7 +14,7 @@ from models import MODELS
 
 import dtr_alloc
 from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.trace_format import Annotate, Call, Constant, Instruction, Mutate, Release
+from dtr_alloc.runtime.trace.format import Annotate, Call, Constant, Instruction, Mutate, Release
 
 KIB = 256
 """Elements of float32 in a KiB."""

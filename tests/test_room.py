@@ -3,7 +3,7 @@
 import pytest
 
 from dtr_alloc import Heuristic, SimulationResult, Trace, simulate
-from dtr_alloc.runtime.trace_format import Call, Constant, Mutate, Release, Result
+from dtr_alloc.runtime.trace.format import Call, Constant, Mutate, Release, Result
 
 BLOCK = 16 << 10  # Four pages of a small host arena.
 COUNT = 32

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, RELEASE
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE
 from tests.trace_lines import (
     Line,
     alias_of,

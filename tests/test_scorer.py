@@ -22,7 +22,7 @@ CLOCK = 1 << 41
 def test_all_processors_versions_round_as_the_scalar_score_does(tmp_path: Path) -> None:
     program = str(tmp_path / "versions")
     flags = ["-std=c++20", "-O1", "-ffp-contract=off", f"-I{ROOT}"]
-    sources = [ROOT / "tests/scorer_versions.cpp", ROOT / "runtime/csrc/score.cpp"]
+    sources = [ROOT / "tests/scorer_versions.cpp", ROOT / "runtime/csrc/policy/score.cpp"]
     subprocess.run(["g++", *flags, *map(str, sources), "-o", program], check=True)
     told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     found = re.fullmatch(

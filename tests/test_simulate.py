@@ -14,9 +14,9 @@ import pytest
 import dtr_alloc
 from dtr_alloc import SimulationResult, Trace, TraceError
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy
-from dtr_alloc.runtime.linear import linear_schedule
 from dtr_alloc.runtime.simulate import JSON_FIELDS, POOL_FIELDS, Simulator
-from dtr_alloc.runtime.trace_format import Call, Mutate, Result
+from dtr_alloc.runtime.trace.format import Call, Mutate, Result
+from dtr_alloc.runtime.trace.linear import linear_schedule
 from tests.trace_lines import (
     Line,
     call,

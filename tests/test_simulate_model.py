@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, Policy
-from dtr_alloc.runtime.schedule import Schedule
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace_format import (
+from dtr_alloc.runtime.trace.format import (
     Call,
     Constant,
     Copy,
@@ -21,6 +20,7 @@ from dtr_alloc.runtime.trace_format import (
     Release,
     Result,
 )
+from dtr_alloc.runtime.trace.schedule import Schedule
 from tests.simulation_model import SimulationModel
 
 SMALL = ((0, 1, 2, 2, 3, 8), (0, 1, 1, 2, 5, 40))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc.runtime.schedule import COMPUTE, GET, RELEASE, Schedule
 from dtr_alloc.runtime.trace import Trace, TraceError
-from dtr_alloc.runtime.trace_format import Call, Constant, Mutate, Release, Result, line_count
+from dtr_alloc.runtime.trace.format import Call, Constant, Mutate, Release, Result, line_count
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, RELEASE, Schedule
 from tests.trace_lines import (
     annotate,
     call,

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc.runtime.schedule import COMPUTE, GET, PIN, Schedule
 from dtr_alloc.runtime.trace import Trace, TraceError
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, Schedule
 from tests.trace_lines import (
     annotate,
     call,

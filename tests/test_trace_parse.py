@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtr_alloc.runtime import trace_parse
 from dtr_alloc.runtime.trace import Trace, TraceError
+from dtr_alloc.runtime.trace import parse as trace_parse
 from tests.trace_lines import (
     Line,
     alias_of,

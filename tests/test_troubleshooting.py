@@ -14,16 +14,16 @@ from tests.fences import ROOT
 
 PAGE = ROOT / "docs/troubleshooting.md"
 PYTHON = sorted(
-    file for folder in ("dtr_alloc", "runtime", "kernels") for file in (ROOT / folder).glob("*.py")
+    file for folder in ("dtr_alloc", "runtime", "kernels") for file in (ROOT / folder).rglob("*.py")
 )
-CPP = sorted([*ROOT.glob("dtr_alloc/csrc/*.cpp"), *ROOT.glob("runtime/csrc/**/*.cpp")])
+CPP = sorted([*ROOT.glob("dtr_alloc/csrc/**/*.cpp"), *ROOT.glob("runtime/csrc/**/*.cpp")])
 # What makes an error of a text, besides classes that are called so.
 MAKERS = {"warn", "fail", "_refuse", "ClickException", "BadParameter", "UsageError"}
 # Ours by the instruments of tests, which no user has.
 INSTRUMENTS = {
-    "runtime/csrc/dry_run.cpp",
-    "runtime/csrc/bind_heuristic.cpp",
-    "runtime/csrc/simulation.cpp",
+    "runtime/csrc/simulator/dry_run.cpp",
+    "runtime/csrc/bindings/bind_heuristic.cpp",
+    "runtime/csrc/simulator/paper_simulation.cpp",
 }
 THROWN = re.compile(
     r"(?:TORCH_CHECK(?:_WITH|_VALUE)?\(|constexpr char \w+\[\] ="

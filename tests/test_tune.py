@@ -17,9 +17,10 @@ from click.testing import CliRunner
 
 from dtr_alloc import Heuristic
 from dtr_alloc.__main__ import main
-from dtr_alloc.runtime import tune as tuning
 from dtr_alloc.runtime.heuristic import PRESETS
-from dtr_alloc.runtime.tune import (
+from dtr_alloc.runtime.tuning import tune as tuning
+from dtr_alloc.runtime.tuning.report import compare, draw, table
+from dtr_alloc.runtime.tuning.tune import (
     FAILED,
     cases,
     heuristic_of,
@@ -28,7 +29,6 @@ from dtr_alloc.runtime.tune import (
     overhead_of,
     tune,
 )
-from dtr_alloc.runtime.tune_report import compare, draw, table
 from tests.trace_lines import call, load, release
 
 PNG = b"\x89PNG\r\n"

@@ -10,7 +10,7 @@ import pytest
 
 from dtr_alloc import Trace, _core, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
-from dtr_alloc.runtime.trace_format import Call, Result
+from dtr_alloc.runtime.trace.format import Call, Result
 from tests.engine_model import Model, Value, neighbours
 from tests.test_engine import Program, run_random
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dtr_alloc.runtime.schedule import Schedule
 from dtr_alloc.runtime.trace import Trace, TraceError
+from dtr_alloc.runtime.trace.schedule import Schedule
 
 Line = dict[str, Any]
 

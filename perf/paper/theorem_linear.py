@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from study import options, table, write_rows
 
 from dtr_alloc.runtime.heuristic import Heuristic, name_of
-from dtr_alloc.runtime.linear import linear_schedule
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.trace.linear import linear_schedule
 
 BOUNDS = {
     "2 sqrt N": lambda layers: math.ceil(2 * math.sqrt(layers)),

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "dtr_alloc/csrc/cuda_driver.h"
+#include "dtr_alloc/csrc/cuda/driver.h"
 
 namespace dtr::cuda {
 namespace {

@@ -31,8 +31,8 @@
 #include <string>
 #include <vector>
 
-#include "dtr_alloc/csrc/cuda_driver.h"
-#include "runtime/csrc/score.h"
+#include "dtr_alloc/csrc/cuda/driver.h"
+#include "runtime/csrc/policy/score.h"
 
 namespace {
 

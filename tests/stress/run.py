@@ -51,8 +51,8 @@ def build(sanitizers: str) -> Path:
     flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     objects = []
     folders = (ROOT / "dtr_alloc/csrc", ROOT / "runtime/csrc", ROOT / "tests/stress")
-    for source in (file for f in folders for file in sorted(f.glob("*.cpp")) if plain(file)):
-        objects.append(folder / f"{source.parts[-3]}_{source.stem}.o")
+    for source in (file for f in folders for file in sorted(f.rglob("*.cpp")) if plain(file)):
+        objects.append(folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o")
         compile_to(objects[-1], [source], [*flags, "-c"])
     fake = ROOT / "tests/fake_cuda/fake_cuda.cpp"
     compile_to(folder / "libfakecuda.so", [fake], [*flags, "-shared", "-fPIC"])

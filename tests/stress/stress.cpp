@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
-#include "runtime/csrc/dry_run.h"
-#include "runtime/csrc/engine.h"
+#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/simulator/dry_run.h"
 
 namespace {
 

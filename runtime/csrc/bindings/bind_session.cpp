@@ -1,0 +1,199 @@
+// Python's view of the live runtime: sessions, by-hand control, and what the optimizer hooks call.
+
+#include <pybind11/numpy.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "runtime/csrc/live/cpu_allocator.h"
+#include "runtime/csrc/live/guard.h"
+#include "runtime/csrc/live/hold.h"
+#include "runtime/csrc/live/operators.h"
+#include "runtime/csrc/live/session.h"
+
+namespace py = pybind11;
+
+namespace dtr {
+
+void Session::Turn::wait() {
+  std::optional<py::gil_scoped_release> open;
+  if (PyGILState_Check()) open.emplace();
+  mutex_.lock();
+}
+
+namespace {
+
+// Lives as long as the process: errors are raised until its end.
+py::function* advise = nullptr;
+
+std::string advice(Bytes at_least) {
+  py::gil_scoped_acquire gil;
+  try {
+    return py::cast<std::string>((*advise)(at_least));
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("an advice of dtr_alloc");
+    return "";
+  }
+}
+
+// The error is on its way out of an operator, and none of our locks is held: who waits for a turn
+// has given Python's lock away (Turn::wait).
+void set_adviser(const py::function& function) {
+  advise = new py::function(function);
+  Session::set_adviser(&advice);
+}
+
+}  // namespace
+
+void bind_session(py::module_& m) {
+  register_interception();
+  install_cpu_allocator();
+  m.attr("sees_raw_access") = kSeesRawAccess;
+
+  py::class_<SessionStats>(m, "SessionStats")
+      .def_readonly("operators", &SessionStats::operators)
+      .def_readonly("recorded", &SessionStats::recorded)
+      .def_readonly("evictions", &SessionStats::evictions)
+      .def_readonly("rematerializations", &SessionStats::rematerializations)
+      .def_readonly("records", &SessionStats::records)
+      .def_readonly("kernel_ns", &SessionStats::kernel_ns)
+      .def_readonly("remat_ns", &SessionStats::remat_ns)
+      .def_readonly("search_ns", &SessionStats::search_ns)
+      .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
+      .def_readonly("verified", &SessionStats::verified)
+      .def_readonly("time_stamps", &SessionStats::time_stamps)
+      .def_readonly("device_choices", &SessionStats::device_choices)
+      .def_readonly("device_scores_from", &SessionStats::device_scores_from)
+      .def_readonly("live_bytes", &SessionStats::live_bytes)
+      .def_readonly("peak_bytes", &SessionStats::peak_bytes)
+      .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
+      .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes);
+
+  py::enum_<Session::Watch>(m, "Watch")
+      .value("off", Session::Watch::kOff)
+      .value("on", Session::Watch::kOn)
+      .value("over", Session::Watch::kOver)
+      .value("threads", Session::Watch::kThreads)
+      .value("long", Session::Watch::kLong)
+      .value("traced", Session::Watch::kTraced);
+
+  using Open = py::call_guard<py::gil_scoped_release>;
+  py::class_<Session::Reading>(m, "Reading");
+  py::class_<Session>(m, "Session")
+      .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
+                       bool record, bool logical_clock, bool timeline, bool evict_always,
+                       bool verify, bool debug, double thrash_limit, bool on_cuda,
+                       ScorerPlace scorer, const std::string& image) {
+             return std::make_unique<Session>(SessionOptions{.budget = budget,
+                                                             .limited = limited,
+                                                             .on_cuda = on_cuda,
+                                                             .heuristic = heuristic,
+                                                             .scorer = scorer,
+                                                             .image = image,
+                                                             .policy = policy,
+                                                             .record = record,
+                                                             .logical_clock = logical_clock,
+                                                             .timeline = timeline,
+                                                             .evict_always = evict_always,
+                                                             .verify = verify,
+                                                             .debug = debug,
+                                                             .thrash_limit = thrash_limit},
+                                              host_device(on_cuda));
+           }),
+           py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
+           py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
+           py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
+           py::arg("on_cuda"), py::arg("scorer"), py::arg("image"))
+      .def("enter", &Session::enter)
+      .def("join", &Session::join, Open())
+      .def("part", &Session::part, Open())
+      .def("leave", &Session::leave, Open())
+      .def("evict", &Session::evict, Open())
+      .def("materialize", &Session::materialize, Open())
+      .def("pin", &Session::pin, Open())
+      .def(
+          "expose",
+          [](Session& session, const at::Tensor& tensor) {
+            Session::Exposure exposure = session.expose(tensor);
+            return std::make_pair(exposure.copied, exposure.kept);
+          },
+          Open())
+      .def("note_exposure", &Session::note_exposure)
+      .def("exposures", &Session::exposures)
+      .def(
+          "reading",
+          [](Session& session, const at::Tensor& tensor) {
+            return std::make_unique<Session::Reading>(session, tensor);
+          },
+          Open(), py::keep_alive<0, 1>())
+      .def("holding",
+           [](Session& session, const py::sequence& tensors,
+              const std::vector<std::size_t>& written, const py::function& run) {
+             std::unique_ptr<Session::Hold> hold;
+             {  // The code lets its arguments go as it runs: nobody else may keep them.
+               std::vector<at::Tensor> read, changed;
+               for (std::size_t i = 0; i < tensors.size(); ++i) {
+                 py::object tensor = tensors[i];
+                 if (!THPVariable_Check(tensor.ptr())) continue;
+                 bool changes = std::find(written.begin(), written.end(), i) != written.end();
+                 (changes ? changed : read).push_back(THPVariable_Unpack(tensor.ptr()));
+               }
+               py::gil_scoped_release open;
+               hold = std::make_unique<Session::Hold>(session, read, changed);
+             }
+             return run();
+           })
+      .def("is_evicted", &Session::is_evicted)
+      .def("commit", &Session::commit, Open())
+      .def("commit_before_fork", &Session::commit_before_fork, Open())
+      .def("watch", &Session::watch)
+      .def("seen",
+           [](const Session& session) {
+             Session::Seen seen = session.seen();
+             py::array_t<std::int64_t> records(
+                 static_cast<py::ssize_t>(seen.records.records.size()),
+                 seen.records.records.data());
+             return py::make_tuple(records, seen.records.operators, seen.steps, seen.watch);
+           })
+      .def("step", &Session::step, Open())
+      .def("fail_allocation", &Session::fail_allocation)
+      .def("abandon_in_child", &Session::abandon_in_child)
+      .def("start_trace", &Session::start_trace, Open())
+      .def("take_trace",
+           [](Session& session) {
+             TraceRecorder::Records records = session.take_trace();
+             const auto array = [](const std::vector<std::int64_t>& numbers) {
+               return py::array_t<std::int64_t>(static_cast<py::ssize_t>(numbers.size()),
+                                                numbers.data());
+             };
+             return py::make_tuple(array(records.records), records.operators,
+                                   array(records.evictions));
+           })
+      .def("stats", &Session::stats)
+      .def("pool_stats", [](const Session& session) { return session.pool().stats(); })
+      .def("reset_peak", &Session::reset_peak)
+      .def("timeline", &Session::timeline)
+      .def("keep_events", &Session::keep_events)
+      .def("events",
+           [](const Session& session) {
+             py::list rows;
+             for (const Session::Event& event : session.events()) {
+               rows.append(py::make_tuple(event.evicted, event.at, event.duration,
+                                          c10::toString(event.made_by->handle.operator_name()),
+                                          event.size, event.live));
+             }
+             return rows;
+           })
+      .def("check", &Session::check);
+  m.def("set_adviser", &set_adviser);
+  m.def("record_this_thread", &Session::record_this_thread);
+  m.attr("dispatch_key") = static_cast<int>(kKey);
+  m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
+  m.def("records_this_thread", &Session::records_this_thread);
+  m.def("set_host_stream", &set_host_stream);
+  m.def("set_in_optimizer", &Session::set_in_optimizer);
+}
+
+}  // namespace dtr

@@ -1,0 +1,225 @@
+// The DTR engine: which values are resident, which one goes next, and how a missing one comes back
+// (paper, section 3 and Figure 1). It knows neither torch nor memory; an Executor does both for it,
+// so live training and simulation share it.
+//
+// Deallocation is eager: a value the program drops loses its content at once, and its recipe stays
+// for as long as something reads it. Materializing walks producers with an explicit stack, so a
+// chain of any length works; every input of a pending operator is locked, as in the paper's
+// recursion.
+//
+// One lock guards all of it. Methods want it held unless they say otherwise; it is open whenever an
+// operator runs.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "runtime/csrc/graph/executor.h"
+#include "runtime/csrc/policy/columns.h"
+#include "runtime/csrc/policy/device_scorer.h"
+#include "runtime/csrc/policy/neighbourhood.h"
+#include "runtime/csrc/policy/scorer.h"
+
+namespace dtr {
+
+struct EngineStats {
+  std::int64_t evictions =
+      0;  // To make room, by hand or in evict_always mode; not what the program drops.
+  std::int64_t rematerializations = 0;            // Operators run again.
+  std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
+  Bytes evictable = 0, largest_operator = 0;
+  Nanos clock = 0, base_cost = 0, remat_cost = 0;  // By recorded costs.
+  std::int64_t evaluations = 0;                    // Scores computed.
+  std::int64_t accesses = 0;  // Those, and edges and records visited for them (appendix D.3).
+};
+
+// What happens to a value that the program drops (paper, appendices C.4 and C.5).
+enum class Policy {
+  kEager,   // Its content goes at once; its recipe stays while something reads it.
+  kBanish,  // It goes for good once all that was made from it is resident; that is then constant.
+  kIgnore,  // Nothing: it goes when it has the least score.
+};
+
+// Which records are kept. Live, those that something may need. The paper's simulator keeps all, so
+// that values nobody can ask for again still count as evicted neighbours.
+enum class Records { kNeeded, kAll };
+
+class Engine {
+ public:
+  Engine(Executor& executor, Heuristic heuristic, Policy policy = Policy::kEager,
+         Records records = Records::kNeeded)
+      : executor_(executor),
+        heuristic_(heuristic),
+        policy_(policy),
+        records_(records),
+        scorer_(heuristic),
+        neighbourhood_(heuristic.neighbourhood, columns_) {}
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  std::mutex& mutex() { return mutex_; }
+
+  // Before the first value: candidates lie where the device sees them, and it may score them.
+  void score_on(std::unique_ptr<DeviceScorer> device);
+  const DeviceScorer* device_scorer() const { return device_scorer_.get(); }  // Null without.
+
+  // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it
+  // made, resident; finish() gives it its cost and makes the outputs evictable, or throws the
+  // recipe away where it made nothing to evict.
+  static Op* begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes);
+  void read(Op& op, std::uint32_t index, Value& value);
+  Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
+  void finish(Op& op, Nanos cost);
+  void abandon(Op& op);  // As if it had never been begun.
+  Value& constant(Bytes size, void* home, void* data);
+
+  // The other way to record, where the outputs are known before the operator runs: expect() links
+  // them, missing, instead of write(), and compute() runs the operator. view() adds an output that
+  // shares the bytes of `base`. The first output is the one asked for.
+  Value& expect(Op& op, std::uint16_t output, Bytes size, void* home);
+  Value& view(Op& op, std::uint16_t output, Value& base, void* home);
+  void compute(Op& op, Nanos cost, Lock& lock);
+
+  void advance(Nanos cost) {
+    stats_.clock += cost, stats_.base_cost += cost;
+  }  // An unrecorded operator ran.
+
+  void lock(Value& view) {
+    Value& value = view.storage();
+    if (++value.locks == 1 && value.candidate != kNowhere) columns_.forbid(value);
+  }
+  void unlock(Value& value);
+  void touch(Value& view) {
+    Value& value = view.storage();
+    value.last_access = stats_.clock;
+    if (value.candidate != kNowhere) columns_.copy_times(value);
+  }
+
+  void dropped(Value& value);     // The program let its storage go.
+  void superseded(Value& value);  // Its storage was written: the content is another value's now.
+  void* steal(Value& value);      // A replay takes its content as the buffer it writes.
+  void freeze(Value& value);      // Resident: a constant from now on, its recipe forgotten.
+  void restore(Value& value, void* data);  // From Executor::run: content for a missing output.
+
+  // Takes back all records at once, where all are kept: `ops` and `constants` are all there are.
+  void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
+
+  bool evict_one();          // The value of least score; false where nothing may go.
+  bool evict_waiting();      // The same among what only waiting recomputations hold.
+  void evict(Value& value);  // Resident, recomputable and not locked.
+  void evict_all();
+
+  // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
+  // above all) with all locks given back and every value as exact as before.
+  void materialize(Value& target, Lock& lock);
+
+  // Freezes every live value that reads `constant`, however indirectly, so that the constant may be
+  // changed.
+  void retire(Value& constant, Lock& lock);
+
+  // What the program holds of values that rest on `constant`: their bytes, `enough` or all, and
+  // whether these are resident and no operator is at work on them.
+  struct Resting {
+    Bytes bytes = 0;
+    bool idle = true;
+  };
+  Resting resting_on(const Value& constant, Bytes enough) const;
+
+  // What the program has let go may live on because recipes read it: an input, a copy. Where no
+  // more than its size rests on it, and all that is resident, that becomes constant instead, for
+  // which nothing need be run. Returns whether it did. With shed_before_evicting() the same is done
+  // for what is behind a victim: a small result must not go, and leave a batch for its recipe.
+  bool shed(Value& constant);
+  void shed_before_evicting() { sheds_ = true; }
+
+  // Whether a value's history is not worth keeping: the recipes of what the program has let go
+  // since, and what only these read. A value that the program carries from step to step would drag
+  // all its history along. But recipes are kept for what they can bring back. So a history is too
+  // much where it takes as much memory as the value, or kLongestHistory operators to run again. A
+  // value is asked as it is read, when the program has let go of what it was made from. Costs some
+  // nanoseconds: by Value::history most need no look.
+  static constexpr int kShortestHistory = 16, kLongestHistory = 256;
+  bool outweighed(Value& value, int shortest = kShortestHistory);
+
+  // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
+  // `spill` is called when a value cannot be brought back within the budget; it makes room and
+  // returns true, or gives up.
+  void commit(Lock& lock, const std::function<bool()>& spill);
+
+  const Heuristic& heuristic() const { return heuristic_; }
+  bool evictable(const Value& value) const { return value.candidate != kNowhere && !value.locks; }
+  Nanos staleness(const Value& value) const { return stats_.clock - value.last_access; }
+  ColumnsView columns() const { return columns_.view(); }
+  Value* candidate(std::size_t row) const { return columns_.value(row); }
+  Neighbourhood& neighbourhood() { return neighbourhood_; }
+  EngineStats stats() const {
+    EngineStats stats = stats_;
+    stats.classes = neighbourhood_.classes();
+    stats.accesses = stats.evaluations + neighbourhood_.accesses();
+    return stats;
+  }
+  Bytes locked_bytes() const;
+  void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
+  void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
+
+ private:
+  struct Pending;
+
+  struct History {
+    int recipes = 1;  // To run again, its own included.
+    int behind = 0;   // The estimate of what the program still holds there.
+    Bytes kept = 0;   // Constants that only recipes hold.
+    // Its own recipe aside. Each takes some 1,024 bytes, with what it made.
+    Bytes weight() const { return (recipes - 1) * kRecord + kept; }
+  };
+  static constexpr Bytes kRecord = 1024;
+  template <class Visit>
+  History walk(const Value& value, Bytes enough, const Visit& visit);
+  bool shed_behind(Value& value);
+  std::vector<Value*> held_on(const Value& constant) const;
+  void own(Value& value);
+  void add_candidate(Value& value);
+  void remove_candidate(Value& value);
+  void disown(Value& value);
+  void lose(Value& value, Loss loss);
+  void let_go(Value& value);
+  void run(Op& op, Value& wanted, Lock& lock);
+  void unlink(Value& value);  // From its producer, which goes with its last output.
+  void erase(Op& op);
+  void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
+  void collect_or_banish(Value& value);
+  void settle(Value& value, Lock& lock);
+  void unlock_inputs(Op& op);
+  Value* choose();
+  void refresh(std::size_t row);
+  bool sees_right(const Value& value) const;
+  void look_beside(std::size_t row);
+  void look_beside_all();
+
+  Executor& executor_;
+  const Heuristic heuristic_;
+  const Policy policy_;
+  const Records records_;
+  Scorer scorer_;
+  std::unique_ptr<DeviceScorer> device_scorer_;
+  std::mutex mutex_;
+  ScoreColumns columns_;                 // A row for each resident and recomputable value.
+  mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
+  std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
+  std::vector<Value*> garbage_;
+  std::vector<Pool::Beside> holes_;
+  EngineStats stats_;
+  std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
+  std::uint64_t order_ = 0;
+  bool sheds_ = false;
+  std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
+  std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;
+};
+
+}  // namespace dtr

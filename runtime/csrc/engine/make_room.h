@@ -1,0 +1,32 @@
+// How a request that the pool cannot serve at once gets its memory: who is evicted, and when pages
+// are brought together instead. The live runtime and the simulator of its rules share it.
+
+#pragma once
+
+#include <functional>
+
+#include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine/engine.h"
+
+namespace dtr {
+
+// Addresses of a scope's arena under `budget`.
+Bytes scope_addresses(Bytes budget);
+
+// The budget has the bytes and no hole holds them. Two remedies end in a hole, and both are paid in
+// time, so their prices can be compared: pages are moved together, at a price that was measured on
+// this machine (Arena::move_prices; above all page tables on a host, calls of the driver on a
+// device), or neighbours are evicted, which costs what it will take to recompute them. The first
+// price is known from the holes. The second must be searched for, block by block, which is not
+// worth it where moving costs less than the search. Evicting single victims is no remedy: they free
+// bytes, of which there are enough.
+enum class Remedy { kMove, kEvict };
+Remedy cheaper_remedy(Nanos move, Nanos search, const std::function<Nanos()>& recompute);
+
+// `take` asks the pool for `asked` bytes. Null where nothing is left to evict, or nothing may be.
+// The engine's lock is held.
+using Take = std::function<Block*(Fit)>;
+Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
+                         const Take& take, bool may_evict);
+
+}  // namespace dtr

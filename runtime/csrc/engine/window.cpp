@@ -1,0 +1,213 @@
+#include "runtime/csrc/engine/window.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "dtr_alloc/csrc/pool_walk.h"
+
+namespace dtr {
+namespace {
+
+// Up to a block and with it, since the last one that nobody can have, of which all is nothing. The
+// difference of two is a run's.
+struct Sums {
+  Bytes bytes = 0;  // Free or evictable.
+  double evicted = 0, cost = 0, stale_bytes = 0;
+  std::int32_t row = kNowhere;  // Of the block's value; none where it is free, or nobody's to have.
+};
+
+// Where exponents and the penalty are 1 and missing neighbours, if any, are counted by classes.
+bool simple(const Heuristic& h) {
+  return h.cost_exp == 1 && h.staleness_exp == 1 && h.recompute_penalty == 1 &&
+         (h.neighbourhood == NeighbourhoodKind::kNone ||
+          h.neighbourhood == NeighbourhoodKind::kEvictedClass);
+}
+
+// Takes a pool's extents in address order; sums[i] is of the first i. What is in it stays in
+// registers, so it calls nothing where kSimple.
+template <bool kSimple>
+struct AddUp {
+  const Engine& engine;
+  const ColumnsView columns;
+  const Nanos now;
+  const double penalty;
+  const bool shared;  // Neighbourhoods are counted later, once for all of a run.
+  Sums *last, *end;   // What lies beyond the end is not taken.
+  Bytes bytes = 0;
+  double evicted = 0, cost = 0, stale_bytes = 0;
+
+  [[gnu::always_inline]] void operator()(Bytes size, void* owner) {
+    if (last + 1 == end) return;
+    ++last;
+    auto* value = static_cast<Value*>(owner);
+    if (value ? !engine.evictable(*value) : size == 0) {
+      bytes = 0;
+      evicted = cost = stale_bytes = 0;
+      *last = {};
+      return;
+    }
+    bytes += size;
+    last->row = kNowhere;
+    if (value) {
+      const std::int32_t row = value->candidate;
+      last->row = row;
+      const auto real_size = static_cast<double>(size);
+      auto own = static_cast<double>(columns.cost[row]);
+      if constexpr (!kSimple) {
+        if (!shared) own += static_cast<double>(columns.neighbourhood[row]);
+        own *= std::pow(penalty, columns.recomputes[row]);
+      }
+      evicted += real_size;
+      cost += own;
+      stale_bytes += real_size * static_cast<double>(now - columns.last_access[row]);
+    }
+    last->bytes = bytes;
+    last->evicted = evicted;
+    last->cost = cost;
+    last->stale_bytes = stale_bytes;
+  }
+};
+
+// What the missing neighbours of a run cost, each class once. Runs are asked for in order, and not
+// all of them, so that most of a pool is never looked at: a class remembers at which block it was
+// met last, which says whether it is in a run already, and whether its last member leaves.
+class SharedCost {
+ public:
+  SharedCost(EvictedClasses* classes, const Sums* first, const Sums* last)
+      : classes_(classes),
+        first_(first),
+        left_(first),
+        right_(first),
+        mark_(classes ? classes->new_marks(last - first + 1) : 0) {}
+
+  // Of the blocks beyond `left` up to `right`; neither may lie before that of the last time.
+  [[gnu::noinline]] double of(const Sums* left, const Sums* right) {
+    if (!classes_) return 0;
+    if (left >= right_) {
+      left_ = right_ = left;
+      cost_ = 0;
+    }
+    while (left_ < left) take(*++left_);
+    while (right_ < right) add(*++right_);
+    return static_cast<double>(cost_);
+  }
+
+ private:
+  std::int64_t mark(const Sums& block) const { return mark_ + (&block - first_); }
+  void add(const Sums& block) {
+    if (block.row == kNowhere) return;
+    classes_->for_each(block.row, [&](EvictedClass& root) {
+      if (root.met <= mark(*left_)) cost_ += root.cost;
+      root.met = mark(block);
+    });
+  }
+  void take(const Sums& block) {
+    if (block.row == kNowhere) return;
+    classes_->for_each(block.row, [&](EvictedClass& root) {
+      if (root.met == mark(block)) cost_ -= root.cost;
+    });
+  }
+
+  EvictedClasses* const classes_;  // Null where there are none.
+  const Sums *const first_, *left_, *right_;
+  const std::int64_t mark_;  // Of the first block.
+  Nanos cost_ = 0;
+};
+
+// All of a pool; returns the last one. `sums` grows to hold them.
+template <bool kSimple>
+const Sums* add_up(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
+  const Heuristic& h = engine.heuristic();
+  const bool shared = engine.neighbourhood().evicted_classes() != nullptr;
+  if (!kSimple && !shared) engine.neighbourhood().fill();
+  while (true) {
+    if (!sums.empty()) {
+      const Sums* last =
+          pool.each_extent(bytes, AddUp<kSimple>{.engine = engine,
+                                                 .columns = engine.columns(),
+                                                 .now = engine.stats().clock + h.epsilon,
+                                                 .penalty = h.recompute_penalty,
+                                                 .shared = shared,
+                                                 .last = sums.data(),
+                                                 .end = sums.data() + sums.size()})
+              .last;
+      if (last != &sums.back()) return last;
+    }
+    sums.resize(std::max<std::size_t>(1024, 2 * sums.size()));
+  }
+}
+
+struct Run {
+  const Sums *begin, *end;  // Of the blocks beyond begin up to end.
+  double cost;
+};
+
+// By itself, since its few variables must not leave the registers.
+template <bool kSimple>
+[[gnu::noinline]] Run cheapest_run(const Sums* const first, const Sums* const last,
+                                   const Bytes bytes, const double lacking, const Heuristic& h,
+                                   SharedCost& shared) {
+  const auto epsilon = static_cast<double>(h.epsilon);
+  double best = std::numeric_limits<double>::infinity();
+  Run run{first, first, 0};
+  const Sums* left = first;
+  bool holds = false;  // Whether what lies beyond left holds the request.
+  for (const Sums* right = first + 1; right <= last; ++right) {
+    if (right->bytes == 0) [[unlikely]] {
+      left = right;
+      holds = false;
+      continue;
+    }
+    const Bytes most = right->bytes - bytes;
+    const double most_evicted = right->evicted - lacking;
+    const auto enough = [&](const Sums& from) {
+      return from.bytes <= most && from.evicted <= most_evicted;
+    };
+    if (!holds && !enough(*left)) continue;
+    holds = true;
+    while (enough(left[1])) ++left;
+    const double evicted = right->evicted - left->evicted;
+    double cost = right->cost - left->cost + epsilon;  // Exact but for a penalty.
+    if constexpr (!kSimple) cost = std::max(cost, epsilon);
+    double under = right->stale_bytes - left->stale_bytes;
+    under = under > 0 ? under : 0;
+    if constexpr (!kSimple) under = raise(under / evicted, h.staleness_exp);
+    double over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
+    if (over < best * under) [[unlikely]] {  // So far without what is shared, which can only add.
+      cost += shared.of(left, right);
+      over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
+      if (over >= best * under) continue;
+      best = over / under;
+      run = {left, right, cost - epsilon};
+    }
+  }
+  return run;
+}
+
+template <bool kSimple>
+Window search(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
+  const PoolStats stats = pool.stats();
+  // Bytes that the budget lacks must come from values, wherever holes may be.
+  const Bytes lacking = std::max(stats.live + bytes - stats.budget, Bytes{1});
+  const Sums* last = add_up<kSimple>(pool, engine, bytes, sums);
+  SharedCost shared(engine.neighbourhood().evicted_classes(), sums.data(), last);
+  Run run = cheapest_run<kSimple>(sums.data(), last, bytes, static_cast<double>(lacking),
+                                  engine.heuristic(), shared);
+  Window window{.values = {}, .cost = static_cast<Nanos>(run.cost)};
+  while (run.begin < run.end) {
+    const std::int32_t row = (++run.begin)->row;
+    if (row != kNowhere) window.values.push_back(engine.candidate(row));
+  }
+  return window;
+}
+
+}  // namespace
+
+Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes) {
+  static thread_local std::vector<Sums> sums;  // To ask for their memory anew costs half a search.
+  bytes = round_to_granule(std::max(bytes, Bytes{1}));
+  return (simple(engine.heuristic()) ? search<true> : search<false>)(pool, engine, bytes, sums);
+}
+
+}  // namespace dtr

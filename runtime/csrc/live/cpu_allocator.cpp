@@ -1,0 +1,72 @@
+#include "runtime/csrc/live/cpu_allocator.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+
+#include "runtime/csrc/live/device.h"
+#include "runtime/csrc/live/session.h"
+
+namespace dtr {
+namespace {
+
+thread_local Stream host_stream = 0;
+
+class CpuAllocator final : public at::Allocator {
+ public:
+  explicit CpuAllocator(at::Allocator& ordinary) : ordinary_(ordinary) {}
+
+  at::DataPtr allocate(std::size_t bytes) override {
+    Session* session = Session::active();
+    // Autograd's threads inherit it from the scope's, and others may join. The rest keep to
+    // ordinary memory, because what they make could not be evicted.
+    bool ours = session && session->serves(c10::kCPU) && Session::records_this_thread();
+    if (!ours) return ordinary_.allocate(bytes);
+    void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
+    return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
+  }
+
+  // Serves memory from inside and from outside a scope alike.
+  at::DeleterFnPtr raw_deleter() const override { return &any_deleter; }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  static void any_deleter(void* data) {
+    if (Pool::owner_of(data)) return pool_deleter(data);
+    c10::GetDefaultCPUAllocator()->raw_deallocate(data);
+  }
+
+  at::Allocator& ordinary_;
+};
+
+}  // namespace
+
+void pool_deleter(void* data) {
+  if (!data) return;
+  Pool* pool = Pool::owner_of(data);
+  if (Session* session = Session::active()) session->freed(data);
+  pool->free(pool->find(data));
+}
+
+void set_host_stream(Stream stream) { host_stream = stream; }
+
+SessionDevice host_device(bool on_cuda) {
+  return {.device = c10::Device(c10::kCPU),
+          .allocator = c10::GetCPUAllocator(),
+          .deleter = &pool_deleter,
+          .stream = [](c10::Device) { return host_stream; },
+          .generator = [](c10::Device) { return at::detail::getDefaultCPUGenerator(); },
+          .work = on_cuda ? make_cuda_work(0) : nullptr};
+}
+
+void install_cpu_allocator() {
+  constexpr std::uint8_t kPriority =
+      10;  // Above torch's own; a lower one is ignored without a word.
+  c10::SetCPUAllocator(new CpuAllocator(*c10::GetCPUAllocator()), kPriority);
+  pthread_atfork(&Session::lock_for_fork, &Session::unlock_after_fork, &Session::unlock_after_fork);
+}
+
+}  // namespace dtr

@@ -1,0 +1,43 @@
+// What code reads past the dispatcher for as long as it runs: torch.compile's kernels take the
+// address of every tensor that they are given, and run many operators' work between two looks at
+// us.
+//
+// All of it is brought back first and locked. What the code itself lets go, as compiled code does
+// with its arguments once it has read them, is free at once. Reading is no reason to freeze it:
+// afterwards it can be evicted again. What the code writes becomes a constant, and who read it
+// keeps the old content, as where memory is handed out. Nothing is recorded meanwhile: between two
+// operators compiled code writes over its own buffers, and a recipe would read what is there then.
+
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <vector>
+
+#include "runtime/csrc/live/session.h"
+
+namespace dtr {
+
+class Session::Hold {
+ public:
+  // Throws torch.OutOfMemoryError where they do not fit together.
+  Hold(Session& session, c10::ArrayRef<at::Tensor> read, c10::ArrayRef<at::Tensor> written);
+  ~Hold();
+  Hold(const Hold&) = delete;
+
+  static bool here() { return innermost != nullptr; }  // This thread runs such code.
+  // ... and may read a tensor of this value, null for a constant, through a pointer.
+  static bool covers(const Value* value);
+  static void died(Value& value);  // The program let it go. The engine's lock is held.
+
+ private:
+  void release();
+
+  static thread_local Hold* innermost;
+
+  Session& session_;
+  Hold* const outer_ = innermost;
+  std::vector<Value*> values_;  // Locked once for each time that it is there.
+};
+
+}  // namespace dtr

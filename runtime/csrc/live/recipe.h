@@ -1,0 +1,128 @@
+// How to run one torch operator again: the live executor's part of an Op.
+//
+// Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj
+// and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, and the
+// state of the random generator. What many recipes share (dispatch state; key set, dtype and device
+// of a tensor) is kept once and named by a 16-bit index.
+
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <optional>
+
+#include "runtime/csrc/graph/graph.h"
+#include "runtime/csrc/live/device.h"
+#include "runtime/csrc/live/operators.h"
+#include "runtime/csrc/live/random_state.h"
+
+namespace dtr {
+
+// A constant this small, such as the number in `x + 1`, is copied into the recipe: kept as a
+// storage it would cost a block of the pool and three records.
+constexpr std::size_t kLargestInline = 16;
+
+// One tensor among the arguments of a call. The pointers are good until the operator runs, which
+// consumes the arguments.
+struct TensorArgument {
+  c10::TensorImpl* tensor;
+  c10::StorageImpl* storage;
+  Value* value;  // Null where the storage is not tracked.
+  std::uint8_t argument;
+  bool written;
+  bool scratch;        // Written beside the results, which do not depend on what was there.
+  std::uint16_t item;  // Position in its list.
+
+  // Whether a recipe keeps the content itself instead of reading a Value.
+  bool inlined() const {
+    return !value && !written && tensor->is_cpu() && storage->nbytes() <= kLargestInline;
+  }
+};
+inline bool is_defined_tensor(const c10::IValue& value) {
+  return value.isTensor() && value.unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton();
+}
+using TensorArguments = c10::SmallVector<TensorArgument, 8>;
+
+struct TensorRecipe {
+  std::int32_t use;  // Index of the Op's Use it reads, or one of the two below.
+  std::uint16_t item;
+  std::uint16_t kind;  // Interned key set, dtype and device.
+  std::uint8_t argument;
+  std::uint8_t dims;
+  bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
+  std::int64_t offset;
+};
+constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
+constexpr std::int32_t kInline = -2;     // Its storage is kept in the recipe.
+constexpr std::int32_t kScratch = -3;    // Any memory will do.
+
+// A recipe made ready to run: arguments on a stack, and the state the operator saw.
+struct Replay {
+  const OperatorInfo* info;
+  torch::jit::Stack stack;
+  c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
+  c10::DispatchKeySet keys, included, excluded;
+  bool grad_mode;
+  // For a random operator that takes none: the one it draws from, and the state to draw from.
+  at::Generator default_generator;
+  std::optional<RandomState> recorded_state;
+
+  // Runs the operator; afterwards `stack` holds its returns. Throws what the operator throws.
+  void run();
+};
+
+class Recipe {
+ public:
+  // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Its uses are
+  // the `arguments` that are not inlined, in order, or none for an operator that reads only shapes;
+  // the caller links them. Outputs are the returns, then the written arguments. Null for a call
+  // that cannot be kept. The engine's lock must be held, here and in prepare().
+  static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
+                    const torch::jit::Stack& stack, const TensorArguments& arguments,
+                    std::unique_ptr<RandomState> random);
+
+  // The generator's state before a random call, for record(). Taken without the engine's lock:
+  // kernels allocate while they hold the generator's. Where the call is given none, it is the
+  // device's.
+  static std::unique_ptr<RandomState> snapshot(const OperatorInfo& info,
+                                               const torch::jit::Stack& stack,
+                                               const SessionDevice& device);
+  static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
+  void destroy();
+
+  const OperatorInfo& info() const { return *info_; }
+  bool writes() const { return info_->writes != 0; }
+  bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
+  std::uint16_t returns() const { return info_->returns; }
+
+  // Bytes of the memory that a replay may write as it likes, for each such argument.
+  c10::SmallVector<Bytes, 2> scratch() const;
+
+  // Arguments over `storages`: one for each Use, those of one value being the same, then one for
+  // each of scratch().
+  Replay prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const;
+
+ private:
+  Recipe() = default;
+  c10::ArrayRef<TensorRecipe> tensors() const {
+    return {reinterpret_cast<const TensorRecipe*>(this + 1), tensors_};
+  }
+  c10::IValue* plain() const {
+    return reinterpret_cast<c10::IValue*>(const_cast<TensorRecipe*>(tensors().end()));
+  }
+  std::int64_t* geometry() const { return reinterpret_cast<std::int64_t*>(plain() + plain_); }
+
+  const OperatorInfo* info_ = nullptr;
+  std::unique_ptr<RandomState> random_;  // Before the call; null where it is not random.
+  std::uint16_t context_ = 0;            // Interned dispatch state.
+  std::uint16_t tensors_ = 0;
+  std::uint16_t plain_ =
+      0;  // Arguments that are not tensors, in order; for a list of tensors, its length.
+};
+
+}  // namespace dtr

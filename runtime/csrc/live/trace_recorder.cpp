@@ -1,0 +1,214 @@
+#include "runtime/csrc/live/trace_recorder.h"
+
+#include <utility>
+
+namespace dtr {
+
+void TraceRecorder::put(Kind kind, std::initializer_list<std::int64_t> fields) {
+  out_.records.push_back(kind);
+  out_.records.push_back(static_cast<std::int64_t>(fields.size()));
+  out_.records.insert(out_.records.end(), fields);
+}
+
+TraceRecorder::Name TraceRecorder::constant(const void* key, Bytes bytes) {
+  Name name = names_[key] = ++last_;
+  put(kConstant, {name, bytes});
+  return name;
+}
+
+void TraceRecorder::begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<std::int64_t> written,
+                          c10::ArrayRef<Bytes> copies) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (const void* key : arguments) {
+    auto known = names_.find(key);
+    arguments_.push_back(known != names_.end() ? known->second : constant(key, 0));
+  }
+  written_.assign(written.begin(), written.end());
+  for (Bytes bytes : copies) memory_.insert(memory_.end(), {kCopied, bytes});
+  running_ = true;
+}
+
+void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!running_) return;  // The recording began inside the operator.
+  std::size_t written = 0;
+  auto [known, fresh] = operators_.insert({&info, static_cast<std::int64_t>(operators_.size())});
+  if (fresh) out_.operators.push_back(c10::toString(info.handle.operator_name()));
+  for (const Result& result : results) {
+    if (!result.data) {
+      const auto name = static_cast<Name>(arguments_[written_[written++]]);
+      made_.insert(made_.end(), {name, 0, -1, std::int64_t{result.tracked}});
+      if (!result.tracked) tracked_.erase(name);
+      continue;
+    }
+    for (std::size_t i = 0; i < locals_.size(); ++i) {
+      if (locals_[i].data != result.data || !locals_[i].alive) continue;
+      locals_[i].alive = false;  // It has a name now.
+      names_[result.key] = ++last_;
+      if (result.tracked && !recipes_) tracked_.insert(last_);
+      made_.insert(made_.end(), {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i),
+                                 std::int64_t{result.tracked}});
+    }
+  }
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    if (!locals_[i].alive) continue;  // It stays and is no result: a cache, say.
+    names_[locals_[i].data] = ++last_;
+    made_.insert(made_.end(),
+                 {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i), 0});
+  }
+  for (std::size_t i = 0; !recipes_ && i < made_.size(); i += 4) {
+    if (!made_[i + 3]) continue;
+    const auto made = static_cast<Name>(made_[i]);
+    for (std::int64_t argument : arguments_) {
+      if (argument != made) made_of_[static_cast<Name>(argument)].push_back(made);
+    }
+  }
+  auto& out = out_.records;
+  out.push_back(kOperator);
+  out.push_back(static_cast<std::int64_t>(6 + arguments_.size() + written_.size() + made_.size() +
+                                          memory_.size()));
+  out.insert(out.end(), {known->second, cost});
+  for (const auto* list : {&arguments_, &written_, &made_, &memory_}) {
+    out.push_back(static_cast<std::int64_t>(list->size()));
+    out.insert(out.end(), list->begin(), list->end());
+  }
+  forget_operator();
+}
+
+// What it left behind comes from outside as far as the trace can tell.
+void TraceRecorder::abandon() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (const Local& local : locals_) {
+    if (local.alive) constant(local.data, local.size);
+  }
+  forget_operator();
+}
+
+void TraceRecorder::forget_operator() {
+  for (Name name : released_) put(kRelease, {name});
+  arguments_.clear();
+  written_.clear();
+  made_.clear();
+  memory_.clear();
+  locals_.clear();
+  released_.clear();
+  running_ = false;
+}
+
+void TraceRecorder::allocated(const void* data, Bytes size) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!running_) {
+    constant(data, size);
+    return;
+  }
+  memory_.insert(memory_.end(), {kAllocated, size});
+  locals_.push_back({data, size, true});
+}
+
+void TraceRecorder::freed(const void* data) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    if (locals_[i].data != data || !locals_[i].alive) continue;
+    locals_[i].alive = false;
+    memory_.insert(memory_.end(), {kFreed, static_cast<std::int64_t>(i)});
+    return;
+  }
+  release(data);
+}
+
+void TraceRecorder::died(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  release(key);
+}
+
+void TraceRecorder::release(const void* key) {
+  auto known = names_.find(key);
+  if (known == names_.end()) return;  // From before the trace.
+  if (running_) {
+    memory_.insert(memory_.end(), {kReleased, known->second});
+    released_.push_back(known->second);
+  } else {
+    put(kRelease, {known->second});
+  }
+  tracked_.erase(known->second);
+  names_.erase(known);
+}
+
+void TraceRecorder::rekey(const void* from, const void* to) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(from);
+  if (known == names_.end() || from == to) return;
+  Name name = known->second;
+  names_.erase(known);
+  names_[to] = name;
+}
+
+void TraceRecorder::froze(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(key);
+  if (known == names_.end()) return;
+  put(kFreeze, {known->second});
+  tracked_.erase(known->second);
+}
+
+void TraceRecorder::stepped() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  put(kStep, {});
+}
+
+void TraceRecorder::optimizing() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  put(kOptimizing, {});
+}
+
+void TraceRecorder::evicted(const Value& value) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (value.name < first_) return;
+  out_.evictions.insert(out_.evictions.end(), {value.name, value.version});
+}
+
+TraceRecorder::Name TraceRecorder::name_of(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(key);
+  return known == names_.end() ? 0 : known->second;
+}
+
+// What was found once has no live recipe left, so no edge is followed twice.
+void TraceRecorder::retired(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(key);
+  if (known == names_.end()) return;
+  std::vector<Name> pending{known->second};
+  while (!pending.empty()) {
+    const Name name = pending.back();
+    pending.pop_back();
+    if (tracked_.erase(name)) put(kFreeze, {name});
+    auto edges = made_of_.find(name);
+    if (edges == made_of_.end()) continue;
+    pending.insert(pending.end(), edges->second.begin(), edges->second.end());
+    made_of_.erase(edges);
+  }
+}
+
+bool TraceRecorder::tracks(const void* key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto known = names_.find(key);
+  return known != names_.end() && tracked_.count(known->second) > 0;
+}
+
+std::size_t TraceRecorder::length() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return out_.records.size();
+}
+
+TraceRecorder::Records TraceRecorder::copy() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return out_;
+}
+
+TraceRecorder::Records TraceRecorder::take() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return std::exchange(out_, {});
+}
+
+}  // namespace dtr

@@ -1,0 +1,156 @@
+#include "runtime/csrc/live_cuda/device_memory.h"
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <array>
+
+#include "runtime/csrc/engine/make_room.h"
+
+namespace dtr {
+namespace {
+
+std::array<std::atomic<DeviceMemory*>, 64> registry;
+std::atomic<std::size_t> registered{0};
+
+SessionDevice on_device(c10::DeviceIndex index, at::Allocator& allocator) {
+  return {.device = c10::Device(c10::kCUDA, index),
+          .allocator = &allocator,
+          .deleter = &DeviceMemory::deleter,
+          .stream =
+              [](c10::Device device) {
+                cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+                return reinterpret_cast<Stream>(stream);
+              },
+          .generator = [](c10::Device device) -> at::Generator {
+            return at::globalContext().defaultGenerator(device);
+          },
+          .work = make_cuda_work(index)};
+}
+
+std::unique_ptr<Session> make_session(SessionOptions options, c10::DeviceIndex device,
+                                      at::Allocator& allocator) {
+  options.on_cuda = true;
+  options.cuda_device = device;
+  auto session = std::make_unique<Session>(options, on_device(device, allocator));
+  session->claim();
+  return session;
+}
+
+Pool::Handle make_pool(Bytes budget, c10::DeviceIndex device) {
+  return Pool::create(make_cuda_arena(scope_addresses(budget), device), budget);
+}
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(const SessionOptions& options, c10::DeviceIndex index,
+                           at::Allocator& allocator, bool rematerialize)
+    : device(index),
+      budget(options.budget),
+      session(rematerialize ? make_session(options, index, allocator) : nullptr),
+      own(rematerialize ? nullptr : make_pool(options.budget, index)),
+      pool(session ? session->pool() : *own),
+      graphs(pool) {
+  std::size_t slot = registered++;
+  TORCH_CHECK(slot < registry.size(), "dtr_alloc: more than ", registry.size(), " device pools");
+  registry[slot].store(this, std::memory_order_release);
+}
+
+DeviceMemory* DeviceMemory::owner_of(const void* data) {
+  const Pool* pool = Pool::owner_of(data);
+  if (!pool) return nullptr;
+  std::size_t count = std::min(registered.load(std::memory_order_acquire), registry.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    DeviceMemory* memory = registry[i].load(std::memory_order_acquire);
+    if (memory && &memory->pool == pool) return memory;
+  }
+  return nullptr;
+}
+
+void DeviceMemory::deleter(void* data) {
+  if (!data) return;
+  DeviceMemory* memory = owner_of(data);
+  TORCH_INTERNAL_ASSERT(memory, "dtr_alloc was asked to free memory that is not its own");
+  memory->free(data);
+}
+
+void* DeviceMemory::allocate(std::size_t bytes, Stream stream) {
+  if (bytes == 0) return nullptr;
+  Bytes asked = static_cast<Bytes>(bytes);
+  bool routed = graphs.routing();
+  if (routed) {
+    if (Block* block = graphs.take(asked, stream)) return pool.data(block);
+  }
+  void* data = nullptr;
+  try {
+    if (session) {
+      data = session->allocate(bytes, stream);
+    } else if (Block* block = pool.allocate(asked, Fit::kBeyond, stream)) {
+      data = pool.data(block);
+    } else {
+      refuse(asked);
+    }
+  } catch (const c10::OutOfMemoryError&) {
+    ++out_of_memory;
+    throw;
+  } catch (const std::bad_alloc& error) {
+    ++out_of_memory;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA device ", static_cast<int>(device),
+                     " has no memory for ", asked, " bytes, which the budget of ", budget,
+                     " bytes allows: ", error.what(),
+                     "; other programs may hold it: stop them or lower the budget");
+  }
+  Block* block = pool.find(data);
+  if (routed) graphs.adopt(block, stream);
+  if (c10::memoryProfilingEnabled()) {
+    c10::reportMemoryUsageToProfiler(data, block->size, pool.live(), pool.stats().committed,
+                                     c10::Device(c10::kCUDA, device));
+  }
+  return data;
+}
+
+void DeviceMemory::free(void* data) {
+  Block* block = pool.find(data);
+  TORCH_CHECK(block, "no live block of dtr_alloc starts at ", data, ": it was freed before");
+  if (c10::memoryProfilingEnabled()) {
+    c10::reportMemoryUsageToProfiler(data, -block->size, pool.live() - block->size,
+                                     pool.stats().committed, c10::Device(c10::kCUDA, device));
+  }
+  if (!graphs.empty() && graphs.keep(block)) return;
+  pool.free(block);
+}
+
+void DeviceMemory::refuse(Bytes asked) const {
+  PoolStats now = pool.stats();
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget of ", now.budget, " bytes on CUDA device ",
+                   static_cast<int>(device), ": ", asked, " bytes asked, ",
+                   std::max<Bytes>(now.budget - now.live, 0), " free, the largest hole has ",
+                   now.largest_hole, "; raise the budget to at least ",
+                   now.live + round_to_granule(asked),
+                   ", or let tensors be evicted: dtr_alloc.allocator(budget, rematerialize=True)");
+}
+
+void DeviceMemory::begin_capture(GraphMemory::Id id, GraphMemory::Filter filter) {
+  if (session) session->begin_capture();
+  try {
+    pool.begin_quarantine();
+  } catch (...) {
+    if (session) session->end_capture();
+    throw;
+  }
+  graphs.begin(id, std::move(filter));
+}
+
+void DeviceMemory::end_capture(GraphMemory::Id id) {
+  graphs.end(id);
+  pool.end_quarantine();
+  if (session) session->end_capture();
+}
+
+void DeviceMemory::set_fraction(double share) {
+  Bytes total = make_cuda_work(device)->total_memory();
+  pool.set_limit(std::min(budget, static_cast<Bytes>(share * static_cast<double>(total))));
+  fraction = share;
+}
+
+}  // namespace dtr

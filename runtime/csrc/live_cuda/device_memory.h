@@ -1,0 +1,53 @@
+// The memory of one CUDA device as torch's allocator sees it: a pool, the session that evicts from
+// it, the memory of captured graphs, and the counters that torch's statistics start from. Made at
+// the first request for the device, because a driver and a GPU are needed then and not before.
+//
+// It is never destroyed: tensors die after the statics of this library.
+
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <memory>
+
+#include "dtr_alloc/csrc/graph_memory.h"
+#include "runtime/csrc/live/session.h"
+
+namespace dtr {
+
+struct DeviceMemory {
+  // Throws what the driver throws. With `rematerialize` it claims the process's one session.
+  DeviceMemory(const SessionOptions& options, c10::DeviceIndex device, at::Allocator& allocator,
+               bool rematerialize);
+
+  void* allocate(std::size_t bytes, Stream stream);
+  void free(void* data);
+  static DeviceMemory* owner_of(const void* data);  // Lock-free; null for memory of others.
+  static void deleter(void* data);                  // Of every ordinary tensor.
+
+  // Graph capture and MemPools: see GraphMemory.
+  void begin_capture(GraphMemory::Id id, GraphMemory::Filter filter);
+  void end_capture(GraphMemory::Id id);
+
+  // Bounds the pool by a fraction of the device's memory, below its budget.
+  void set_fraction(double fraction);
+
+  c10::CachingDeviceAllocator::DeviceStats stats() const;
+  std::vector<c10::CachingDeviceAllocator::SegmentInfo> segments(GraphMemory::Id id) const;
+  void reset_accumulated();
+
+  const c10::DeviceIndex device;
+  const Bytes budget;
+  const std::unique_ptr<Session> session;  // Null without rematerialization.
+  const Pool::Handle own;                  // Null with.
+  Pool& pool;
+  GraphMemory graphs;
+  double fraction = 1;
+  std::atomic<std::int64_t> out_of_memory{0};
+
+ private:
+  [[noreturn]] void refuse(Bytes asked) const;
+  PoolStats forgotten_{};  // The counts at the last reset_accumulated.
+};
+
+}  // namespace dtr

@@ -1,0 +1,98 @@
+// The pool's figures in the words of torch.cuda.memory_stats and memory_snapshot.
+//
+// A segment is a run of committed pages; "reserved" is what is committed, "allocated" and "active"
+// are bytes in live blocks, rounded up to 512, as are the requested ones. There is no small and
+// large pool: everything is in the aggregate and in the large one. A retry is an eviction.
+
+#include "runtime/csrc/live_cuda/device_memory.h"
+
+namespace dtr {
+namespace {
+
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+
+StatArray both(std::int64_t current, std::int64_t peak, std::int64_t allocated) {
+  Stat stat;
+  stat.current = current;
+  stat.peak = std::max(peak, current);
+  stat.allocated = allocated;
+  stat.freed = std::max<std::int64_t>(allocated - current, 0);
+  StatArray array;
+  array[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)] = stat;
+  array[static_cast<std::size_t>(c10::CachingAllocator::StatType::LARGE_POOL)] = stat;
+  return array;
+}
+
+}  // namespace
+
+c10::CachingDeviceAllocator::DeviceStats DeviceMemory::stats() const {
+  PoolStats now = pool.stats();
+  c10::CachingDeviceAllocator::DeviceStats stats;
+  std::int64_t segments = static_cast<std::int64_t>(pool.committed_runs().size());
+  std::int64_t blocks = now.allocations - forgotten_.allocations;
+  Bytes bytes = now.allocated - forgotten_.allocated;
+  stats.allocation = both(now.live_blocks, now.peak_blocks, blocks);
+  stats.active = stats.allocation;
+  stats.allocated_bytes = both(now.live, now.peak, bytes);
+  stats.active_bytes = stats.requested_bytes = stats.allocated_bytes;
+  stats.segment = both(segments, segments, segments);
+  stats.reserved_bytes = both(now.committed, now.peak_committed, now.committed);
+  Bytes free = std::max<Bytes>(now.committed - now.live, 0);
+  stats.inactive_split_bytes = both(free, free, free);
+  stats.num_ooms = out_of_memory;
+  if (session) stats.num_alloc_retries = session->stats().evictions;
+  return stats;
+}
+
+void DeviceMemory::reset_accumulated() { forgotten_ = pool.stats(); }
+
+std::vector<c10::CachingDeviceAllocator::SegmentInfo> DeviceMemory::segments(
+    GraphMemory::Id id) const {
+  using c10::CachingDeviceAllocator::BlockInfo;
+  using c10::CachingDeviceAllocator::SegmentInfo;
+  std::vector<SegmentInfo> segments;
+  std::uintptr_t base = pool.arena().base();
+  const auto segment = [&](Bytes begin, Bytes end) -> SegmentInfo& {
+    SegmentInfo info;
+    info.device = device;
+    info.address = base + static_cast<std::uintptr_t>(begin);
+    info.total_size = static_cast<std::size_t>(end - begin);
+    info.is_large = info.is_expandable = true;
+    segments.push_back(std::move(info));
+    return segments.back();
+  };
+  const auto add = [](SegmentInfo& info, Bytes size, bool live, bool active) {
+    BlockInfo block;
+    block.size = block.requested_size = static_cast<std::size_t>(size);
+    block.allocated = live;
+    block.active = active;
+    info.blocks.push_back(std::move(block));
+    if (live) info.allocated_size += static_cast<std::size_t>(size);
+    if (active) info.active_size += static_cast<std::size_t>(size);
+    info.requested_size = info.allocated_size;
+  };
+  if (id != GraphMemory::Id{0, 0}) {
+    for (const Block* block : graphs.live(id)) {
+      SegmentInfo& info = segment(block->offset, block->offset + block->size);
+      info.owner_private_pool_id = id;
+      add(info, block->size, true, true);
+    }
+    return segments;
+  }
+  std::vector<Block> blocks = pool.snapshot();
+  auto block = blocks.begin();
+  for (auto [begin, end] : pool.committed_runs()) {
+    SegmentInfo& info = segment(begin, end);
+    while (block != blocks.end() && block->offset + block->size <= begin) ++block;
+    for (; block != blocks.end() && block->offset < end; ++block) {
+      Bytes from = std::max(block->offset, begin);
+      Bytes to = std::min(block->offset + block->size, end);
+      add(info, to - from, !block->free && !block->quarantined, !block->free);
+      if (block->offset + block->size > end) break;  // A hole that reaches into the next run.
+    }
+  }
+  return segments;
+}
+
+}  // namespace dtr

@@ -1,0 +1,162 @@
+#include "runtime/csrc/policy/device_scorer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+namespace dtr {
+namespace {
+
+// As in kernels/ahead.py.
+constexpr unsigned kThreads = 128, kSharedBytes = 1024;
+constexpr std::size_t kRowsAtOnce = 16;  // Rows are counted up to a multiple; the rest may not go.
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+bool zero_or_one(double exponent) { return exponent == 0 || exponent == 1; }
+
+const char* kernel_of(const Heuristic& h) {
+  bool plain = zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) && zero_or_one(h.staleness_exp) &&
+               h.fragmentation == 0 && h.recompute_penalty == 1;
+  return plain ? "least_of_tiles_plain" : "least_of_tiles_general";
+}
+
+std::size_t up(std::size_t number, std::size_t unit) { return (number + unit - 1) / unit * unit; }
+
+}  // namespace
+
+std::size_t crossover(double host_row, std::size_t few, double device_few, std::size_t many,
+                      double device_many) {
+  double device_row = std::max(0.0, (device_many - device_few) / static_cast<double>(many - few));
+  double begin = std::max(0.0, device_few - device_row * static_cast<double>(few));
+  if (host_row <= device_row) return kNever;
+  return static_cast<std::size_t>(std::ceil(begin / (host_row - device_row)));
+}
+
+LooseColumns::LooseColumns(const RowMemory& get_memory, std::size_t rows)
+    : memory(get_memory(up(rows, kRowsAtOnce) * (7 * 8 + 4 + 1))), capacity(up(rows, kRowsAtOnce)) {
+  std::byte* next = memory.get();
+  const auto place = [&]<typename T>(T*& column) {
+    column = reinterpret_cast<T*>(next);
+    next += capacity * sizeof(T);
+  };
+  place(size), place(free_left), place(free_right);
+  place(last_access), place(cost), place(neighbourhood), place(order);
+  place(recomputes), place(evictable);
+}
+
+ColumnsView LooseColumns::view(std::size_t rows) const {
+  return {.count = rows,
+          .size = size,
+          .free_left = free_left,
+          .free_right = free_right,
+          .last_access = last_access,
+          .cost = cost,
+          .neighbourhood = neighbourhood,
+          .recomputes = recomputes,
+          .evictable = evictable,
+          .order = order};
+}
+
+DeviceScorer::DeviceScorer(int device, const std::string& image, const Heuristic& heuristic,
+                           ScorerPlace place)
+    : heuristic_(heuristic),
+      log2_penalty_(std::log2(heuristic.recompute_penalty)),
+      kernel_(std::make_unique<CudaKernel>(device, image, kernel_of(heuristic))) {
+  if (place == ScorerPlace::kAuto) measure();
+}
+
+std::shared_ptr<std::byte[]> DeviceScorer::memory(std::size_t bytes) {
+  return kernel_ ? kernel_->memory(bytes) : std::make_shared<std::byte[]>(bytes);
+}
+
+void DeviceScorer::measure() {
+  constexpr std::size_t kFew = 1024, kMany = 1 << 16;
+  constexpr int kRounds = 4;  // The first may load and allocate.
+  LooseColumns columns([this](std::size_t bytes) { return memory(bytes); }, kMany);
+  for (std::size_t row = 0; row < kMany; ++row) {
+    auto number = static_cast<std::int64_t>(row);
+    columns.size[row] = 512 * (1 + number % 1000);
+    columns.last_access[row] = 1000 * number;
+    columns.cost[row] = 5000 + 7 * number;
+    columns.order[row] = row;
+    columns.recomputes[row] = static_cast<std::int32_t>(row % 4);
+    columns.evictable[row] = 1;
+  }
+  Scorer scorer(heuristic_);
+  const Nanos clock = Nanos{1000} * kMany;
+  double host = std::numeric_limits<double>::infinity(), few = host, many = host;
+  const auto time = [](double& least, auto way) {
+    auto begin = std::chrono::steady_clock::now();
+    way();
+    least = std::min(least, seconds_since(begin));
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    time(host, [&] { scorer.choose(columns.view(kMany), clock); });
+    for (auto [rows, least] : {std::pair{kFew, &few}, std::pair{kMany, &many}}) {
+      bool found = true;
+      time(*least, [&] { found = find_least(columns.view(rows), clock); });
+      if (!found) throw std::runtime_error("the device cannot see the host's memory");
+    }
+  }
+  host_row_ = host / static_cast<double>(kMany);
+  threshold_ = crossover(host_row_, kFew, few, kMany, many);
+}
+
+// Into `least_`. False where the device does not see the columns or the answer's place; throws what
+// the driver throws.
+bool DeviceScorer::find_least(const ColumnsView& columns, Nanos clock) {
+  std::size_t tiles = up(columns.count, kScoreTile) / kScoreTile;
+  if (tiles_ < tiles) {
+    least_ = kernel_->memory(2 * tiles * sizeof(double));
+    tiles_ = 2 * tiles;
+  }
+  const void* places[] = {columns.size,        columns.free_left, columns.free_right,
+                          columns.last_access, columns.cost,      columns.neighbourhood,
+                          columns.recomputes,  columns.evictable, least_.get()};
+  constexpr std::size_t kPlaces = std::size(places), kScratch = 2;  // Triton's own, of no bytes.
+  cuda::Pointer seen[kPlaces + kScratch] = {};
+  for (std::size_t i = 0; i < kPlaces; ++i) {
+    seen[i] = kernel_->seen(places[i]);
+    if (seen[i] == 0) return false;
+  }
+  std::int64_t rows = static_cast<std::int64_t>(up(columns.count, kRowsAtOnce));
+  std::int64_t epsilon = heuristic_.epsilon;
+  double settings[] = {heuristic_.cost_exp, heuristic_.size_exp, heuristic_.staleness_exp,
+                       heuristic_.fragmentation, log2_penalty_};
+  std::vector<void*> parameters;
+  for (std::size_t i = 0; i < kPlaces; ++i) parameters.push_back(&seen[i]);
+  for (std::int64_t* number : {&rows, &clock, &epsilon}) parameters.push_back(number);
+  for (double& setting : settings) parameters.push_back(&setting);
+  for (std::size_t i = kPlaces; i < std::size(seen); ++i) parameters.push_back(&seen[i]);
+  kernel_->run(static_cast<unsigned>(tiles), kThreads, kSharedBytes, parameters.data());
+  return true;
+}
+
+std::optional<Scorer::Choice> DeviceScorer::choose(Scorer& scorer, const ColumnsView& columns,
+                                                   Nanos clock) {
+  if (!kernel_ || columns.count == 0 || columns.count < threshold_) return std::nullopt;
+  auto begin = std::chrono::steady_clock::now();
+  try {
+    if (!find_least(columns, clock)) return std::nullopt;
+  } catch (const std::exception&) {
+    kernel_.reset();
+    return std::nullopt;
+  }
+  ++choices_;
+  Scorer::Choice choice =
+      scorer.choose_near(columns, clock, reinterpret_cast<const double*>(least_.get()));
+  bool late =
+      host_row_ > 0 && seconds_since(begin) > host_row_ * static_cast<double>(columns.count);
+  late_ = late ? late_ + 1 : 0;
+  if (late_ == 3) {
+    threshold_ = 2 * columns.count;
+    late_ = 0;
+  }
+  return choice;
+}
+
+}  // namespace dtr

@@ -1,0 +1,122 @@
+#include "runtime/csrc/policy/evicted_classes.h"
+
+#include <algorithm>
+
+namespace dtr {
+
+EvictedClass* EvictedClasses::start(Nanos cost) {
+  ++count_;
+  return new EvictedClass{.cost = cost, .references = 1};
+}
+
+void EvictedClasses::lost(Value& value) {
+  EvictedClass* root = start(value.cost);
+  const auto merge = [&](Value& neighbour) {
+    forget(neighbour);
+    if (!neighbour.evicted_class) return;
+    EvictedClass* other = find(neighbour.evicted_class);
+    if (other == root) return;
+    other->parent = root;
+    root->cost += other->cost;
+    ++root->references;
+  };
+  for_each_input(value, merge);
+  for_each_reader(value, merge);
+  value.evicted_class = root;
+}
+
+void EvictedClasses::returned(Value& value) {
+  find(value.evicted_class)->cost -= value.cost;
+  unreference(value.evicted_class);
+  value.evicted_class = nullptr;
+  forget_around(value);
+}
+
+void EvictedClasses::forget_around(Value& value) {
+  const auto look = [&](Value& neighbour) { forget(neighbour); };
+  for_each_input(value, look);
+  for_each_reader(value, look);
+}
+
+Nanos EvictedClasses::cost(std::size_t row) {
+  NearClasses& near = columns_.near(row);
+  Nanos sum = 0;
+  if (!near.known) {
+    sum = walk(*columns_.value(row), near);
+  } else if (near.first) {
+    EvictedClass* root = find(near.first);
+    EvictedClass* other = near.second ? find(near.second) : root;
+    sum = root == other ? root->cost : root->cost + other->cost;
+    accesses_ += near.second ? 2 : 1;
+  }
+  columns_.set_neighbourhood(row, sum);
+  return sum;
+}
+
+void EvictedClasses::fill() {
+  ColumnsView columns = columns_.view();
+  for (std::size_t row = 0; row < columns.count; ++row) {
+    const NearClasses& near = columns_.near(row);
+    if (near.known && !near.first) continue;  // Nothing is missing there, and the column says so.
+    if (columns.evictable[row]) cost(row);
+  }
+}
+
+Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
+  Nanos sum = 0;
+  int classes = 0;
+  near = {};
+  ++stamp_;
+  const auto look = [&](Value& neighbour) {
+    ++accesses_;
+    if (!neighbour.evicted_class) return;
+    EvictedClass* root = find(neighbour.evicted_class);
+    if (root->seen == stamp_) return;
+    root->seen = stamp_;
+    sum += root->cost;
+    if (classes == 0) near.first = neighbour.evicted_class;
+    if (classes == 1) near.second = neighbour.evicted_class;
+    ++classes;
+  };
+  for_each_input(const_cast<Value&>(value), look);
+  for_each_reader(const_cast<Value&>(value), look);
+  near.known = classes <= 2;  // Few have more; those are walked every time.
+  return sum;
+}
+
+const std::vector<EvictedClass*>& EvictedClasses::all(const Value& value) {
+  all_.clear();
+  const auto look = [&](Value& neighbour) {
+    if (!neighbour.evicted_class) return;
+    EvictedClass* root = find(neighbour.evicted_class);
+    if (std::find(all_.begin(), all_.end(), root) == all_.end()) all_.push_back(root);
+  };
+  for_each_input(const_cast<Value&>(value), look);
+  for_each_reader(const_cast<Value&>(value), look);
+  return all_;
+}
+
+// Path halving: every node met is hung under its grandparent.
+EvictedClass* EvictedClasses::halve(EvictedClass* node) {
+  while (EvictedClass* parent = node->parent) {
+    ++accesses_;
+    EvictedClass* grandparent = parent->parent;
+    if (!grandparent) return parent;
+    node->parent = grandparent;
+    ++grandparent->references;
+    unreference(parent);
+    node = grandparent;
+  }
+  return node;
+}
+
+void EvictedClasses::unreference(EvictedClass* node) {
+  while (node && --node->references == 0) {
+    EvictedClass* parent = node->parent;
+    delete node;
+    --count_;
+    node = parent;
+  }
+}
+
+}  // namespace dtr

@@ -1,0 +1,97 @@
+// The paper's relaxed neighbourhood (section 4.1 and appendix C.2): evicted values that touch form
+// a class in a union-find structure with one running sum of costs; a value that comes back is
+// subtracted from its class, which is not split, so classes may hold phantom connections. A query
+// sums the distinct classes next to a value: O(neighbours), where the exact sum is O(region).
+//
+// A candidate's row remembers which classes are next to it, since a class changes with each
+// eviction but who is next to whom seldom does: values that go or come back make their neighbours
+// forget. What a row remembers is the node of a missing neighbour, which lives as long as that is
+// missing, and when it comes back the row forgets.
+//
+// Classes are counted by their members and by the classes merged into them, so a class goes when
+// its last value does.
+
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "runtime/csrc/graph/graph.h"
+#include "runtime/csrc/graph/neighbours.h"
+#include "runtime/csrc/policy/columns.h"
+
+namespace dtr {
+
+struct EvictedClass {
+  EvictedClass* parent = nullptr;
+  Nanos cost = 0;  // At the root: the sum over members.
+  std::int64_t references = 0;
+  std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
+  std::int64_t met = 0;    // At a root: where a search for a window last met it (window.cpp).
+};
+
+class EvictedClasses {
+ public:
+  explicit EvictedClasses(ScoreColumns& columns) : columns_(columns) {}
+
+  // A value whose operator has yet to run is missing, but nothing has been lost: its class starts
+  // at nothing. Once it is there its cost is subtracted all the same, as the reference simulator
+  // does, which matters only if the class was merged meanwhile.
+  void expected(Value& value) {
+    value.evicted_class = start(0);
+    forget_around(value);
+  }
+  void lost(Value& value);
+  void returned(Value& value);
+  // The value of a row was given another neighbour.
+  void forget(const Value& value) {
+    if (value.candidate != kNowhere) columns_.near(value.candidate).known = false;
+  }
+  Nanos cost(std::size_t row);  // Of the classes next to the row's value; its column too.
+  void fill();                  // The column of neighbourhoods, for all that may go.
+  Nanos walk(const Value& value, NearClasses& near);
+  // Calls `visit` with each distinct class next to the row's value.
+  template <typename Visit>
+  void for_each(std::size_t row, Visit visit);
+  // Numbers that no class has been marked with: the first of `count`.
+  std::int64_t new_marks(std::int64_t count) { return std::exchange(marks_, marks_ + count); }
+
+  std::int64_t count() const { return count_; }
+  std::int64_t accesses() const { return accesses_; }
+
+ private:
+  EvictedClass* start(Nanos cost);
+  EvictedClass* find(EvictedClass* node) {
+    EvictedClass* parent = node->parent;
+    if (!parent) return node;
+    return parent->parent ? halve(node) : parent;
+  }
+  EvictedClass* halve(EvictedClass* node);
+  void forget_around(Value& value);
+  const std::vector<EvictedClass*>& all(const Value& value);
+  void unreference(EvictedClass* node);
+
+  ScoreColumns& columns_;
+  std::uint64_t stamp_ = 0;
+  std::int64_t count_ = 0, accesses_ = 0, marks_ = 1;
+  std::vector<EvictedClass*> all_;
+};
+
+template <typename Visit>
+[[gnu::always_inline]] inline void EvictedClasses::for_each(std::size_t row, Visit visit) {
+  NearClasses& near = columns_.near(row);
+  if (!near.known) [[unlikely]]
+    walk(*columns_.value(row), near);
+  if (!near.known) [[unlikely]] {
+    for (EvictedClass* root : all(*columns_.value(row))) visit(*root);
+    return;
+  }
+  if (!near.first) return;
+  EvictedClass* root = find(near.first);
+  visit(*root);
+  if (!near.second) return;
+  if (EvictedClass* other = find(near.second); other != root) visit(*other);
+}
+
+}  // namespace dtr

@@ -1,0 +1,88 @@
+#include "runtime/csrc/policy/neighbourhood.h"
+
+#include <stdexcept>
+
+namespace dtr {
+
+void Neighbourhood::expected(Value& value) {
+  if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.expected(value);
+}
+
+void Neighbourhood::lost(Value& value, Loss loss) {
+  if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.lost(value);
+  if (kind_ == NeighbourhoodKind::kMegEngine && loss == Loss::kEvicted) sets_.evicted(value);
+  if (exact()) regions_.lost(value);
+}
+
+void Neighbourhood::returned(Value& value) {
+  if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.returned(value);
+  if (kind_ == NeighbourhoodKind::kMegEngine) sets_.returned(value);
+  if (exact()) regions_.returned(value);
+}
+
+void Neighbourhood::cut(Value& value) {
+  if (kind_ == NeighbourhoodKind::kMegEngine) {
+    sets_.cut(value);
+  } else if (value.evicted_class) {
+    classes_.returned(value);
+  }
+  if (exact()) regions_.cut(value);
+}
+
+void Neighbourhood::linked(Value& one, Value& other) {
+  if (kind_ != NeighbourhoodKind::kEvictedClass) return;
+  classes_.forget(one);
+  classes_.forget(other);
+}
+
+void Neighbourhood::discard(Value& value) {
+  if (kind_ == NeighbourhoodKind::kMegEngine) {
+    sets_.cut(value);
+  } else if (value.evicted_class) {
+    classes_.returned(value);
+  }
+  delete value.region;
+  value.region = nullptr;
+}
+
+Nanos Neighbourhood::cost(std::size_t row) {
+  const Value& value = *columns_.value(row);
+  switch (kind_) {
+    case NeighbourhoodKind::kNone:
+      return 0;
+    case NeighbourhoodKind::kEvictedClass:
+      return classes_.cost(row);
+    case NeighbourhoodKind::kFull:
+      return Regions::ancestors(value) + Regions::descendants(value);
+    case NeighbourhoodKind::kAncestors:
+      return Regions::ancestors(value);
+    case NeighbourhoodKind::kMegEngine:
+      return sets_.cost(value) - value.cost;  // The value's own operator is not in their score.
+  }
+  throw std::logic_error("no such neighbourhood");
+}
+
+void Neighbourhood::fill() {
+  if (kind_ == NeighbourhoodKind::kEvictedClass) return classes_.fill();
+  if (kind_ == NeighbourhoodKind::kNone) return;
+  ColumnsView columns = columns_.view();
+  for (std::size_t row = 0; row < columns.count; ++row) {
+    if (columns.evictable[row]) columns_.set_neighbourhood(row, cost(row));
+  }
+}
+
+void Neighbourhood::check(const Value& value) {
+  if (kind_ == NeighbourhoodKind::kEvictedClass) {
+    if (value.resident() != (value.evicted_class == nullptr)) {
+      throw std::logic_error("engine: exactly the missing values are in an evicted class");
+    }
+    NearClasses walked;
+    if (value.candidate != kNowhere &&
+        classes_.cost(value.candidate) != classes_.walk(value, walked)) {
+      throw std::logic_error("engine: a row's classes are those that a walk finds");
+    }
+  }
+  if (exact()) regions_.check(value);
+}
+
+}  // namespace dtr

@@ -1,0 +1,68 @@
+// The cost of a value's evicted neighbourhood: what must be recomputed besides the value itself if
+// it goes too (paper, section 4.1). Every way in which a value loses its content enters here:
+// evicted, dropped by the program, superseded by a write, stolen by a replay.
+//
+// Four answers, dearer as they get more exact: none; the paper's relaxation by a union-find
+// (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. A
+// fifth is there to be compared with (megengine_sets.h). All see storages: a view counts with the
+// bytes it shares.
+
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/csrc/graph/executor.h"
+#include "runtime/csrc/graph/graph.h"
+#include "runtime/csrc/policy/evicted_classes.h"
+#include "runtime/csrc/policy/megengine_sets.h"
+#include "runtime/csrc/policy/regions.h"
+#include "runtime/csrc/policy/score.h"
+
+namespace dtr {
+
+class Neighbourhood {
+ public:
+  Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
+      : kind_(kind), columns_(columns), classes_(columns) {}
+
+  // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
+  // the last added() or returned().
+  void added(Value& value) { exact() ? regions_.returned(value) : void(); }  // New, with content.
+  void expected(Value& value);         // New, and its operator has yet to run for the first time.
+  void lost(Value& value, Loss loss);  // It has just lost its content.
+  void returned(Value& value);         // It is back.
+  void refresh() { exact() ? regions_.refresh() : void(); }
+  void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
+
+  // Two values that have been before became neighbours.
+  void linked(Value& one, Value& other);
+
+  void discard(Value& value);  // It goes, and so does all that knows it.
+
+  Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
+  void fill();                  // The column of these costs, for all rows that may go.
+
+  // Null where it has none.
+  EvictedClasses* evicted_classes() {
+    return kind_ == NeighbourhoodKind::kEvictedClass ? &classes_ : nullptr;
+  }
+
+  std::int64_t classes() const { return classes_.count() + sets_.count(); }
+  std::int64_t accesses() const {
+    return classes_.accesses() + regions_.accesses() + sets_.accesses();
+  }
+  void check(const Value& value);
+
+ private:
+  bool exact() const {
+    return kind_ == NeighbourhoodKind::kFull || kind_ == NeighbourhoodKind::kAncestors;
+  }
+
+  const NeighbourhoodKind kind_;
+  ScoreColumns& columns_;
+  EvictedClasses classes_;
+  Regions regions_;
+  MegEngineSets sets_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,334 @@
+#include "runtime/csrc/simulator/dry_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "runtime/csrc/engine/window.h"
+
+namespace dtr {
+
+struct DryRun::Content {
+  Block* block;
+  std::uint64_t number;
+  int references = 1;
+  Holder* reader = nullptr;  // The holder whose constant Value reads this.
+};
+
+struct DryRun::Holder {
+  Id id;
+  Value* value = nullptr;      // Tracked, or a constant that recipes read.
+  Content* content = nullptr;  // Of an ordinary storage; null while tracked.
+};
+
+struct DryRun::Payload {
+  std::uint64_t name;
+};
+
+DryRun::DryRun(Bytes budget, const Heuristic& heuristic, const std::string& image)
+    : pool_(Pool::create(make_virtual_arena(round_to_granule(budget)), budget)),
+      engine_(*this, heuristic) {
+  if (image.empty()) return;
+  engine_.score_on(std::make_unique<DeviceScorer>(0, image, heuristic, ScorerPlace::kDevice));
+}
+
+DryRun::~DryRun() {
+  Lock lock(engine_.mutex());
+  while (!holders_.empty()) {
+    Id id = holders_.begin()->first;
+    lock.unlock();
+    drop(id);
+    lock.lock();
+  }
+}
+
+std::uint64_t DryRun::content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,
+                                 std::uint64_t result) {
+  std::uint64_t number = name * 0x9e3779b97f4a7c15 + result;
+  for (std::uint64_t input : inputs) number = (number ^ input) * 0x100000001b3 + 1;
+  return number;
+}
+
+DryRun::Holder& DryRun::holder(Id id) const {
+  auto found = holders_.find(id);
+  if (found == holders_.end()) {
+    throw std::invalid_argument("no storage has the id " + std::to_string(id));
+  }
+  return *found->second;
+}
+
+DryRun::Content* DryRun::make(Bytes size, std::uint64_t number) {
+  while (true) {
+    if (Block* block = pool_->allocate(size, Fit::kRemap)) return new Content{block, number};
+    if (!engine_.evict_one()) throw std::bad_alloc();
+  }
+}
+
+void DryRun::unreference(Content* content) {
+  if (--content->references) return;
+  pool_->free(content->block);
+  delete content;
+}
+
+Value& DryRun::value_of(Holder& holder) {
+  if (!holder.value) {
+    holder.value = &engine_.constant(holder.content->block->size, holder.content, holder.content);
+    holder.content->reader = &holder;
+    ++holder.content->references;
+  }
+  return *holder.value;
+}
+
+void DryRun::require(Value& value, Lock& lock) {
+  if (!value.resident()) engine_.materialize(value, lock);
+}
+
+DryRun::Id DryRun::constant(Bytes size, std::uint64_t content) {
+  Lock lock(engine_.mutex());
+  Content* made = make(size, content);
+  auto holder = std::make_unique<Holder>(Holder{next_, nullptr, made});
+  holders_.emplace(next_, std::move(holder));
+  return next_++;
+}
+
+std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
+                                     const std::vector<std::uint32_t>& written,
+                                     const std::vector<Bytes>& results) {
+  Lock lock(engine_.mutex());
+  std::unordered_set<Id> storages;
+  for (std::uint32_t position : written) {
+    if (!storages.insert(inputs.at(position)).second) {
+      throw std::invalid_argument("a call writes the same storage twice");
+    }
+  }
+  std::vector<Value*> locked;
+  std::vector<Content*> made;
+  Op* op = nullptr;
+  try {
+    for (Id id : inputs) {
+      Value& value = value_of(holder(id));
+      engine_.lock(value);
+      locked.push_back(&value);
+      engine_.touch(value);
+    }
+    for (Value* value : locked) require(*value, lock);
+    // Constants are changed where they lie, so whoever reads the old content must not need it
+    // again.
+    bool versions = false;
+    for (std::uint32_t position : written) {
+      if (locked[position]->constant()) {
+        engine_.retire(*locked[position], lock);
+      } else {
+        versions = true;
+      }
+    }
+    for (Bytes size : results) made.push_back(make(size, 0));
+
+    std::vector<std::uint64_t> contents;
+    for (Value* value : locked) contents.push_back(static_cast<Content*>(value->data)->number);
+    bool writes_constant = !written.empty() && !versions;
+    bool record = !writes_constant && (versions || !results.empty());
+    for (std::uint32_t position : written) record &= !locked[position]->constant();
+    std::vector<Id> ids;
+    op =
+        Engine::begin(record ? inputs.size() : 0, results.size() + written.size(), sizeof(Payload));
+    new (op->payload()) Payload{name};
+    for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(*op, i, *locked[i]);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      made[i]->number = content_of(name, contents, i);
+      auto holder = std::make_unique<Holder>(Holder{next_, nullptr, made[i]});
+      if (record) {
+        holder->value = &engine_.write(*op, i, made[i]->block->size, holder.get(), made[i]);
+        holder->content = nullptr;
+        made[i]->block->owner = holder->value;
+      }
+      ids.push_back(next_);
+      holders_.emplace(next_++, std::move(holder));
+    }
+    made.clear();
+    std::vector<Value*> old;
+    for (std::size_t i = 0; i < written.size(); ++i) {
+      Value* value = locked[written[i]];
+      Content* content = static_cast<Content*>(value->data);
+      content->number = content_of(name, contents, results.size() + i);
+      if (value->constant()) continue;
+      auto* home = static_cast<Holder*>(value->home);
+      old.push_back(value);
+      if (record) {
+        home->value = &engine_.write(*op, results.size() + i, value->size, home, content);
+        content->block->owner = home->value;
+      } else {
+        home->value = nullptr;
+        home->content = content;
+        content->block->owner = nullptr;
+      }
+    }
+    engine_.finish(*op, cost);
+    for (Value* value : old) engine_.superseded(*value);
+    for (Value* value : locked) engine_.unlock(*value);
+    return ids;
+  } catch (...) {
+    for (Content* content : made) unreference(content);
+    for (Value* value : locked) engine_.unlock(*value);
+    throw;
+  }
+}
+
+void DryRun::drop(Id id) {
+  Lock lock(engine_.mutex());
+  Holder& held = holder(id);
+  if (held.content) {
+    if (held.content->reader == &held) held.content->reader = nullptr;
+    unreference(held.content);
+  } else {
+    engine_.dropped(*held.value);
+  }
+  holders_.erase(id);
+}
+
+std::uint64_t DryRun::read(Id id) {
+  Lock lock(engine_.mutex());
+  Holder& held = holder(id);
+  if (held.content) return held.content->number;
+  Value& value = *held.value;
+  engine_.lock(value);
+  engine_.touch(value);
+  try {
+    require(value, lock);
+  } catch (...) {
+    engine_.unlock(value);
+    throw;
+  }
+  std::uint64_t number = static_cast<Content*>(value.data)->number;
+  engine_.unlock(value);
+  return number;
+}
+
+bool DryRun::evict(Id id) {
+  Lock lock(engine_.mutex());
+  Holder& held = holder(id);
+  if (held.content || !held.value->resident()) return false;
+  engine_.evict(*held.value);
+  return true;
+}
+
+void DryRun::freeze(Id id) {
+  read(id);
+  Lock lock(engine_.mutex());
+  Holder& held = holder(id);
+  if (!held.content) engine_.freeze(*held.value);
+}
+
+void DryRun::cut_history(Id id) {
+  Lock lock(engine_.mutex());
+  Holder& held = holder(id);
+  if (!held.content && engine_.outweighed(*held.value)) engine_.freeze(*held.value);
+}
+
+void DryRun::commit() {
+  Lock lock(engine_.mutex());
+  engine_.commit(lock, [] { return false; });
+}
+
+bool DryRun::resident(Id id) const {
+  const Holder& held = holder(id);
+  return held.content || held.value->resident();
+}
+
+std::vector<Bytes> DryRun::window(Bytes bytes) {
+  Lock lock(engine_.mutex());
+  std::vector<Bytes> offsets;
+  for (const Value* value : cheapest_window(*pool_, engine_, bytes).values) {
+    offsets.push_back(static_cast<Content*>(value->data)->block->offset);
+  }
+  return offsets;
+}
+
+Nanos DryRun::time_window(Bytes bytes, int times) {
+  Lock lock(engine_.mutex());
+  Nanos least = std::numeric_limits<Nanos>::max();
+  for (int i = 0; i < times; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    cheapest_window(*pool_, engine_, bytes);
+    const std::chrono::nanoseconds passed = std::chrono::steady_clock::now() - begin;
+    least = std::min(least, Nanos{passed.count()});
+  }
+  return least;
+}
+
+std::vector<DryRun::Id> DryRun::take_evicted() { return std::exchange(evicted_, {}); }
+
+void DryRun::check() const {
+  pool_->check();
+  engine_.check();
+}
+
+std::vector<std::uint64_t> DryRun::results_of(Op& op) const {
+  const Payload& payload = *static_cast<const Payload*>(op.payload());
+  std::vector<std::uint64_t> inputs, results;
+  for (std::uint32_t i = 0; i < op.use_count; ++i) {
+    inputs.push_back(static_cast<Content*>(op.uses()[i].value->data)->number);
+  }
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    results.push_back(content_of(payload.name, inputs, i));
+  }
+  return results;
+}
+
+// What is missing is settled first: making room for one result may evict another, which then stays
+// gone.
+void DryRun::run(Op& op, Lock&) {
+  std::vector<std::uint64_t> numbers = results_of(op);
+  std::vector<std::pair<Value*, Content*>> made;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value* value = op.outputs()[i];
+    if (value && !value->resident()) made.emplace_back(value, nullptr);
+  }
+  try {
+    for (auto& [value, content] : made) content = make(value->size, numbers[value->output]);
+  } catch (...) {
+    for (auto& [value, content] : made) {
+      if (content) unreference(content);
+    }
+    throw;
+  }
+  for (auto& [value, content] : made) {
+    content->block->owner = value;
+    engine_.restore(*value, content);
+  }
+}
+
+void DryRun::release(Value& value, Loss) {
+  auto* home = static_cast<Holder*>(value.home);
+  evicted_.push_back(home ? home->id : -1);
+  unreference(static_cast<Content*>(value.data));
+}
+
+void DryRun::settle(Value& value) {
+  auto* home = static_cast<Holder*>(value.home);
+  auto* content = static_cast<Content*>(value.data);
+  home->content = content;  // One reference for the holder, one for the constant.
+  content->reader = home;
+  content->block->owner = nullptr;
+  ++content->references;
+  value.home = content;
+}
+
+std::pair<Bytes, Bytes> DryRun::free_neighbours(const Value& value) const {
+  return pool_->free_neighbours(static_cast<Content*>(value.data)->block);
+}
+
+void DryRun::forget(Value& value) {
+  auto* content = static_cast<Content*>(value.data);
+  if (content->reader && content->reader->value == &value) content->reader->value = nullptr;
+  unreference(content);
+}
+
+void DryRun::forget(Op& op) { static_cast<Payload*>(op.payload())->~Payload(); }
+
+}  // namespace dtr

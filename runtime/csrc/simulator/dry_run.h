@@ -1,0 +1,89 @@
+// The engine without tensors: values are sizes and a number that stands for their content,
+// operators are costs, memory is addresses. Tests drive it against a naive model; the simulator
+// replays traces on it. Time is the sum of costs, so every decision can be repeated.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine/engine.h"
+
+namespace dtr {
+
+class DryRun final : public Executor {
+ public:
+  // What a program holds: one storage. Ids are given in order, from 0.
+  using Id = std::int64_t;
+
+  // Where `image` is not empty, device 0 scores (device_scorer.h).
+  DryRun(Bytes budget, const Heuristic& heuristic, const std::string& image = "");
+  ~DryRun() override;
+
+  Id constant(Bytes size, std::uint64_t content);
+
+  // Runs operator `name` and returns the ids of its fresh results. `written` are positions in
+  // `inputs`: those storages hold a new version afterwards. The content of result i, fresh results
+  // first and then written ones, is content_of(name, contents of the inputs, i). Throws
+  // std::bad_alloc where the budget cannot hold it; every content is then as before.
+  std::vector<Id> call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
+                       const std::vector<std::uint32_t>& written,
+                       const std::vector<Bytes>& results);
+
+  void drop(Id id);
+  std::uint64_t read(Id id);  // Materializes it and returns its content.
+  bool evict(Id id);
+  void freeze(Id id);
+  void cut_history(
+      Id id);  // Makes it constant if Engine::outweighed, as a session does before a call.
+  void commit();
+  bool resident(Id id) const;
+  // Of the cheapest window for a request: offsets of its values in the pool, in order.
+  std::vector<Bytes> window(Bytes bytes);
+  Nanos time_window(Bytes bytes, int times);  // The least of so many searches.
+
+  EngineStats stats() const { return engine_.stats(); }
+  std::int64_t device_choices() const {
+    return engine_.device_scorer() ? engine_.device_scorer()->choices() : 0;
+  }
+  PoolStats pool_stats() const { return pool_->stats(); }
+  // Ids that lost their content since last asked, in order; -1 for what no id holds any more.
+  std::vector<Id> take_evicted();
+  void check() const;
+
+  static std::uint64_t content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,
+                                  std::uint64_t result);
+
+  // Executor.
+  void run(Op& op, Lock& lock) override;
+  void release(Value& value, Loss loss) override;
+  void settle(Value& value) override;
+  std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
+  const Pool* pool_of_values() const override { return pool_.get(); }
+  void forget(Value& value) override;
+  void forget(Op& op) override;
+
+ private:
+  struct Content;
+  struct Holder;
+  struct Payload;
+
+  Holder& holder(Id id) const;
+  Value& value_of(Holder& holder);
+  Content* make(Bytes size, std::uint64_t number);
+  void unreference(Content* content);
+  void require(Value& value, Lock& lock);
+  std::vector<std::uint64_t> results_of(Op& op) const;
+
+  Pool::Handle pool_;
+  Engine engine_;
+  std::unordered_map<Id, std::unique_ptr<Holder>> holders_;
+  std::vector<Id> evicted_;
+  Id next_ = 0;
+};
+
+}  // namespace dtr

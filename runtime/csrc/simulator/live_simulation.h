@@ -1,0 +1,90 @@
+// A recorded run under the live runtime's rules: the engine, the pool and the way memory is made
+// are those of a session, on addresses alone. A trace that the runtime recorded (recorder.h) gives
+// the same evictions here as the program has, one by one; any other log is taken at its word.
+//
+// What differs from the paper's simulator, and why: views share their storage (they cost nothing
+// live); writing in place keeps the block (a copy would need memory that the program does not ask
+// for); results that no one would recompute are constants (gradients, DESIGN.md rule 1, and small
+// tensors); records go when nothing can ask for them (memory); operators allocate block by block,
+// with temporaries (that is what kernels do).
+
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/simulator/paper_simulation.h"
+
+namespace dtr {
+
+class LiveSimulation final : public Executor {
+ public:
+  LiveSimulation(const Schedule& schedule, const SimulationOptions& options);
+  ~LiveSimulation() override;
+
+  SimulationStatus run();
+  SimulationCounts counts() const;
+  PoolStats pool_stats() const { return pool_->stats(); }
+  const std::vector<std::int64_t>& events() const { return events_; }  // As Simulation's.
+  // Rows of a picture's number, an offset, bytes, and what they are.
+  enum Kind : std::int64_t { kBacked, kEvictable, kFixed };
+  const std::vector<std::int64_t>& layouts() const { return layouts_; }
+  void check() const;
+
+  // Executor.
+  void run(Op& op, Lock& lock) override;
+  void release(Value& value, Loss loss) override;
+  void settle(Value& value) override;
+  std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
+  const Pool* pool_of_values() const override { return pool_.get(); }
+  bool kept_for_recipes(const Value& constant) const override { return constant.locks == 0; }
+  void forget(Value& value) override;
+  void forget(Op&) override {}
+
+ private:
+  struct Payload {
+    std::int64_t op;
+  };
+  struct Kernel;
+
+  void step(std::int64_t kind, std::int64_t operand, Lock& lock);
+  void compute(std::int64_t op, Lock& lock);
+  void bring_back(Value& value, Lock& lock);
+  void let_go(std::int64_t root);
+  Block* allocate(Bytes size, Place place = Place::kBestFit);
+  Place place_of(std::int64_t op, std::int64_t tensor);
+  Nanos cost_of(std::int64_t op) const;  // To the engine.
+  void learn(std::int64_t op);
+  void picture();
+  void free(void* data);
+  void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
+  void* nowhere() { return this; }     // The content of what lies outside the pool.
+  Value& constant(Bytes size, void* data);
+  Value& value_of(std::int64_t tensor) const {
+    if (Value* value = values_[roots_[tensor]]) return *value;
+    throw std::invalid_argument("the log reads a tensor that is gone");
+  }
+  Value& written(Op& op, std::int64_t tensor) const;
+  // A small constant is copied into the recipe (recipe.h), which then does not read it.
+  bool inlined(std::int64_t tensor) const { return schedule_.tensor_size[roots_[tensor]] <= 16; }
+  bool fresh(std::int64_t tensor) const {
+    return roots_[tensor] == tensor && schedule_.tensor_in_place[tensor] < 0;
+  }
+
+  const Schedule schedule_;
+  const SimulationOptions options_;
+  Pool::Handle pool_;
+  Engine engine_;
+  std::vector<Value*> values_;       // By root; null once the program let it go.
+  std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
+  std::vector<std::int64_t> held_;   // By root: references of the program.
+  SimulationCounts counts_;
+  std::vector<std::int64_t> events_, layouts_;
+  std::int64_t pictures_ = 0;
+  double median_ = 0;  // Running, of nanoseconds a byte.
+};
+
+}  // namespace dtr

@@ -1,0 +1,241 @@
+#include "runtime/csrc/simulator/paper_simulation.h"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+
+namespace dtr {
+
+std::vector<std::int64_t> Schedule::roots() const {
+  std::vector<std::int64_t> roots(tensors());
+  for (std::int64_t i = 0; i < tensors(); ++i) {
+    std::int64_t alias = tensor_alias[i];
+    if (alias >= i) throw std::invalid_argument("a view comes before what it is a view of");
+    roots[i] = alias < 0 ? i : roots[alias];
+  }
+  return roots;
+}
+
+// Live, smaller results than this are constants (intercept.cpp).
+bool Schedule::tracked(std::int64_t tensor) const {
+  constexpr Bytes kSmallestValue = 512;
+  if (tensor_size[tensor] < kSmallestValue) return false;
+  return tensor_tracked[tensor] != 0;
+}
+
+Simulation::Simulation(const Schedule& schedule, const SimulationOptions& options)
+    : schedule_(schedule),
+      options_(options),
+      engine_(*this, options.heuristic, options.policy, options.records),
+      values_(schedule.tensors()),
+      roots_(schedule.roots()),
+      held_(schedule.tensors()),
+      pinned_(schedule.tensors()) {
+  if (options.records == Records::kNeeded && !options.free_views) {
+    throw std::invalid_argument("views that are recomputed need every record kept");
+  }
+}
+
+Simulation::~Simulation() {
+  if (keeps_all()) {
+    engine_.discard(ops_, constants_);
+    return;
+  }
+  for (std::int64_t tensor = 0; tensor < schedule_.tensors(); ++tensor) {
+    if (held_[tensor] == 0 || !values_[tensor]) continue;  // The run may have ended before it was.
+    if (pinned_[tensor]) engine_.unlock(*values_[tensor]);
+    let_go(tensor);
+  }
+}
+
+SimulationStatus Simulation::run() {
+  Lock lock(engine_.mutex());
+  try {
+    for (std::size_t i = 0; i < schedule_.kind.size(); ++i) {
+      step(schedule_.kind[i], schedule_.operand[i], lock);
+    }
+  } catch (const OutOfBudget&) {
+    return SimulationStatus::kOutOfMemory;
+  } catch (const Thrash&) {
+    return SimulationStatus::kThrash;
+  }
+  return SimulationStatus::kOk;
+}
+
+void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
+  if (kind == Schedule::kCompute) return compute(operand, lock);
+  if (kind == Schedule::kFreeze || kind == Schedule::kStep) return;
+  std::int64_t root = roots_[operand];
+  if (kind == Schedule::kGet) {
+    ++held_[root];
+  } else if (kind == Schedule::kPin) {
+    if (!options_.pin_outputs) return;
+    Value& value = *values_[options_.free_views ? root : operand];
+    engine_.materialize(value, lock);
+    // The engine keeps constants that recipes read; pinned are those that nothing may let go.
+    if (!pinned_[root] && !(value.constant() && !keeps_all())) {
+      engine_.lock(value);
+      pinned_[root] = true;
+    }
+  } else if (--held_[root] == 0 && !pinned_[root]) {
+    let_go(root);
+  }
+}
+
+// The program's last reference to `tensor` is gone. The paper's simulator never frees constants.
+void Simulation::let_go(std::int64_t tensor) {
+  Value& value = *values_[tensor];
+  if (!value.constant()) {
+    engine_.dropped(value);
+  } else if (!keeps_all()) {
+    engine_.unlock(value);
+  }
+}
+
+void Simulation::compute(std::int64_t number, Lock& lock) {
+  auto args = schedule_.args(number);
+  std::int64_t first = schedule_.op_results_begin[number];
+  std::int64_t end = schedule_.op_results_begin[number + 1];
+  for (std::int64_t tensor = first; tensor < end; ++tensor) ++held_[roots_[tensor]];
+  if (schedule_.op_constant[number]) {
+    for (std::int64_t tensor = first; tensor < end; ++tensor) add_constant(tensor);
+    return;
+  }
+  std::vector<std::int64_t> results;
+  for (std::int64_t tensor = first; tensor < end; ++tensor) {
+    if (!options_.free_views || roots_[tensor] == tensor) results.push_back(tensor);
+  }
+  Nanos cost = schedule_.op_cost[number];
+  if (results.empty()) {
+    counts_.base += cost;
+    return engine_.advance(cost);
+  }
+  Op& op = *Engine::begin(args.size(), results.size(), sizeof(Payload));
+  new (op.payload()) Payload{number, first};
+  if (keeps_all()) ops_.push_back(&op);
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    engine_.read(op, i, *values_[options_.free_views ? roots_[args[i]] : args[i]]);
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    std::int64_t tensor = results[i], root = roots_[tensor];
+    void* home = &values_[tensor];
+    values_[tensor] = root == tensor ? &engine_.expect(op, i, schedule_.tensor_size[tensor], home)
+                                     : &engine_.view(op, i, *values_[root], home);
+  }
+  engine_.compute(op, cost, lock);
+}
+
+void Simulation::add_constant(std::int64_t tensor) {
+  Bytes size = schedule_.tensor_size[tensor];
+  make_room(size);
+  Value& value = engine_.constant(size, this, this);
+  values_[tensor] = &value;
+  engine_.touch(value);
+  if (keeps_all()) {
+    constants_.push_back(&value);
+  } else {
+    engine_.lock(value);  // While the program holds it.
+  }
+}
+
+void Simulation::make_room(Bytes size) {
+  while (counts_.usage + size > options_.budget) {
+    if (!engine_.evict_one()) throw OutOfBudget();
+  }
+  counts_.usage += size;
+  counts_.peak = std::max(counts_.peak, counts_.usage);
+}
+
+// Outputs that are still there, or that nothing needs any more, are made all the same and dropped,
+// as kernels do.
+void Simulation::run(Op& op, Lock&) {
+  std::int64_t number = static_cast<Payload*>(op.payload())->op;
+  const Value* asked = op.outputs()[0];
+  bool again = !asked || asked->recomputes >= 0;
+  Bytes total = 0;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    total += schedule_.tensor_size[tensor_of(op, i)];
+  }
+  make_room(total);
+  std::int64_t back = 0;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value* output = op.outputs()[i];
+    if (!output || output->resident()) {
+      counts_.usage -= schedule_.tensor_size[tensor_of(op, i)];
+      continue;
+    }
+    engine_.restore(*output, this);  // Anything but null: it is there.
+    ++back;
+    log(*output, kComputed);
+  }
+  (again ? counts_.remat : counts_.base) += schedule_.op_cost[number];
+  counts_.remats += again;
+  counts_.collateral += again ? back - 1 : 0;
+  if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
+}
+
+void Simulation::release(Value& value, Loss loss) {
+  counts_.usage -= value.size;
+  ++counts_.evictions;
+  counts_.eager += loss == Loss::kDropped;
+  log(value, loss == Loss::kDropped ? kDropped : kEvicted);
+}
+
+// What was banished around it made it constant.
+void Simulation::settle(Value& value) {
+  if (value.home) engine_.lock(value);
+}
+
+void Simulation::forget(Value& value) { counts_.usage -= value.size; }
+
+// The outputs of an operator are not always consecutive tensors: free views have no value.
+std::int64_t Simulation::tensor_of(const Op& op, std::int64_t output) const {
+  std::int64_t tensor = static_cast<const Payload*>(const_cast<Op&>(op).payload())->first;
+  if (!options_.free_views) return tensor + output;
+  for (;; ++tensor) {
+    if (roots_[tensor] == tensor && output-- == 0) return tensor;
+  }
+}
+
+void Simulation::log(const Value& value, Event event) {
+  if (!options_.log_events) return;
+  events_.push_back(tensor_of(*value.producer, value.output));
+  events_.push_back(event);
+}
+
+SimulationCounts Simulation::counts() const {
+  SimulationCounts counts = counts_;
+  counts.evaluations = engine_.stats().evaluations;
+  counts.accesses = engine_.stats().accesses;
+  return counts;
+}
+
+Simulation::Baseline Simulation::baseline(const Schedule& schedule) {
+  Baseline sum{};
+  std::vector<std::int64_t> roots = schedule.roots(), held(schedule.tensors());
+  Bytes usage = 0;
+  for (std::size_t i = 0; i < schedule.kind.size(); ++i) {
+    std::int64_t operand = schedule.operand[i];
+    if (schedule.kind[i] == Schedule::kCompute) {
+      sum.cost += schedule.op_cost[operand];
+      Bytes together = 0;
+      for (std::int64_t arg : schedule.args(operand)) together += schedule.tensor_size[arg];
+      for (std::int64_t tensor = schedule.op_results_begin[operand];
+           tensor < schedule.op_results_begin[operand + 1]; ++tensor) {
+        usage += schedule.tensor_size[tensor];
+        together += schedule.tensor_size[tensor];
+        if (schedule.op_constant[operand]) sum.constants += schedule.tensor_size[tensor];
+        ++held[roots[tensor]];
+      }
+      sum.largest_operator = std::max(sum.largest_operator, together);
+      sum.peak = std::max(sum.peak, usage);
+    } else if (schedule.kind[i] == Schedule::kGet) {
+      ++held[roots[operand]];
+    } else if (schedule.kind[i] == Schedule::kRelease && --held[roots[operand]] == 0) {
+      usage -= schedule.tensor_size[roots[operand]];
+    }
+  }
+  return sum;
+}
+
+}  // namespace dtr

@@ -1,0 +1,146 @@
+"""Which budget? Predicted, before the training is run under any.
+
+A plan is a profile of the first steps (training_profile.py) asked about budgets (forecast.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.runtime.planning.cost import rematerialization_ns
+from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
+from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps
+from dtr_alloc.runtime.simulate import Budget, parse_budget
+from dtr_alloc.size import LARGEST_BUDGET, parse_size
+
+_FASTER = 1.25
+"""Some programs are that much faster in a scope (perf/results/demo.json), which is no noise."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Predictions for one training; without a budget first.
+
+    Attributes:
+        batch: what the script was given for ``{batch}``; "" without.
+        measured_peak_bytes: most bytes in the pool without a budget, or within the one that was
+            given, as the runtime counted them.
+        relative_to_eager: slowdowns are against plain torch; else against no budget.
+        too_noisy: the times without a budget and those in plain torch, where nothing is evicted
+            either, differ by more than the slowdown that was asked for. Then they tell nothing.
+        smallest: of the budgets under the slowdown that was asked for, or None.
+    """
+
+    batch: str
+    measured_peak_bytes: int
+    relative_to_eager: bool
+    too_noisy: bool
+    predictions: tuple[Prediction, ...]
+    smallest: Prediction | None
+
+    def as_json(self) -> str:
+        """One object, of the attributes."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def plan(
+    make: Make,
+    budgets: Sequence[Budget] | None = None,
+    slowdown: float = 1.2,
+    *,
+    steps: int = 4,
+    rounds: int = 3,
+    heuristic: str | Heuristic = "dtr",
+    within: int | str | None = None,
+) -> Plan:
+    """Predicts what a training would take under budgets.
+
+    Args:
+        make: makes the model and its optimizer anew and returns what trains one step. What `make`
+            makes lies outside the budget, as what is made before a scope.
+        budgets: floats are shares of the pool's peak without a budget, ints bytes, texts either
+            ("0.5", "8GiB"). Default: from the peak down to the smallest that is enough.
+        slowdown: what the smallest budget is looked for under.
+        steps: of each training; the first warms up.
+        rounds: trainings in plain torch and in a scope, in turn; the least times count.
+        within: where the training does not fit into memory: a budget that the scope has. Nothing
+            is run in plain torch then, and slowdowns are against no budget.
+
+    Raises:
+        ValueError: a number out of its range, or a name that is not known.
+        RuntimeError: a scope is open.
+        torch.OutOfMemoryError: `within` is too small.
+
+    Example:
+        >>> import torch
+        >>> def make():
+        ...     layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(9)])
+        ...     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        ...     def step():
+        ...         optimizer.zero_grad()
+        ...         layers(torch.ones(512, 64)).sum().backward()
+        ...         optimizer.step()
+        ...     return step
+        >>> made = plan(make, [0.5], steps=2, rounds=1)
+        >>> made.predictions[0].peak_bytes == made.measured_peak_bytes
+        True
+        >>> made.predictions[1].rematerializations > 0
+        True
+    """
+    check(budgets or (), slowdown, steps, rounds, heuristic, within)
+    eager, recorded = [], []
+    for _ in range(rounds):
+        if within is None:
+            eager.append(eager_steps(make, steps))
+        recorded.append(recorded_steps(make, steps, within))
+    return plan_of(Profile.of(eager, recorded), budgets, slowdown, heuristic)
+
+
+def check(
+    budgets: Sequence[Budget],
+    slowdown: float,
+    steps: int,
+    rounds: int,
+    heuristic: str | Heuristic,
+    within: int | str | None,
+) -> None:
+    """Whether `plan` takes them.
+
+    Raises:
+        TypeError, ValueError: it does not.
+    """
+    for budget in budgets:
+        parse_budget(budget)
+    resolve(heuristic)
+    if within is not None:
+        parse_size(within, "within", LARGEST_BUDGET)
+    if steps < 2:
+        raise ValueError(f"steps is {steps}: the first warms up, so give 2 or more")
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}: give 1 or more")
+    if not slowdown >= 1:
+        raise ValueError(f"slowdown is {slowdown}: a multiple of plain torch's time, 1 or more")
+
+
+def plan_of(
+    profile: Profile,
+    budgets: Sequence[Budget] | None,
+    slowdown: float,
+    heuristic: str | Heuristic = "dtr",
+    batch: str = "",
+) -> Plan:
+    """The plan that a profile gives; see `plan`."""
+    forecast = Forecast(profile, heuristic, rematerialization_ns())
+    free = forecast.predict(None)
+    too_noisy = free.slowdown > slowdown or free.slowdown * max(slowdown, _FASTER) < 1
+    return Plan(
+        batch,
+        profile.peak_bytes,
+        bool(profile.eager_ns),
+        too_noisy,
+        (free, *(forecast.predict(budget) for budget in budgets or forecast.spread())),
+        None if too_noisy else forecast.smallest(slowdown),
+    )

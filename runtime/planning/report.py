@@ -1,0 +1,78 @@
+"""A plan as people read it: one table for all batches, and the budget to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from dtr_alloc.runtime.planning.forecast import Prediction
+from dtr_alloc.runtime.planning.plan import Plan
+from dtr_alloc.size import format_size
+
+_FAILED = {"oom": "does not fit", "thrash": "only recomputes"}
+
+
+def table(plans: Sequence[Plan]) -> Table:
+    """A row for each budget of each plan. Samples a second where a batch is a number."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    batches = any(plan.batch for plan in plans)
+    counted = batches and all(plan.batch.isdecimal() for plan in plans)
+    for name in (
+        *(["batch"] if batches else []),
+        "budget",
+        "peak",
+        "times eager" if plans[0].relative_to_eager else "times no budget",
+        "step ms",
+        "evicted /step",
+        "redone /step",
+        *(["samples /s"] if counted else []),
+    ):
+        made.add_column(name, justify="right", no_wrap=True)
+    for plan in plans:
+        for found in plan.predictions:
+            first = [plan.batch] if batches else []
+            made.add_row(*first, *_cells(found), *(_rate(plan, found) if counted else []))
+        made.add_section()
+    return made
+
+
+def _cells(found: Prediction) -> list[str]:
+    budget = "none" if found.budget_bytes is None else format_size(found.budget_bytes)
+    if found.status != "ok":
+        return [budget, "", _FAILED[found.status]]
+    return [
+        budget,
+        format_size(found.peak_bytes),
+        f"{found.slowdown:.2f}",
+        f"{found.step_ns / 1e6:,.1f}",
+        f"{found.evictions:,.0f}",
+        f"{found.rematerializations:,.0f}",
+    ]
+
+
+def _rate(plan: Plan, found: Prediction) -> list[str]:
+    if found.status != "ok":
+        return []
+    return [f"{int(plan.batch) * 1e9 / found.step_ns:,.0f}"]
+
+
+def suggestion(plan: Plan, slowdown: float) -> str:
+    """What to write into the script."""
+    name = f"batch {plan.batch}: " if plan.batch else ""
+    if plan.too_noisy:
+        return (
+            f"{name}too noisy to tell: without a budget, where nothing is evicted, a step took "
+            f"{plan.predictions[0].slowdown:.2f} times plain torch's, and that should be about 1, "
+            f"within the slowdown of {slowdown:g} at least. Leave the machine to it, or give more "
+            "--rounds; if it stays above, the operators are too small, and recording them alone "
+            "costs more than that."
+        )
+    if plan.smallest is None:
+        return f"{name}no budget stays under {slowdown:g} times plain torch."
+    bytes_ = plan.smallest.budget_bytes
+    assert bytes_ is not None
+    return (
+        f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
+        f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_})"
+    )

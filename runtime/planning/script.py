@@ -1,0 +1,192 @@
+"""The profile of a script, whose steps are counted by its optimizer.
+
+Each training is a process of its own, so that it starts from scratch, and ends after some steps of
+an optimizer: there the script is left as `sys.exit` leaves it. What it prints is held back, and
+shown where it fails.
+
+A script that opens a scope itself is profiled in its first one, so that what lies outside of it
+stays outside; its budget is not obeyed. Else all of the script is in a scope.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import dtr_alloc
+from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
+from dtr_alloc.runtime.session import Session, SessionStats, measure, rematerialize
+from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.record import Recording, recorded
+from dtr_alloc.runtime.trace.run_script import run_script
+
+
+class ScriptError(RuntimeError):
+    """The script did not get through its first steps; the text has its last words."""
+
+
+def profile_script(
+    script: str,
+    args: Sequence[str],
+    steps: int,
+    rounds: int,
+    within: str | None = None,
+    advance: Callable[[str], None] = lambda doing: None,
+) -> Profile:
+    """Trains in plain torch and in a scope, `rounds` times in turn; `advance` is told before each.
+
+    Raises:
+        ScriptError: a run of the script failed, or made no step.
+    """
+    eager, found = [], []
+    own_scope = False
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder) / "run.json", Path(folder) / "trace.log"
+
+        def train(record: bool) -> dict[str, Any]:
+            nonlocal own_scope
+            options = {"steps": steps, "log": str(log) if record else None, "within": within}
+            row = _run(script, args, {**options, "own_scope": own_scope}, out)
+            if row["opens_scope"]:
+                own_scope = True
+                row = _run(script, args, {**options, "own_scope": True}, out)
+            return row
+
+        for turn in range(rounds):
+            if within is None:
+                advance(f"round {turn + 1}, plain torch")
+                eager.append(tuple(train(record=False)["step_ns"]))
+            advance(f"round {turn + 1}, recorded")
+            row = train(record=True)
+            times = tuple(row["step_ns"])
+            marks, figures = row["warm_marks"], (row["kernel_share"], row["peak_bytes"])
+            found.append(Recorded(Trace.load(log), marks, len(times), times, *figures))
+    return Profile.of(eager, found)
+
+
+def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -> dict[str, Any]:
+    out.unlink(missing_ok=True)
+    command = [sys.executable, "-m", __name__, str(out), json.dumps(options), script, *args]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if not out.exists():
+        last = "\n".join(done.stdout.splitlines()[-12:])
+        raise ScriptError(f"{script} exited with {done.returncode} in its first steps:\n{last}")
+    row: dict[str, Any] = json.loads(out.read_text())
+    return row
+
+
+class _EnoughSteps(SystemExit):
+    """Leaves the script."""
+
+
+class _OpensScope(SystemExit):
+    """Leaves a script that turns out to have a scope of its own."""
+
+
+class _Watch:
+    """Times the steps of the part of a script that is profiled: a mark as it begins, one after each
+    step of an optimizer, and one as it ends by itself."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.marks: list[tuple[int, SessionStats | None]] = []
+        self.stepped = 0
+
+    @contextmanager
+    def __call__(self, scope: Session | None) -> Iterator[None]:
+        def mark() -> None:
+            self.marks.append((time.perf_counter_ns(), scope.stats() if scope else None))
+
+        def stepped(*_: object) -> None:
+            mark()
+            self.stepped += 1
+            if self.stepped == self.steps:
+                raise _EnoughSteps
+
+        mark()
+        hook = register_optimizer_step_post_hook(stepped)
+        try:
+            yield
+            mark()
+        finally:
+            hook.remove()
+
+    def figures(self) -> dict[str, Any]:
+        """What there is to say of it; of a program without a second step, of all of it."""
+        warm_marks = 1 if self.stepped > 1 else 0
+        steady = self.marks[1 : 1 + self.stepped] if warm_marks else self.marks
+        times = [at for at, _ in steady]
+        step_ns = tuple(after - before for before, after in pairwise(times))
+        first, last = steady[0][1], steady[-1][1]
+        if first is None or last is None:
+            return {"step_ns": step_ns}
+        kept, kernels = shares(first, last, times[-1] - times[0])
+        return {
+            "step_ns": [int(ns * kept) for ns in step_ns],
+            "warm_marks": warm_marks,
+            "kernel_share": kernels,
+            "peak_bytes": last.peak_bytes,
+        }
+
+
+def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, Any] | None:
+    watch, recording, log = _Watch(options["steps"]), Recording(), options["log"]
+    refused = False
+
+    @contextmanager
+    def profiled() -> Iterator[Session]:
+        if log is None:
+            with measure() as closed:
+                pass
+            with watch(None):
+                yield closed  # It counts nothing: this is plain torch.
+        else:
+            with rematerialize(options["within"]) as scope, recorded(recording), watch(scope):
+                yield scope
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        nonlocal refused
+        refused = True
+        raise _OpensScope
+
+    @contextmanager
+    def first_only(*_: object, **__: object) -> Iterator[Session]:
+        with rematerialize(None) if watch.marks else profiled() as scope:
+            yield scope
+
+    # The process ends with the script, so nobody else sees this.
+    for name in ("rematerialize", "measure"):
+        setattr(dtr_alloc, name, first_only if options["own_scope"] else refuse)
+    with nullcontext() if options["own_scope"] else profiled():
+        code = run_script(script, args)
+    if refused:
+        return {"opens_scope": True}
+    if code != 0 or not watch.marks:
+        return None
+    if recording.trace is not None:
+        recording.trace.save(log)
+    return {"opens_scope": False, **watch.figures()}
+
+
+def main() -> None:
+    out, options, script, *args = sys.argv[1:]
+    row = _train(script, args, json.loads(options))
+    if row is None:
+        sys.exit(1)
+    Path(out).write_text(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Which settings of the score serve a program best? A search over simulations."""

@@ -1,0 +1,124 @@
+"""What a tuned setting is worth: a table against preset ``dtr``, and pictures of the study.
+
+A setting that was searched for on some traces says nothing about others; so traces that were not
+tuned on are shown beside, good or bad.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.simulate import SimulationResult
+from dtr_alloc.runtime.tuning.tune import FAILED, Case, heuristic_of, mean, overhead_of
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A case under preset ``dtr`` and under the tuned setting: runs over the seeds of sampling."""
+
+    case: str
+    preset: tuple[SimulationResult, ...]
+    tuned: tuple[SimulationResult, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Overhead under the setting by that under the preset; failed runs count as `FAILED`."""
+        return overhead_of(self.tuned) / overhead_of(self.preset)
+
+
+def compare(given: Iterable[Case], heuristic: Heuristic) -> list[Comparison]:
+    """Runs each case under both."""
+    return [
+        Comparison(case.name, tuple(case.runs(PRESETS["dtr"])), tuple(case.runs(heuristic)))
+        for case in given
+    ]
+
+
+def _outcome(runs: Sequence[SimulationResult]) -> str:
+    """The mean overhead of those that succeeded, and how many did not."""
+    good = [run.overhead for run in runs if run.status == "ok"]
+    failed = len(runs) - len(good)
+    shown = f"{mean(good):.3f}" if good else "failed"
+    return f"{shown} ({failed} of {len(runs)} failed)" if good and failed else shown
+
+
+def table(tuned: Sequence[Comparison], held_out: Sequence[Comparison]) -> str:
+    """Lines of text: each case's overhead under preset and setting, and their mean."""
+    lines = []
+    cells = [("", "dtr", "tuned", "tuned / dtr")]
+    for title, group in (("tuned on", tuned), ("held out", held_out)):
+        if not group:
+            continue
+        cells.append((title, "", "", ""))
+        for one in group:
+            cells.append(
+                (f"  {one.case}", _outcome(one.preset), _outcome(one.tuned), f"{one.ratio:.3f}")
+            )
+        if len(group) > 1:
+            ratio = mean([one.ratio for one in group])
+            preset = mean([overhead_of(one.preset) for one in group])
+            after = mean([overhead_of(one.tuned) for one in group])
+            cells.append(("  mean", f"{preset:.3f}", f"{after:.3f}", f"{ratio:.3f}"))
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    for row in cells:
+        numbers = (f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        lines.append(f"{row[0]:<{widths[0]}}  {'  '.join(numbers)}".rstrip())
+    runs = [run for one in (*tuned, *held_out) for run in (*one.preset, *one.tuned)]
+    if any(run.status != "ok" for run in runs):
+        lines.append(f"A run that failed counts as an overhead of {FAILED:g} in ratios and means.")
+    return "\n".join(lines)
+
+
+def draw(study: optuna.Study, path: str | os.PathLike[str]) -> None:
+    """Which parameters matter, and overhead against both penalties.
+
+    Writes a picture in the format of the path's suffix: bars of importance (PED-ANOVA), and each
+    trial's overhead over its penalty for free neighbours and for what was recomputed, the best
+    marked.
+
+    Raises:
+        ValueError: the study has fewer than two finished trials.
+    """
+    import optuna
+
+    trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    if len(trials) < 2:
+        raise ValueError(f"a picture needs two finished trials; the study has {len(trials)}")
+    figure = Figure(figsize=(10, 3.2), layout="constrained", dpi=100)
+    bars, *panels = figure.subplots(1, 3)
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    names = sorted(importance, key=importance.__getitem__)
+    bars.barh(names, [importance[name] for name in names], color="C0")
+    bars.set_title("importance", fontsize=9)
+    best = study.best_trial
+    for panel, name in zip(panels, ("fragmentation", "recompute_penalty"), strict=True):
+        panel.plot(
+            [trial.params[name] for trial in trials],
+            [_overhead(trial) for trial in trials],
+            "o",
+            markersize=2.5,
+            alpha=0.6,
+        )
+        panel.plot(best.params[name], _overhead(best), "C3*", markersize=9)
+        panel.set_xlabel(name, fontsize=8)
+        panel.set_yscale("log")
+        panel.set_title("overhead of each trial", fontsize=9)
+    for panel in (bars, *panels):
+        panel.tick_params(labelsize=7, which="both")
+    figure.suptitle(str(heuristic_of(best.params)), fontsize=7)
+    figure.savefig(path)
+
+
+def _overhead(trial: optuna.trial.FrozenTrial) -> float:
+    return math.exp(trial.value if trial.value is not None else math.nan)
