@@ -5,23 +5,16 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "runtime/csrc/live/cpu_allocator.h"
-#include "runtime/csrc/live/guard.h"
 #include "runtime/csrc/live/hold.h"
+#include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/operators.h"
 #include "runtime/csrc/live/session.h"
 
 namespace py = pybind11;
 
 namespace dtr {
-
-void Session::Turn::wait() {
-  std::optional<py::gil_scoped_release> open;
-  if (PyGILState_Check()) open.emplace();
-  mutex_.lock();
-}
 
 namespace {
 
@@ -36,6 +29,12 @@ std::string advice(Bytes at_least) {
     error.discard_as_unraisable("an advice of dtr_alloc");
     return "";
   }
+}
+
+// A method of a session's scope, as one of the session's.
+template <typename Result>
+auto in_scope(Result (Scope::*method)()) {
+  return [method](Session& session) { return (session.scope().*method)(); };
 }
 
 // The error is on its way out of an operator, and none of our locks is held: who waits for a turn
@@ -71,13 +70,13 @@ void bind_session(py::module_& m) {
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
       .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes);
 
-  py::enum_<Session::Watch>(m, "Watch")
-      .value("off", Session::Watch::kOff)
-      .value("on", Session::Watch::kOn)
-      .value("over", Session::Watch::kOver)
-      .value("threads", Session::Watch::kThreads)
-      .value("long", Session::Watch::kLong)
-      .value("traced", Session::Watch::kTraced);
+  py::enum_<SessionTrace::Watch>(m, "Watch")
+      .value("off", SessionTrace::Watch::kOff)
+      .value("on", SessionTrace::Watch::kOn)
+      .value("over", SessionTrace::Watch::kOver)
+      .value("threads", SessionTrace::Watch::kThreads)
+      .value("long", SessionTrace::Watch::kLong)
+      .value("traced", SessionTrace::Watch::kTraced);
 
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<Session::Reading>(m, "Reading");
@@ -96,27 +95,26 @@ void bind_session(py::module_& m) {
                                                              .record = record,
                                                              .logical_clock = logical_clock,
                                                              .timeline = timeline,
-                                                             .evict_always = evict_always,
-                                                             .verify = verify,
                                                              .debug = debug,
-                                                             .thrash_limit = thrash_limit},
+                                                             .thrash_limit = thrash_limit,
+                                                             .instruments = {evict_always, verify}},
                                               host_device(on_cuda));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
            py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
            py::arg("on_cuda"), py::arg("scorer"), py::arg("image"))
-      .def("enter", &Session::enter)
-      .def("join", &Session::join, Open())
-      .def("part", &Session::part, Open())
-      .def("leave", &Session::leave, Open())
+      .def("enter", in_scope(&Scope::enter))
+      .def("join", in_scope(&Scope::join), Open())
+      .def("part", in_scope(&Scope::part), Open())
+      .def("leave", in_scope(&Scope::leave), Open())
       .def("evict", &Session::evict, Open())
       .def("materialize", &Session::materialize, Open())
       .def("pin", &Session::pin, Open())
       .def(
           "expose",
           [](Session& session, const at::Tensor& tensor) {
-            Session::Exposure exposure = session.expose(tensor);
+            Constants::Kept exposure = session.expose(tensor);
             return std::make_pair(exposure.copied, exposure.kept);
           },
           Open())
@@ -146,12 +144,12 @@ void bind_session(py::module_& m) {
              return run();
            })
       .def("is_evicted", &Session::is_evicted)
-      .def("commit", &Session::commit, Open())
-      .def("commit_before_fork", &Session::commit_before_fork, Open())
-      .def("watch", &Session::watch)
+      .def("commit", in_scope(&Scope::commit), Open())
+      .def("commit_before_fork", in_scope(&Scope::commit_before_fork), Open())
+      .def("watch", [](Session& session) { session.trace().watch(); })
       .def("seen",
            [](const Session& session) {
-             Session::Seen seen = session.seen();
+             SessionTrace::Seen seen = session.trace().seen();
              py::array_t<std::int64_t> records(
                  static_cast<py::ssize_t>(seen.records.records.size()),
                  seen.records.records.data());
@@ -159,11 +157,11 @@ void bind_session(py::module_& m) {
            })
       .def("step", &Session::step, Open())
       .def("fail_allocation", &Session::fail_allocation)
-      .def("abandon_in_child", &Session::abandon_in_child)
+      .def("abandon_in_child", in_scope(&Scope::abandon_in_child))
       .def("start_trace", &Session::start_trace, Open())
       .def("take_trace",
            [](Session& session) {
-             TraceRecorder::Records records = session.take_trace();
+             TraceRecorder::Records records = session.trace().take();
              const auto array = [](const std::vector<std::int64_t>& numbers) {
                return py::array_t<std::int64_t>(static_cast<py::ssize_t>(numbers.size()),
                                                 numbers.data());
@@ -179,7 +177,7 @@ void bind_session(py::module_& m) {
       .def("events",
            [](const Session& session) {
              py::list rows;
-             for (const Session::Event& event : session.events()) {
+             for (const EventLog::Event& event : session.events()) {
                rows.append(py::make_tuple(event.evicted, event.at, event.duration,
                                           c10::toString(event.made_by->handle.operator_name()),
                                           event.size, event.live));
@@ -188,10 +186,10 @@ void bind_session(py::module_& m) {
            })
       .def("check", &Session::check);
   m.def("set_adviser", &set_adviser);
-  m.def("record_this_thread", &Session::record_this_thread);
+  m.def("record_this_thread", &Scope::record_this_thread);
   m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
-  m.def("records_this_thread", &Session::records_this_thread);
+  m.def("records_this_thread", &Scope::records_this_thread);
   m.def("set_host_stream", &set_host_stream);
   m.def("set_in_optimizer", &Session::set_in_optimizer);
 }

@@ -18,19 +18,19 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/csrc/graph/executor.h"
 #include "runtime/csrc/policy/columns.h"
-#include "runtime/csrc/policy/device_scorer.h"
 #include "runtime/csrc/policy/neighbourhood.h"
-#include "runtime/csrc/policy/scorer.h"
+#include "runtime/csrc/policy/selector.h"
 
 namespace dtr {
 
 struct EngineStats {
-  std::int64_t evictions =
-      0;  // To make room, by hand or in evict_always mode; not what the program drops.
+  // To make room, by hand or in evict_always mode; not what the program drops.
+  std::int64_t evictions = 0;
   std::int64_t rematerializations = 0;            // Operators run again.
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
@@ -58,16 +58,12 @@ class Engine {
         heuristic_(heuristic),
         policy_(policy),
         records_(records),
-        scorer_(heuristic),
-        neighbourhood_(heuristic.neighbourhood, columns_) {}
+        neighbourhood_(heuristic.neighbourhood, columns_),
+        selector_(heuristic, columns_, neighbourhood_, executor) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  std::mutex& mutex() { return mutex_; }
-
-  // Before the first value: candidates lie where the device sees them, and it may score them.
-  void score_on(std::unique_ptr<DeviceScorer> device);
-  const DeviceScorer* device_scorer() const { return device_scorer_.get(); }  // Null without.
+  std::mutex& mutex() const { return mutex_; }
 
   // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it
   // made, resident; finish() gives it its cost and makes the outputs evictable, or throws the
@@ -86,9 +82,8 @@ class Engine {
   Value& view(Op& op, std::uint16_t output, Value& base, void* home);
   void compute(Op& op, Nanos cost, Lock& lock);
 
-  void advance(Nanos cost) {
-    stats_.clock += cost, stats_.base_cost += cost;
-  }  // An unrecorded operator ran.
+  // An operator ran that is not recorded.
+  void advance(Nanos cost) { stats_.clock += cost, stats_.base_cost += cost; }
 
   void lock(Value& view) {
     Value& value = view.storage();
@@ -99,6 +94,26 @@ class Engine {
     Value& value = view.storage();
     value.last_access = stats_.clock;
     if (value.candidate != kNowhere) columns_.copy_times(value);
+  }
+
+  // The result of `empty` is locked until an operator reads or fills it, which calls used(): a
+  // kernel may fill it through a pointer, and must not find it evicted.
+  void keep_until_used(Value& value) {
+    value.unfilled = true;
+    lock(value);
+  }
+  void used(Value& value) {
+    if (std::exchange(value.unfilled, false)) unlock(value);
+  }
+  // A value whose storage is dying in another thread: its deleter has a pointer to the value, and
+  // calls died().
+  void keep_until_died(Value& value) {
+    value.dying = true;
+    lock(value);
+  }
+  void died(Value& value) {
+    value.dying = false;
+    unlock(value);
   }
 
   void dropped(Value& value);     // The program let its storage go.
@@ -153,17 +168,12 @@ class Engine {
   void commit(Lock& lock, const std::function<bool()>& spill);
 
   const Heuristic& heuristic() const { return heuristic_; }
-  bool evictable(const Value& value) const { return value.candidate != kNowhere && !value.locks; }
-  Nanos staleness(const Value& value) const { return stats_.clock - value.last_access; }
-  ColumnsView columns() const { return columns_.view(); }
-  Value* candidate(std::size_t row) const { return columns_.value(row); }
-  Neighbourhood& neighbourhood() { return neighbourhood_; }
-  EngineStats stats() const {
-    EngineStats stats = stats_;
-    stats.classes = neighbourhood_.classes();
-    stats.accesses = stats.evaluations + neighbourhood_.accesses();
-    return stats;
+  Selector& selector() { return selector_; }
+  const Selector& selector() const { return selector_; }
+  Window cheapest_window(const Pool& pool, Bytes bytes) {
+    return selector_.cheapest_window(pool, bytes, stats_.clock);
   }
+  EngineStats stats() const;
   Bytes locked_bytes() const;
   void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
@@ -196,30 +206,22 @@ class Engine {
   void collect_or_banish(Value& value);
   void settle(Value& value, Lock& lock);
   void unlock_inputs(Op& op);
-  Value* choose();
-  void refresh(std::size_t row);
-  bool sees_right(const Value& value) const;
-  void look_beside(std::size_t row);
-  void look_beside_all();
 
   Executor& executor_;
   const Heuristic heuristic_;
   const Policy policy_;
   const Records records_;
-  Scorer scorer_;
-  std::unique_ptr<DeviceScorer> device_scorer_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
-  std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
+  Selector selector_;
+  std::vector<Value*> owned_;  // Recomputable and held by the program; resident or not.
   std::vector<Value*> garbage_;
-  std::vector<Pool::Beside> holes_;
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
   bool sheds_ = false;
   std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
-  std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;
 };
 
 }  // namespace dtr

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "runtime/csrc/engine/window.h"
-
 namespace dtr {
 namespace {
 
@@ -43,14 +41,14 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
     if (move != kCannotMove) {
       Window window;
       const auto recompute = [&] {
-        window = cheapest_window(pool, engine, asked);
+        window = engine.cheapest_window(pool, asked);
         return window.values.empty() ? kCannotMove : window.cost;
       };
       const Nanos search = kSearchBlock * pool.stats().live_blocks;
       if (cheaper_remedy(move, search, recompute) == Remedy::kEvict) evict_window(window, engine);
       if (Block* block = take(Fit::kRemap)) return block;
     }
-    if (windows && evict_window(cheapest_window(pool, engine, asked), engine)) continue;
+    if (windows && evict_window(engine.cheapest_window(pool, asked), engine)) continue;
     if (engine.evict_one()) continue;
     if (Block* block = take(Fit::kRemap)) return block;
     if (!engine.evict_waiting()) return take(Fit::kBeyond);

@@ -3,7 +3,18 @@
 
 #pragma once
 
-#include "runtime/csrc/live/session.h"
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
+
+#include <exception>
+#include <memory>
+
+#include "runtime/csrc/engine/rules.h"
+#include "runtime/csrc/live/operator_costs.h"
+#include "runtime/csrc/live/operators.h"
+#include "runtime/csrc/live/random_state.h"
+#include "runtime/csrc/live/recipe.h"
 
 namespace dtr {
 
@@ -21,10 +32,14 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
-// A constant up to this size is copied before it is written, a larger one retires its readers.
-constexpr Bytes kLargestCopy = Bytes{64} << 10;
+// Whether a result is a value of its own. Smaller ones are constants at birth (engine/rules.h).
+inline bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
+  const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
+  const bool index = c10::isIntegralType(type, /*includeBool=*/true);
+  return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
+}
 
-struct Session::Call {
+struct Call {
   const OperatorInfo& info;
   c10::DispatchKeySet keys;  // Of the call below ours.
   TensorArguments arguments;
@@ -39,10 +54,21 @@ struct Session::Call {
   std::unique_ptr<RandomState> random;  // Before the call, if it is random and recorded.
   // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> held;
-  std::int64_t before_ticks = 0;
-  std::int64_t remat_ticks = 0;  // Spent bringing arguments back.
-  std::int64_t kernel_ticks = 0;
+  std::int64_t begin_ticks = 0;
+  std::int64_t remat_ticks = 0;   // Spent bringing arguments back.
+  std::int64_t inside_ticks = 0;  // Spent in the operator,
+  std::int64_t kernel_ticks = 0;  // without the search for its memory.
   Costs::Key cost = 0;
+  Costs::Sample sample;
+  std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
+
+  // Before the call consumes its arguments, and after it.
+  c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
+    return c10::ArrayRef(stack).slice(stack.size() - info.arguments);
+  }
+  c10::ArrayRef<c10::IValue> results(const torch::jit::Stack& stack) const {
+    return c10::ArrayRef(stack).slice(stack.size() - info.returns);
+  }
 };
 
 }  // namespace dtr

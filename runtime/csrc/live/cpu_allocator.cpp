@@ -20,7 +20,7 @@ class CpuAllocator final : public at::Allocator {
     Session* session = Session::active();
     // Autograd's threads inherit it from the scope's, and others may join. The rest keep to
     // ordinary memory, because what they make could not be evicted.
-    bool ours = session && session->serves(c10::kCPU) && Session::records_this_thread();
+    bool ours = session && session->serves(c10::kCPU) && Scope::records_this_thread();
     if (!ours) return ordinary_.allocate(bytes);
     void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
     return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
@@ -41,6 +41,15 @@ class CpuAllocator final : public at::Allocator {
 
   at::Allocator& ordinary_;
 };
+
+// A child must not inherit the engine's lock from a thread that it does not have.
+void lock_for_fork() {
+  if (Session* session = Session::active()) session->engine().mutex().lock();
+}
+
+void unlock_after_fork() {
+  if (Session* session = Session::active()) session->engine().mutex().unlock();
+}
 
 }  // namespace
 
@@ -63,10 +72,9 @@ SessionDevice host_device(bool on_cuda) {
 }
 
 void install_cpu_allocator() {
-  constexpr std::uint8_t kPriority =
-      10;  // Above torch's own; a lower one is ignored without a word.
+  constexpr std::uint8_t kPriority = 10;  // Above torch's; a lower one is ignored without a word.
   c10::SetCPUAllocator(new CpuAllocator(*c10::GetCPUAllocator()), kPriority);
-  pthread_atfork(&Session::lock_for_fork, &Session::unlock_after_fork, &Session::unlock_after_fork);
+  pthread_atfork(&lock_for_fork, &unlock_after_fork, &unlock_after_fork);
 }
 
 }  // namespace dtr

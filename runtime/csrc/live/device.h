@@ -9,7 +9,9 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/TensorImpl.h>
 
+#include <cstring>
 #include <memory>
 
 #include "dtr_alloc/csrc/device_work.h"
@@ -23,7 +25,18 @@ struct SessionDevice {
   Stream (*stream)(c10::Device);            // To which this thread gives work.
   at::Generator (*generator)(c10::Device);  // The default one.
   std::unique_ptr<DeviceWork> work;         // Null on the host.
+
+  // A dense tensor of this device, or a number on the host, which a recipe keeps itself.
+  bool holds(const c10::TensorImpl& tensor) const;
+  at::DataPtr ordinary(void* data) const { return {data, data, deleter, device}; }
+  Stream current_stream() const { return work ? stream(device) : 0; }
+  void copy(void* to, const void* from, Bytes bytes) const {
+    work ? work->copy(to, from, bytes, current_stream()) : void(std::memcpy(to, from, bytes));
+  }
 };
+
+// Whether nothing but its storage holds a tensor's content: not sparse, quantized, nested, ...
+bool is_dense(const c10::TensorImpl& tensor);
 
 // The host. With `on_cuda`, CPU tensors on the memory of CUDA device 0, for tests on a driver whose
 // memory the host can touch.

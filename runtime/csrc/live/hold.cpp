@@ -2,11 +2,30 @@
 
 #include <algorithm>
 
-#include "runtime/csrc/live/guard.h"
+#include "runtime/csrc/live/locks.h"
 
 namespace dtr {
 
+thread_local int Session::Reading::depth = 0;
 thread_local Session::Hold* Session::Hold::innermost = nullptr;
+
+Session::Reading::Reading(Session& session, const at::Tensor& tensor) : session_(session) {
+  Guard guard(session_);
+  if (Value* value = StorageTable::value_of(tensor)) {
+    Held held(session_.engine_, *value);
+    if (!value->resident()) session_.bring_back(*value, guard.lock());
+    held_ = std::move(held);
+  }
+  ++depth;
+}
+
+Session::Reading::~Reading() {
+  --depth;
+  if (!held_.value()) return;
+  Guard guard(session_);
+  session_.storages_.arm(*held_.value());
+  held_.release();
+}
 
 Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
                     c10::ArrayRef<at::Tensor> written)
@@ -15,66 +34,47 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
     if (!tensor.has_storage()) continue;
     Turn turn(session_);
     Guard guard(session_);
-    session_.hand_out(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
-                      guard.lock());
+    session_.hand_out(*storage_of(*tensor.unsafeGetTensorImpl()), guard.lock());
   }
   Guard guard(session_);
-  Engine& engine = session_.engine_;
+  std::vector<Held> held;
   for (const at::Tensor& tensor : read) {
-    if (!tensor.has_storage()) continue;
-    Value* value = value_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    Value* value = StorageTable::value_of(tensor);
     if (!value) continue;
-    engine.lock(*value);
-    engine.touch(*value);
-    session_.first_use(*value);
-    values_.push_back(value);
+    held.emplace_back(session_.engine_, *value);
+    session_.engine_.touch(*value);
+    session_.engine_.used(*value);
   }
-  try {
-    for (Value* value : values_) {
-      if (!value->resident()) session_.bring_back(*value, guard.lock());
-    }
-  } catch (...) {
-    release();
-    throw;
+  for (const Held& value : held) {
+    if (!value.value()->resident()) session_.bring_back(*value.value(), guard.lock());
   }
-  if (session_.device_.work && session_.follow_stream()) {
-    for (Value* value : values_) session_.read_on_stream(*value);
-  }
+  for (const Held& value : held) session_.follow_stream(*value.value());
+  values_ = std::move(held);
   innermost = this;
 }
 
 Session::Hold::~Hold() {
   innermost = outer_;
   Guard guard(session_);
-  release();
-}
-
-void Session::Hold::release() {
-  for (Value* value : values_) {
-    if (!value) continue;
-    if (value->producer && value->home) {
-      session_.arm(static_cast<c10::StorageImpl*>(value->home));
-    }
-    session_.engine_.unlock(*value);
+  for (Held& held : values_) {
+    if (held.value()) session_.storages_.arm(*held.value());
+    held.release();
   }
 }
 
 bool Session::Hold::covers(const Value* value) {
   if (!value) return here();
   for (const Hold* hold = innermost; hold; hold = hold->outer_) {
-    if (std::find(hold->values_.begin(), hold->values_.end(), value) != hold->values_.end()) {
-      return true;
-    }
+    const auto is = [&](const Held& held) { return held.value() == value; };
+    if (std::ranges::any_of(hold->values_, is)) return true;
   }
   return false;
 }
 
 void Session::Hold::died(Value& value) {
   for (Hold* hold = innermost; hold; hold = hold->outer_) {
-    for (Value*& held : hold->values_) {
-      if (held != &value) continue;
-      held = nullptr;
-      hold->session_.engine_.unlock(value);
+    for (Held& held : hold->values_) {
+      if (held.value() == &value) held.release();
     }
   }
 }

@@ -1,22 +1,40 @@
-// What code reads past the dispatcher for as long as it runs: torch.compile's kernels take the
-// address of every tensor that they are given, and run many operators' work between two looks at
-// us.
+// What code reads past the dispatcher, through pointers, for as long as it runs.
 //
-// All of it is brought back first and locked. What the code itself lets go, as compiled code does
-// with its arguments once it has read them, is free at once. Reading is no reason to freeze it:
-// afterwards it can be evicted again. What the code writes becomes a constant, and who read it
-// keeps the old content, as where memory is handed out. Nothing is recorded meanwhile: between two
-// operators compiled code writes over its own buffers, and a recipe would read what is there then.
+// Session::Reading: Python copies a tensor's content through a pointer (`tolist`), which is no
+// reason to make it a constant.
+//
+// Session::Hold: torch.compile's kernels take the address of every tensor that they are given, and
+// run many operators' work between two looks at us. All of it is brought back first and locked.
+// What the code itself lets go, as compiled code does with its arguments once it has read them, is
+// free at once. Afterwards it can be evicted again. What the code writes becomes a constant, and
+// recipes that read it keep the old content, as where memory is handed out. Nothing is recorded
+// meanwhile: between two operators compiled code writes over its own buffers, and a recipe would
+// read what is there then.
 
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
 #include <vector>
 
+#include "runtime/csrc/engine/operator_call.h"
 #include "runtime/csrc/live/session.h"
 
 namespace dtr {
+
+class Session::Reading {
+ public:
+  // Throws torch.OutOfMemoryError where the tensor does not fit.
+  Reading(Session& session, const at::Tensor& tensor);
+  ~Reading();
+  Reading(const Reading&) = delete;
+  static thread_local int depth;
+
+ private:
+  Session& session_;
+  Held held_;
+};
 
 class Session::Hold {
  public:
@@ -31,13 +49,11 @@ class Session::Hold {
   static void died(Value& value);  // The program let it go. The engine's lock is held.
 
  private:
-  void release();
-
   static thread_local Hold* innermost;
 
   Session& session_;
   Hold* const outer_ = innermost;
-  std::vector<Value*> values_;  // Locked once for each time that it is there.
+  std::vector<Held> values_;  // Once for each time that a value is there.
 };
 
 }  // namespace dtr

@@ -16,16 +16,13 @@
 #include <memory>
 #include <optional>
 
+#include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/live/device.h"
 #include "runtime/csrc/live/operators.h"
 #include "runtime/csrc/live/random_state.h"
 
 namespace dtr {
-
-// A constant this small, such as the number in `x + 1`, is copied into the recipe: kept as a
-// storage it would cost a block of the pool and three records.
-constexpr std::size_t kLargestInline = 16;
 
 // One tensor among the arguments of a call. The pointers are good until the operator runs, which
 // consumes the arguments.
@@ -40,7 +37,8 @@ struct TensorArgument {
 
   // Whether a recipe keeps the content itself instead of reading a Value.
   bool inlined() const {
-    return !value && !written && tensor->is_cpu() && storage->nbytes() <= kLargestInline;
+    return !value && !written && tensor->is_cpu() &&
+           static_cast<Bytes>(storage->nbytes()) <= kLargestInline;
   }
 };
 inline bool is_defined_tensor(const c10::IValue& value) {
@@ -121,8 +119,8 @@ class Recipe {
   std::unique_ptr<RandomState> random_;  // Before the call; null where it is not random.
   std::uint16_t context_ = 0;            // Interned dispatch state.
   std::uint16_t tensors_ = 0;
-  std::uint16_t plain_ =
-      0;  // Arguments that are not tensors, in order; for a list of tensors, its length.
+  // Arguments that are not tensors, in order; of a list of tensors, its length.
+  std::uint16_t plain_ = 0;
 };
 
 }  // namespace dtr

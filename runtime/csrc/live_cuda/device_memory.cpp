@@ -33,7 +33,7 @@ std::unique_ptr<Session> make_session(SessionOptions options, c10::DeviceIndex d
   options.on_cuda = true;
   options.cuda_device = device;
   auto session = std::make_unique<Session>(options, on_device(device, allocator));
-  session->claim();
+  session->scope().claim();
   return session;
 }
 

@@ -21,6 +21,7 @@ void ScoreColumns::add(Value& value, std::uint64_t order) {
   values_.push_back(&value);
   near_.emplace_back();
   size_[row] = value.size;
+  bytes_ += value.size;
   free_left_[row] = free_right_[row] = 0;
   last_access_[row] = value.last_access;
   cost_[row] = value.cost;
@@ -34,6 +35,7 @@ void ScoreColumns::add(Value& value, std::uint64_t order) {
 void ScoreColumns::remove(Value& value) {
   std::size_t row = value.candidate, last = count() - 1;
   evictable_count_ -= evictable_[row];
+  bytes_ -= size_[row];
   values_[row] = values_[last];
   values_[row]->candidate = static_cast<std::int32_t>(row);
   near_[row] = near_[last];
@@ -57,6 +59,7 @@ void ScoreColumns::clear() {
   near_.clear();
   std::fill_n(evictable_, capacity_, 0);
   evictable_count_ = 0;
+  bytes_ = 0;
 }
 
 void ScoreColumns::permit(const Value& value, std::uint64_t order) {

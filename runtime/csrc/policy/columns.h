@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/arena.h"
+#include "runtime/csrc/graph/graph.h"
 
 namespace dtr {
 
 struct EvictedClass;
-struct Value;
 
 // The evicted classes next to a row's value, where they are known and no more than two
 // (evicted_classes.h).
@@ -40,6 +40,9 @@ struct ColumnsView {
   const std::uint64_t* order;     // When it last became evictable: the later, the greater.
 };
 
+// Whether a value has a row, and no lock keeps it where it is.
+inline bool evictable(const Value& value) { return value.candidate != kNowhere && !value.locks; }
+
 // Gives memory for rows, zeroed.
 using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>;
 
@@ -49,6 +52,7 @@ class ScoreColumns {
 
   std::size_t count() const { return values_.size(); }
   std::size_t evictable() const { return evictable_count_; }
+  Bytes bytes() const { return bytes_; }  // Of all rows, locked or not.
   Value* value(std::size_t row) const { return values_[row]; }
   ColumnsView view() const {
     return {.count = count(),
@@ -91,6 +95,7 @@ class ScoreColumns {
   std::vector<Value*> values_;
   std::vector<NearClasses> near_;
   std::size_t capacity_ = 0, evictable_count_ = 0;
+  Bytes bytes_ = 0;
   RowMemory get_memory_;
   std::shared_ptr<std::byte[]> memory_;
   Bytes *size_ = nullptr, *free_left_ = nullptr, *free_right_ = nullptr;

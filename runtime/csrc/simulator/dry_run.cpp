@@ -9,8 +9,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "runtime/csrc/engine/window.h"
-
 namespace dtr {
 
 struct DryRun::Content {
@@ -34,7 +32,8 @@ DryRun::DryRun(Bytes budget, const Heuristic& heuristic, const std::string& imag
     : pool_(Pool::create(make_virtual_arena(round_to_granule(budget)), budget)),
       engine_(*this, heuristic) {
   if (image.empty()) return;
-  engine_.score_on(std::make_unique<DeviceScorer>(0, image, heuristic, ScorerPlace::kDevice));
+  engine_.selector().score_on(
+      std::make_unique<DeviceScorer>(0, image, heuristic, ScorerPlace::kDevice));
 }
 
 DryRun::~DryRun() {
@@ -243,7 +242,7 @@ bool DryRun::resident(Id id) const {
 std::vector<Bytes> DryRun::window(Bytes bytes) {
   Lock lock(engine_.mutex());
   std::vector<Bytes> offsets;
-  for (const Value* value : cheapest_window(*pool_, engine_, bytes).values) {
+  for (const Value* value : engine_.cheapest_window(*pool_, bytes).values) {
     offsets.push_back(static_cast<Content*>(value->data)->block->offset);
   }
   return offsets;
@@ -254,7 +253,7 @@ Nanos DryRun::time_window(Bytes bytes, int times) {
   Nanos least = std::numeric_limits<Nanos>::max();
   for (int i = 0; i < times; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    cheapest_window(*pool_, engine_, bytes);
+    engine_.cheapest_window(*pool_, bytes);
     const std::chrono::nanoseconds passed = std::chrono::steady_clock::now() - begin;
     least = std::min(least, Nanos{passed.count()});
   }

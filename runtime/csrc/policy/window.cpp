@@ -1,4 +1,4 @@
-#include "runtime/csrc/engine/window.h"
+#include "runtime/csrc/policy/window.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,12 +9,12 @@
 namespace dtr {
 namespace {
 
-// Up to a block and with it, since the last one that nobody can have, of which all is nothing. The
-// difference of two is a run's.
+// Prefix sums over blocks in address order. They start again after every block that can be neither
+// used nor evicted, so that the sums of a run are the difference of two entries.
 struct Sums {
   Bytes bytes = 0;  // Free or evictable.
   double evicted = 0, cost = 0, stale_bytes = 0;
-  std::int32_t row = kNowhere;  // Of the block's value; none where it is free, or nobody's to have.
+  std::int32_t row = kNowhere;  // Of the block's value; kNowhere where there is none.
 };
 
 // Where exponents and the penalty are 1 and missing neighbours, if any, are counted by classes.
@@ -28,7 +28,6 @@ bool simple(const Heuristic& h) {
 // registers, so it calls nothing where kSimple.
 template <bool kSimple>
 struct AddUp {
-  const Engine& engine;
   const ColumnsView columns;
   const Nanos now;
   const double penalty;
@@ -41,7 +40,7 @@ struct AddUp {
     if (last + 1 == end) return;
     ++last;
     auto* value = static_cast<Value*>(owner);
-    if (value ? !engine.evictable(*value) : size == 0) {
+    if (value ? !evictable(*value) : size == 0) {
       bytes = 0;
       evicted = cost = stale_bytes = 0;
       *last = {};
@@ -117,21 +116,20 @@ class SharedCost {
 
 // All of a pool; returns the last one. `sums` grows to hold them.
 template <bool kSimple>
-const Sums* add_up(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
-  const Heuristic& h = engine.heuristic();
-  const bool shared = engine.neighbourhood().evicted_classes() != nullptr;
-  if (!kSimple && !shared) engine.neighbourhood().fill();
+const Sums* add_up(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
+  const Heuristic& h = from.heuristic;
+  const bool shared = from.neighbourhood.evicted_classes() != nullptr;
+  if (!kSimple && !shared) from.neighbourhood.fill();
   while (true) {
     if (!sums.empty()) {
-      const Sums* last =
-          pool.each_extent(bytes, AddUp<kSimple>{.engine = engine,
-                                                 .columns = engine.columns(),
-                                                 .now = engine.stats().clock + h.epsilon,
-                                                 .penalty = h.recompute_penalty,
-                                                 .shared = shared,
-                                                 .last = sums.data(),
-                                                 .end = sums.data() + sums.size()})
-              .last;
+      const Sums* last = from.pool
+                             .each_extent(bytes, AddUp<kSimple>{.columns = from.columns.view(),
+                                                                .now = from.clock + h.epsilon,
+                                                                .penalty = h.recompute_penalty,
+                                                                .shared = shared,
+                                                                .last = sums.data(),
+                                                                .end = sums.data() + sums.size()})
+                             .last;
       if (last != &sums.back()) return last;
     }
     sums.resize(std::max<std::size_t>(1024, 2 * sums.size()));
@@ -186,28 +184,28 @@ template <bool kSimple>
 }
 
 template <bool kSimple>
-Window search(const Pool& pool, Engine& engine, Bytes bytes, std::vector<Sums>& sums) {
-  const PoolStats stats = pool.stats();
+Window search(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
+  const PoolStats stats = from.pool.stats();
   // Bytes that the budget lacks must come from values, wherever holes may be.
   const Bytes lacking = std::max(stats.live + bytes - stats.budget, Bytes{1});
-  const Sums* last = add_up<kSimple>(pool, engine, bytes, sums);
-  SharedCost shared(engine.neighbourhood().evicted_classes(), sums.data(), last);
+  const Sums* last = add_up<kSimple>(from, bytes, sums);
+  SharedCost shared(from.neighbourhood.evicted_classes(), sums.data(), last);
   Run run = cheapest_run<kSimple>(sums.data(), last, bytes, static_cast<double>(lacking),
-                                  engine.heuristic(), shared);
+                                  from.heuristic, shared);
   Window window{.values = {}, .cost = static_cast<Nanos>(run.cost)};
   while (run.begin < run.end) {
     const std::int32_t row = (++run.begin)->row;
-    if (row != kNowhere) window.values.push_back(engine.candidate(row));
+    if (row != kNowhere) window.values.push_back(from.columns.value(row));
   }
   return window;
 }
 
 }  // namespace
 
-Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes) {
+Window cheapest_window(const WindowSearch& from, Bytes bytes) {
   static thread_local std::vector<Sums> sums;  // To ask for their memory anew costs half a search.
   bytes = round_to_granule(std::max(bytes, Bytes{1}));
-  return (simple(engine.heuristic()) ? search<true> : search<false>)(pool, engine, bytes, sums);
+  return (simple(from.heuristic) ? search<true> : search<false>)(from, bytes, sums);
 }
 
 }  // namespace dtr

@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
-#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/graph/graph.h"
+#include "runtime/csrc/policy/columns.h"
+#include "runtime/csrc/policy/neighbourhood.h"
 
 namespace dtr {
 
@@ -25,8 +27,16 @@ struct Window {
   Nanos cost = 0;              // Of recomputing them.
 };
 
-// The engine's lock is held. To evict the window's values leaves a run of `bytes` or more, and the
-// budget room for them.
-Window cheapest_window(const Pool& pool, Engine& engine, Bytes bytes);
+// What a search reads. The engine's lock is held.
+struct WindowSearch {
+  const Pool& pool;
+  const ScoreColumns& columns;
+  Neighbourhood& neighbourhood;
+  const Heuristic& heuristic;
+  Nanos clock;
+};
+
+// To evict the window's values leaves a run of `bytes` or more, and the budget room for them.
+Window cheapest_window(const WindowSearch& from, Bytes bytes);
 
 }  // namespace dtr

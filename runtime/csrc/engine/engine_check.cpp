@@ -1,0 +1,67 @@
+// The invariants of the engine, as sentences. For tests.
+
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+
+#include "runtime/csrc/engine/engine.h"
+
+namespace dtr {
+
+void Engine::check() const {
+  const auto insist = [](bool truth, const char* sentence) {
+    if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
+  };
+  Bytes evictable = 0;
+  std::unordered_set<const Value*> values;
+  std::unordered_set<Op*> ops;
+  std::vector<const Value*> frontier;
+  const auto reach = [&](const Value* value) {
+    if (value && values.insert(value).second) frontier.push_back(value);
+  };
+  columns_.check();
+  for (std::size_t row = 0; row < columns_.count(); ++row) {
+    const Value* value = columns_.value(row);
+    insist(value->resident() && value->producer, "a candidate is resident and has a recipe");
+    evictable += value->size;
+    reach(value);
+  }
+  insist(evictable == columns_.bytes(), "the evictable bytes are the sum over the candidates");
+  for (std::size_t i = 0; i < owned_.size(); ++i) {
+    const Value* value = owned_[i];
+    insist(value->owned == static_cast<std::int32_t>(i), "an owned value knows its place");
+    insist(value->home && value->producer, "an owned value has a storage and a recipe");
+    reach(value);
+  }
+  while (!frontier.empty()) {
+    const Value* value = frontier.back();
+    frontier.pop_back();
+    insist(value->needed() || value->resident(), "no value outlives its last reader");
+    if (value->producer) {
+      neighbourhood_.check(*value);
+      insist(value->resident() == (value->candidate != kNowhere),
+             "exactly the resident values are candidates");
+      insist(value->producer->outputs()[value->output] == value, "a producer knows its output");
+      ops.insert(value->producer);
+      for (std::uint32_t i = 0; i < value->producer->use_count; ++i) {
+        reach(value->producer->uses()[i].value);
+      }
+    } else {
+      insist(value->resident(), "a constant is resident");
+    }
+    for (const Use* use = value->uses; use; use = use->next) {
+      insist(use->value == value && *use->link == use, "a list of readers is sound");
+      ops.insert(use->op);
+      for (std::uint32_t i = 0; i < use->op->output_count; ++i) reach(use->op->outputs()[i]);
+    }
+  }
+  for (Op* op : ops) {
+    std::uint16_t live = 0;
+    for (std::uint32_t i = 0; i < op->output_count; ++i) live += op->outputs()[i] != nullptr;
+    insist(live == op->live_outputs && live > 0, "an operator lives as long as its outputs");
+  }
+  insist(static_cast<std::int64_t>(values.size()) == stats_.values, "every value is reachable");
+  insist(static_cast<std::int64_t>(ops.size()) == stats_.ops, "every recipe is reachable");
+}
+
+}  // namespace dtr

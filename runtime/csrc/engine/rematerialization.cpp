@@ -1,0 +1,199 @@
+// How missing values are recomputed (paper, section 3 and figure 1, without its recursion), and how
+// values become constants: one by one, with all that rests on a constant, or all at once.
+
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "runtime/csrc/engine/engine.h"
+
+namespace dtr {
+
+// An operator on the stack of a rematerialization, and which of its missing inputs is next. Once
+// all have been there, it holds on to them: so each gives its inputs up once at most, and the whole
+// comes to an end.
+struct Engine::Pending {
+  Op* op;
+  Value* wanted;
+  std::size_t first_missing, next;
+  bool holds = false;
+};
+
+void Engine::unlock_inputs(Op& op) {
+  if (policy_ != Policy::kBanish) {
+    for (std::uint32_t i = 0; i < op.use_count; ++i) unlock(*op.uses()[i].value);
+    return;
+  }
+  std::vector<Value*> inputs;  // To banish one of them may erase the operator.
+  for (std::uint32_t i = 0; i < op.use_count; ++i) inputs.push_back(op.uses()[i].value);
+  for (Value* input : inputs) unlock(*input);
+}
+
+void Engine::materialize(Value& target, Lock& lock) {
+  std::vector<Pending> pending;
+  std::vector<Value*> missing;  // Inputs of all that is pending; the last one's come last.
+  // Resident inputs are locked before the first missing one is recomputed, which must not evict
+  // them while there is anything else; the missing ones as they come back.
+  const auto wait_with = [this](Value& input) {
+    this->lock(input);
+    ++input.storage().waiting;
+  };
+  const auto hold = [](Pending& top) {
+    if (std::exchange(top.holds, true)) return;
+    for (std::uint32_t i = 0; i < top.op->use_count; ++i) {
+      --top.op->uses()[i].value->storage().waiting;
+    }
+  };
+  const auto push = [&](Value& value) {
+    Op& op = *value.producer;
+    for (std::uint32_t i = 0; i < op.use_count; ++i) touch(*op.uses()[i].value);
+    pending.push_back({&op, &value, missing.size(), missing.size()});
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      Value& input = *op.uses()[i].value;
+      input.resident() ? wait_with(input) : missing.push_back(&input);
+    }
+  };
+  if (target.resident()) return;
+  runs_before_ = stats_.rematerializations;
+  push(target);
+  try {
+    while (!pending.empty()) {
+      Pending& top = pending.back();
+      if (top.next < missing.size()) {
+        Value& input = *missing[top.next];
+        if (input.resident()) {
+          wait_with(input);
+          ++top.next;
+        } else {
+          push(input);
+        }
+        continue;
+      }
+      // Another thread, or a shared subexpression, may have been here meanwhile.
+      Op& op = *top.op;
+      Value& wanted = *top.wanted;
+      bool lacks = false;
+      for (std::uint32_t i = 0; i < op.output_count; ++i) {
+        lacks |= op.outputs()[i] && !op.outputs()[i]->resident();
+      }
+      hold(top);
+      if (lacks) {
+        Value* given_up = nullptr;
+        for (std::uint32_t i = 0; i < op.use_count && !given_up; ++i) {
+          if (!op.uses()[i].value->resident()) given_up = op.uses()[i].value;
+        }
+        if (given_up) {
+          push(*given_up);
+          continue;
+        }
+        run(op, wanted, lock);
+      }
+      missing.resize(top.first_missing);
+      pending.pop_back();
+      unlock_inputs(op);
+    }
+  } catch (...) {
+    for (; !pending.empty(); pending.pop_back()) {
+      // What is still missing was not locked.
+      for (; missing.size() > pending.back().next; missing.pop_back()) wait_with(*missing.back());
+      hold(pending.back());
+      missing.resize(pending.back().first_missing);
+      unlock_inputs(*pending.back().op);
+    }
+    throw;
+  }
+}
+
+void Engine::run(Op& op, Value& wanted, Lock& lock) {
+  bool first = wanted.recomputes < 0;
+  try {
+    executor_.run(op, lock);
+  } catch (...) {
+    neighbourhood_.refresh();  // Some outputs may be back.
+    throw;
+  }
+  if (Value& storage = wanted.storage(); storage.candidate != kNowhere) {
+    columns_.stamp(storage, ++order_);
+  }
+  neighbourhood_.refresh();
+  stats_.clock += op.cost;
+  (first ? stats_.base_cost : stats_.remat_cost) += op.cost;
+  stats_.rematerializations += !first;
+  for (std::uint32_t i = 0; first && i < op.output_count; ++i) touch(*op.outputs()[i]);
+}
+
+void Engine::settle(Value& value, Lock& lock) {
+  this->lock(value);
+  try {
+    materialize(value, lock);
+  } catch (...) {
+    unlock(value);
+    throw;
+  }
+  if (value.producer && value.home) freeze(value);  // Else the program dropped it meanwhile.
+  unlock(value);
+}
+
+std::vector<Value*> Engine::held_on(const Value& constant) const {
+  std::unordered_set<const Op*> seen;
+  std::vector<const Value*> frontier{&constant};
+  std::vector<Value*> live;
+  while (!frontier.empty()) {
+    const Value* value = frontier.back();
+    frontier.pop_back();
+    for (Use* use = value->uses; use; use = use->next) {
+      if (!seen.insert(use->op).second) continue;
+      for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
+        Value* output = use->op->outputs()[i];
+        if (!output) continue;
+        frontier.push_back(output);
+        if (output->home) live.push_back(output);
+      }
+    }
+  }
+  return live;
+}
+
+void Engine::retire(Value& constant, Lock& lock) {
+  std::vector<Value*> live = held_on(constant);
+  for (Value* value : live) this->lock(*value);
+  try {
+    for (; !live.empty(); live.pop_back()) {
+      settle(*live.back(), lock);
+      unlock(*live.back());
+    }
+  } catch (...) {
+    for (Value* value : live) unlock(*value);
+    throw;
+  }
+}
+
+void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
+  for (std::size_t i = owned_.size(); i-- > 0;) {
+    if (i < owned_.size() && owned_[i]->resident()) freeze(*owned_[i]);
+  }
+  while (!owned_.empty()) {
+    try {
+      settle(*owned_.back(), lock);
+    } catch (const std::exception&) {
+      if (!spill()) throw;
+    }
+  }
+}
+
+void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants) {
+  for (Op* op : ops) {
+    for (std::uint32_t i = 0; i < op->output_count; ++i) {
+      Value* value = op->outputs()[i];
+      neighbourhood_.discard(*value);
+      delete value;
+    }
+    ::operator delete(op);
+  }
+  for (Value* value : constants) delete value;
+  columns_.clear();
+  owned_.clear();
+  stats_.values = stats_.ops = 0;
+}
+
+}  // namespace dtr

@@ -1,0 +1,28 @@
+// Limits that the live runtime and the simulation of its rules share, each with its reason.
+
+#pragma once
+
+#include "dtr_alloc/csrc/arena.h"
+
+namespace dtr {
+
+// Smaller results are constants at birth: a record costs as much memory as they do.
+constexpr Bytes kSmallestValue = 512;
+
+// Integers and booleans too, up to this size: composite kernels read such arguments (lengths, split
+// points) without asking the dispatcher.
+constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
+
+// A constant this small, such as the number in `x + 1`, is copied into the recipe: kept as a
+// storage it would cost a block of the pool and three records.
+constexpr Bytes kLargestInline = 16;
+
+// An operator that writes a constant is recorded only where the constant is this small: its recipe
+// must read a copy of what was there.
+constexpr Bytes kLargestCopy = Bytes{64} << 10;
+
+// A buffer that is written in place more often than this becomes a constant: each recipe of the
+// chain would hold on to what it reads.
+constexpr int kLongestWriteChain = 16;
+
+}  // namespace dtr

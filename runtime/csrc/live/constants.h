@@ -1,0 +1,80 @@
+// The constants that recipes read: storages that we do not track (parameters, inputs, results that
+// are not recorded), kept alive while a recipe may need them.
+//
+// A constant can be written, or handed out to be written at any time. The recipes that read it must
+// still find what was there. They get a copy, or what rests on them is computed and becomes
+// constant itself: whichever is smaller, and the copies that recipes hold already count. Otherwise
+// a program that changes its parameters could keep one of each for the sake of a small result.
+//
+// A constant is found by its storage. A library may have handed the same memory out twice
+// (from_numpy, DLPack): its constants are also found by the addresses that they cover.
+//
+// The engine's lock is held in all calls.
+
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <functional>
+
+#include "runtime/csrc/engine/operator_call.h"
+#include "runtime/csrc/live/mutation_detector.h"
+#include "runtime/csrc/live/storage_table.h"
+
+namespace dtr {
+
+class Constants {
+ public:
+  // `copy` makes a new storage with the content of another, with the lock open meanwhile; it throws
+  // torch.OutOfMemoryError. `detector` may be null.
+  using Copy = std::function<c10::intrusive_ptr<c10::StorageImpl>(const c10::StorageImpl&, Lock&)>;
+  Constants(Engine& engine, StorageTable& storages, const SessionDevice& device,
+            MutationDetector* detector, Copy copy)
+      : engine_(engine),
+        storages_(storages),
+        device_(device),
+        detector_(detector),
+        copy_(std::move(copy)) {}
+
+  Value& of(c10::StorageImpl* storage);  // Made where there was none.
+  Value* find(const c10::StorageImpl* storage) const;
+  void add(Value& value, c10::StorageImpl* storage);  // It has become one.
+  void forget(Value& constant);                       // No recipe reads it any more.
+
+  // What recipes read of the memory that `storage` covers, through it or another storage, is about
+  // to be written. Returns the bytes of copies, and of values that can no longer be evicted.
+  struct Kept {
+    Bytes copied = 0, kept = 0;
+  };
+  Kept keep_content(c10::StorageImpl* storage, Lock& lock);
+  // Gives the recipes that read a constant, locked by the caller, a copy of their own.
+  void give_copy(Value& constant, Lock& lock);
+
+  // Whether the program has let a constant go, so that its memory is spent for recipes alone.
+  static bool kept_for_recipes(const Value& constant) {
+    return c10::raw::intrusive_ptr::use_count(constant_storage(constant)) == 1;
+  }
+  // Lets go of constants that a small result is worth less than, once for each doubling of their
+  // number: a program may keep a small result of each batch, and never want for memory.
+  void shed_sometimes();
+
+ private:
+  static bool overlap(const c10::StorageImpl* one, const c10::StorageImpl* other);
+  bool of_library(const c10::StorageImpl* storage) const;
+  c10::SmallVector<Value*, 4> over(c10::StorageImpl* storage) const;
+  Kept keep_content(Value& constant, Lock& lock);
+
+  static constexpr std::size_t kFirstShedding = 16;
+
+  Engine& engine_;
+  StorageTable& storages_;
+  const SessionDevice& device_;
+  MutationDetector* const detector_;
+  const Copy copy_;
+  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
+  ska::flat_hash_set<c10::StorageImpl*> of_libraries_;  // Those whose memory is a library's.
+  Bytes copies_ = 0;                                    // Held by recipes.
+  std::size_t shed_at_ = kFirstShedding;                // Constants.
+};
+
+}  // namespace dtr

@@ -1,0 +1,44 @@
+// What this thread is doing: torch calls back into us from inside operators, and what a call means
+// depends on it.
+
+#pragma once
+
+#include <cstdint>
+
+namespace dtr {
+
+// This thread runs an operator: pointers that torch hands out now go to a kernel, not to the
+// program.
+class InOperator {
+ public:
+  explicit InOperator(bool by_handler = false) : before_(state.handled) {
+    ++state.depth;
+    state.handled |= by_handler;
+  }
+  ~InOperator() {
+    --state.depth;
+    state.handled = before_;
+  }
+  InOperator(const InOperator&) = delete;
+
+  struct State {
+    int depth = 0;
+    // Python code runs whose operators torch hides from us: what they read is not locked.
+    bool handled = false;
+    bool replaying = false;         // The operator is a recomputation, and not the program's doing.
+    std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
+  };
+  static thread_local State state;
+
+ private:
+  bool before_;
+};
+
+class InReplay {
+ public:
+  InReplay() { InOperator::state.replaying = true; }
+  ~InReplay() { InOperator::state.replaying = false; }
+  InReplay(const InReplay&) = delete;
+};
+
+}  // namespace dtr

@@ -1,0 +1,84 @@
+#include "runtime/csrc/live/out_of_memory.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace dtr {
+namespace {
+
+constexpr Bytes kKib = 1 << 10, kMib = 1 << 20;
+
+std::string in_mib(Bytes bytes) {
+  const bool small = bytes < kMib;
+  char text[32];
+  std::snprintf(text, sizeof text, small ? "%.2f KiB" : "%.2f MiB",
+                static_cast<double>(bytes) / (small ? kKib : kMib));
+  return text;
+}
+
+// Rounded up: for a budget that shall do.
+std::string enough_mib(Bytes bytes) {
+  const Bytes unit = bytes < kMib ? kKib : kMib;
+  return in_mib(((bytes * 100 + unit - 1) / unit * unit + 99) / 100);
+}
+
+std::string handed_out(const std::vector<std::string>& exposures) {
+  std::string list;
+  for (const std::string& text : exposures) list += (list.empty() ? "" : ", ") + text;
+  return list.empty() ? "" : "memory was handed out by " + list + "; ";
+}
+
+}  // namespace
+
+Bytes Refusal::least_budget() const {
+  return std::max(pool.live + round_to_granule(asked), pool.budget + kGranule);
+}
+
+void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
+                   in_mib(refusal.asked),
+                   " asked and within the budget, but the machine has not the memory (", machine,
+                   ") and nothing is left to evict; other programs may hold it: lower the "
+                   "budget to about ",
+                   in_mib(refusal.pool.committed), ", or stop them");
+}
+
+void throw_nothing_is_evicted_here(const Refusal& refusal) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
+                   in_mib(refusal.asked), " asked, ",
+                   in_mib(refusal.pool.budget - refusal.pool.live),
+                   " free; this torch hides what tensor subclasses and dispatch modes call, so "
+                   "nothing is evicted inside them: raise the budget to at least ",
+                   enough_mib(refusal.least_budget()), ", or take torch 2.13 or later");
+}
+
+void throw_budget_is_full(const Refusal& refusal) {
+  const PoolStats& pool = refusal.pool;
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(refusal.asked),
+      " asked, ", in_mib(pool.budget - pool.live),
+      pool.live + round_to_granule(refusal.asked) <= pool.budget ? " free but in smaller pieces"
+                                                                 : " free",
+      ", nothing left to evict: ", in_mib(refusal.locked),
+      " are read by operators now running or being recomputed, ",
+      in_mib(pool.live - refusal.locked),
+      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); ",
+      refusal.forked
+          ? "what was in memory when this process forked (a DataLoader's workers) is among that; "
+          : "",
+      handed_out(refusal.exposures), "the largest operator so far needs ",
+      in_mib(refusal.largest_operator), "; raise the budget to at least ",
+      enough_mib(refusal.least_budget()));
+}
+
+void throw_thrashing(Bytes budget, double ratio, double limit) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(budget), ": the program recomputes ",
+                   static_cast<std::int64_t>(ratio),
+                   " times longer than it computes, which is above the limit of ", limit,
+                   "; raise the budget to at least ", in_mib(budget + budget / 4),
+                   ", or set thrash_limit=0 to go on regardless");
+}
+
+}  // namespace dtr

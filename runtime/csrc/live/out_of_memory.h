@@ -1,0 +1,31 @@
+// The texts of torch.OutOfMemoryError: what was asked, what there was, and what to do.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtr_alloc/csrc/pool.h"
+
+namespace dtr {
+
+// What a session knows when it cannot serve a request.
+struct Refusal {
+  Bytes asked;
+  const PoolStats& pool;
+  Bytes locked;            // Of values that running operators and recomputations hold.
+  Bytes largest_operator;  // So far.
+  bool forked;             // While the scope was open.
+  const std::vector<std::string>& exposures;
+
+  Bytes least_budget() const;  // That would have served the request.
+};
+
+// Each throws torch.OutOfMemoryError. `machine`: what the machine said, which has less memory than
+// the budget.
+[[noreturn]] void throw_machine_is_full(const Refusal& refusal, const std::string& machine);
+[[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);  // Inside a handler.
+[[noreturn]] void throw_budget_is_full(const Refusal& refusal);
+[[noreturn]] void throw_thrashing(Bytes budget, double ratio, double limit);
+
+}  // namespace dtr

@@ -1,0 +1,148 @@
+#include "runtime/csrc/live/replayer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/csrc/live/in_operator.h"
+#include "runtime/csrc/live/locks.h"
+
+namespace dtr {
+
+c10::Storage Replayer::over(at::DataPtr&& data, Bytes size) const {
+  return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(data), device_.allocator,
+                      true);
+}
+
+// Appends the storage that the operator reads, and perhaps writes, at place `use`.
+void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
+                        c10::SmallVector<Copy, 2>& copies) {
+  const Recipe& recipe = Recipe::of(op);
+  const Use* uses = op.uses();
+  Value& value = *uses[use].value;
+  bool written = false;
+  std::int32_t places = 0;
+  for (std::uint32_t i = 0; recipe.writes() && i < op.use_count; ++i) {
+    if (uses[i].value != &value) continue;
+    if (i < use && places == 0) return storages.push_back(storages[i]);  // The same memory again.
+    written |= recipe.writes(i);
+    ++places;
+  }
+  void* content = storages_.data_of(value);
+  TORCH_CHECK(content || value.size == 0,
+              "a storage that ", recipe.info().handle.operator_name(),
+              " read was resized behind PyTorch's dispatcher; its result cannot be recomputed");
+  if (!written) {
+    storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
+                          at::DataPtr(content, device_.device));
+  } else if (!value.constant() && !value.home && value.locks == places) {
+    block_of(value)->owner = nullptr;
+    engine_.steal(value);
+    storages.push_back(over(device_.ordinary(content), value.size));
+  } else {
+    copies.push_back({storages.size(), content});
+    storages.push_back(over(at::DataPtr(nullptr, device_.device), value.size));
+  }
+}
+
+Replayer::Results Replayer::replay(Op& op, Lock& lock) {
+  const Recipe& recipe = Recipe::of(op);
+  for (std::uint32_t i = 0; detector_ && i < op.use_count; ++i) {
+    const Value& value = *op.uses()[i].value;
+    if (value.constant()) detector_->verify(value, recipe.info());
+  }
+  Storages storages;
+  c10::SmallVector<Copy, 2> copies;
+  for (std::uint32_t i = 0; i < op.use_count; ++i) lay_over(op, i, storages, copies);
+  InReplay replaying;
+  const auto scratch = recipe.scratch();
+  if (!copies.empty() || !scratch.empty()) {
+    Unlocked open(lock);
+    for (Bytes size : scratch) storages.push_back(over(allocate_(size), size));
+    for (const Copy& copy : copies) {
+      c10::StorageImpl* storage = storages[copy.storage].unsafeGetStorageImpl();
+      at::DataPtr data = allocate_(static_cast<Bytes>(storage->nbytes()));
+      device_.copy(data.get(), copy.from, static_cast<Bytes>(storage->nbytes()));
+      storage->set_data_ptr_noswap(std::move(data));
+    }
+  }
+  Replay ready = recipe.prepare(storages, device_);
+  storages.clear();
+  {
+    Unlocked open(lock);
+    InOperator inside;
+    RECORD_FUNCTION(c10::str("dtr::rematerialize(", ready.info->handle.operator_name(), ")"),
+                    c10::ArrayRef<const c10::IValue>{});
+    ready.run();
+  }
+  Results results;
+  for (const c10::IValue& result : ready.stack) {
+    results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
+  }
+  for (at::Tensor& tensor : ready.written) results.push_back(std::move(tensor));
+  return results;
+}
+
+// With several streams, a replay comes after all that they were given, and they go on after it: one
+// may have made what it reads, another may read what it makes.
+Bytes Replayer::recompute(Op& op, Lock& lock) {
+  if (device_.work) pool_.meet_stream(device_.current_stream());
+  if (pool_.many_streams()) pool_.gather_streams(device_.current_stream());
+  Bytes bytes = 0;
+  const Results results = replay(op, lock);
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value* value = op.outputs()[i];
+    if (!value || value->resident()) continue;
+    adopt(*value, storage_of(*results[i].unsafeGetTensorImpl()), Recipe::of(op).info());
+    bytes += value->size;
+  }
+  if (pool_.many_streams()) pool_.spread_stream(device_.current_stream());
+  return bytes;
+}
+
+// The value takes the memory of the storage that a replay made.
+void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by) {
+  Block* block = storages_.block_of(made);
+  TORCH_INTERNAL_ASSERT(block && static_cast<Bytes>(made->nbytes()) == value.size,
+                        "a replay of ", by.handle.operator_name(), " made a storage of ",
+                        made->nbytes(), " bytes, the first run one of ", value.size);
+  at::DataPtr& pointer = pointer_of(made);
+  pointer.release_context();
+  pointer = at::DataPtr();
+  if (c10::StorageImpl* home = storages_.home_of(value)) {
+    readmit(*home);
+    storages_.attach(home, value, block);
+  } else {
+    block->owner = &value;
+  }
+  engine_.restore(value, block);
+}
+
+// Only what the tensor shows is compared: bytes that no element covers are never initialised.
+std::string Replayer::difference(Op& op, Lock& lock) {
+  const Results results = replay(op, lock);
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    const Value* value = op.outputs()[i];
+    if (!value || !value->resident()) continue;
+    const at::Tensor& again = results[i];
+    const auto* first = static_cast<const char*>(storages_.data_of(*value));
+    const auto* second =
+        static_cast<const char*>(pointer_of(storage_of(*again.unsafeGetTensorImpl())).get());
+    const auto item = static_cast<std::int64_t>(again.element_size());
+    for (std::int64_t n = 0; n < again.numel(); ++n) {
+      std::int64_t rest = n, offset = again.storage_offset();
+      for (std::int64_t d = again.dim(); d-- > 0;) {
+        offset += rest % again.size(d) * again.stride(d);
+        rest /= again.size(d);
+      }
+      if (std::memcmp(first + offset * item, second + offset * item, item) == 0) continue;
+      return c10::str(Recipe::of(op).info().handle.operator_name(), ", output ", i, ", element ",
+                      n);
+    }
+  }
+  return "";
+}
+
+}  // namespace dtr

@@ -1,0 +1,60 @@
+// Runs a recipe again. Arguments are laid over the memory of the values that the recipe reads; an
+// argument that the operator writes gets a copy, or the memory itself where nothing else wants the
+// old content.
+//
+// The engine's lock is held in all calls, and open while the operator runs.
+
+#pragma once
+
+#include <functional>
+
+#include "runtime/csrc/live/event_log.h"
+#include "runtime/csrc/live/mutation_detector.h"
+#include "runtime/csrc/live/recipe.h"
+#include "runtime/csrc/live/storage_table.h"
+
+namespace dtr {
+
+class Replayer {
+ public:
+  // `allocate` gives memory of the pool, with the lock open; it throws torch.OutOfMemoryError.
+  // `detector` may be null.
+  using Allocate = std::function<at::DataPtr(Bytes)>;
+  Replayer(Engine& engine, Pool& pool, StorageTable& storages, const SessionDevice& device,
+           MutationDetector* detector, Allocate allocate)
+      : engine_(engine),
+        pool_(pool),
+        storages_(storages),
+        device_(device),
+        detector_(detector),
+        allocate_(std::move(allocate)) {}
+
+  // Recomputes the missing outputs of `op`; returns their bytes.
+  Bytes recompute(Op& op, Lock& lock);
+
+  // For tests: compares what a replay makes with what the program got. Returns a text that names
+  // the first difference, or none. All inputs and outputs of `op` are resident and held.
+  std::string difference(Op& op, Lock& lock);
+
+ private:
+  struct Copy {
+    std::size_t storage;
+    const void* from;
+  };
+  using Storages = c10::SmallVector<c10::Storage, 8>;
+  using Results = c10::SmallVector<at::Tensor, 4>;
+
+  Results replay(Op& op, Lock& lock);
+  void lay_over(Op& op, std::uint32_t use, Storages& storages, c10::SmallVector<Copy, 2>& copies);
+  c10::Storage over(at::DataPtr&& data, Bytes size) const;
+  void adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by);
+
+  Engine& engine_;
+  Pool& pool_;
+  StorageTable& storages_;
+  const SessionDevice& device_;
+  MutationDetector* const detector_;
+  const Allocate allocate_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,108 @@
+#include "runtime/csrc/live/scope.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstring>
+#include <utility>
+
+#include "runtime/csrc/live/locks.h"
+
+namespace dtr {
+
+Scope::~Scope() {
+  if (active() == &session_) active_ = nullptr;
+}
+
+void Scope::claim() {
+  Session* last = active();
+  const bool over = last && last->scope().lingering_ && last->engine().stats().values == 0;
+  if (!over) last = nullptr;
+  TORCH_CHECK(active_.compare_exchange_strong(last, &session_),
+              "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
+}
+
+void Scope::record_this_thread(bool on) { c10::impl::tls_set_dispatch_key_included(kKey, on); }
+
+bool Scope::records_this_thread() {
+  return c10::impl::tls_local_dispatch_key_set().included_.has(kKey);
+}
+
+void Scope::enter() {
+  claim();
+  record_this_thread(true);
+}
+
+// Storages that could not be made ordinary still lead here when they die.
+void Scope::linger() {
+  record_this_thread(false);
+  lingering_ = true;
+  if (session_.engine().stats().values == 0) active_ = nullptr;
+}
+
+Bytes Scope::leave() {
+  struct Close {
+    Scope& scope;
+    ~Close() {
+      scope.leaving_ = false;
+      scope.linger();
+    }
+  } close{*this};
+  leaving_ = true;
+  session_.trace().end_watch(SessionTrace::Watch::kOver);
+  commit();
+  session_.pool().trim();
+  return spilled_;
+}
+
+void Scope::join() {
+  Session::Turn turn(session_);
+  session_.trace().end_watch(SessionTrace::Watch::kThreads);
+  TORCH_CHECK(!session_.trace().recorder(),
+              "a trace is being recorded, of one thread: others cannot join the scope");
+  ++joined_;
+  record_this_thread(true);
+}
+
+void Scope::part() {
+  Session::Turn turn(session_);
+  record_this_thread(false);
+  --joined_;
+}
+
+void Scope::commit() {
+  Session::Turn turn(session_);
+  {
+    Session::Guard guard(session_);
+    session_.engine().commit(guard.lock(), [this] { return leaving_ && spill(); });
+  }
+  outliving_.clear();
+}
+
+void Scope::commit_before_fork() {
+  forked_ = true;
+  commit();
+}
+
+void Scope::abandon_in_child() { linger(); }
+
+// What outlives the scope and does not fit the budget together moves to ordinary memory: nothing is
+// lost, and the pool still keeps its bound. The engine's lock is held.
+bool Scope::spill() {
+  StorageTable& storages = session_.storages();
+  Bytes moved = 0;
+  for (auto& storage : outliving_) {
+    if (const Block* block = storages.block_of(storage.get())) {
+      at::DataPtr copy = c10::GetDefaultCPUAllocator()->allocate(storage->nbytes());
+      std::memcpy(copy.get(), storages.data_of(*block), storage->nbytes());
+      pointer_of(storage.get()) = std::move(copy);
+      moved += static_cast<Bytes>(storage->nbytes());
+    }
+    storages.bury(std::move(storage));
+  }
+  outliving_.clear();
+  spilled_ += moved;
+  return moved > 0;
+}
+
+}  // namespace dtr

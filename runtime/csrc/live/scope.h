@@ -1,0 +1,61 @@
+// The life of a scope: which session the operators and allocations of this process belong to, who
+// has joined it, and what becomes of its tensors when it ends or the process forks.
+//
+// There is one at a time. When a scope ends, whatever the program holds becomes an ordinary tensor.
+// If that does not fit the budget, the content moves to ordinary memory. If even that fails, the
+// scope lingers: it stays the active one, and records nothing, until its last tensor has died.
+
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+
+#include <atomic>
+#include <vector>
+
+#include "dtr_alloc/csrc/arena.h"
+
+namespace dtr {
+
+class Session;
+
+class Scope {
+ public:
+  explicit Scope(Session& session) : session_(session) {}
+  ~Scope();
+
+  static Session* active() { return active_.load(std::memory_order_acquire); }  // Or null.
+
+  void claim();  // Becomes the active one. Throws std::runtime_error where another scope is.
+  void enter();  // The same, and the operators of this thread are the scope's.
+  void join();   // The operators of this thread too. Not while a trace is recorded.
+  void part();
+  Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
+  void commit();
+  void commit_before_fork();
+  void abandon_in_child();  // After fork: the parent's scope is not the child's.
+
+  static void record_this_thread(bool on);  // Whether its operators are the active scope's.
+  static bool records_this_thread();
+
+  int joined() const { return joined_; }  // Threads.
+  bool leaving() const { return leaving_; }
+  bool forked() const { return forked_; }
+  // A storage that the commit that ends the scope has made ordinary.
+  void outlives(c10::StorageImpl* storage) {
+    outliving_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  }
+
+ private:
+  void linger();
+  bool spill();
+
+  static inline std::atomic<Session*> active_{nullptr};
+
+  Session& session_;
+  int joined_ = 0;
+  bool lingering_ = false, leaving_ = false, forked_ = false;
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> outliving_;
+  Bytes spilled_ = 0;
+};
+
+}  // namespace dtr

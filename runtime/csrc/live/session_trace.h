@@ -1,0 +1,69 @@
+// The traces of a session: which storages an operator has for arguments and results
+// (trace_recorder.h), who asked for the recording, and when it ends.
+//
+// Besides the traces that the user asks for, the first steps of every scope are recorded, and kept
+// for an error that is to say which budget would do (runtime/advice.py). That watch ends after some
+// steps or operators, so a long run pays nothing for it. Where nothing is recorded by recipes
+// (measure), the operators, their results and what is made of what say what a scope with a budget
+// could recompute. A constant that is written then counts as one whose dependents stay; a scope
+// with a budget may give them a copy instead.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/csrc/live/trace_recorder.h"
+
+namespace dtr {
+
+struct Call;
+class StorageTable;
+
+class SessionTrace {
+ public:
+  enum class Watch { kOff, kOn, kOver, kThreads, kLong, kTraced };
+  // Of optimizers: a generator may have one for several of its critic's.
+  static constexpr std::int64_t kWatchedSteps = 12;
+
+  // `recipes`: whether the session records any.
+  explicit SessionTrace(bool recipes) : recipes_(recipes) {}
+
+  TraceRecorder* recorder() const { return recorder_; }  // Null while nothing is recorded.
+
+  void start();  // Throws std::runtime_error where a trace is being recorded.
+  TraceRecorder::Records take();
+
+  void watch();
+  void end_watch(Watch why);
+  struct Seen {
+    TraceRecorder::Records records;
+    std::int64_t steps;  // Of optimizers.
+    Watch watch;         // What ended it.
+  };
+  Seen seen() const;
+  void stepped();
+
+  // Around a run of an operator, in the thread that runs it.
+  void begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder);
+  void end(const Call& call, const StorageTable& storages, TraceRecorder& recorder, Nanos cost,
+           const torch::jit::Stack& stack);
+
+ private:
+  void record_from_now();
+  bool would_track(const Call& call, const StorageTable& storages,
+                   const c10::TensorImpl& tensor) const;
+  bool would_record(const Call& call, const StorageTable& storages, TraceRecorder& recorder) const;
+
+  const bool recipes_;
+  std::atomic<TraceRecorder*> recorder_{nullptr};
+  std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
+  TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
+  std::atomic<Watch> watch_{Watch::kOff};
+  TraceRecorder* watched_ = nullptr;
+  std::int64_t watched_steps_ = 0;
+};
+
+}  // namespace dtr

@@ -1,0 +1,153 @@
+#include "runtime/csrc/live/storage_table.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "runtime/csrc/live/hold.h"
+#include "runtime/csrc/live/in_operator.h"
+#include "runtime/csrc/live/locks.h"
+
+namespace dtr {
+namespace {
+
+// The text of raw access to an evicted tensor. It is copied at every eviction, hence short.
+const char kEvictedText[] =
+    "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back; a thread other than the "
+    "scope's joins it by dtr_alloc.join_scope(), or gets tensors after dtr_alloc.pin(tensor)";
+
+}  // namespace
+
+bool StorageTable::tracked(const c10::StorageImpl* storage) {
+  return pointer_of(storage).get_deleter() == &storage_died;
+}
+
+Value* StorageTable::value_of(const c10::StorageImpl* storage) {
+  return tracked(storage) ? static_cast<Value*>(pointer_of(storage).get_context()) : nullptr;
+}
+
+Value* StorageTable::value_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->has_storage()) return nullptr;
+  const c10::StorageImpl* storage = storage_of(*tensor.unsafeGetTensorImpl());
+  return storage ? value_of(storage) : nullptr;
+}
+
+Block* StorageTable::block_of(const c10::StorageImpl* storage) const {
+  const at::DataPtr& pointer = pointer_of(storage);
+  if (pointer.get_deleter() != device_.deleter) return nullptr;
+  return Pool::owner_of(pointer.get()) == &pool_ ? pool_.find(pointer.get()) : nullptr;
+}
+
+void* StorageTable::data_of(const Value& value) const {
+  return value.constant() ? pointer_of(constant_storage(value)).get()
+                          : pool_.data(dtr::block_of(value));
+}
+
+const void* StorageTable::key_of(const c10::StorageImpl* storage) const {
+  if (tracked(storage)) return storage;
+  const Block* block = block_of(storage);
+  return block ? data_of(*block) : static_cast<const void*>(storage);
+}
+
+c10::StorageImpl* StorageTable::home_of(Value& value) {
+  if (!value.home) return nullptr;
+  auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(home_storage(value));
+  c10::intrusive_ptr<c10::StorageImpl> home = weak.lock();
+  weak.release();
+  if (home) {
+    bury(home);  // Ours may be the last reference by the time it goes.
+    return home.get();
+  }
+  engine_.keep_until_died(value);
+  forget_home(value);
+  return nullptr;
+}
+
+void StorageTable::forget_home(Value& value) {
+  engine_.used(value);
+  if (TraceRecorder* recorder = trace_.recorder()) recorder->died(value.home);
+  c10::raw::weak_intrusive_ptr::decref(home_storage(value));
+  engine_.dropped(value);
+}
+
+void StorageTable::attach(c10::StorageImpl* storage, Value& value, Block* block) {
+  if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  pointer = at::DataPtr(pool_.data(block), &value, &storage_died, device_.device);
+  block->owner = &value;
+  dtr::arm(storage, &raw_access);
+  if (TraceRecorder* recorder = trace_.recorder()) {
+    recorder->rekey(pool_.data(block), storage);
+    value.name = recorder->name_of(storage);
+  }
+}
+
+void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  c10::raw::weak_intrusive_ptr::decref(storage);
+  pointer = device_.ordinary(pool_.data(block));
+  block->owner = nullptr;
+  disarm(storage);
+  // From now on no operator tells the pool who reads it (Session::follow_stream).
+  if (pool_.many_streams()) pool_.record_every_stream(block);
+  if (TraceRecorder* recorder = trace_.recorder()) recorder->rekey(storage, pool_.data(block));
+}
+
+void StorageTable::empty(c10::StorageImpl* storage, Value& value) {
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  pointer = at::DataPtr(nullptr, &value, &storage_died, device_.device);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvictedText);
+}
+
+void StorageTable::arm(const Value& value) {
+  if (value.producer && value.home) dtr::arm(home_storage(value), &raw_access);
+}
+
+void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
+  engine_.used(value);
+  if (TraceRecorder* recorder = trace_.recorder()) recorder->froze(&storage);
+  detach(&storage, dtr::block_of(value));
+  engine_.superseded(value);
+}
+
+void StorageTable::free(Block* block) {
+  block->owner = nullptr;
+  pool_.free(block);
+}
+
+void StorageTable::abandon_content(Value& value) {
+  Block* block = dtr::block_of(value);
+  c10::StorageImpl* storage = home_of(value);
+  storage ? detach(storage, block) : free(block);
+}
+
+void StorageTable::bury_with_lock_open(Lock& lock) {
+  if (dead_.empty()) return;
+  auto dead = take_dead();
+  Unlocked open(lock);
+  dead.clear();
+}
+
+void StorageTable::storage_died(void* context) {
+  Session* session = Session::active();
+  if (!session) return;  // A forked child: the record is the parent's.
+  Session::Guard guard(*session);
+  Value& value = *static_cast<Value*>(context);
+  if (value.dying) return session->engine().died(value);
+  Session::Hold::died(value);
+  session->storages().forget_home(value);
+}
+
+void StorageTable::raw_access(c10::StorageImpl* storage) {
+  Session* session = Session::active();
+  if (!session || InOperator::state.depth || Session::Reading::depth) return;
+  Session::Guard guard(*session);
+  Value* value = value_of(storage);
+  if (!value || !value->resident() || Session::Hold::covers(value)) return;
+  value->locks ? session->engine().freeze(*value) : session->storages().let_write(*value, *storage);
+}
+
+}  // namespace dtr

@@ -1,0 +1,98 @@
+// Which storage holds which value.
+//
+// A tracked storage carries its Value in its DataPtr (context = Value, deleter = storage_died),
+// resident or evicted, so storage and value find each other without a table, and the death of the
+// storage is the deleter's call. An evicted storage has a null pointer and refuses raw access with
+// a text that says what to do. Storages that we do not track are constants (constants.h).
+//
+// A storage may die in any thread, Python's collector's included, while another thread evicts it.
+// So a tracked storage is held weakly. Torch then calls the deleter while the object is still
+// whole, and the deleter waits for the engine's lock. Until the deleter has the lock, the pointer
+// that it was called through belongs to it: home_of() is the only way to a value's storage
+// (DESIGN.md, rule 9).
+//
+// The engine's lock is held in all calls but those that are static or const.
+
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/live/device.h"
+#include "runtime/csrc/live/session_trace.h"
+#include "runtime/csrc/live/storage_access.h"
+
+namespace dtr {
+
+// What a live Value's `home` and `data` point at. `home` is a weak pointer while the value is
+// tracked, and a strong one of a constant. Of a constant, `data` is its storage too.
+inline c10::StorageImpl* home_storage(const Value& value) {
+  return static_cast<c10::StorageImpl*>(value.home);
+}
+inline c10::StorageImpl* constant_storage(const Value& value) {
+  return static_cast<c10::StorageImpl*>(value.data);
+}
+inline Block* block_of(const Value& value) { return static_cast<Block*>(value.data); }
+
+inline at::DataPtr& pointer_of(const c10::StorageImpl* storage) {
+  return const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+}
+inline c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
+  return tensor.unsafe_storage().unsafeGetStorageImpl();
+}
+
+class StorageTable {
+ public:
+  using Dead = c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8>;
+
+  StorageTable(Engine& engine, Pool& pool, const SessionDevice& device, SessionTrace& trace)
+      : engine_(engine), pool_(pool), device_(device), trace_(trace) {}
+
+  // Needs no lock: of a tracked storage, evicted or not, the deleter stays as it is.
+  static bool tracked(const c10::StorageImpl* storage);
+  static Value* value_of(const c10::StorageImpl* storage);  // Null of one that is not tracked.
+  static Value* value_of(const at::Tensor& tensor);
+  // The block of an ordinary storage that lies in this session's pool, else null.
+  Block* block_of(const c10::StorageImpl* storage) const;
+  void* data_of(const Block& block) const { return pool_.data(&block); }
+  void* data_of(const Value& value) const;                    // Resident; a constant's too.
+  const void* key_of(const c10::StorageImpl* storage) const;  // Of a trace (trace_recorder.h).
+  const SessionDevice& device() const { return device_; }
+
+  // The storage of a value, alive until the lock is next opened. Null where the program has let it
+  // go: its deleter may be waiting for the lock in another thread, and what the deleter would do
+  // is done at once.
+  c10::StorageImpl* home_of(Value& value);
+  void forget_home(Value& value);
+
+  void attach(c10::StorageImpl* storage, Value& value, Block* block);  // Tracked from now on.
+  void detach(c10::StorageImpl* storage, Block* block);                // Ordinary from now on.
+  void empty(c10::StorageImpl* storage, Value& value);  // Tracked, and evicted from now on.
+  // Tells of raw access again, if the value is one that the program holds.
+  void arm(const Value& value);
+  // The program may write a storage from now on without telling: it is an ordinary one. Its value
+  // stays for the recipes that read it, without memory.
+  void let_write(Value& value, c10::StorageImpl& storage);
+  void free(Block* block);
+  // The operator that wrote a value's storage leaves it ordinary: what is there is no recipe's.
+  void abandon_content(Value& value);
+
+  // Storages that must not die under the lock: they do once it is open.
+  void bury(c10::intrusive_ptr<c10::StorageImpl> storage) { dead_.push_back(std::move(storage)); }
+  Dead take_dead() { return std::exchange(dead_, Dead()); }
+  void bury_with_lock_open(Lock& lock);
+
+ private:
+  static void storage_died(void* value);      // Deleter of tracked storages.
+  static void raw_access(c10::StorageImpl*);  // A mutable pointer is about to leave torch.
+
+  Engine& engine_;
+  Pool& pool_;
+  const SessionDevice& device_;
+  SessionTrace& trace_;
+  Dead dead_;
+};
+
+}  // namespace dtr

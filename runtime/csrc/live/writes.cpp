@@ -1,0 +1,96 @@
+// What an operator asks for that writes: where a recipe has read the old content of a storage, that
+// content must last.
+//
+// A tracked storage gets a new value, and the old one lives on for its readers, without memory. A
+// constant is written where it lies, so its readers get a copy or are computed first (constants.h).
+
+#include <algorithm>
+
+#include "runtime/csrc/live/locks.h"
+#include "runtime/csrc/live/session.h"
+
+namespace dtr {
+namespace {
+
+// Whether two arguments lie over one memory through two storages. A replay could not lay them so.
+bool share_memory(const TensorArguments& arguments) {
+  c10::SmallVector<std::pair<std::uintptr_t, c10::StorageImpl*>, 8> begins;
+  for (const TensorArgument& argument : arguments) {
+    void* data = pointer_of(argument.storage).get();
+    begins.emplace_back(reinterpret_cast<std::uintptr_t>(data), argument.storage);
+  }
+  std::sort(begins.begin(), begins.end());
+  std::uintptr_t end = 0;
+  c10::StorageImpl* last = nullptr;
+  for (auto [begin, storage] : begins) {
+    if (storage != last && begin < end) return true;
+    end = std::max(end, begin + storage->nbytes());
+    last = storage;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Session::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
+  bool versions = false, constants = false;
+  for (TensorArgument& argument : call.arguments) {
+    if (!argument.written) continue;
+    Value* value = argument.value;
+    if (value && call.info.fresh) {
+      // Statistics that an operator keeps beside its results never get a chain of recipes: each
+      // would hold on to a batch.
+      if (value->producer && value->home && value->resident()) engine_.freeze(*value);
+      argument.value = nullptr;
+      engaged.release(*value);
+    } else if (value) {
+      disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
+      versions = true;
+    }
+    constants |= !argument.value && !argument.scratch;
+  }
+  call.recording &= call.info.fresh || versions;  // Some result is worth recording.
+  if (constants && call.recording) copy_written_constants(call, engaged, lock);
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const TensorArgument& argument = call.arguments[i];
+    const bool copied = !call.sources.empty() && call.sources[i];
+    if (argument.written && !argument.value && !copied) {
+      constants_.keep_content(argument.storage, lock);
+    }
+  }
+}
+
+// The recipe of an operator that writes a constant must read what was there before: a copy, which
+// only a small one is worth. record() gives the locks of the copies back.
+void Session::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
+  for (const TensorArgument& argument : call.arguments) {
+    const bool constant = argument.written && !argument.value && !argument.scratch;
+    call.recording &= !constant || static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
+  }
+  call.recording = call.recording && !share_memory(call.arguments);
+  if (!call.recording) return;
+  call.sources.resize(call.arguments.size(), nullptr);
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const TensorArgument& argument = call.arguments[i];
+    if (!argument.written || argument.value || argument.scratch || call.sources[i]) continue;
+    Value& constant = constants_.of(argument.storage);
+    engaged.hold(constant);
+    constants_.give_copy(constant, lock);
+    constants_.keep_content(argument.storage, lock);  // What lies over the same memory.
+    // The recipe reads the old content through every argument over this storage.
+    for (std::size_t j = 0; j < call.arguments.size(); ++j) {
+      if (call.arguments[j].storage != argument.storage) continue;
+      if (j != i) engaged.hold(constant);
+      call.sources[j] = &constant;
+    }
+  }
+}
+
+// A buffer that is written over and over (a parameter that the program updates by hand) would keep
+// a recipe for each write, and all that these read.
+bool Session::long_written(Value& value) {
+  if (value.version >= kLongestWriteChain) return true;
+  return value.version > 0 && engine_.outweighed(value, 1);
+}
+
+}  // namespace dtr

@@ -1,0 +1,78 @@
+// Who is evicted: everything that chooses a victim is here.
+//
+//   all      The row of least score. Exact, and n scores a choice.
+//   sample   The least of about sqrt(n) rows, where looking at all would take too long (paper,
+//            appendix E.2).
+//   random   Any row, for comparison (paper, appendix C.1).
+//   waiting  The least among values that only waiting recomputations hold: a last resort.
+//   window   A run of neighbours in memory whose eviction leaves one hole (window.h).
+//
+// `choose` follows Heuristic::selection. The engine asks for the other two by name. Scores come
+// from the columns (columns.h), which are brought up to date here before they are read: the cost
+// of the evicted neighbourhood and the free bytes beside a block change with other values' fates.
+//
+// To add a way of choosing: a name in Selection (score.h), a method here, a case in `choose`, its
+// name in heuristic.py, and a paragraph in docs/scoring.md.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/csrc/graph/executor.h"
+#include "runtime/csrc/policy/columns.h"
+#include "runtime/csrc/policy/device_scorer.h"
+#include "runtime/csrc/policy/neighbourhood.h"
+#include "runtime/csrc/policy/scorer.h"
+#include "runtime/csrc/policy/window.h"
+
+namespace dtr {
+
+class Selector {
+ public:
+  Selector(const Heuristic& heuristic, ScoreColumns& columns, Neighbourhood& neighbourhood,
+           const Executor& executor)
+      : heuristic_(heuristic),
+        columns_(columns),
+        neighbourhood_(neighbourhood),
+        executor_(executor),
+        scorer_(heuristic) {}
+
+  // Before the first value: candidates lie where the device sees them, and it may score them.
+  void score_on(std::unique_ptr<DeviceScorer> device);
+  const DeviceScorer* device() const { return device_.get(); }  // Null without.
+
+  // By the heuristic's selection; null where nothing may be evicted. `clock` is the engine's.
+  Value* choose(Nanos clock);
+  Value* choose_waiting(Nanos clock);
+  Window cheapest_window(const Pool& pool, Bytes bytes, Nanos clock) {
+    return dtr::cheapest_window({pool, columns_, neighbourhood_, heuristic_, clock}, bytes);
+  }
+
+  std::int64_t evaluations() const { return evaluations_; }  // Scores computed.
+
+ private:
+  std::size_t draw(std::size_t rows);
+  Value* choose_among_all(Nanos clock);
+  Value* choose_from_sample(Nanos clock);
+  Value* choose_at_random();
+  bool all_are_affordable(Nanos clock) const;
+  void consider(Least& least, std::size_t row, Nanos clock);
+  void refresh(std::size_t row);
+  bool sees_right(const Value& value) const;
+  void look_beside(std::size_t row);
+  void look_beside_all();
+
+  const Heuristic heuristic_;
+  ScoreColumns& columns_;
+  Neighbourhood& neighbourhood_;
+  const Executor& executor_;
+  Scorer scorer_;
+  std::unique_ptr<DeviceScorer> device_;
+  std::vector<Pool::Beside> holes_;
+  std::int64_t evaluations_ = 0;
+  std::uint64_t random_ = 0x9e3779b97f4a7c15 ^ heuristic_.seed;
+};
+
+}  // namespace dtr
