@@ -21,7 +21,6 @@ CPP = sorted([*ROOT.glob("dtr_alloc/csrc/**/*.cpp"), *ROOT.glob("runtime/csrc/**
 MAKERS = {"warn", "fail", "_refuse", "ClickException", "BadParameter", "UsageError"}
 # Ours by the instruments of tests, which no user has.
 INSTRUMENTS = {
-    "runtime/csrc/simulator/dry_run.cpp",
     "runtime/csrc/bindings/bind_heuristic.cpp",
     "runtime/csrc/simulator/paper_simulation.cpp",
 }

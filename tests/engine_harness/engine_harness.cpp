@@ -1,4 +1,4 @@
-#include "runtime/csrc/simulator/dry_run.h"
+#include "tests/engine_harness/engine_harness.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,31 +13,31 @@
 
 namespace dtr {
 
-struct DryRun::Content {
+struct EngineHarness::Content {
   Block* block;
   std::uint64_t number;
   int references = 1;
   Holder* reader = nullptr;  // The holder whose constant Value reads this.
 };
 
-struct DryRun::Holder {
+struct EngineHarness::Holder {
   Id id;
   Value* value = nullptr;      // Tracked, or a constant that recipes read.
   Content* content = nullptr;  // Of an ordinary storage; null while tracked.
 };
 
-struct DryRun::Payload {
+struct EngineHarness::Payload {
   std::uint64_t name;
 };
 
-DryRun::DryRun(Bytes budget, const Heuristic& heuristic, const std::string& image)
+EngineHarness::EngineHarness(Bytes budget, const Heuristic& heuristic, const std::string& image)
     : pool_(Pool::create(make_virtual_arena(round_to_granule(budget)), budget)),
       engine_(*this, heuristic) {
   if (image.empty()) return;
   engine_.score_on(std::make_unique<DeviceScorer>(0, image, heuristic, ScorerPlace::kDevice));
 }
 
-DryRun::~DryRun() {
+EngineHarness::~EngineHarness() {
   Lock lock(engine_.mutex());
   while (!holders_.empty()) {
     Id id = holders_.begin()->first;
@@ -47,14 +47,15 @@ DryRun::~DryRun() {
   }
 }
 
-std::uint64_t DryRun::content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,
-                                 std::uint64_t result) {
+std::uint64_t EngineHarness::content_of(std::uint64_t name,
+                                        const std::vector<std::uint64_t>& inputs,
+                                        std::uint64_t result) {
   std::uint64_t number = name * 0x9e3779b97f4a7c15 + result;
   for (std::uint64_t input : inputs) number = (number ^ input) * 0x100000001b3 + 1;
   return number;
 }
 
-DryRun::Holder& DryRun::holder(Id id) const {
+EngineHarness::Holder& EngineHarness::holder(Id id) const {
   auto found = holders_.find(id);
   if (found == holders_.end()) {
     throw std::invalid_argument("no storage has the id " + std::to_string(id));
@@ -62,20 +63,20 @@ DryRun::Holder& DryRun::holder(Id id) const {
   return *found->second;
 }
 
-DryRun::Content* DryRun::make(Bytes size, std::uint64_t number) {
+EngineHarness::Content* EngineHarness::make(Bytes size, std::uint64_t number) {
   while (true) {
     if (Block* block = pool_->allocate(size, Fit::kRemap)) return new Content{block, number};
     if (!engine_.evict_one()) throw std::bad_alloc();
   }
 }
 
-void DryRun::unreference(Content* content) {
+void EngineHarness::unreference(Content* content) {
   if (--content->references) return;
   pool_->free(content->block);
   delete content;
 }
 
-Value& DryRun::value_of(Holder& holder) {
+Value& EngineHarness::value_of(Holder& holder) {
   if (!holder.value) {
     holder.value = &engine_.constant(holder.content->block->size, holder.content, holder.content);
     holder.content->reader = &holder;
@@ -84,11 +85,11 @@ Value& DryRun::value_of(Holder& holder) {
   return *holder.value;
 }
 
-void DryRun::require(Value& value, Lock& lock) {
+void EngineHarness::require(Value& value, Lock& lock) {
   if (!value.resident()) engine_.materialize(value, lock);
 }
 
-DryRun::Id DryRun::constant(Bytes size, std::uint64_t content) {
+EngineHarness::Id EngineHarness::constant(Bytes size, std::uint64_t content) {
   Lock lock(engine_.mutex());
   Content* made = make(size, content);
   auto holder = std::make_unique<Holder>(Holder{next_, nullptr, made});
@@ -96,9 +97,10 @@ DryRun::Id DryRun::constant(Bytes size, std::uint64_t content) {
   return next_++;
 }
 
-std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
-                                     const std::vector<std::uint32_t>& written,
-                                     const std::vector<Bytes>& results) {
+std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cost,
+                                                   const std::vector<Id>& inputs,
+                                                   const std::vector<std::uint32_t>& written,
+                                                   const std::vector<Bytes>& results) {
   Lock lock(engine_.mutex());
   std::unordered_set<Id> storages;
   for (std::uint32_t position : written) {
@@ -179,7 +181,7 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
   }
 }
 
-void DryRun::drop(Id id) {
+void EngineHarness::drop(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (held.content) {
@@ -191,7 +193,7 @@ void DryRun::drop(Id id) {
   holders_.erase(id);
 }
 
-std::uint64_t DryRun::read(Id id) {
+std::uint64_t EngineHarness::read(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (held.content) return held.content->number;
@@ -209,7 +211,7 @@ std::uint64_t DryRun::read(Id id) {
   return number;
 }
 
-bool DryRun::evict(Id id) {
+bool EngineHarness::evict(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (held.content || !held.value->resident()) return false;
@@ -217,30 +219,30 @@ bool DryRun::evict(Id id) {
   return true;
 }
 
-void DryRun::freeze(Id id) {
+void EngineHarness::freeze(Id id) {
   read(id);
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (!held.content) engine_.freeze(*held.value);
 }
 
-void DryRun::cut_history(Id id) {
+void EngineHarness::cut_history(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (!held.content && engine_.outweighed(*held.value)) engine_.freeze(*held.value);
 }
 
-void DryRun::commit() {
+void EngineHarness::commit() {
   Lock lock(engine_.mutex());
   engine_.commit(lock, [] { return false; });
 }
 
-bool DryRun::resident(Id id) const {
+bool EngineHarness::resident(Id id) const {
   const Holder& held = holder(id);
   return held.content || held.value->resident();
 }
 
-std::vector<Bytes> DryRun::window(Bytes bytes) {
+std::vector<Bytes> EngineHarness::window(Bytes bytes) {
   Lock lock(engine_.mutex());
   std::vector<Bytes> offsets;
   for (const Value* value : cheapest_window(*pool_, engine_, bytes).values) {
@@ -249,7 +251,7 @@ std::vector<Bytes> DryRun::window(Bytes bytes) {
   return offsets;
 }
 
-Nanos DryRun::time_window(Bytes bytes, int times) {
+Nanos EngineHarness::time_window(Bytes bytes, int times) {
   Lock lock(engine_.mutex());
   Nanos least = std::numeric_limits<Nanos>::max();
   for (int i = 0; i < times; ++i) {
@@ -261,14 +263,14 @@ Nanos DryRun::time_window(Bytes bytes, int times) {
   return least;
 }
 
-std::vector<DryRun::Id> DryRun::take_evicted() { return std::exchange(evicted_, {}); }
+std::vector<EngineHarness::Id> EngineHarness::take_evicted() { return std::exchange(evicted_, {}); }
 
-void DryRun::check() const {
+void EngineHarness::check() const {
   pool_->check();
   engine_.check();
 }
 
-std::vector<std::uint64_t> DryRun::results_of(Op& op) const {
+std::vector<std::uint64_t> EngineHarness::results_of(Op& op) const {
   const Payload& payload = *static_cast<const Payload*>(op.payload());
   std::vector<std::uint64_t> inputs, results;
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
@@ -282,7 +284,7 @@ std::vector<std::uint64_t> DryRun::results_of(Op& op) const {
 
 // What is missing is settled first: making room for one result may evict another, which then stays
 // gone.
-void DryRun::run(Op& op, Lock&) {
+void EngineHarness::run(Op& op, Lock&) {
   std::vector<std::uint64_t> numbers = results_of(op);
   std::vector<std::pair<Value*, Content*>> made;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
@@ -303,13 +305,13 @@ void DryRun::run(Op& op, Lock&) {
   }
 }
 
-void DryRun::release(Value& value, Loss) {
+void EngineHarness::release(Value& value, Loss) {
   auto* home = static_cast<Holder*>(value.home);
   evicted_.push_back(home ? home->id : -1);
   unreference(static_cast<Content*>(value.data));
 }
 
-void DryRun::settle(Value& value) {
+void EngineHarness::settle(Value& value) {
   auto* home = static_cast<Holder*>(value.home);
   auto* content = static_cast<Content*>(value.data);
   home->content = content;  // One reference for the holder, one for the constant.
@@ -319,16 +321,16 @@ void DryRun::settle(Value& value) {
   value.home = content;
 }
 
-std::pair<Bytes, Bytes> DryRun::free_neighbours(const Value& value) const {
+std::pair<Bytes, Bytes> EngineHarness::free_neighbours(const Value& value) const {
   return pool_->free_neighbours(static_cast<Content*>(value.data)->block);
 }
 
-void DryRun::forget(Value& value) {
+void EngineHarness::forget(Value& value) {
   auto* content = static_cast<Content*>(value.data);
   if (content->reader && content->reader->value == &value) content->reader->value = nullptr;
   unreference(content);
 }
 
-void DryRun::forget(Op& op) { static_cast<Payload*>(op.payload())->~Payload(); }
+void EngineHarness::forget(Op& op) { static_cast<Payload*>(op.payload())->~Payload(); }
 
 }  // namespace dtr
