@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.engine_harness.harness import EngineHarness as EngineHarness
+    from tests.engine_harness.harness import ScoreColumns as ScoreColumns
 else:
     path = Path(__file__).parents[1] / "tests/engine_harness/build.py"
     spec = importlib.util.spec_from_file_location("build_engine_harness", path)

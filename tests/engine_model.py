@@ -2,9 +2,9 @@
 
 Made from the paper (section 3, section 4.1, appendix C.2) and from the rules in `engine.h`,
 `neighbourhood.h`, `score.h` and `engine_harness.h`. The memory is the pool's own model, so
-fragmentation forces the same evictions. Orders that decide something are modelled too: which value became
-evictable last (it goes first among equal scores), and that of the readers (newest first). Only
-selection "single" is modelled.
+fragmentation forces the same evictions. Orders that decide something are modelled too: which value
+became evictable last (it goes first among equal scores), and that of the readers (newest first).
+Only selection "single" is modelled.
 """
 
 from collections.abc import Callable, Sequence

@@ -18,12 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtr_alloc import _core
 from dtr_alloc.kernels import ahead, reference
 from dtr_alloc.kernels.columns import Columns, Settings
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, native_scorer
 from dtr_alloc.runtime.session import rematerialize
-from tests.engine_harness.harness import EngineHarness
+from tests.engine_harness.harness import EngineHarness, crossover, never
 from tests.fake_cuda.driver import SCORER_CALLS, FakeCuda
 from tests.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
 
@@ -234,15 +233,15 @@ def test_few_candidates_are_never_the_devices(cuda: FakeCuda) -> None:
 def test_a_device_pays_from_where_the_hosts_time_has_caught_up() -> None:
     # 20 us to begin with and 0.1 ns a row; the host takes 1.1 ns.
     few, many = 20e-6 + 1_000e-10, 20e-6 + 100_000e-10
-    assert _core.crossover(1.1e-9, 1_000, few, 100_000, many) == pytest.approx(20_000, abs=1)
+    assert crossover(1.1e-9, 1_000, few, 100_000, many) == pytest.approx(20_000, abs=1)
 
 
 def test_a_device_that_takes_longer_for_each_row_never_pays() -> None:
-    assert _core.crossover(1e-9, 1_000, 1e-6, 100_000, 200e-6) == _core.never
+    assert crossover(1e-9, 1_000, 1e-6, 100_000, 200e-6) == never
 
 
 def test_a_device_that_takes_no_time_always_pays() -> None:
-    assert _core.crossover(1e-9, 1_000, 0, 100_000, 0) == 0
+    assert crossover(1e-9, 1_000, 0, 100_000, 0) == 0
 
 
 @pytest.mark.parametrize("call", SCORER_CALLS)

@@ -8,6 +8,10 @@
 
 namespace py = pybind11;
 
+namespace dtr {
+void bind_score_columns(py::module_& m);
+}
+
 PYBIND11_MODULE(_engine_harness, m) {
   using namespace dtr;
   py::module_::import("dtr_alloc._core");
@@ -47,4 +51,6 @@ PYBIND11_MODULE(_engine_harness, m) {
       .def("take_evicted", &EngineHarness::take_evicted)
       .def("check", &EngineHarness::check)
       .def_static("content_of", &EngineHarness::content_of);
+
+  bind_score_columns(m);
 }

@@ -1,3 +1,6 @@
+import numpy as np
+import numpy.typing as npt
+
 from dtr_alloc._core import Heuristic
 
 class EngineStats:
@@ -37,3 +40,31 @@ class EngineHarness:
     def check(self) -> None: ...
     @staticmethod
     def content_of(name: int, inputs: list[int], result: int) -> int: ...
+
+class ScoreColumns:
+    def __init__(
+        self,
+        *,
+        size: npt.NDArray[np.int64],
+        free_left: npt.NDArray[np.int64],
+        free_right: npt.NDArray[np.int64],
+        last_access: npt.NDArray[np.int64],
+        cost: npt.NDArray[np.int64],
+        neighbourhood: npt.NDArray[np.int64],
+        recomputes: npt.NDArray[np.int32],
+        evictable: npt.NDArray[np.uint8],
+        order: npt.NDArray[np.uint64],
+    ) -> None: ...
+    def scores(self, heuristic: Heuristic, clock: int) -> npt.NDArray[np.float64]: ...
+    def time_choices(
+        self, heuristic: Heuristic, clock: int, times: int, by_row: bool, image: str = ""
+    ) -> float: ...
+    def victims(
+        self, heuristic: Heuristic, clock: int, bytes: int, image: str = ""
+    ) -> npt.NDArray[np.int64]: ...
+
+def crossover(
+    host_row: float, few: int, device_few: float, many: int, device_many: float
+) -> int: ...
+
+never: int
