@@ -1,8 +1,11 @@
 """The engine: any program reads what it wrote, every decision is the model's; then case by case."""
 
 import random
+import re
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from tests.engine_harness.build import build_program
 from tests.engine_harness.harness import EngineHarness
 from tests.engine_model import Model, content_of
 
@@ -997,6 +1001,13 @@ def test_an_id_that_is_gone_is_named(act: Callable[[Any, int], object]) -> None:
         act(run, gone)
     assert (run.stats().values, run.live_bytes) == (0, BLOCK)
     run.check()
+
+
+def test_a_call_that_lacks_memory_of_the_host_leaves_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "failing_allocations"
+    build_program(Path(__file__).with_name("failing_allocations.cpp"), program)
+    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    assert re.fullmatch(r"[1-9]\d* allocations failed\n", told)
 
 
 def test_the_content_of_a_result_depends_on_all_that_made_it() -> None:

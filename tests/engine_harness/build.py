@@ -12,7 +12,9 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -60,21 +62,42 @@ def _compile(source: Path) -> Path:
     return target
 
 
-def build() -> Path:
-    """The path of the module. One process at a time builds; another that comes meanwhile waits."""
+def _objects(of: Iterable[Path]) -> list[Path]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(_compile, of))
+
+
+def _link(objects: list[Path], target: Path, *flags: str) -> None:
+    _run([*COMPILER, *flags, *map(str, objects), "-ldl", "-pthread", "-o", str(target)])
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One process at a time builds; another that comes meanwhile waits."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(_compile, sources()))
-        library = FOLDER / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        yield
+
+
+def build() -> Path:
+    """The path of the module."""
+    library = FOLDER / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    with _alone():
+        objects = _objects(sources())
         newest = max(file.stat().st_mtime for file in objects)
         if not library.exists() or library.stat().st_mtime <= newest:
-            linked = FOLDER / "linked"  # Another process may have the old one loaded.
-            words = ["-shared", *map(str, objects), "-ldl", "-pthread", "-o", str(linked)]
-            _run([*COMPILER, *words])
+            linked = library.with_suffix(".new")  # Another process may have the old one loaded.
+            _link(objects, linked, "-shared")
             linked.replace(library)
     return library
+
+
+def build_program(source: Path, program: Path) -> None:
+    """A program in C++ that uses the harness: `source`, and all that needs no Python."""
+    with _alone():
+        plain = (file for file in sources() if "pybind11" not in file.read_text())
+        _link(_objects([source, *plain]), program)
 
 
 def load() -> ModuleType:

@@ -64,10 +64,11 @@ EngineHarness::Holder& EngineHarness::holder(Id id) const {
 }
 
 EngineHarness::Content* EngineHarness::make(Bytes size, std::uint64_t number) {
-  while (true) {
-    if (Block* block = pool_->allocate(size, Fit::kRemap)) return new Content{block, number};
+  auto content = std::make_unique<Content>(Content{nullptr, number});
+  while (!(content->block = pool_->allocate(size, Fit::kRemap))) {
     if (!engine_.evict_one()) throw std::bad_alloc();
   }
+  return content.release();
 }
 
 void EngineHarness::unreference(Content* content) {
@@ -108,8 +109,11 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
       throw std::invalid_argument("a call writes the same storage twice");
     }
   }
-  std::vector<Value*> locked;
+  std::vector<Value*> locked, old;
   std::vector<Content*> made;
+  std::vector<Id> ids;
+  locked.reserve(inputs.size()), old.reserve(written.size());
+  made.reserve(results.size()), ids.reserve(results.size());
   Op* op = nullptr;
   try {
     for (Id id : inputs) {
@@ -130,30 +134,42 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
       }
     }
     for (Bytes size : results) made.push_back(make(size, 0));
+    for (Content* content : made) {
+      holders_.emplace(next_, std::make_unique<Holder>(Holder{next_, nullptr, content}));
+      ids.push_back(next_++);
+    }
 
     std::vector<std::uint64_t> contents;
     for (Value* value : locked) contents.push_back(static_cast<Content*>(value->data)->number);
     bool writes_constant = !written.empty() && !versions;
     bool record = !writes_constant && (versions || !results.empty());
     for (std::uint32_t position : written) record &= !locked[position]->constant();
-    std::vector<Id> ids;
     op =
         Engine::begin(record ? inputs.size() : 0, results.size() + written.size(), sizeof(Payload));
     new (op->payload()) Payload{name};
     for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(*op, i, *locked[i]);
+    std::vector<Value*> outputs;
+    if (record) {
+      outputs.reserve(results.size() + written.size());
+      for (std::size_t i = 0; i < results.size(); ++i) {
+        Bytes size = made[i]->block->size;
+        outputs.push_back(&engine_.write(*op, i, size, &holder(ids[i]), made[i]));
+      }
+      for (std::size_t i = 0; i < written.size(); ++i) {
+        Value& value = *locked[written[i]];
+        outputs.push_back(
+            &engine_.write(*op, results.size() + i, value.size, value.home, value.data));
+      }
+    }
+
     for (std::size_t i = 0; i < results.size(); ++i) {
       made[i]->number = content_of(name, contents, i);
-      auto holder = std::make_unique<Holder>(Holder{next_, nullptr, made[i]});
-      if (record) {
-        holder->value = &engine_.write(*op, i, made[i]->block->size, holder.get(), made[i]);
-        holder->content = nullptr;
-        made[i]->block->owner = holder->value;
-      }
-      ids.push_back(next_);
-      holders_.emplace(next_++, std::move(holder));
+      if (!record) continue;
+      Holder& home = holder(ids[i]);
+      home.value = outputs[i];
+      home.content = nullptr;
+      made[i]->block->owner = home.value;
     }
-    made.clear();
-    std::vector<Value*> old;
     for (std::size_t i = 0; i < written.size(); ++i) {
       Value* value = locked[written[i]];
       Content* content = static_cast<Content*>(value->data);
@@ -161,24 +177,21 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
       if (value->constant()) continue;
       auto* home = static_cast<Holder*>(value->home);
       old.push_back(value);
-      if (record) {
-        home->value = &engine_.write(*op, results.size() + i, value->size, home, content);
-        content->block->owner = home->value;
-      } else {
-        home->value = nullptr;
-        home->content = content;
-        content->block->owner = nullptr;
-      }
+      home->value = record ? outputs[results.size() + i] : nullptr;
+      if (!record) home->content = content;
+      content->block->owner = home->value;
     }
-    engine_.finish(*op, cost);
-    for (Value* value : old) engine_.superseded(*value);
-    for (Value* value : locked) engine_.unlock(*value);
-    return ids;
   } catch (...) {
+    if (op) engine_.abandon(*op);
+    for (Id id : ids) holders_.erase(id);
     for (Content* content : made) unreference(content);
     for (Value* value : locked) engine_.unlock(*value);
     throw;
   }
+  engine_.finish(*op, cost);
+  for (Value* value : old) engine_.superseded(*value);
+  for (Value* value : locked) engine_.unlock(*value);
+  return ids;
 }
 
 void EngineHarness::drop(Id id) {
