@@ -56,9 +56,10 @@ def _compile(source: Path) -> Path:
     command = [*COMPILER, *FLAGS, *(f"-I{folder}" for folder in INCLUDES), "-c", str(source)]
     command += ["-MMD", "-MF", str(target.with_suffix(".d")), "-o", str(target)]
     if not _is_current(target, command):
-        target.unlink(missing_ok=True)
+        note = target.with_suffix(".command")
+        note.unlink(missing_ok=True)  # Until it is whole again.
         _run(command)
-        target.with_suffix(".command").write_text(shlex.join(command))
+        note.write_text(shlex.join(command))
     return target
 
 
