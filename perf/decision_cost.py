@@ -21,9 +21,9 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from engine_harness import EngineHarness
 from measurement import Measurement, report
 
-from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.trace.linear import linear_schedule
@@ -52,7 +52,7 @@ def window_us(heuristic: str, blocks: int, *, scattered: bool) -> float:
     """The least time of the search of a window for eight granules, among so many blocks."""
     draw = random.Random(0)
     budget = blocks * (4 if scattered else 1) * BLOCK
-    run = _core.DryRun(budget, replace(PRESETS[heuristic], selection="window")._native())
+    run = EngineHarness(budget, replace(PRESETS[heuristic], selection="window")._native())
     made = [run.constant(BLOCK, 7)]
     for name in range(blocks - 1):
         inputs, size = made[-1:], BLOCK

@@ -22,14 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from engine_harness import ScoreColumns
 from measurement import Measurement, report
 
-from dtr_alloc import _core
 from dtr_alloc.kernels import ahead, reference
 from dtr_alloc.kernels.columns import Columns, Settings
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
-
-native: Any = _core
 
 ROWS = tuple(10**power for power in range(2, 8))
 SETTINGS = (1, 8, 64, 512)
@@ -60,10 +58,8 @@ def drawn(count: int) -> Columns:
     )
 
 
-def native_columns(columns: Columns) -> Any:
-    return native.ScoreColumns(
-        **{f.name: getattr(columns, f.name).numpy() for f in fields(columns)}
-    )
+def native_columns(columns: Columns) -> ScoreColumns:
+    return ScoreColumns(**{f.name: getattr(columns, f.name).numpy() for f in fields(columns)})
 
 
 def on_cpu(rows: int, settings: int) -> dict[str, float]:

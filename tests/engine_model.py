@@ -1,10 +1,10 @@
-"""The engine as dicts, sets and recursion: what a `DryRun` must do, written to be read.
+"""The engine as dicts, sets and recursion: what an `EngineHarness` must do, written to be read.
 
 Made from the paper (section 3, section 4.1, appendix C.2) and from the rules in `engine.h`,
-`neighbourhood.h`, `score.h` and `dry_run.h`. The memory is the pool's own model, so fragmentation
-forces the same evictions. Orders that decide something are modelled too: which value became
-evictable last (it goes first among equal scores), and that of the readers (newest first). Only
-selection "single" is modelled.
+`neighbourhood.h`, `score.h` and `engine_harness.h`. The memory is the pool's own model, so
+fragmentation forces the same evictions. Orders that decide something are modelled too: which value
+became evictable last (it goes first among equal scores), and that of the readers (newest first).
+Only selection "single" is modelled.
 """
 
 from collections.abc import Callable, Sequence

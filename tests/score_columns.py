@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from dtr_alloc import _core
 from dtr_alloc.kernels.columns import Columns
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
-
-native: Any = _core
+from tests.engine_harness.harness import ScoreColumns
 
 
 def _settings() -> list[Heuristic]:
@@ -97,6 +94,6 @@ EXTREMES: dict[str, Callable[[int, int], Columns]] = {
 """By name: a function of how many rows and the clock."""
 
 
-def native_columns(columns: Columns) -> Any:
+def native_columns(columns: Columns) -> ScoreColumns:
     """The same for the C++ scorer."""
-    return native.ScoreColumns(**{name: column.numpy() for name, column in vars(columns).items()})
+    return ScoreColumns(**{name: column.numpy() for name, column in vars(columns).items()})

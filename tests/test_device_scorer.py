@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtr_alloc import _core
 from dtr_alloc.kernels import ahead, reference
 from dtr_alloc.kernels.columns import Columns, Settings
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, native_scorer
 from dtr_alloc.runtime.session import rematerialize
+from tests.engine_harness.harness import EngineHarness, crossover, never
 from tests.fake_cuda.driver import SCORER_CALLS, FakeCuda
 from tests.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
 
@@ -134,7 +134,7 @@ def test_victims_are_those_of_the_host_at_extremes(cuda: FakeCuda, name: str, ep
     assert cuda.faults() == []
 
 
-def evicted_by(run: Any, seed: int) -> list[list[int]]:
+def evicted_by(run: EngineHarness, seed: int) -> list[list[int]]:
     """A random program's evictions, operator by operator."""
     draw = random.Random(seed)
     live = [run.constant(4096, 0)]
@@ -153,8 +153,8 @@ def evicted_by(run: Any, seed: int) -> list[list[int]]:
 def test_an_engine_evicts_the_same_values(cuda: FakeCuda, heuristic: str) -> None:
     chosen = HEURISTICS[-1] if heuristic == "tuned" else PRESETS[heuristic]
     native = replace(chosen, selection="single")._native()
-    by_host = _core.DryRun(1 << 20, native)
-    by_device = _core.DryRun(1 << 20, native, IMAGE)
+    by_host = EngineHarness(1 << 20, native)
+    by_device = EngineHarness(1 << 20, native, IMAGE)
     found = evicted_by(by_device, 1)
     assert found == evicted_by(by_host, 1)
     assert by_device.device_choices > 100
@@ -165,7 +165,7 @@ def test_an_engine_evicts_the_same_values(cuda: FakeCuda, heuristic: str) -> Non
 def test_columns_that_grow_are_seen_where_they_then_lie(cuda: FakeCuda) -> None:
     """1024 rows are there at first."""
     native = replace(PRESETS["dtr_local"], selection="single")._native()
-    runs = [_core.DryRun(3000 * 512, native), _core.DryRun(3000 * 512, native, IMAGE)]
+    runs = [EngineHarness(3000 * 512, native), EngineHarness(3000 * 512, native, IMAGE)]
     for run in runs:
         first = run.constant(512, 0)
         for name in range(3500):
@@ -233,15 +233,15 @@ def test_few_candidates_are_never_the_devices(cuda: FakeCuda) -> None:
 def test_a_device_pays_from_where_the_hosts_time_has_caught_up() -> None:
     # 20 us to begin with and 0.1 ns a row; the host takes 1.1 ns.
     few, many = 20e-6 + 1_000e-10, 20e-6 + 100_000e-10
-    assert _core.crossover(1.1e-9, 1_000, few, 100_000, many) == pytest.approx(20_000, abs=1)
+    assert crossover(1.1e-9, 1_000, few, 100_000, many) == pytest.approx(20_000, abs=1)
 
 
 def test_a_device_that_takes_longer_for_each_row_never_pays() -> None:
-    assert _core.crossover(1e-9, 1_000, 1e-6, 100_000, 200e-6) == _core.never
+    assert crossover(1e-9, 1_000, 1e-6, 100_000, 200e-6) == never
 
 
 def test_a_device_that_takes_no_time_always_pays() -> None:
-    assert _core.crossover(1e-9, 1_000, 0, 100_000, 0) == 0
+    assert crossover(1e-9, 1_000, 0, 100_000, 0) == 0
 
 
 @pytest.mark.parametrize("call", SCORER_CALLS)

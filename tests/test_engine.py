@@ -1,8 +1,11 @@
 """The engine: any program reads what it wrote, every decision is the model's; then case by case."""
 
 import random
+import re
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pytest
@@ -10,14 +13,13 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from tests.engine_harness.build import build_program
+from tests.engine_harness.harness import EngineHarness
 from tests.engine_model import Model, content_of
 
 T = TypeVar("T")
 Selection = Literal["sample", "single"]
-
-native: Any = _core
 
 BLOCK = 512
 COST_ONLY = replace(PRESETS["dtr_local"], size_exp=0, staleness_exp=0)
@@ -35,9 +37,9 @@ DECIDING = {
 }
 
 
-def engine(blocks: int, heuristic: Heuristic = PRESETS["dtr"]) -> Any:
+def engine(blocks: int, heuristic: Heuristic = PRESETS["dtr"]) -> EngineHarness:
     """An engine with a budget of so many granules that looks at all candidates."""
-    return native.DryRun(blocks * BLOCK, replace(heuristic, selection="single")._native())
+    return EngineHarness(blocks * BLOCK, replace(heuristic, selection="single")._native())
 
 
 def outcome(act: Callable[[], T]) -> T | MemoryError:
@@ -54,7 +56,7 @@ class Program:
     """
 
     def __init__(self, budget: int, heuristic: Heuristic, with_model: bool) -> None:
-        self.run = native.DryRun(budget, heuristic._native())
+        self.run = EngineHarness(budget, heuristic._native())
         self.model = Model(budget, heuristic) if with_model else None
         self.budget = budget
         self.contents: dict[int, int] = {}
@@ -502,7 +504,7 @@ def test_a_weight_on_free_neighbours_prefers_what_opens_a_large_hole() -> None:
 def test_sampling_decides_like_the_full_search_up_to_32_candidates() -> None:
     def order(selection: Selection) -> list[int]:
         heuristic = replace(PRESETS["dtr"], selection=selection)
-        run = native.DryRun(33 * BLOCK, heuristic._native())
+        run = EngineHarness(33 * BLOCK, heuristic._native())
         rng = random.Random(5)
         x = run.constant(BLOCK, 7)
         for name in range(32):
@@ -517,7 +519,7 @@ def test_sampling_decides_like_the_full_search_up_to_32_candidates() -> None:
 
 def test_sampling_takes_the_best_of_the_root_of_all_candidates() -> None:
     count, rounds = 10_000, 50
-    run = native.DryRun((count + 1) * BLOCK, replace(COST_ONLY, selection="sample")._native())
+    run = EngineHarness((count + 1) * BLOCK, replace(COST_ONLY, selection="sample")._native())
     c = run.constant(BLOCK, 7)
     costs = list(range(count))
     random.Random(5).shuffle(costs)
@@ -533,7 +535,7 @@ def test_all_candidates_are_looked_at_while_that_takes_little_of_the_operators_t
     """100 times 10,000 scores may take a hundredth of 50 s, but not of 25 ms."""
 
     def evicted(unit: int) -> list[int]:
-        run = native.DryRun(10_001 * BLOCK, replace(COST_ONLY, selection="sample")._native())
+        run = EngineHarness(10_001 * BLOCK, replace(COST_ONLY, selection="sample")._native())
         c = run.constant(BLOCK, 7)
         costs = [unit * cost for cost in range(10_000)]
         random.Random(5).shuffle(costs)
@@ -548,7 +550,7 @@ def test_all_candidates_are_looked_at_while_that_takes_little_of_the_operators_t
 
 def test_sampling_passes_over_values_below_a_hundredth_of_the_mean_size() -> None:
     def victims(selection: Selection) -> list[bool]:
-        run = native.DryRun(
+        run = EngineHarness(
             (1 + 100 + 100 * 300) * BLOCK, replace(COST_ONLY, selection=selection)._native()
         )
         c = run.constant(BLOCK, 7)
@@ -1001,8 +1003,15 @@ def test_an_id_that_is_gone_is_named(act: Callable[[Any, int], object]) -> None:
     run.check()
 
 
+def test_a_call_that_lacks_memory_of_the_host_leaves_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "failing_allocations"
+    build_program(Path(__file__).with_name("failing_allocations.cpp"), program)
+    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    assert re.fullmatch(r"[1-9]\d* allocations failed\n", told)
+
+
 def test_the_content_of_a_result_depends_on_all_that_made_it() -> None:
     makers = [(1, [2, 3], 0), (4, [2, 3], 0), (1, [3, 2], 0), (1, [2], 0), (1, [2, 3], 1)]
-    numbers = {native.DryRun.content_of(*maker) for maker in makers}
+    numbers = {EngineHarness.content_of(*maker) for maker in makers}
     assert len(numbers) == len(makers)
     assert numbers == {content_of(*maker) for maker in makers}

@@ -7,8 +7,7 @@ import pytest
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, name_of, resolve
-
-native: Any = _core
+from tests.engine_harness.harness import EngineHarness
 
 NAN = float("nan")
 INF = float("inf")
@@ -158,7 +157,7 @@ def test_the_least_values_that_are_allowed_are_taken() -> None:
     least = Heuristic(
         cost_exp=0, size_exp=0, staleness_exp=0, fragmentation=0, recompute_penalty=1e-300
     )
-    assert isinstance(least._native(), native.Heuristic)
+    assert isinstance(least._native(), _core.Heuristic)
 
 
 def test_a_heuristic_cannot_be_changed_in_place() -> None:
@@ -184,7 +183,7 @@ FLAT = Heuristic("none", cost_exp=0, size_exp=0, staleness_exp=0, selection="sin
     ],
 )
 def test_every_field_reaches_the_engine(changes: dict[str, Any], expected: str) -> None:
-    run = native.DryRun(16 * 512, replace(FLAT, **changes)._native())
+    run = EngineHarness(16 * 512, replace(FLAT, **changes)._native())
     c = run.constant(512, 7)
     (a,) = run.call(1, 40, [c], [], [2 * 512])
     (missing,) = run.call(2, 100, [a], [], [512])

@@ -15,9 +15,9 @@ from dtr_alloc.kernels import columns as columns_module
 from dtr_alloc.kernels import reference
 from dtr_alloc.kernels.columns import Columns, Settings
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from tests.engine_harness.harness import EngineHarness
 from tests.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
 
-native: Any = _core
 CLOCK = 1 << 41
 
 
@@ -98,16 +98,16 @@ def test_an_engine_evicts_what_select_says(name: str) -> None:
     """Values in a real engine; with no neighbourhood the scores stay while victims go."""
     draw = random.Random(name)
     heuristic = PRESETS[name]
-    run = native.DryRun(
+    run = EngineHarness(
         1 << 30,
-        native.Heuristic(
-            native.Neighbourhood.none,
+        _core.Heuristic(
+            _core.Neighbourhood.none,
             heuristic.cost_exp,
             heuristic.size_exp,
             heuristic.staleness_exp,
             0.0,
             1.0,
-            native.Selection.single,
+            _core.Selection.single,
             1,
             0,
         ),
@@ -159,7 +159,7 @@ def test_the_window_is_the_engines(seed: int) -> None:
     draw = random.Random(seed)
     heuristic = Heuristic("none", selection="window", cost_exp=[1, 0, 0.5][seed % 3])
     budget = 512 * 4000
-    run = native.DryRun(budget, heuristic._native())
+    run = EngineHarness(budget, heuristic._native())
     blocks: list[list[Any]] = []  # Bytes, kind, cost, last access.
     source = run.constant(512, 1)
     blocks.append([512, "pinned", 0, 0, source])

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from dtr_alloc import Trace, _core, simulate
+from dtr_alloc import Trace, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.trace.format import Call, Instruction, Release, Result
-
-native: Any = _core
+from tests.engine_harness.harness import EngineHarness
 
 BLOCK = 512
 PUBLISHED = replace(PRESETS["megengine_published"], selection="single")
@@ -46,7 +45,7 @@ def test_what_an_operator_costs_itself_does_not_count() -> None:
 
 def test_missing_inputs_count_and_what_was_made_from_it_does_not() -> None:
     """Both neighbours of the missing b would be dearer by the paper's score."""
-    run = native.DryRun(4 * BLOCK, PUBLISHED._native())
+    run = EngineHarness(4 * BLOCK, PUBLISHED._native())
     a = run.call(0, 10, [], [], [BLOCK])[0]
     b = run.call(1, 1000, [a], [], [BLOCK])[0]
     c = run.call(2, 10, [b], [], [BLOCK])[0]

@@ -20,11 +20,7 @@ CPP = sorted([*ROOT.glob("dtr_alloc/csrc/**/*.cpp"), *ROOT.glob("runtime/csrc/**
 # What makes an error of a text, besides classes that are called so.
 MAKERS = {"warn", "fail", "_refuse", "ClickException", "BadParameter", "UsageError"}
 # Ours by the instruments of tests, which no user has.
-INSTRUMENTS = {
-    "runtime/csrc/simulator/dry_run.cpp",
-    "runtime/csrc/bindings/bind_heuristic.cpp",
-    "runtime/csrc/simulator/paper_simulation.cpp",
-}
+INSTRUMENTS = {"runtime/csrc/simulator/paper_simulation.cpp"}
 THROWN = re.compile(
     r"(?:TORCH_CHECK(?:_WITH|_VALUE)?\(|constexpr char \w+\[\] ="
     r"|throw std::(?:runtime_error|invalid_argument|system_error)\()(.*?);\n",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from dtr_alloc import Trace, _core, simulate
+from dtr_alloc import Trace, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.trace.format import Call, Result
+from tests.engine_harness.harness import EngineHarness
 from tests.engine_model import Model, Value, neighbours
 from tests.test_engine import Program, run_random
-
-native: Any = _core
 
 BLOCK = 512
 WINDOW = Heuristic(neighbourhood="none", staleness_exp=0, selection="window")
@@ -87,9 +85,9 @@ def test_the_window_is_the_cheapest_of_all_runs(name: str) -> None:
     assert looked > 50
 
 
-def filled(costs: list[int], blocks: int = 1) -> tuple[Any, list[int]]:
+def filled(costs: list[int], blocks: int = 1) -> tuple[EngineHarness, list[int]]:
     """A pool full of values that each came from nothing, in address order, with these costs."""
-    run = native.DryRun(len(costs) * blocks * BLOCK, WINDOW._native())
+    run = EngineHarness(len(costs) * blocks * BLOCK, WINDOW._native())
     ids = [run.call(name, cost, [], [], [blocks * BLOCK])[0] for name, cost in enumerate(costs)]
     return run, ids
 
@@ -137,7 +135,7 @@ def test_what_the_pending_operator_reads_is_never_in_a_window() -> None:
 def test_a_neighbour_that_members_share_counts_once() -> None:
     """Two values that rest on one missing value of 100 cost less than two of 60 each; counted for
     each member it would be more."""
-    run = native.DryRun(8 * BLOCK, replace(WINDOW, neighbourhood="eqclass")._native())
+    run = EngineHarness(8 * BLOCK, replace(WINDOW, neighbourhood="eqclass")._native())
     shared, left, right = (run.call(0, cost, [], [], [BLOCK])[0] for cost in (100, 60, 60))
     for parent in (left, right, shared, shared):
         run.call(1, 1, [parent], [], [BLOCK])

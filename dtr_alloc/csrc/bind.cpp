@@ -8,7 +8,6 @@ namespace dtr {
 void bind_pool(pybind11::module_& m);
 void bind_heuristic(pybind11::module_& m);
 void bind_session(pybind11::module_& m);
-void bind_dry_run(pybind11::module_& m);
 void bind_simulation(pybind11::module_& m);
 void bind_torch_cuda(pybind11::module_& m);  // Only where torch has CUDA (setup.py).
 }  // namespace dtr
@@ -23,7 +22,6 @@ PYBIND11_MODULE(_core, m) {
   dtr::bind_pool(m);
   dtr::bind_heuristic(m);
   dtr::bind_session(m);
-  dtr::bind_dry_run(m);
   dtr::bind_simulation(m);
 #ifdef DTR_TORCH_CUDA
   dtr::bind_torch_cuda(m);

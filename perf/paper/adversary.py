@@ -15,15 +15,20 @@ by path, in the same memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from study import options, table, write_rows
 
-from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from engine_harness import EngineHarness
 
 GRANULE = 512
 DETERMINISTIC = tuple(name for name in PRESETS if name != "random")
@@ -45,7 +50,7 @@ class _Run:
 
     def __init__(self, room: int, heuristic: Heuristic) -> None:
         native = replace(heuristic, selection="single")._native()  # No luck.
-        self.engine = _core.DryRun(room * GRANULE, native)
+        self.engine = EngineHarness(room * GRANULE, native)
         self.first = self.engine.constant(GRANULE, 0)
         self.called = 0
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("pool", "streams", "engine", "dry_run")
+PARTS = ("pool", "streams", "engine", "engine_harness")
 FOREIGN = re.compile(r"#include <(torch|ATen|c10|pybind11|Python|cuda)")
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
@@ -50,8 +50,9 @@ def build(sanitizers: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     objects = []
-    folders = (ROOT / "dtr_alloc/csrc", ROOT / "runtime/csrc", ROOT / "tests/stress")
-    for source in (file for f in folders for file in sorted(f.rglob("*.cpp")) if plain(file)):
+    folders = ("dtr_alloc/csrc", "runtime/csrc", "tests/engine_harness", "tests/stress")
+    found = (file for folder in folders for file in sorted((ROOT / folder).rglob("*.cpp")))
+    for source in filter(plain, found):
         objects.append(folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o")
         compile_to(objects[-1], [source], [*flags, "-c"])
     fake = ROOT / "tests/fake_cuda/fake_cuda.cpp"

@@ -5,10 +5,10 @@
 //
 //     stress pool      threads allocate, write, read and free on memory of the host
 //     stress streams   the same on the fake driver, a stream for each thread (DTR_ALLOC_LIBCUDA)
-//     stress engine    threads compute, write in place, drop, evict and commit under one budget,
-//     with
+//     stress engine    threads compute, write in place, drop, evict and commit under one budget, with
 //                      each neighbourhood and each policy; operators run without the engine's lock
-//     stress dry_run   the simulator's executor, called from threads
+//     stress engine_harness
+//                      the engine on addresses alone, called from threads
 //
 // Each block is filled with a number that only its holder knows, and read back: a block that two
 // threads share, or an operator that reads what is being written, ends the program with a sentence.
@@ -29,7 +29,7 @@
 
 #include "dtr_alloc/csrc/pool.h"
 #include "runtime/csrc/engine/engine.h"
-#include "runtime/csrc/simulator/dry_run.h"
+#include "tests/engine_harness/engine_harness.h"
 
 namespace {
 
@@ -289,7 +289,7 @@ class Machine final : public Executor {
     Block* block = make(recipe.size, lock);
     lock.unlock();
     for (const void* input : data) numbers.push_back(*static_cast<const Number*>(input));
-    fill(pool_->data(block), recipe.size, DryRun::content_of(recipe.name, numbers, 0));
+    fill(pool_->data(block), recipe.size, EngineHarness::content_of(recipe.name, numbers, 0));
     lock.lock();
     Value* value = op.outputs()[0];
     if (!value || value->resident()) fail("a value was recomputed twice");
@@ -323,7 +323,7 @@ class Machine final : public Executor {
   static Number number_of(Number name, const std::vector<Storage*>& inputs) {
     std::vector<Number> numbers;
     for (Storage* input : inputs) numbers.push_back(input->number);
-    return DryRun::content_of(name, numbers, 0);
+    return EngineHarness::content_of(name, numbers, 0);
   }
 
   std::vector<const void*> inputs_of(const std::vector<Value*>& values) const {
@@ -449,20 +449,20 @@ void stress_engine() {
   stress_machine(heuristic, Policy::kEager, 200);
 }
 
-// ---- The simulator's executor
+// ---- The engine on addresses alone
 
-void stress_dry_run() {
-  DryRun run(Bytes{256} << 10, Heuristic{});
-  std::vector<DryRun::Id> shared;
+void stress_engine_harness() {
+  EngineHarness run(Bytes{256} << 10, Heuristic{});
+  std::vector<EngineHarness::Id> shared;
   for (Number i = 0; i < 4; ++i) shared.push_back(run.constant(4096, i));
   in_threads([&](int thread) {
     Random random(thread);
-    std::vector<std::pair<DryRun::Id, Number>> own;
+    std::vector<std::pair<EngineHarness::Id, Number>> own;
     for (int round = 0; round < 2000; ++round) {
       try {
         Number name = random(), from = below(random, shared.size());
-        std::vector<DryRun::Id> made = run.call(name, 10, {shared[from]}, {}, {4096});
-        own.emplace_back(made[0], DryRun::content_of(name, {from}, 0));
+        std::vector<EngineHarness::Id> made = run.call(name, 10, {shared[from]}, {}, {4096});
+        own.emplace_back(made[0], EngineHarness::content_of(name, {from}, 0));
         std::size_t at = below(random, own.size());
         if (run.read(own[at].first) != own[at].second) fail("a replay computed something else");
         if (own.size() < 20) continue;
@@ -485,7 +485,7 @@ int main(int count, char** arguments) {
   const std::pair<const char*, void (*)()> parts[] = {{"pool", stress_host_pool},
                                                       {"streams", stress_streams},
                                                       {"engine", stress_engine},
-                                                      {"dry_run", stress_dry_run}};
+                                                      {"engine_harness", stress_engine_harness}};
   for (const auto& [name, run] : parts) {
     bool asked = count == 1;
     for (int i = 1; i < count; ++i) asked |= std::strcmp(arguments[i], name) == 0;

@@ -1,4 +1,4 @@
-#include "runtime/csrc/simulator/dry_run.h"
+#include "tests/engine_harness/engine_harness.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,24 +11,24 @@
 
 namespace dtr {
 
-struct DryRun::Content {
+struct EngineHarness::Content {
   Block* block;
   std::uint64_t number;
   int references = 1;
   Holder* reader = nullptr;  // The holder whose constant Value reads this.
 };
 
-struct DryRun::Holder {
+struct EngineHarness::Holder {
   Id id;
   Value* value = nullptr;      // Tracked, or a constant that recipes read.
   Content* content = nullptr;  // Of an ordinary storage; null while tracked.
 };
 
-struct DryRun::Payload {
+struct EngineHarness::Payload {
   std::uint64_t name;
 };
 
-DryRun::DryRun(Bytes budget, const Heuristic& heuristic, const std::string& image)
+EngineHarness::EngineHarness(Bytes budget, const Heuristic& heuristic, const std::string& image)
     : pool_(Pool::create(make_virtual_arena(round_to_granule(budget)), budget)),
       engine_(*this, heuristic) {
   if (image.empty()) return;
@@ -36,7 +36,7 @@ DryRun::DryRun(Bytes budget, const Heuristic& heuristic, const std::string& imag
       std::make_unique<DeviceScorer>(0, image, heuristic, ScorerPlace::kDevice));
 }
 
-DryRun::~DryRun() {
+EngineHarness::~EngineHarness() {
   Lock lock(engine_.mutex());
   while (!holders_.empty()) {
     Id id = holders_.begin()->first;
@@ -46,14 +46,15 @@ DryRun::~DryRun() {
   }
 }
 
-std::uint64_t DryRun::content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,
-                                 std::uint64_t result) {
+std::uint64_t EngineHarness::content_of(std::uint64_t name,
+                                        const std::vector<std::uint64_t>& inputs,
+                                        std::uint64_t result) {
   std::uint64_t number = name * 0x9e3779b97f4a7c15 + result;
   for (std::uint64_t input : inputs) number = (number ^ input) * 0x100000001b3 + 1;
   return number;
 }
 
-DryRun::Holder& DryRun::holder(Id id) const {
+EngineHarness::Holder& EngineHarness::holder(Id id) const {
   auto found = holders_.find(id);
   if (found == holders_.end()) {
     throw std::invalid_argument("no storage has the id " + std::to_string(id));
@@ -61,20 +62,21 @@ DryRun::Holder& DryRun::holder(Id id) const {
   return *found->second;
 }
 
-DryRun::Content* DryRun::make(Bytes size, std::uint64_t number) {
-  while (true) {
-    if (Block* block = pool_->allocate(size, Fit::kRemap)) return new Content{block, number};
+EngineHarness::Content* EngineHarness::make(Bytes size, std::uint64_t number) {
+  auto content = std::make_unique<Content>(Content{nullptr, number});
+  while (!(content->block = pool_->allocate(size, Fit::kRemap))) {
     if (!engine_.evict_one()) throw std::bad_alloc();
   }
+  return content.release();
 }
 
-void DryRun::unreference(Content* content) {
+void EngineHarness::unreference(Content* content) {
   if (--content->references) return;
   pool_->free(content->block);
   delete content;
 }
 
-Value& DryRun::value_of(Holder& holder) {
+Value& EngineHarness::value_of(Holder& holder) {
   if (!holder.value) {
     holder.value = &engine_.constant(holder.content->block->size, holder.content, holder.content);
     holder.content->reader = &holder;
@@ -83,11 +85,11 @@ Value& DryRun::value_of(Holder& holder) {
   return *holder.value;
 }
 
-void DryRun::require(Value& value, Lock& lock) {
+void EngineHarness::require(Value& value, Lock& lock) {
   if (!value.resident()) engine_.materialize(value, lock);
 }
 
-DryRun::Id DryRun::constant(Bytes size, std::uint64_t content) {
+EngineHarness::Id EngineHarness::constant(Bytes size, std::uint64_t content) {
   Lock lock(engine_.mutex());
   Content* made = make(size, content);
   auto holder = std::make_unique<Holder>(Holder{next_, nullptr, made});
@@ -95,9 +97,10 @@ DryRun::Id DryRun::constant(Bytes size, std::uint64_t content) {
   return next_++;
 }
 
-std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
-                                     const std::vector<std::uint32_t>& written,
-                                     const std::vector<Bytes>& results) {
+std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cost,
+                                                   const std::vector<Id>& inputs,
+                                                   const std::vector<std::uint32_t>& written,
+                                                   const std::vector<Bytes>& results) {
   Lock lock(engine_.mutex());
   std::unordered_set<Id> storages;
   for (std::uint32_t position : written) {
@@ -105,8 +108,11 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
       throw std::invalid_argument("a call writes the same storage twice");
     }
   }
-  std::vector<Value*> locked;
+  std::vector<Value*> locked, old;
   std::vector<Content*> made;
+  std::vector<Id> ids;
+  locked.reserve(inputs.size()), old.reserve(written.size());
+  made.reserve(results.size()), ids.reserve(results.size());
   Op* op = nullptr;
   try {
     for (Id id : inputs) {
@@ -127,30 +133,42 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
       }
     }
     for (Bytes size : results) made.push_back(make(size, 0));
+    for (Content* content : made) {
+      holders_.emplace(next_, std::make_unique<Holder>(Holder{next_, nullptr, content}));
+      ids.push_back(next_++);
+    }
 
     std::vector<std::uint64_t> contents;
     for (Value* value : locked) contents.push_back(static_cast<Content*>(value->data)->number);
     bool writes_constant = !written.empty() && !versions;
     bool record = !writes_constant && (versions || !results.empty());
     for (std::uint32_t position : written) record &= !locked[position]->constant();
-    std::vector<Id> ids;
     op =
         Engine::begin(record ? inputs.size() : 0, results.size() + written.size(), sizeof(Payload));
     new (op->payload()) Payload{name};
     for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(*op, i, *locked[i]);
+    std::vector<Value*> outputs;
+    if (record) {
+      outputs.reserve(results.size() + written.size());
+      for (std::size_t i = 0; i < results.size(); ++i) {
+        Bytes size = made[i]->block->size;
+        outputs.push_back(&engine_.write(*op, i, size, &holder(ids[i]), made[i]));
+      }
+      for (std::size_t i = 0; i < written.size(); ++i) {
+        Value& value = *locked[written[i]];
+        outputs.push_back(
+            &engine_.write(*op, results.size() + i, value.size, value.home, value.data));
+      }
+    }
+
     for (std::size_t i = 0; i < results.size(); ++i) {
       made[i]->number = content_of(name, contents, i);
-      auto holder = std::make_unique<Holder>(Holder{next_, nullptr, made[i]});
-      if (record) {
-        holder->value = &engine_.write(*op, i, made[i]->block->size, holder.get(), made[i]);
-        holder->content = nullptr;
-        made[i]->block->owner = holder->value;
-      }
-      ids.push_back(next_);
-      holders_.emplace(next_++, std::move(holder));
+      if (!record) continue;
+      Holder& home = holder(ids[i]);
+      home.value = outputs[i];
+      home.content = nullptr;
+      made[i]->block->owner = home.value;
     }
-    made.clear();
-    std::vector<Value*> old;
     for (std::size_t i = 0; i < written.size(); ++i) {
       Value* value = locked[written[i]];
       Content* content = static_cast<Content*>(value->data);
@@ -158,27 +176,24 @@ std::vector<DryRun::Id> DryRun::call(std::uint64_t name, Nanos cost, const std::
       if (value->constant()) continue;
       auto* home = static_cast<Holder*>(value->home);
       old.push_back(value);
-      if (record) {
-        home->value = &engine_.write(*op, results.size() + i, value->size, home, content);
-        content->block->owner = home->value;
-      } else {
-        home->value = nullptr;
-        home->content = content;
-        content->block->owner = nullptr;
-      }
+      home->value = record ? outputs[results.size() + i] : nullptr;
+      if (!record) home->content = content;
+      content->block->owner = home->value;
     }
-    engine_.finish(*op, cost);
-    for (Value* value : old) engine_.superseded(*value);
-    for (Value* value : locked) engine_.unlock(*value);
-    return ids;
   } catch (...) {
+    if (op) engine_.abandon(*op);
+    for (Id id : ids) holders_.erase(id);
     for (Content* content : made) unreference(content);
     for (Value* value : locked) engine_.unlock(*value);
     throw;
   }
+  engine_.finish(*op, cost);
+  for (Value* value : old) engine_.superseded(*value);
+  for (Value* value : locked) engine_.unlock(*value);
+  return ids;
 }
 
-void DryRun::drop(Id id) {
+void EngineHarness::drop(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (held.content) {
@@ -190,7 +205,7 @@ void DryRun::drop(Id id) {
   holders_.erase(id);
 }
 
-std::uint64_t DryRun::read(Id id) {
+std::uint64_t EngineHarness::read(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (held.content) return held.content->number;
@@ -208,7 +223,7 @@ std::uint64_t DryRun::read(Id id) {
   return number;
 }
 
-bool DryRun::evict(Id id) {
+bool EngineHarness::evict(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (held.content || !held.value->resident()) return false;
@@ -216,30 +231,30 @@ bool DryRun::evict(Id id) {
   return true;
 }
 
-void DryRun::freeze(Id id) {
+void EngineHarness::freeze(Id id) {
   read(id);
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (!held.content) engine_.freeze(*held.value);
 }
 
-void DryRun::cut_history(Id id) {
+void EngineHarness::cut_history(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
   if (!held.content && engine_.outweighed(*held.value)) engine_.freeze(*held.value);
 }
 
-void DryRun::commit() {
+void EngineHarness::commit() {
   Lock lock(engine_.mutex());
   engine_.commit(lock, [] { return false; });
 }
 
-bool DryRun::resident(Id id) const {
+bool EngineHarness::resident(Id id) const {
   const Holder& held = holder(id);
   return held.content || held.value->resident();
 }
 
-std::vector<Bytes> DryRun::window(Bytes bytes) {
+std::vector<Bytes> EngineHarness::window(Bytes bytes) {
   Lock lock(engine_.mutex());
   std::vector<Bytes> offsets;
   for (const Value* value : engine_.cheapest_window(*pool_, bytes).values) {
@@ -248,7 +263,7 @@ std::vector<Bytes> DryRun::window(Bytes bytes) {
   return offsets;
 }
 
-Nanos DryRun::time_window(Bytes bytes, int times) {
+Nanos EngineHarness::time_window(Bytes bytes, int times) {
   Lock lock(engine_.mutex());
   Nanos least = std::numeric_limits<Nanos>::max();
   for (int i = 0; i < times; ++i) {
@@ -260,14 +275,14 @@ Nanos DryRun::time_window(Bytes bytes, int times) {
   return least;
 }
 
-std::vector<DryRun::Id> DryRun::take_evicted() { return std::exchange(evicted_, {}); }
+std::vector<EngineHarness::Id> EngineHarness::take_evicted() { return std::exchange(evicted_, {}); }
 
-void DryRun::check() const {
+void EngineHarness::check() const {
   pool_->check();
   engine_.check();
 }
 
-std::vector<std::uint64_t> DryRun::results_of(Op& op) const {
+std::vector<std::uint64_t> EngineHarness::results_of(Op& op) const {
   const Payload& payload = *static_cast<const Payload*>(op.payload());
   std::vector<std::uint64_t> inputs, results;
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
@@ -281,7 +296,7 @@ std::vector<std::uint64_t> DryRun::results_of(Op& op) const {
 
 // What is missing is settled first: making room for one result may evict another, which then stays
 // gone.
-void DryRun::run(Op& op, Lock&) {
+void EngineHarness::run(Op& op, Lock&) {
   std::vector<std::uint64_t> numbers = results_of(op);
   std::vector<std::pair<Value*, Content*>> made;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
@@ -302,13 +317,13 @@ void DryRun::run(Op& op, Lock&) {
   }
 }
 
-void DryRun::release(Value& value, Loss) {
+void EngineHarness::release(Value& value, Loss) {
   auto* home = static_cast<Holder*>(value.home);
   evicted_.push_back(home ? home->id : -1);
   unreference(static_cast<Content*>(value.data));
 }
 
-void DryRun::settle(Value& value) {
+void EngineHarness::settle(Value& value) {
   auto* home = static_cast<Holder*>(value.home);
   auto* content = static_cast<Content*>(value.data);
   home->content = content;  // One reference for the holder, one for the constant.
@@ -318,16 +333,16 @@ void DryRun::settle(Value& value) {
   value.home = content;
 }
 
-std::pair<Bytes, Bytes> DryRun::free_neighbours(const Value& value) const {
+std::pair<Bytes, Bytes> EngineHarness::free_neighbours(const Value& value) const {
   return pool_->free_neighbours(static_cast<Content*>(value.data)->block);
 }
 
-void DryRun::forget(Value& value) {
+void EngineHarness::forget(Value& value) {
   auto* content = static_cast<Content*>(value.data);
   if (content->reader && content->reader->value == &value) content->reader->value = nullptr;
   unreference(content);
 }
 
-void DryRun::forget(Op& op) { static_cast<Payload*>(op.payload())->~Payload(); }
+void EngineHarness::forget(Op& op) { static_cast<Payload*>(op.payload())->~Payload(); }
 
 }  // namespace dtr

@@ -1,6 +1,6 @@
 // The engine without tensors: values are sizes and a number that stands for their content,
-// operators are costs, memory is addresses. Tests drive it against a naive model; the simulator
-// replays traces on it. Time is the sum of costs, so every decision can be repeated.
+// operators are costs, memory is addresses. Tests drive it against a naive model. Time is the sum of
+// costs, so every decision can be repeated.
 
 #pragma once
 
@@ -15,14 +15,14 @@
 
 namespace dtr {
 
-class DryRun final : public Executor {
+class EngineHarness final : public Executor {
  public:
   // What a program holds: one storage. Ids are given in order, from 0.
   using Id = std::int64_t;
 
   // Where `image` is not empty, device 0 scores (device_scorer.h).
-  DryRun(Bytes budget, const Heuristic& heuristic, const std::string& image = "");
-  ~DryRun() override;
+  EngineHarness(Bytes budget, const Heuristic& heuristic, const std::string& image = "");
+  ~EngineHarness() override;
 
   Id constant(Bytes size, std::uint64_t content);
 

@@ -1,0 +1,56 @@
+// The compiled module of build.py: Python's view of the engine without tensors. Heuristics are those
+// of `dtr_alloc._core`, which must therefore be loaded.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "tests/engine_harness/engine_harness.h"
+
+namespace py = pybind11;
+
+namespace dtr {
+void bind_score_columns(py::module_& m);
+}
+
+PYBIND11_MODULE(_engine_harness, m) {
+  using namespace dtr;
+  py::module_::import("dtr_alloc._core");
+
+  py::class_<EngineStats>(m, "EngineStats")
+      .def_readonly("evictions", &EngineStats::evictions)
+      .def_readonly("rematerializations", &EngineStats::rematerializations)
+      .def_readonly("values", &EngineStats::values)
+      .def_readonly("ops", &EngineStats::ops)
+      .def_readonly("classes", &EngineStats::classes)
+      .def_readonly("evictable", &EngineStats::evictable)
+      .def_readonly("clock", &EngineStats::clock)
+      .def_readonly("base_cost", &EngineStats::base_cost)
+      .def_readonly("remat_cost", &EngineStats::remat_cost);
+
+  py::class_<EngineHarness>(m, "EngineHarness")
+      .def(py::init<Bytes, const Heuristic&, const std::string&>(), py::arg("budget"),
+           py::arg("heuristic"), py::arg("image") = "")
+      .def("constant", &EngineHarness::constant, py::arg("size"), py::arg("content"))
+      .def("call", &EngineHarness::call, py::arg("name"), py::arg("cost"), py::arg("inputs"),
+           py::arg("written"), py::arg("results"))
+      .def("drop", &EngineHarness::drop)
+      .def("read", &EngineHarness::read)
+      .def("evict", &EngineHarness::evict)
+      .def("freeze", &EngineHarness::freeze)
+      .def("cut_history", &EngineHarness::cut_history)
+      .def("commit", &EngineHarness::commit)
+      .def("resident", &EngineHarness::resident)
+      .def("window", &EngineHarness::window)
+      .def("time_window", &EngineHarness::time_window)
+      .def("stats", &EngineHarness::stats)
+      .def_property_readonly("device_choices", &EngineHarness::device_choices)
+      .def_property_readonly("live_bytes",
+                             [](const EngineHarness& run) { return run.pool_stats().live; })
+      .def_property_readonly("peak_bytes",
+                             [](const EngineHarness& run) { return run.pool_stats().peak; })
+      .def("take_evicted", &EngineHarness::take_evicted)
+      .def("check", &EngineHarness::check)
+      .def_static("content_of", &EngineHarness::content_of);
+
+  bind_score_columns(m);
+}
