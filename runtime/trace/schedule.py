@@ -27,7 +27,7 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dtr_alloc.runtime.trace.extras import LiveColumns
+from dtr_alloc.runtime.trace.extras import TraceExtras
 from dtr_alloc.runtime.trace.format import (
     NUMBER_LIMIT,
     Annotate,
@@ -162,7 +162,7 @@ class _Resolver:
         self.kind: list[int] = []
         self.operand: list[int] = []
         self.tensor_name: list[str] = []
-        self.live = LiveColumns(_refuse, self.tensor)
+        self.live = TraceExtras(_refuse, self.tensor)
         self.total_bytes = self.total_time = 0
 
     def take(self, item: Instruction) -> None:
