@@ -60,7 +60,7 @@ class _Seen:
 
     def calls(self) -> Iterator[tuple[Any, ...]]:
         """Each operator and the bytes of what it made."""
-        from dtr_alloc.runtime.trace.record import calls
+        from dtr_alloc.runtime.trace.from_records import calls
 
         return calls(self.records.tolist(), self.operators)
 
@@ -137,7 +137,7 @@ def _smallest(known: Sequence[_Seen], rules: _Rules, at_least: int) -> int | Non
     """The smallest budget from `at_least` on in which all of it runs, and some; None where it takes
     less even without a budget."""
     from dtr_alloc.runtime.simulate import Simulator
-    from dtr_alloc.runtime.trace.record import trace_of, with_later_state
+    from dtr_alloc.runtime.trace.from_records import trace_of, with_later_state
 
     end = time.monotonic() + _SECONDS
     simulators = []
