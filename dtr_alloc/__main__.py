@@ -13,7 +13,7 @@ import click
 
 from dtr_alloc import __version__
 from dtr_alloc.runtime.heuristic import Policy
-from dtr_alloc.runtime.simulate import Mode
+from dtr_alloc.runtime.simulation_rules import Mode, Rules
 
 if TYPE_CHECKING:
     import optuna
@@ -247,7 +247,7 @@ def simulate(
 
     with _explained():
         simulator = Simulator(log)
-        result = simulator.run(budget, heuristic, policy, mode)
+        result = simulator.run(budget, Rules(heuristic, policy, mode))
     click.echo(result.as_json() if as_json else "\n".join(lines(result)))
     largest = simulator.baseline.largest_operator_bytes
     if result.status == "oom" and result.budget_bytes < largest:

@@ -167,17 +167,21 @@ def _smallest(known: Sequence[_Seen], rules: _Rules, at_least: int) -> int | Non
 
 def _run(simulators: Iterable[Simulator], rules: _Rules, budget: int) -> int | None:
     """The most bytes that one of them holds at once; None where the budget does not do for all."""
+    from dtr_alloc.runtime.simulation_rules import Rules
+
     peak = 0
     for simulator in simulators:
         result = simulator.run(
             budget,
-            rules.heuristic,
-            rules.policy,
-            mode="pool",
-            thrash=_HOPELESS,
-            pin_outputs=False,
-            move_ns="measured",
-            clock=rules.clock,
+            Rules(
+                rules.heuristic,
+                rules.policy,
+                mode="pool",
+                thrash=_HOPELESS,
+                pin_outputs=False,
+                move_ns="measured",
+                clock=rules.clock,
+            ),
         )
         if result.status != "ok":
             return None

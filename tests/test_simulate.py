@@ -15,6 +15,7 @@ import dtr_alloc
 from dtr_alloc import SimulationResult, Trace, TraceError
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy
 from dtr_alloc.runtime.simulate import JSON_FIELDS, POOL_FIELDS, Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.format import Call, Mutate, Result
 from dtr_alloc.runtime.trace.linear import linear_schedule
 from tests.trace_lines import (
@@ -346,10 +347,10 @@ def test_a_trace_is_a_trace_or_a_path(log: Path, tmp_path: Path) -> None:
 
 def test_a_result_says_which_heuristic_it_was(log: Path) -> None:
     simulator = Simulator(load(log, call("", "a")))
-    assert simulator.run(8, PRESETS["msps"]).heuristic == "msps"
-    assert simulator.run(8, "full_stale").heuristic == "full_stale"
+    assert simulator.run(8, Rules(PRESETS["msps"])).heuristic == "msps"
+    assert simulator.run(8, Rules("full_stale")).heuristic == "full_stale"
     mine = Heuristic(staleness_exp=0.5)
-    assert simulator.run(8, mine).heuristic == repr(mine)
+    assert simulator.run(8, Rules(mine)).heuristic == repr(mine)
 
 
 def test_json_has_the_fields_that_are_promised(log: Path) -> None:

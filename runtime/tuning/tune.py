@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, Traced, parse_budget
+from dtr_alloc.runtime.simulation_rules import Rules
 
 if TYPE_CHECKING:
     import optuna
@@ -119,12 +120,9 @@ class Case:
     def runs(self, heuristic: Heuristic) -> list[SimulationResult]:
         """One for each seed, where the heuristic draws."""
         seeds = SEEDS if heuristic.selection in ("sample", "random") else SEEDS[:1]
-        return [
-            self.simulator.run(
-                self.budget, replace(heuristic, seed=seed), mode="pool", thrash=THRASH
-            )
-            for seed in seeds
-        ]
+        rules = Rules(mode="pool", thrash=THRASH)
+        drawn = (replace(rules, heuristic=replace(heuristic, seed=seed)) for seed in seeds)
+        return [self.simulator.run(self.budget, one) for one in drawn]
 
 
 def overhead_of(runs: Iterable[SimulationResult]) -> float:
