@@ -444,7 +444,7 @@ generator = steps()
 kept = next(generator)
 """
 # What a module from before ours holds goes after the globals of ours have gone.
-LATE = "import os; os.kept = dtr_alloc.runtime.session, dict(globals())"
+LATE = "import os; os.kept = dtr_alloc.runtime.scope, dict(globals())"
 # Nothing is brought back for the end, and what is evicted can be read up to it.
 ENDED = """
 import atexit, gc

@@ -1,8 +1,9 @@
 """Recording what a program does as a trace.
 
 The runtime keeps raw records of what it sees anyway; when the recording ends, a trace is made of
-them (from_records.py). What the trace does not show: threads outside the scope, and memory that is not the pool's, such as
-parameters made before it (constants of no bytes). About 0.3 us an operator while it runs.
+them (from_records.py). What the trace does not show: threads outside the scope, and memory that is
+not the pool's, such as parameters made before it (constants of no bytes). About 0.3 us an operator
+while it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from dtr_alloc.runtime import session
+from dtr_alloc.runtime.current import open_session
+from dtr_alloc.runtime.scope import rematerialize
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Call, Mutate
 from dtr_alloc.runtime.trace.from_records import trace_of
@@ -54,9 +56,9 @@ def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recordi
         ['aten::ones', 'aten::exp']
     """
     recording = Recording()
-    core = session.open_session()
+    core = open_session()
     if core is None:
-        with session.rematerialize(None), recorded(recording):
+        with rematerialize(None), recorded(recording):
             yield recording
     else:
         with recorded(recording):
@@ -68,7 +70,7 @@ def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recordi
 @contextmanager
 def recorded(recording: Recording) -> Iterator[None]:
     """Fills `recording` with what the body does in the scope that is open."""
-    core = session.open_session()
+    core = open_session()
     assert core is not None
     core.start_trace()
     try:
@@ -87,7 +89,7 @@ def trace_script(
     stderr.
     """
     recording = Recording()
-    with session.rematerialize(None, clock=clock), recorded(recording):
+    with rematerialize(None, clock=clock), recorded(recording):
         code = run_script(script, args)
     assert recording.trace is not None
     recording.trace.save(path)
