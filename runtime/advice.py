@@ -1,9 +1,9 @@
 """Which budget would do: what an error adds when a scope's budget turned out too small.
 
 The request that failed only tells what it needs itself, and the next one may need more. But the
-first steps of every scope are recorded, and so is what `measure` runs. The simulator
-takes the live runtime's decisions (mode ``pool``), so the smallest budget in which those steps run
-is found by halving, without the program. What an optimizer made at the end of the last step is
+first steps of every scope are recorded, and so is what `measure` runs. The simulator takes the live
+runtime's decisions (mode ``pool``), so the smallest budget in which those steps run is found by
+halving, without the program. What an optimizer made at the end of the last step is
 there from the next one's begin on: the steps are simulated with that as well. 3 % are added,
 because live decisions follow times, which are measured anew. Of several steps more is known than of
 one (gradients that are kept, shapes that vary); before a whole one nobody can know, and the text

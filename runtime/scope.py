@@ -216,9 +216,11 @@ def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
 def _leave(scope: CpuScope, failed: bool, undo: Callable[[], None]) -> int:
     """Makes what the program holds ordinary, whether or not the body `failed`. Returns how many
     bytes of it did not fit the budget."""
+    if current.scope() is not scope:  # A forked child has left already.
+        undo()
+        return 0
     try:
-        # A forked child has left already.
-        return scope.core.leave() if current.scope() is scope else 0
+        return scope.core.leave()
     except BaseException as error:
         current.keep_forever(scope.core)
         _forget_interrupted_backward()

@@ -13,7 +13,6 @@ Source of the search: Akiba et al., Optuna, KDD 2019 (its tree of Parzen estimat
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import socket
@@ -252,24 +251,6 @@ def _finished(study: optuna.Study) -> int:
     return len(study.get_trials(deepcopy=False, states=states))
 
 
-class _FileLock:
-    """Held by one process at a time, and given up by the kernel when that dies; Optuna's own locks
-    are files, which outlive a kill by half a minute."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = -1
-
-    def acquire(self) -> bool:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        self.file = file
-        return True
-
-    def release(self) -> None:
-        os.close(self.file)
-
-
 def _storage(storage: str | os.PathLike[str] | None) -> Any:
     if storage is None:
         return None
@@ -284,12 +265,13 @@ def _storage(storage: str | os.PathLike[str] | None) -> Any:
     path = Path(storage)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder for {path}")
-    lock = _FileLock(path.with_name(path.name + ".lock"))
-    lock.acquire()
-    try:
+    import filelock
+
+    # The kernel gives this lock up when its process dies. Optuna's own locks are files, which
+    # outlive a kill by half a minute.
+    lock = filelock.FileLock(path.with_name(path.name + ".lock"))
+    with lock:
         _drop_unfinished_line(path)
-    finally:
-        lock.release()
     return journal.JournalStorage(journal.JournalFileBackend(str(path), cast(Any, lock)))
 
 
