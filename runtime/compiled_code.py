@@ -3,10 +3,10 @@
 Inductor's kernels take addresses in C++, where no operator tells that a tensor is needed. Every
 compiled graph, forward and backward, is called through one method of one class. In a scope that
 method first brings back all that the graph is given, and holds it until the call is over
-(csrc/hold.h). Functions that were compiled before the scope go through it too. Outside of scopes
-the method is torch's own. Inductor takes seconds to import, so a program that does not use it must
-not pay: where it is not there yet, its import is waited for.
-Costs some microseconds for each call of a graph.
+(csrc/live/hold.h). Functions that were compiled before the scope go through it too. Outside of
+scopes the method is torch's own. Inductor takes seconds to import, so a program that does not use
+it must not pay: where it is not there yet, its import is waited for. Costs some microseconds for
+each call of a graph.
 """
 
 from __future__ import annotations

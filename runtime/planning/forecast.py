@@ -1,14 +1,13 @@
 """What a training would cost under a budget, from what it took without one.
 
-Its first steps were run without a budget and recorded (training_profile.py), and the trace is
-simulated at each budget by the live runtime's own rules (mode ``pool``). What a step takes there is
-what it takes without a budget, and what the simulation adds after the warm-up:
+Its first steps were run without a budget and recorded (profile.py), and the trace is simulated at
+each budget by the live runtime's own rules (mode ``pool``). What a step takes there is what it
+takes without a budget, and what the simulation adds after the warm-up:
 
 - operators run again, each at the least time that it took;
 - the search for victims, which is the engine's own and so is simply timed;
 - moving pages, at this machine's prices, which the runtime measures once a process;
-- what a rematerialization takes beyond these, measured on another program
-  (rematerialization_cost.py).
+- what a rematerialization takes beyond these, measured on another program (cost.py).
 
 A slowdown is that time over a step's in plain torch. Not in it: what a smaller memory changes in
 operators run once. How near all this comes is measured by perf/plan.py.

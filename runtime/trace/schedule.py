@@ -75,7 +75,7 @@ class Schedule:
         tensor_in_place: the tensor whose storage it was written to, or -1.
         tensor_block: which of its operator's blocks it is, or -1 for the next.
         op_events_begin: one entry more than there are operators. What happened to memory inside
-            operator i: kinds (`live_columns`) and values in the next two, from
+            operator i: kinds (`extras`) and values in the next two, from
             ``op_events_begin[i]`` on; nothing where no more is known.
         event_kind, event_value: bytes of a block allocated; which block was freed; the tensor that
             was released.
