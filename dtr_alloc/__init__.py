@@ -28,16 +28,14 @@ from dtr_alloc.pool import Pool
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan, plan
+from dtr_alloc.runtime.scope import join_scope, measure, rematerialize
 from dtr_alloc.runtime.session import (
     Session,
     SessionStats,
     evict,
     is_evicted,
-    join_scope,
     materialize,
-    measure,
     pin,
-    rematerialize,
 )
 from dtr_alloc.runtime.simulate import SimulationResult, simulate
 from dtr_alloc.runtime.sweep import sweep

@@ -13,7 +13,7 @@ import click
 
 from dtr_alloc import __version__
 from dtr_alloc.runtime.heuristic import Policy
-from dtr_alloc.runtime.simulate import Mode
+from dtr_alloc.runtime.simulation_rules import Mode, Rules
 
 if TYPE_CHECKING:
     import optuna
@@ -116,9 +116,9 @@ def demo(
 
     import torch
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-    from dtr_alloc.demo import MODELS, Plan, compare, draw, table, write_json
+    from dtr_alloc.demo import MODELS, Plan, draw, table, write_json
+    from dtr_alloc.demo.progress import compare_all
 
     for name in models:
         if name not in MODELS:
@@ -131,25 +131,7 @@ def demo(
     torch.set_num_threads(threads)
 
     console = Console(width=max(shutil.get_terminal_size().columns, 100))  # The table needs 95.
-    columns = (
-        TextColumn("{task.fields[model]:>8}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    comparisons = []
-    with Progress(*columns, console=console, transient=True) as progress:
-        for name in names:
-            task = progress.add_task("", total=plan.trainings(), model=name)
-
-            def advance(done: int, doing: str, task: TaskID = task) -> None:
-                progress.update(task, completed=done, description=doing)
-
-            comparison = compare(name, MODELS[name], plan, advance)
-            progress.remove_task(task)
-            comparisons.append(comparison)
-            verdict = "[red]failed[/]" if comparison.failures() else "done"
-            console.print(f"{name}: {verdict}, {plan.trainings()} trainings of {steps} steps")
+    comparisons = compare_all({name: MODELS[name] for name in names}, plan, console)
     console.print(table(comparisons))
     write_json(out / "demo.json", comparisons, plan)
     draw(out / "demo.png", comparisons)
@@ -247,7 +229,7 @@ def simulate(
 
     with _explained():
         simulator = Simulator(log)
-        result = simulator.run(budget, heuristic, policy, mode)
+        result = simulator.run(budget, Rules(heuristic, policy, mode))
     click.echo(result.as_json() if as_json else "\n".join(lines(result)))
     largest = simulator.baseline.largest_operator_bytes
     if result.status == "oom" and result.budget_bytes < largest:

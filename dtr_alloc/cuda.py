@@ -15,7 +15,8 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer, resolve
-from dtr_alloc.runtime.session import Session, check_thrash_limit, serve
+from dtr_alloc.runtime.scope import check_thrash_limit, serve
+from dtr_alloc.runtime.session import Session
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 if TYPE_CHECKING:

@@ -36,6 +36,7 @@ import dtr_alloc
 from dtr_alloc.demo import MODELS, Comparison, Job, Plan
 from dtr_alloc.demo.train import train
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 
 PLAN = Plan((), steps=3)
 PERCENTS = range(100, 2, -1)
@@ -110,7 +111,7 @@ def simulate(
     cells = []
     for percent in percents:
         budget = needs.budget_bytes(percent / 100)
-        result = simulator.run(budget, "dtr", mode="pool", thrash=None, pin_outputs=False)
+        result = simulator.run(budget, Rules(mode="pool", thrash=None, pin_outputs=False))
         evictions = result.evictions - result.eager_evictions
         cells.append(
             Cell(

@@ -26,6 +26,7 @@ from measurement import Measurement, report
 
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.linear import linear_schedule
 
 HEURISTICS = ("dtr", "dtr_local", "lru", "size", "dtr_full", "msps")
@@ -42,7 +43,7 @@ def score_ns(heuristic: str, candidates: int, decisions: int) -> float:
     whole = linear_schedule(layers)
     forward = replace(whole, kind=whole.kind[:layers], operand=whole.operand[:layers])
     simulator = Simulator(forward)
-    runs = [simulator.run(candidates, heuristic, thrash=None) for _ in range(3)]
+    runs = [simulator.run(candidates, Rules(heuristic, thrash=None)) for _ in range(3)]
     if runs[0].evictions != decisions:
         raise RuntimeError(f"{runs[0].evictions} evictions where {decisions} were to be made")
     return min(run.wall_seconds for run in runs) * 1e9 / runs[0].evaluations

@@ -20,6 +20,7 @@ from models import MODELS, Workload
 
 import dtr_alloc
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 
 BUDGETS = (0.7, 0.5, 0.3)
 UNLIMITED = 1 << 36
@@ -70,9 +71,8 @@ def compare(name: str, scale: float, steps: int, heuristic: str = "dtr") -> list
     simulator = Simulator(recording.trace)
 
     def simulate(budget: int) -> SimulationResult:
-        return simulator.run(
-            budget, heuristic, mode="pool", thrash=None, log_events=True, pin_outputs=False
-        )
+        rules = Rules(heuristic, mode="pool", thrash=None, log_events=True, pin_outputs=False)
+        return simulator.run(budget, rules)
 
     unlimited = simulate(UNLIMITED)
     rows: list[dict[str, object]] = [

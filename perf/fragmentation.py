@@ -32,7 +32,8 @@ from matplotlib.figure import Figure
 from dtr_alloc import Heuristic, SimulationResult
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.plot import short_name
-from dtr_alloc.runtime.simulate import Clock, Placement, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Clock, Placement, Rules
 
 OWN = Path(__file__).parent / "traces"
 BUDGETS = tuple(tenth / 10 for tenth in range(9, 0, -1))
@@ -73,21 +74,21 @@ def cells(path: Path, budgets: Sequence[float]) -> dict[tuple[str, float], Simul
     """A result for each way and budget of one trace; the ways "bytes" and "bytes - 2 %" are the
     paper's simulator, at the budget and at one 2 % smaller."""
     simulator = Simulator(path, name=short_name(str(path)))
-    peak = simulator.run(PLENTY, mode="pool", thrash=None, pin_outputs=False).peak_bytes
+    peak = simulator.run(PLENTY, Rules(mode="pool", thrash=None, pin_outputs=False)).peak_bytes
     found = {}
     for share in budgets:
         budget = int(peak * share)
         for name, way in WAYS.items():
-            found[name, share] = simulator.run(
-                budget,
+            rules = Rules(
                 way.heuristic,
                 mode="pool",
                 remap=way.remap,
                 placement=way.placement,
                 clock=way.clock,
             )
-        found["bytes", share] = simulator.run(budget, DTR)
-        found["bytes - 2 %", share] = simulator.run(int(budget * 0.98), DTR)
+            found[name, share] = simulator.run(budget, rules)
+        found["bytes", share] = simulator.run(budget, Rules(DTR))
+        found["bytes - 2 %", share] = simulator.run(int(budget * 0.98), Rules(DTR))
     return found
 
 

@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.plot import short_name
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 
 SHOWN = ("dtr", DEFAULT)
 KINDS = {
@@ -54,13 +55,13 @@ def main() -> int:
     )
     options = parser.parse_args()
     simulator = Simulator(options.trace, name=short_name(str(options.trace)))
-    peak = simulator.run(PLENTY, mode="pool", thrash=None, pin_outputs=False).peak_bytes
+    peak = simulator.run(PLENTY, Rules(mode="pool", thrash=None, pin_outputs=False)).peak_bytes
     budget = int(peak * options.budget)
     figure = Figure(figsize=(11, 4.6), layout="constrained", dpi=100)
     for panel, name in zip(figure.subplots(1, len(SHOWN)), SHOWN, strict=True):
         way = WAYS[name]
         result = simulator.run(
-            budget, way.heuristic, mode="pool", remap=way.remap, layouts=PICTURES
+            budget, Rules(way.heuristic, mode="pool", remap=way.remap, layouts=PICTURES)
         )
         used = int((result.layouts[:, 1] + result.layouts[:, 2]).max())
         panel.imshow(

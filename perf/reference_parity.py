@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.linear import linear_schedule
 
 NAMES = {
@@ -115,7 +116,7 @@ def compare_logs(logs: Path, expected: Path) -> bool:
     parsed = time.perf_counter() - began
     for row in rows:
         if row["log"] in simulators:
-            found = simulators[row["log"]].run(float(row["ratio"]), NAMES[row["heuristic"]])
+            found = simulators[row["log"]].run(float(row["ratio"]), Rules(NAMES[row["heuristic"]]))
             tally.count(f"{row['log']} at {row['ratio']}", found, differences(row, found))
     equal = tally.report(f"{len(simulators)} logs")
     whole = time.perf_counter() - began
@@ -135,7 +136,9 @@ def compare_linear(expected: Path, most_layers: int | None = None) -> bool:
             continue
         if layers not in simulators:
             simulators[layers] = Simulator(linear_schedule(layers))
-        found = simulators[layers].run(int(row["budget"]), NAMES[row["heuristic"]], thrash=None)
+        found = simulators[layers].run(
+            int(row["budget"]), Rules(NAMES[row["heuristic"]], thrash=None)
+        )
         tally.count(f"{layers} layers in {row['budget']}", found, linear_differences(row, found))
     return tally.report("linear network")
 

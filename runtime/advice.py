@@ -1,9 +1,9 @@
 """Which budget would do: what an error adds when a scope's budget turned out too small.
 
 The request that failed only tells what it needs itself, and the next one may need more. But the
-first steps of every scope are recorded (record.cpp), and so is what `measure` runs. The simulator
-takes the live runtime's decisions (mode ``pool``), so the smallest budget in which those steps run
-is found by halving, without the program. What an optimizer made at the end of the last step is
+first steps of every scope are recorded, and so is what `measure` runs. The simulator takes the live
+runtime's decisions (mode ``pool``), so the smallest budget in which those steps run is found by
+halving, without the program. What an optimizer made at the end of the last step is
 there from the next one's begin on: the steps are simulated with that as well. 3 % are added,
 because live decisions follow times, which are measured anew. Of several steps more is known than of
 one (gradients that are kept, shapes that vary); before a whole one nobody can know, and the text
@@ -18,19 +18,18 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import Heuristic, Policy
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.trace.from_records import calls, trace_of, with_later_state
 from dtr_alloc.size import LARGEST_BUDGET
-
-if TYPE_CHECKING:
-    from dtr_alloc.runtime.simulate import Simulator
 
 _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
@@ -39,15 +38,8 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
-class _Rules:
-    heuristic: str | Heuristic
-    policy: Policy
-    clock: Any
-
-
-@dataclass(frozen=True)
 class _Seen:
-    """What a scope did, from its begin on: raw records (recorder.h)."""
+    """What a scope did, from its begin on: raw records (trace/from_records.py)."""
 
     records: npt.NDArray[np.int64]
     operators: list[str]
@@ -60,51 +52,48 @@ class _Seen:
 
     def calls(self) -> Iterator[tuple[Any, ...]]:
         """Each operator and the bytes of what it made."""
-        from dtr_alloc.runtime.trace.record import calls
-
         return calls(self.records.tolist(), self.operators)
 
 
-_open: tuple[_core.Session, _Rules] | None = None
 _before: _Seen | None = None  # Of the last scope that ended with a whole step.
-_known: tuple[Any, str] | None = None  # The last search.
+
+
+class Adviser:
+    """Answers for one scope, whose decisions follow some rules."""
+
+    def __init__(self, core: _core.Session, rules: Rules) -> None:
+        self._core = core
+        self._rules = replace(
+            rules, mode="pool", thrash=_HOPELESS, pin_outputs=False, move_ns="measured"
+        )
+        self._known: tuple[Any, str] | None = None  # The last search.
+
+    def advise(self, at_least: int) -> str:
+        """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
+        seen = _Seen.of(self._core)
+        question = len(seen.records), at_least
+        if self._known is None or self._known[0] != question:
+            self._known = question, _advise(seen, self._rules, at_least)
+        return self._known[1]
 
 
 @contextmanager
-def watched(
-    core: _core.Session, heuristic: str | Heuristic, policy: Policy, clock: str
-) -> Iterator[None]:
-    """Records the scope that is opened in the body."""
-    global _open, _before, _known
+def watched(core: _core.Session, rules: Rules) -> Iterator[Adviser]:
+    """Records the scope that is opened in the body, and gives its adviser."""
+    global _before
     core.watch()
-    outer = _open  # Scopes do not nest, which the body will say.
-    _open, _known = (core, _Rules(heuristic, policy, clock)), None
     failed = True
     try:
-        yield
+        yield Adviser(core, rules)
         failed = False
     finally:
-        _open = outer
         if not sys.is_finalizing():  # NumPy may be gone.
             seen = _Seen.of(core)
             if seen.steps or not (failed or seen.watch == _core.Watch.long):
                 _before = seen
 
 
-def advise(at_least: int) -> str:
-    """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
-    if _open is None:
-        return ""
-    core, rules = _open
-    global _known
-    seen = _Seen.of(core)
-    question = len(seen.records), at_least
-    if _known is None or _known[0] != question:
-        _known = question, _advise(seen, rules, at_least)
-    return _known[1]
-
-
-def _advise(seen: _Seen, rules: _Rules, at_least: int) -> str:
+def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     if seen.watch == _core.Watch.threads:
         return "; a later request may need more, and what several threads need is not foretold"
     known, what = [], "what an earlier scope of this process did"
@@ -133,12 +122,9 @@ def _agree(seen: _Seen, before: _Seen) -> bool:
     return calls == list(islice(before.calls(), len(calls)))
 
 
-def _smallest(known: Sequence[_Seen], rules: _Rules, at_least: int) -> int | None:
+def _smallest(known: Sequence[_Seen], rules: Rules, at_least: int) -> int | None:
     """The smallest budget from `at_least` on in which all of it runs, and some; None where it takes
     less even without a budget."""
-    from dtr_alloc.runtime.simulate import Simulator
-    from dtr_alloc.runtime.trace.record import trace_of, with_later_state
-
     end = time.monotonic() + _SECONDS
     simulators = []
     for seen in known:
@@ -165,20 +151,11 @@ def _smallest(known: Sequence[_Seen], rules: _Rules, at_least: int) -> int | Non
     return found
 
 
-def _run(simulators: Iterable[Simulator], rules: _Rules, budget: int) -> int | None:
+def _run(simulators: Iterable[Simulator], rules: Rules, budget: int) -> int | None:
     """The most bytes that one of them holds at once; None where the budget does not do for all."""
     peak = 0
     for simulator in simulators:
-        result = simulator.run(
-            budget,
-            rules.heuristic,
-            rules.policy,
-            mode="pool",
-            thrash=_HOPELESS,
-            pin_outputs=False,
-            move_ns="measured",
-            clock=rules.clock,
-        )
+        result = simulator.run(budget, rules)
         if result.status != "ok":
             return None
         peak = max(peak, result.peak_bytes)

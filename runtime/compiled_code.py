@@ -3,10 +3,10 @@
 Inductor's kernels take addresses in C++, where no operator tells that a tensor is needed. Every
 compiled graph, forward and backward, is called through one method of one class. In a scope that
 method first brings back all that the graph is given, and holds it until the call is over
-(csrc/hold.h). Functions that were compiled before the scope go through it too. Outside of scopes
-the method is torch's own. Inductor takes seconds to import, so a program that does not use it must
-not pay: where it is not there yet, its import is waited for.
-Costs some microseconds for each call of a graph.
+(csrc/live/hold.h). Functions that were compiled before the scope go through it too. Outside of
+scopes the method is torch's own. Inductor takes seconds to import, so a program that does not use
+it must not pay: where it is not there yet, its import is waited for. Costs some microseconds for
+each call of a graph.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from dtr_alloc import _core
 _MODULE = "torch._inductor.output_code"
 _GRAPHS = ("CompiledFxGraph", "CompiledAOTI")
 
-# Runs a function while all of some arguments are held; those at the given indices it writes.
-Holding = Callable[[Sequence[Any], list[int], Callable[[], Any]], Any]
 
-
-def hold_arguments(holding: Holding) -> Callable[[], None]:
-    """Makes the graphs that this scope's threads call hold their arguments. Returns the undo."""
+def hold_arguments(session: Callable[[], _core.Session | None]) -> Callable[[], None]:
+    """Makes the graphs that a scope's threads call hold their arguments, by the `session` that the
+    scope has then. Returns the undo."""
     undo: list[Callable[[], None]] = []
 
     def wrap(module: ModuleType) -> None:
         for graph in (getattr(module, name) for name in _GRAPHS if hasattr(module, name)):
             undo.append(functools.partial(setattr, graph, "__call__", graph.__call__))
-            graph.__call__ = _held(graph.__call__, holding)
+            graph.__call__ = _held(graph.__call__, session)
 
     if _MODULE in sys.modules:
         wrap(sys.modules[_MODULE])
@@ -57,13 +55,16 @@ def is_being_made() -> bool:
     return torch._guards.CompileContext.try_get() is not None
 
 
-def _held(run: Callable[..., Any], holding: Holding) -> Callable[..., Any]:
+def _held(
+    run: Callable[..., Any], session: Callable[[], _core.Session | None]
+) -> Callable[..., Any]:
     @functools.wraps(run)
     def call(graph: Any, inputs: Sequence[Any]) -> Any:
-        if not _core.records_this_thread():
+        holder = session() if _core.records_this_thread() else None
+        if holder is None:
             return run(graph, inputs)
         written = getattr(graph, "mutated_input_idxs", range(len(inputs)))
-        return holding(inputs, list(written), lambda: run(graph, inputs))
+        return holder.holding(inputs, list(written), lambda: run(graph, inputs))
 
     return call
 

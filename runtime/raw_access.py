@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils.dlpack
@@ -43,26 +43,22 @@ _STORAGES = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__redu
 _FOLDER = os.path.dirname(os.path.abspath(torch.__file__))
 
 
-class Watched(Protocol):
-    """The open session, or what stands for it."""
-
-    def expose(self, tensor: torch.Tensor) -> tuple[int, int]: ...
-    def note_exposure(self, text: str) -> None: ...
-    def reading(self, tensor: torch.Tensor) -> _core.Reading | None: ...
+# Gives the session of the scope that is open, if it has one by now.
+Current = Callable[[], _core.Session | None]
 
 
 class _Here(threading.local):
     """What this thread reads: what `torch.save` has met, whose bytes are written after the last was
     met, and how many other methods are at it."""
 
-    held: list[_core.Reading | None] | None = None
+    held: list[_core.Reading] | None = None
     readers = 0
 
 
 _here = _Here()
 
 
-def watch(current: Callable[[], Watched | None]) -> Callable[[], None]:
+def watch(current: Current) -> Callable[[], None]:
     """Puts a watch before each method, for the session that is `current` then. Returns the undo."""
     missing = object()
     watches: list[tuple[Any, str, Callable[..., Any]]] = [(torch, "save", _save)]
@@ -88,7 +84,7 @@ def watch(current: Callable[[], Watched | None]) -> Callable[[], None]:
     return undo
 
 
-def _read(current: Callable[[], Watched | None], method: Callable[..., Any]) -> Callable[..., Any]:
+def _read(current: Current, method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         session = current()
         if session is None:
@@ -105,7 +101,7 @@ def _read(current: Callable[[], Watched | None], method: Callable[..., Any]) -> 
 
 
 def _expose(
-    current: Callable[[], Watched | None], told: set[tuple[str, int]], method: Callable[..., Any]
+    current: Current, told: set[tuple[str, int]], method: Callable[..., Any]
 ) -> Callable[..., Any]:
     read = _read(current, method)
 
@@ -139,7 +135,7 @@ def _save(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell(
-    session: Watched, told: set[tuple[str, int]], method: str, copied: int, kept: int
+    session: _core.Session, told: set[tuple[str, int]], method: str, copied: int, kept: int
 ) -> None:
     """Notes the line of the program that took the memory, once each."""
     frame = sys._getframe(2)

@@ -11,35 +11,24 @@ Source: Kirisame et al., ICLR 2021, section 4.2 and appendices C and D.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, ParamSpec, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import (
-    Heuristic,
-    Policy,
-    name_of,
-    native_policy,
-    resolve,
-)
+from dtr_alloc.runtime.heuristic import name_of, native_policy, resolve
+from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.size import LARGEST_BUDGET, parse_size
-
-Mode = Literal["bytes", "pool"]
-Placement = Literal["best_fit", "two_ended"]
-Clock = Literal["wall", "logical"]
-MovePrice: TypeAlias = "int | Literal['measured'] | None"
-
-THRASH = 2.0
-"""A run stops when it has computed this often as much as without a budget (appendix D)."""
-
 
 JSON_FIELDS = (
     "trace",
@@ -64,6 +53,9 @@ will not change.
 
 Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
 Budget: TypeAlias = float | str
+
+_Named = ParamSpec("_Named")
+_Replay: TypeAlias = "Callable[[Traced, Budget, Rules], SimulationResult]"
 
 
 @dataclass(frozen=True)
@@ -199,56 +191,39 @@ class Simulator:
         parsed = parse_budget(budget)
         return int(self.baseline.peak_bytes * parsed) if isinstance(parsed, float) else parsed
 
-    def run(
-        self,
-        budget: Budget,
-        heuristic: str | Heuristic = "dtr",
-        policy: Policy = "eager",
-        mode: Mode = "bytes",
-        thrash: float | None = THRASH,
-        log_events: bool = False,
-        pin_outputs: bool = True,
-        remap: bool = True,
-        move_ns: MovePrice = None,
-        placement: Placement = "best_fit",
-        layouts: int = 0,
-        clock: Clock = "wall",
-    ) -> SimulationResult:
-        """See `simulate`."""
-        chosen = resolve(heuristic)
-        check_rules(policy, mode, thrash)
-        if placement not in ("best_fit", "two_ended"):
-            raise ValueError(f'placement {placement!r} is not "best_fit" or "two_ended"')
-        if clock not in ("wall", "logical"):
-            raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
-        paper = mode == "bytes"
-        if paper and clock == "logical":
-            raise ValueError("mode 'bytes' has the clock of the paper's simulator, \"wall\"")
+    def run(self, budget: Budget, rules: Rules = DEFAULT) -> SimulationResult:
+        """Replays the trace under a budget; see `simulate`.
+
+        Raises:
+            TypeError, ValueError: see `simulate`.
+        """
+        chosen = resolve(rules.heuristic)
+        paper = rules.mode == "bytes"
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
-        if not paper or policy == "banish":
-            self._refuse_reading_released(mode, policy)
+        if not paper or rules.policy == "banish":
+            self._refuse_reading_released(rules)
         size = self.budget_bytes(budget)
         if not paper:
             parse_size(size, most=LARGEST_BUDGET)
         base = self.baseline.compute
-        limit = 0 if thrash is None else min(max(1, base * (thrash - 1)), 2**62)
+        limit = 0 if rules.thrash is None else min(max(1, base * (rules.thrash - 1)), 2**62)
         began = time.perf_counter()
         counts = _core.simulate(
             columns=self._columns,
             budget=size,
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),
-            policy=native_policy(policy),
+            policy=native_policy(rules.policy),
             remat_limit=int(limit),
-            remap=remap,
-            move_ns=None if move_ns == "measured" else move_ns,
-            measured_prices=move_ns == "measured",
-            placement=getattr(_core.Placement, placement),
-            layouts=layouts,
-            logical_clock=clock == "logical",
-            pin_outputs=pin_outputs,
-            log_events=log_events,
+            remap=rules.remap,
+            move_ns=None if rules.move_ns == "measured" else rules.move_ns,
+            measured_prices=rules.move_ns == "measured",
+            placement=getattr(_core.Placement, rules.placement),
+            layouts=rules.layouts,
+            logical_clock=rules.clock == "logical",
+            pin_outputs=rules.pin_outputs,
+            log_events=rules.log_events,
         )
         wall = time.perf_counter() - began
         total = counts.pop("base_compute") + counts.pop("remat_compute")
@@ -256,9 +231,9 @@ class Simulator:
             counts[mean] /= max(counts["misses"], 1)
         return SimulationResult(
             trace=self.name,
-            heuristic=name_of(heuristic),
-            mode=mode,
-            policy=policy,
+            heuristic=name_of(rules.heuristic),
+            mode=rules.mode,
+            policy=rules.policy,
             budget_bytes=size,
             baseline_peak_bytes=self.baseline.peak_bytes,
             base_compute=base,
@@ -270,33 +245,46 @@ class Simulator:
             **counts,
         )
 
-    def _refuse_reading_released(self, mode: Mode, policy: Policy) -> None:
+    def _refuse_reading_released(self, rules: Rules) -> None:
         """The paper's rules keep every record; elsewhere a tensor that was let go may have none."""
         if self._released is None:
             self._released = _first_read_of_released(self.schedule)
         if self._released >= 0:
             raise ValueError(
                 f"step {self._released} of {self.name or 'the trace'} reads a tensor that was "
-                f"released; mode {mode!r} with policy {policy!r} cannot bring it back: use mode "
-                "'bytes' and policy 'eager' or 'ignore'"
+                f"released; mode {rules.mode!r} with policy {rules.policy!r} cannot bring it back: "
+                "use mode 'bytes' and policy 'eager' or 'ignore'"
             )
 
 
-def simulate(
-    trace: Traced,
-    budget: Budget,
-    heuristic: str | Heuristic = "dtr",
-    policy: Policy = "eager",
-    mode: Mode = "bytes",
-    thrash: float | None = THRASH,
-    log_events: bool = False,
-    pin_outputs: bool = True,
-    remap: bool = True,
-    move_ns: MovePrice = None,
-    placement: Placement = "best_fit",
-    layouts: int = 0,
-    clock: Clock = "wall",
-) -> SimulationResult:
+class _ReplayByName(Protocol[_Named]):
+    def __call__(
+        self, trace: Traced, budget: Budget, *args: _Named.args, **rules: _Named.kwargs
+    ) -> SimulationResult: ...
+
+
+def _by_name(make: Callable[_Named, Rules]) -> Callable[[_Replay], _ReplayByName[_Named]]:
+    """Gives a function that takes rules their names, order, types and defaults as parameters."""
+
+    def change(replay: _Replay) -> _ReplayByName[_Named]:
+        @functools.wraps(replay)
+        def call(
+            trace: Traced, budget: Budget, *args: _Named.args, **rules: _Named.kwargs
+        ) -> SimulationResult:
+            return replay(trace, budget, make(*args, **rules))
+
+        first, second, _ = inspect.signature(replay).parameters.values()
+        shown = inspect.signature(replay).replace(
+            parameters=[first, second, *inspect.signature(make).parameters.values()]
+        )
+        call.__signature__ = shown  # type: ignore[attr-defined]
+        return call
+
+    return change
+
+
+@_by_name(Rules)
+def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
     """Replays a trace under a budget. For many runs of one trace see `Simulator` and `sweep`.
 
     Args:
@@ -341,20 +329,7 @@ def simulate(
         >>> result.status, result.evictions, result.rematerializations, result.overhead
         ('ok', 3, 1, 1.25)
     """
-    return Simulator(trace).run(
-        budget,
-        heuristic,
-        policy,
-        mode,
-        thrash,
-        log_events,
-        pin_outputs,
-        remap,
-        move_ns,
-        placement,
-        layouts,
-        clock,
-    )
+    return Simulator(trace).run(budget, rules)
 
 
 def parse_budget(budget: Budget) -> float | int:
@@ -380,19 +355,6 @@ def _number(text: str) -> float | str | int:
         return float(text) if "." in text else int(text)
     except ValueError:
         return text
-
-
-def check_rules(policy: str, mode: str, thrash: float | None) -> None:
-    """Whether `simulate` takes them.
-
-    Raises:
-        ValueError: it does not.
-    """
-    native_policy(policy)
-    if mode not in ("bytes", "pool"):
-        raise ValueError(f'mode {mode!r} is not "bytes" or "pool"')
-    if thrash is not None and not thrash > 1:
-        raise ValueError(f"thrash is {thrash!r}; it is a multiple of the base time, above 1")
 
 
 def _first_read_of_released(schedule: Schedule) -> int:

@@ -17,23 +17,21 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dtr_alloc.runtime.heuristic import Heuristic, Policy, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, Policy
 from dtr_alloc.runtime.simulate import (
-    THRASH,
     Budget,
-    Mode,
     SimulationResult,
     Simulator,
     Traced,
-    check_rules,
     parse_budget,
 )
+from dtr_alloc.runtime.simulation_rules import THRASH, Mode, Rules
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, 0, -1))
 """Those of the paper: 1.0 to 0.1 of the peak."""
@@ -47,11 +45,8 @@ class _Run:
     """One simulation; `trace` is an index."""
 
     trace: int
-    heuristic: str | Heuristic
     budget: Budget
-    policy: Policy
-    mode: Mode
-    thrash: float | None
+    rules: Rules
 
 
 class _Worker:
@@ -64,8 +59,7 @@ class _Worker:
     def run(self, run: _Run) -> SimulationResult:
         if run.trace not in self.ready:
             self.ready[run.trace] = Simulator(self.traces[run.trace])
-        simulator = self.ready[run.trace]
-        return simulator.run(run.budget, run.heuristic, run.policy, run.mode, run.thrash)
+        return self.ready[run.trace].run(run.budget, run.rules)
 
 
 _worker: _Worker
@@ -107,19 +101,18 @@ def sweep(
         FileNotFoundError: the folder of `csv` is absent; nothing has run then.
         TraceError, OSError, ValueError: of the traces, as `simulate` raises them.
     """
-    traces, heuristics, budgets = list(traces), list(heuristics), list(budgets)
-    for heuristic in heuristics:
-        resolve(heuristic)
+    traces, budgets = list(traces), list(budgets)
+    rules = Rules(policy=policy, mode=mode, thrash=thrash)
+    each = [replace(rules, heuristic=heuristic) for heuristic in heuristics]
     for budget in budgets:
         parse_budget(budget)
-    check_rules(policy, mode, thrash)
     if csv is not None and not Path(csv).parent.is_dir():
         raise FileNotFoundError(f"there is no folder for {Path(csv)}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; a sweep takes at least 1 process")
     runs = [
-        _Run(trace, heuristic, budget, policy, mode, thrash)
-        for trace, heuristic, budget in itertools.product(range(len(traces)), heuristics, budgets)
+        _Run(trace, budget, one)
+        for trace, one, budget in itertools.product(range(len(traces)), each, budgets)
     ]
     jobs = min(jobs or len(os.sched_getaffinity(0)), max(len(runs), 1))
     results: list[SimulationResult | None] = [None] * len(runs)

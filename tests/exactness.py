@@ -4,13 +4,15 @@ evict_always evicts every tensor after every operator, so each touch is a recomp
 replays every recorded operator at once. Both compare with plain torch on the same seed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.session import Session
 
 Program = Callable[[], Iterable[Tensor]]
@@ -63,10 +65,11 @@ def assert_exact(
             assert stats.evictions > 0
 
 
-def scope(budget: int | str | None, **instruments: Any) -> Any:
-    return dtr_alloc.rematerialize(
-        budget, clock="logical", thrash_limit=0, _instruments=instruments
-    )
+@contextmanager
+def scope(budget: int | str | None, **instruments: Any) -> Iterator[Session]:
+    opened = dtr_alloc.rematerialize(budget, clock="logical", thrash_limit=0)
+    with instrumented(**instruments), opened as session:
+        yield session
 
 
 __all__ = ["MODES", "Program", "Session", "assert_exact", "bits", "run", "same", "scope"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import dtr_alloc
 from dtr_alloc.runtime import advice
 from dtr_alloc.runtime.trace.format import Call, Mutate
-from dtr_alloc.runtime.trace.record import trace_of
+from dtr_alloc.runtime.trace.from_records import trace_of
 from dtr_alloc.size import parse_size
 
 ADVISED = re.compile(r"; by a simulation of (.*), ([\d.]+ [KM]iB) do$")

@@ -334,8 +334,9 @@ print("done")
     ("opened", "used"),
     [
         (
-            "scope = dtr_alloc.rematerialize(None, _instruments={'evict_always': True})\n"
-            "scope.__enter__()",
+            "from dtr_alloc.runtime._testing import instrumented\n"
+            "scope = dtr_alloc.rematerialize(None)\n"
+            "with instrumented(evict_always=True):\n    scope.__enter__()",
             "assert torch.equal(compiled(x.exp()), compiled(x.exp().clone()))\n"
             "scope.__exit__(None, None, None)\n"
             "output_code = sys.modules['torch._inductor.output_code']\n"
@@ -349,7 +350,7 @@ print("done")
             "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')",
         ),
         (
-            "from dtr_alloc.runtime.session import serve\n"
+            "from dtr_alloc.runtime.scope import serve\n"
             "seen = []\n"
             "class Session:\n"
             "    def holding(self, tensors, written, run):\n"

@@ -10,6 +10,8 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from torch import Tensor
 
 from dtr_alloc.kernels import ahead, reference
 from dtr_alloc.kernels.columns import Columns, Settings
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, native_scorer
-from dtr_alloc.runtime.session import rematerialize
+from dtr_alloc.runtime._testing import instrumented
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Scorer, native_scorer
+from dtr_alloc.runtime.scope import rematerialize
+from dtr_alloc.runtime.session import Session
 from tests.engine_harness.harness import EngineHarness, crossover, never
 from tests.fake_cuda.driver import SCORER_CALLS, FakeCuda
 from tests.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
@@ -190,18 +194,17 @@ def chain() -> list[float]:
     return [float(k.sum()) for k in kept]
 
 
-def session(scorer: str, image: str = IMAGE, heuristic: Heuristic = PRESETS["dtr"]) -> Any:
-    instruments = {"on_cuda": True, "scorer": native_scorer(scorer), "image": image}
-    return rematerialize(
-        "1MiB",
-        thrash_limit=0,
-        clock="logical",
-        heuristic=replace(heuristic, selection="single"),
-        _instruments=instruments,
-    )
+@contextmanager
+def session(
+    scorer: Scorer, image: str = IMAGE, heuristic: Heuristic = PRESETS["dtr"]
+) -> Iterator[Session]:
+    single = replace(heuristic, selection="single")
+    scope = rematerialize("1MiB", thrash_limit=0, clock="logical", heuristic=single)
+    with instrumented(on_cuda=True, scorer=scorer, image=image), scope as opened:
+        yield opened
 
 
-def outcome(scorer: str, heuristic: Heuristic = PRESETS["dtr"]) -> tuple[list[float], Any]:
+def outcome(scorer: Scorer, heuristic: Heuristic = PRESETS["dtr"]) -> tuple[list[float], Any]:
     with session(scorer, heuristic=heuristic) as opened:
         found = chain()
         opened.check()

@@ -232,7 +232,7 @@ def test_opening_scopes_again_adds_nothing() -> None:
     [
         "import dtr_alloc; scope = dtr_alloc.rematerialize(None); scope.__enter__()",
         "from types import SimpleNamespace as S\n"
-        "from dtr_alloc.runtime.session import serve; serve(S(session=lambda: None))",
+        "from dtr_alloc.runtime.scope import serve; serve(S(session=lambda: None))",
     ],
     ids=["scope", "allocator"],
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc.runtime._testing import instrumented
 from tests.exactness import assert_exact, bits, run, same
 
 
@@ -144,7 +145,7 @@ def views_and_writes() -> Iterator[Tensor]:
 @pytest.mark.parametrize("program", [training, views_and_writes])
 def test_declared_writes_are_no_errors(program: Callable[[], Iterator[Tensor]]) -> None:
     expected: list[tuple[Any, ...]] = run(program)
-    with dtr_alloc.rematerialize(None, debug=True, _instruments={"evict_always": True}):
+    with instrumented(evict_always=True), dtr_alloc.rematerialize(None, debug=True):
         found = run(program)
     assert all(same(one, other) for one, other in zip(expected, found, strict=True))
     assert_exact(program)

@@ -14,6 +14,7 @@ from models import MODELS
 
 import dtr_alloc
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.format import Annotate, Call, Constant, Instruction, Mutate, Release
 
 KIB = 256
@@ -185,7 +186,7 @@ def test_a_trace_without_a_budget_has_the_programs_peak_to_the_byte(name: str) -
         workload.step()
         peak = session.stats().peak_bytes
     assert recording.trace is not None
-    result = Simulator(recording.trace).run("4GiB", mode="pool", pin_outputs=False)
+    result = Simulator(recording.trace).run("4GiB", Rules(mode="pool", pin_outputs=False))
     assert (result.status, result.peak_bytes) == ("ok", peak)
     assert (result.rematerializations, result.evictions) == (0, result.eager_evictions)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc.runtime._testing import instrumented
 from tests.exactness import bits, same, scope
 
 MIB = 1 << 20
@@ -416,6 +417,37 @@ def test_dataloader_workers_and_forked_children() -> None:
         session.check()
 
 
+def test_a_child_that_leaves_its_parents_scope_keeps_its_own() -> None:
+    parents = dtr_alloc.rematerialize("4MiB")
+    with parents:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with dtr_alloc.rematerialize("4MiB"):
+                x = torch.ones(256, 64).exp()
+                parents.__exit__(None, None, None)
+                os.write(writer, str(dtr_alloc.evict(x)).encode())
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        assert os.read(reader, 64) == b"True"
+        os.close(reader)
+
+
+def test_instruments_are_those_of_the_block_around() -> None:
+    with dtr_alloc.rematerialize(None) as session:
+        torch.ones(1000).exp()
+        assert session.stats().evictions == 0
+    with instrumented(evict_always=True):
+        opened = dtr_alloc.rematerialize(None)
+        with opened as session:
+            kept = torch.ones(1000).exp()
+            assert session.stats().evictions > 0
+    with dtr_alloc.rematerialize(None) as session:
+        kept = kept.exp()
+        assert session.stats().evictions == 0
+
+
 def test_a_process_that_exits_inside_a_scope_ends_well() -> None:
     program = """
 import torch, dtr_alloc
@@ -444,7 +476,7 @@ generator = steps()
 kept = next(generator)
 """
 # What a module from before ours holds goes after the globals of ours have gone.
-LATE = "import os; os.kept = dtr_alloc.runtime.session, dict(globals())"
+LATE = "import os; os.kept = dtr_alloc.runtime.scope, dict(globals())"
 # Nothing is brought back for the end, and what is evicted can be read up to it.
 ENDED = """
 import atexit, gc

@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc import _core
-from dtr_alloc.runtime.session import open_session, rematerialize
+from dtr_alloc.runtime._testing import instrumented
+from dtr_alloc.runtime.current import open_session
+from dtr_alloc.runtime.scope import rematerialize
 from tests.exactness import run, same
 from tests.fake_cuda.driver import FakeCuda
 
@@ -63,7 +65,7 @@ def checkpointed() -> Iterator[Tensor]:
 @pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
 def test_results_are_those_of_plain_torch(cuda: FakeCuda, program: Any, mode: Any) -> None:
     expected = run(program)
-    with rematerialize("64MiB", thrash_limit=0, _instruments={"on_cuda": True, **mode}) as session:
+    with instrumented(on_cuda=True, **mode), rematerialize("64MiB", thrash_limit=0) as session:
         found = run(program)
         session.check()
         evictions = session.stats().evictions
@@ -75,7 +77,7 @@ def test_results_are_those_of_plain_torch(cuda: FakeCuda, program: Any, mode: An
 
 def test_a_budget_holds_on_the_device(cuda: FakeCuda) -> None:
     expected = run(lambda: mlp(rate=0))
-    with rematerialize("900KiB", thrash_limit=0, _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("900KiB", thrash_limit=0) as session:
         found = run(lambda: mlp(rate=0))
         stats = session.stats()
     assert all(same(a, b) for a, b in zip(expected, found, strict=True))
@@ -90,7 +92,7 @@ def step(x: Tensor) -> None:
 
 def test_a_steady_state_makes_no_time_stamps_and_never_waits(cuda: FakeCuda) -> None:
     x = torch.randn(64, 64)
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         for _ in range(4):
             step(x)
         known = session._core.stats().time_stamps
@@ -105,7 +107,7 @@ def test_an_operator_costs_what_the_device_measured_once_the_samples_arrive(
     cuda: FakeCuda,
 ) -> None:
     x = torch.randn(64, 64)
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         x.exp()
         first = session.stats().kernel_ns
         assert first == pytest.approx(5000 + 2 * 64 * 64 * 4 // 2000, rel=0.01)  # The estimate.
@@ -115,7 +117,7 @@ def test_an_operator_costs_what_the_device_measured_once_the_samples_arrive(
 
 def test_the_least_of_the_samples_counts(cuda: FakeCuda) -> None:
     x = torch.randn(64, 64)
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         for milliseconds in (4.0, 0.5, 2.0):
             cuda.event_takes(milliseconds)
             x.exp()
@@ -128,7 +130,7 @@ def test_the_least_of_the_samples_counts(cuda: FakeCuda) -> None:
 def test_a_time_that_cannot_be_taken_is_no_error(cuda: FakeCuda, call: str) -> None:
     x = torch.randn(64, 64)
     expected = x.exp()
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         cuda.fail(call)
         for _ in range(4):
             found = x.exp()
@@ -142,7 +144,7 @@ def test_memory_that_others_hold_is_made_up_for_by_evicting(cuda: FakeCuda) -> N
     cuda.set_capacity(16 << 20)
     x = torch.randn(1 << 19)
     expected = [(x * i).exp() for i in range(1, 12)]
-    with rematerialize("256MiB", thrash_limit=0, _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("256MiB", thrash_limit=0) as session:
         found = [(x * i).exp() for i in range(1, 12)]
         assert session.stats().evictions > 0
         for a, b in zip(expected, found, strict=True):
@@ -153,7 +155,7 @@ def test_memory_that_others_hold_is_made_up_for_by_evicting(cuda: FakeCuda) -> N
 
 def test_the_text_says_when_the_device_has_less_than_the_budget(cuda: FakeCuda) -> None:
     cuda.set_capacity(8 << 20)
-    with rematerialize("256MiB", thrash_limit=0, _instruments={"on_cuda": True}):
+    with instrumented(on_cuda=True), rematerialize("256MiB", thrash_limit=0):
         with pytest.raises(torch.OutOfMemoryError) as caught:
             torch.zeros(4 << 20)
         text = str(caught.value)
@@ -184,7 +186,7 @@ def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
 ) -> None:
     one, other = streams
     x = torch.randn(64, 64)
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         _core.set_host_stream(one)
         alone, shared = x.exp(), x.sin()
         _core.set_host_stream(other)
@@ -202,7 +204,7 @@ def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
 ) -> None:
     one, other = streams
     x = torch.randn(64, 64)
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         _core.set_host_stream(one)
         made = x.exp()
         expected = made.clone()
@@ -222,7 +224,7 @@ def test_a_replay_on_a_stream_that_is_new_to_the_pool_waits_for_the_others(
 ) -> None:
     _, other = streams
     x = torch.randn(64, 64)
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         _core.set_host_stream(streams[0])
         first = x.exp()
         second = first.sin()
@@ -242,7 +244,7 @@ def test_the_place_of_a_pinned_tensor_is_marked_by_every_stream_that_may_read_it
 ) -> None:
     one, other = streams
     x = torch.randn(64, 64)
-    with rematerialize("64MiB", _instruments={"on_cuda": True}) as session:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
         _core.set_host_stream(one)
         made = x.exp()
         _core.set_host_stream(other)

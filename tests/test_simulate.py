@@ -5,7 +5,9 @@ computed, "-3" where it was evicted to make room, and "x3" where it went because
 go. Unless said otherwise all results have 8 bytes and all operators take 1 ns.
 """
 
+import inspect
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import dtr_alloc
 from dtr_alloc import SimulationResult, Trace, TraceError
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy
 from dtr_alloc.runtime.simulate import JSON_FIELDS, POOL_FIELDS, Simulator
+from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
 from dtr_alloc.runtime.trace.format import Call, Mutate, Result
 from dtr_alloc.runtime.trace.linear import linear_schedule
 from tests.trace_lines import (
@@ -315,6 +318,9 @@ def test_a_budget_that_is_none_is_refused(log: Path, budget: float | str, messag
         ({"heuristic": "best"}, "heuristic 'best' is not known"),
         ({"policy": "lazy"}, "policy 'lazy' is not one of"),
         ({"mode": "blocks"}, "mode 'blocks' is not"),
+        ({"placement": "high"}, "placement 'high' is not"),
+        ({"clock": "sun"}, "clock 'sun' is not"),
+        ({"clock": "logical"}, "mode 'bytes' has the clock of the paper's simulator"),
         ({"thrash": 1.0}, "thrash is 1.0; it is a multiple"),
         ({"thrash": float("nan")}, "thrash is nan"),
     ],
@@ -322,6 +328,12 @@ def test_a_budget_that_is_none_is_refused(log: Path, budget: float | str, messag
 def test_what_is_not_known_is_refused(log: Path, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dtr_alloc.simulate(load(log, call("", "a")), 0.5, **more)
+
+
+def test_the_rules_are_parameters_of_simulate() -> None:
+    shown = inspect.signature(dtr_alloc.simulate)
+    assert list(shown.parameters) == ["trace", "budget", *(one.name for one in fields(Rules))]
+    assert {name: shown.parameters[name].default for name in vars(DEFAULT)} == vars(DEFAULT)
 
 
 @pytest.mark.parametrize("thrash", [1e30, float("inf"), None])
@@ -346,10 +358,10 @@ def test_a_trace_is_a_trace_or_a_path(log: Path, tmp_path: Path) -> None:
 
 def test_a_result_says_which_heuristic_it_was(log: Path) -> None:
     simulator = Simulator(load(log, call("", "a")))
-    assert simulator.run(8, PRESETS["msps"]).heuristic == "msps"
-    assert simulator.run(8, "full_stale").heuristic == "full_stale"
+    assert simulator.run(8, Rules(PRESETS["msps"])).heuristic == "msps"
+    assert simulator.run(8, Rules("full_stale")).heuristic == "full_stale"
     mine = Heuristic(staleness_exp=0.5)
-    assert simulator.run(8, mine).heuristic == repr(mine)
+    assert simulator.run(8, Rules(mine)).heuristic == repr(mine)
 
 
 def test_json_has_the_fields_that_are_promised(log: Path) -> None:

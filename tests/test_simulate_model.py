@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, Policy
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import (
     Call,
@@ -196,7 +197,7 @@ def test_a_run_is_that_of_the_model(
     budget = budget_of(simulator, share)
     limit = None if thrash is None else int(simulator.baseline.compute * (thrash - 1))
     expected = figures_of_model(simulator.schedule, budget, HEURISTICS[name], limit)
-    assert figures(simulator.run(budget, name, thrash=thrash)) == expected
+    assert figures(simulator.run(budget, Rules(name, thrash=thrash))) == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -207,9 +208,9 @@ def test_a_run_that_ignores_releases_is_that_of_a_log_without_them(
     simulator = Simulator(trace)
     budget = budget_of(simulator, share)
     expected = figures_of_model(simulator.schedule, budget, HEURISTICS[name], None, releases=False)
-    assert figures(simulator.run(budget, name, "ignore", thrash=None)) == expected
+    assert figures(simulator.run(budget, Rules(name, "ignore", thrash=None))) == expected
     without = Simulator(simulator.schedule.without_releases())
-    assert figures(without.run(budget, name, thrash=None)) == expected
+    assert figures(without.run(budget, Rules(name, thrash=None))) == expected
 
 
 POLICIES: tuple[Policy, ...] = ("eager", "banish", "ignore")
@@ -228,12 +229,12 @@ def test_no_run_passes_its_budget_and_the_same_run_comes_to_the_same(
     trace: Trace, share: int, name: str, policy: Policy, seed: int, pool: bool
 ) -> None:
     simulator = Simulator(trace)
-    mode, granule = ("pool", 512) if pool else ("bytes", 1)
-    budget = budget_of(simulator, share) * granule
+    budget = budget_of(simulator, share) * (512 if pool else 1)
     heuristic = replace(PRESETS[name], seed=seed)
-    result = simulator.run(budget, heuristic, policy, mode)  # type: ignore[arg-type]
+    rules = Rules(heuristic, policy, "pool" if pool else "bytes")
+    result = simulator.run(budget, rules)
     assert result.peak_bytes <= budget
-    again = simulator.run(budget, heuristic, policy, mode)  # type: ignore[arg-type]
+    again = simulator.run(budget, rules)
     assert replace(again, wall_seconds=0.0, search_ns=0) == replace(
         result, wall_seconds=0.0, search_ns=0
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import optuna
 import pytest
 from click.testing import CliRunner
@@ -193,6 +194,26 @@ def test_what_a_living_process_or_another_host_is_trying_is_left_to_it(
         mine.number,
         theirs.number,
     ]
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(logs: list[str], tmp_path: Path) -> None:
+    storage = tmp_path / "study"
+    holds = (
+        "import sys, time, filelock\n"
+        "with filelock.FileLock(sys.argv[1]):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(1000)"
+    )
+    command = [sys.executable, "-c", holds, f"{storage}.lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(filelock.Timeout):
+            filelock.FileLock(f"{storage}.lock", timeout=0).acquire()
+        process.kill()
+    before = time.monotonic()
+    tune(logs, BUDGET, 1, storage)
+    assert time.monotonic() - before < 10  # Optuna's own locks wait for 30 s.
 
 
 def test_a_line_that_was_never_finished_is_dropped(logs: list[str], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import dtr_alloc
 from dtr_alloc.demo.models import MODELS, Job, gpt
 from dtr_alloc.demo.train import Plan, Training, train
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 
 
 def varied(make: Callable[[], Job]) -> Job:
@@ -65,7 +66,7 @@ def assert_holds(make: Callable[[], Job], budgets: tuple[float, ...], steps: int
     fixed = measured.gradient_bytes + measured.optimizer_bytes
     for share in budgets:
         budget = int(share * (measured.stats[-1].peak_bytes - fixed)) + fixed
-        counted = simulator.run(int(budget * 0.97), mode="bytes", pin_outputs=False)
+        counted = simulator.run(int(budget * 0.97), Rules(pin_outputs=False))
         try:
             found = train(job, plan, partial(dtr_alloc.rematerialize, budget, device="cpu"))
         except torch.OutOfMemoryError:

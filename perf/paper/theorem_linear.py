@@ -23,6 +23,7 @@ from study import options, table, write_rows
 
 from dtr_alloc.runtime.heuristic import Heuristic, name_of
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.linear import linear_schedule
 
 BOUNDS = {
@@ -59,7 +60,7 @@ def count(bound: str, heuristic: str | Heuristic, layers: int) -> Count:
         RuntimeError: the run failed.
     """
     budget = BOUNDS[bound](layers)
-    result = Simulator(linear_schedule(layers)).run(budget, heuristic, thrash=None)
+    result = Simulator(linear_schedule(layers)).run(budget, Rules(heuristic, thrash=None))
     if result.status != "ok":
         raise RuntimeError(f"{layers} layers in {budget}: {result.status}")
     again, seconds = result.rematerializations, result.wall_seconds

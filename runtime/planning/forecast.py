@@ -1,14 +1,13 @@
 """What a training would cost under a budget, from what it took without one.
 
-Its first steps were run without a budget and recorded (training_profile.py), and the trace is
-simulated at each budget by the live runtime's own rules (mode ``pool``). What a step takes there is
-what it takes without a budget, and what the simulation adds after the warm-up:
+Its first steps were run without a budget and recorded (profile.py), and the trace is simulated at
+each budget by the live runtime's own rules (mode ``pool``). What a step takes there is what it
+takes without a budget, and what the simulation adds after the warm-up:
 
 - operators run again, each at the least time that it took;
 - the search for victims, which is the engine's own and so is simply timed;
 - moving pages, at this machine's prices, which the runtime measures once a process;
-- what a rematerialization takes beyond these, measured on another program
-  (rematerialization_cost.py).
+- what a rematerialization takes beyond these, measured on another program (cost.py).
 
 A slowdown is that time over a step's in plain torch. Not in it: what a smaller memory changes in
 operators run once. How near all this comes is measured by perf/plan.py.
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.planning.profile import Profile, after_mark
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, parse_budget
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace import Trace
 
 HOPELESS = 20.0
@@ -68,7 +68,9 @@ class Forecast:
     ) -> None:
         """`around_ns` is what each rematerialization takes beyond what a simulation knows."""
         self.profile = profile
-        self._heuristic = heuristic
+        self._rules = Rules(
+            heuristic, mode="pool", thrash=HOPELESS, pin_outputs=False, log_events=True
+        )
         self._around_ns = around_ns
         self._rounds = [self._ready(trace) for trace in profile.traces]
         self.peak_bytes = self._once(None).peak_bytes
@@ -155,15 +157,9 @@ class Forecast:
         return [floor.budget_bytes + span * place // count for place in reversed(range(count))]
 
     def _simulate(self, simulator: Simulator, budget: int | None) -> SimulationResult:
-        return simulator.run(
-            _PLENTY if budget is None else budget,
-            self._heuristic,
-            mode="pool",
-            thrash=HOPELESS,
-            pin_outputs=False,
-            log_events=True,
-            move_ns=None if budget is None else "measured",
-        )
+        if budget is None:
+            return simulator.run(_PLENTY, self._rules)
+        return simulator.run(budget, replace(self._rules, move_ns="measured"))
 
     def _ready(self, trace: Trace) -> tuple[Simulator, Simulator | None]:
         """The whole, and the warm-up, if there is one."""

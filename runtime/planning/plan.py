@@ -1,6 +1,6 @@
 """Which budget? Predicted, before the training is run under any.
 
-A plan is a profile of the first steps (training_profile.py) asked about budgets (forecast.py).
+A plan is a profile of the first steps (profile.py) asked about budgets (forecast.py).
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtr_alloc.runtime.session import SessionStats, rematerialize
+from dtr_alloc.runtime.scope import rematerialize
+from dtr_alloc.runtime.session import SessionStats
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Annotate, Call, Constant, Instruction, Mutate
 from dtr_alloc.runtime.trace.record import record_trace

@@ -25,7 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtr_alloc
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
-from dtr_alloc.runtime.session import Session, SessionStats, measure, rematerialize
+from dtr_alloc.runtime.scope import measure, rematerialize
+from dtr_alloc.runtime.session import Session, SessionStats
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.record import Recording, recorded
 from dtr_alloc.runtime.trace.run_script import run_script

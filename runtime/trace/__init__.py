@@ -1,8 +1,8 @@
 """A trace: what a program computed, in order, and which tensors it held on to.
 
 Recorded once, it can be replayed at any budget and under any policy, in milliseconds and without
-the program. `trace_format` says what a log looks like, `trace_parse` reads it, `schedule` says what
-it means. A trace is checked when it is made, so one that exists can be replayed.
+the program. `format` says what a log looks like, `parse` reads it, `schedule` says what it means. A
+trace is checked when it is made, so one that exists can be replayed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ ALLOCATED, FREED, RELEASED, COPIED = range(4)
 _LIMIT = 1 << 60
 
 
-class LiveColumns:
+class TraceExtras:
     """Built operator by operator; `refuse` raises with a reason, `tensor_of` gives the tensor that
     a name is bound to."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtr_alloc.runtime.trace.extras import LiveColumns
+from dtr_alloc.runtime.trace.extras import TraceExtras
 from dtr_alloc.runtime.trace.schedule import COMPUTE, RELEASE, Schedule
 
 
@@ -52,5 +52,5 @@ def linear_schedule(layers: int) -> Schedule:
         kind=np.array(kind, np.int8),
         operand=np.concatenate([np.arange(n, dtype=np.int64), [n - 1, n], each]),
         tensor_name=[f"f{i}" for i in range(n)] + [f"b{i}" for i in reversed(range(n))],
-        **LiveColumns.unknown(operators, operators),
+        **TraceExtras.unknown(operators, operators),
     )

@@ -1,10 +1,9 @@
 """Reads the text of a trace and refuses whatever is not just so, with line and reason.
 
 A number that is misread, or a line that is lost, gives wrong results without a sign; so only what
-`trace_format` describes is taken. What is read may come from anywhere. Lines are streamed, so an
-endless one is given up after `LINE_LIMIT_BYTES` and a bomb of them after `LOG_LIMIT_BYTES`; a
-number is only ever a number, and nothing is allocated by it. About 4 us a line, most of it for
-JSON.
+`format` describes is taken. What is read may come from anywhere. Lines are streamed, so an endless
+one is given up after `LINE_LIMIT_BYTES` and a bomb of them after `LOG_LIMIT_BYTES`; a number is
+only ever a number, and nothing is allocated by it. About 4 us a line, most of it for JSON.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dtr_alloc.runtime.trace.extras import LiveColumns
+from dtr_alloc.runtime.trace.extras import TraceExtras
 from dtr_alloc.runtime.trace.format import (
     NUMBER_LIMIT,
     Annotate,
@@ -75,7 +75,7 @@ class Schedule:
         tensor_in_place: the tensor whose storage it was written to, or -1.
         tensor_block: which of its operator's blocks it is, or -1 for the next.
         op_events_begin: one entry more than there are operators. What happened to memory inside
-            operator i: kinds (`live_columns`) and values in the next two, from
+            operator i: kinds (`extras`) and values in the next two, from
             ``op_events_begin[i]`` on; nothing where no more is known.
         event_kind, event_value: bytes of a block allocated; which block was freed; the tensor that
             was released.
@@ -162,7 +162,7 @@ class _Resolver:
         self.kind: list[int] = []
         self.operand: list[int] = []
         self.tensor_name: list[str] = []
-        self.live = LiveColumns(_refuse, self.tensor)
+        self.extras = TraceExtras(_refuse, self.tensor)
         self.total_bytes = self.total_time = 0
 
     def take(self, item: Instruction) -> None:
@@ -180,7 +180,7 @@ class _Resolver:
             self.unbound(item.name, "CONSTANT")
             made = self.compute("constant", 0, (), ((item.memory, -1),), constant=True)
             self.tensor_name.append(item.name)
-            self.live.plain(1)
+            self.extras.plain(1)
             self.bound[item.name] = made
             self.step(PIN, made)
         elif isinstance(item, Mutate):
@@ -224,9 +224,9 @@ class _Resolver:
             self.bound[made.name] = tensor
         if item.extra:
             sizes = [made.memory if made.alias < 0 else -1 for made in item.results]
-            self.live.operator(reader, item.extra, sizes, None)
+            self.extras.operator(reader, item.extra, sizes, None)
         else:
-            self.live.plain(len(item.results))
+            self.extras.plain(len(item.results))
 
     def mutate(self, item: Mutate) -> None:
         reader = f"MUTATE {shown(item.name)}"
@@ -239,9 +239,9 @@ class _Resolver:
         self.tensor_name += written
         if item.extra:
             storages = [self.bound[name] for name in written]
-            self.live.operator(reader, item.extra, sizes, storages)
+            self.extras.operator(reader, item.extra, sizes, storages)
         else:
-            self.live.plain(len(written))
+            self.extras.plain(len(written))
         for tensor, name in enumerate(written, first):
             old = self.bound[name]
             self.bound[name] = tensor
@@ -325,5 +325,5 @@ class _Resolver:
             kind=np.array(self.kind, np.int8),
             operand=np.array(self.operand, np.int64),
             tensor_name=self.tensor_name,
-            **self.live.arrays(),
+            **self.extras.arrays(),
         )

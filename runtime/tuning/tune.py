@@ -13,7 +13,6 @@ Source of the search: Akiba et al., Optuna, KDD 2019 (its tree of Parzen estimat
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import socket
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, Traced, parse_budget
+from dtr_alloc.runtime.simulation_rules import Rules
 
 if TYPE_CHECKING:
     import optuna
@@ -119,12 +119,9 @@ class Case:
     def runs(self, heuristic: Heuristic) -> list[SimulationResult]:
         """One for each seed, where the heuristic draws."""
         seeds = SEEDS if heuristic.selection in ("sample", "random") else SEEDS[:1]
-        return [
-            self.simulator.run(
-                self.budget, replace(heuristic, seed=seed), mode="pool", thrash=THRASH
-            )
-            for seed in seeds
-        ]
+        rules = Rules(mode="pool", thrash=THRASH)
+        drawn = (replace(rules, heuristic=replace(heuristic, seed=seed)) for seed in seeds)
+        return [self.simulator.run(self.budget, one) for one in drawn]
 
 
 def overhead_of(runs: Iterable[SimulationResult]) -> float:
@@ -254,24 +251,6 @@ def _finished(study: optuna.Study) -> int:
     return len(study.get_trials(deepcopy=False, states=states))
 
 
-class _FileLock:
-    """Held by one process at a time, and given up by the kernel when that dies; Optuna's own locks
-    are files, which outlive a kill by half a minute."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = -1
-
-    def acquire(self) -> bool:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        self.file = file
-        return True
-
-    def release(self) -> None:
-        os.close(self.file)
-
-
 def _storage(storage: str | os.PathLike[str] | None) -> Any:
     if storage is None:
         return None
@@ -286,12 +265,13 @@ def _storage(storage: str | os.PathLike[str] | None) -> Any:
     path = Path(storage)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder for {path}")
-    lock = _FileLock(path.with_name(path.name + ".lock"))
-    lock.acquire()
-    try:
+    import filelock
+
+    # The kernel gives this lock up when its process dies. Optuna's own locks are files, which
+    # outlive a kill by half a minute.
+    lock = filelock.FileLock(path.with_name(path.name + ".lock"), poll_interval=0.002)
+    with lock:
         _drop_unfinished_line(path)
-    finally:
-        lock.release()
     return journal.JournalStorage(journal.JournalFileBackend(str(path), cast(Any, lock)))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtr_alloc.runtime.session import open_session
+from dtr_alloc.runtime.current import open_session
 from tests.conformance.cases import DATABASES, PARTS, cases
 from tests.conformance.comparison import Tally, compare
 from tests.conformance.report import RESULTS, compare_with_progress, record

@@ -1,0 +1,71 @@
+"""Instruments of our own tests: ways to run a scope that no program should.
+
+Tests make the runtime work harder than any program does, so that a wrong recomputation shows.
+Others run its CUDA half on the CPU's tensors. The switches are not parameters of `rematerialize`,
+because nobody else has a use for them: a test opens its scope inside `instrumented`. Outside of
+tests this costs a copy of a small dict for each scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dtr_alloc.runtime.heuristic import Scorer, native_scorer
+
+NONE: dict[str, Any] = {
+    "evict_always": False,
+    "verify": False,
+    "on_cuda": False,
+    "scorer": native_scorer("host"),
+    "image": "",
+}
+"""The options of a session without instruments."""
+
+_options = NONE
+
+
+def options() -> dict[str, Any]:
+    """The options that the instruments in use come to."""
+    return dict(_options)
+
+
+@contextmanager
+def instrumented(
+    *,
+    evict_always: bool = False,
+    verify: bool = False,
+    on_cuda: bool = False,
+    scorer: Scorer = "host",
+    image: str = "",
+) -> Iterator[None]:
+    """Makes scopes that `rematerialize` opens in the body use instruments.
+
+    Args:
+        evict_always: every tensor is evicted after every operator, so each touch recomputes.
+        verify: every recorded operator is run again at once, and must give the same bytes.
+        on_cuda: memory, copies and time stamps go through the CUDA driver, as on a device.
+        scorer: where victims are chosen, as for `dtr_alloc.allocator`.
+        image: PTX of the kernel that chooses them on the device.
+
+    Example:
+        >>> import dtr_alloc, torch
+        >>> with instrumented(evict_always=True), dtr_alloc.rematerialize(None) as session:
+        ...     x = torch.ones(1000).exp()
+        >>> session.stats().evictions > 0
+        True
+    """
+    global _options
+    before = _options
+    _options = {
+        "evict_always": evict_always,
+        "verify": verify,
+        "on_cuda": on_cuda,
+        "scorer": native_scorer(scorer),
+        "image": image,
+    }
+    try:
+        yield
+    finally:
+        _options = before

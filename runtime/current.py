@@ -1,0 +1,166 @@
+"""Which scope is open in this process, kept in one place.
+
+There is one at most. It is a scope on the CPU, from `rematerialize` or `measure`, or it is the CUDA
+allocator's, which lasts as long as the process. Whoever needs the open session asks here, at the
+price of reading a global: the calls by hand, the watch over raw memory, compiled code, threads that
+join, an error that gives advice, and fork.
+
+The two kinds of scope differ in four things, which are the methods of `OpenScope`. A CPU scope has
+its session from the start. The CUDA allocator makes its own at the first request for memory, so
+until then there is none to ask, and nothing can be evicted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from abc import ABC, abstractmethod
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.advice import Adviser
+
+
+class OpenScope(ABC):
+    """A scope while it is open, and the threads that have joined it."""
+
+    def __init__(self) -> None:
+        self._members = threading.Condition()
+        self._joined = 0
+        self._admits = True
+
+    @abstractmethod
+    def session(self) -> _core.Session | None:
+        """The session that the scope runs in; None as long as there is none."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Makes what this thread computes part of the scope."""
+
+    @abstractmethod
+    def part(self) -> None:
+        """Undoes `join`."""
+
+    @abstractmethod
+    def before_fork(self) -> None:
+        """Prepares for a child that has the scope's tensors, but not its threads."""
+
+    def advise(self, at_least: int) -> str:
+        """What an error adds that asks for at least so many bytes."""
+        return ""
+
+    def step(self) -> None:
+        """Marks that an optimizer's step has ended."""
+        if session := self.session():
+            session.step()
+
+    def admit(self) -> bool:
+        """Counts this thread as one of the scope's; False if the scope admits none any more.
+
+        Raises:
+            RuntimeError: it is in a scope already.
+        """
+        with self._members:
+            if not self._admits:
+                return False
+            if _core.records_this_thread():
+                raise RuntimeError("this thread belongs to a dtr_alloc scope already")
+            self._joined += 1
+            return True
+
+    def dismiss(self) -> None:
+        """Undoes `admit`."""
+        with self._members:
+            self._joined -= 1
+            self._members.notify_all()
+
+    def wait_for_threads(self) -> None:
+        """Returns when all threads are dismissed, and admits none from then on."""
+        with self._members:
+            self._members.wait_for(lambda: self._joined <= 0)  # Below in a forked child.
+            self._admits = False
+
+    def abandon_in_child(self) -> None:
+        """After a fork: the scope and its other threads are the parent's."""
+        self._members = threading.Condition()  # One of them may hold the parent's.
+        self._joined = 0
+        if session := self.session():
+            session.abandon_in_child()
+
+
+class CpuScope(OpenScope):
+    """The scope of `rematerialize` or `measure`."""
+
+    def __init__(self, core: _core.Session, adviser: Adviser) -> None:
+        super().__init__()
+        self.core = core
+        self._adviser = adviser
+
+    def session(self) -> _core.Session:
+        return self.core
+
+    def join(self) -> None:
+        self.core.join()
+
+    def part(self) -> None:
+        self.core.part()
+
+    def before_fork(self) -> None:
+        self.core.commit_before_fork()
+
+    def advise(self, at_least: int) -> str:
+        return self._adviser.advise(at_least)
+
+
+class CudaScope(OpenScope):
+    """What the CUDA allocator serves."""
+
+    def __init__(self, allocator: _core.CudaAllocator) -> None:
+        super().__init__()
+        self._allocator = allocator
+
+    def session(self) -> _core.Session | None:
+        return self._allocator.session()
+
+    def join(self) -> None:
+        _core.record_this_thread(True)
+
+    def part(self) -> None:
+        _core.record_this_thread(False)
+
+    def before_fork(self) -> None:
+        """Nothing: a child cannot use CUDA's tensors in any case."""
+
+
+_current: OpenScope | None = None
+
+
+def scope() -> OpenScope | None:
+    """The scope that is open."""
+    return _current
+
+
+def session() -> _core.Session | None:
+    """The session of the scope that is open, if it has one by now."""
+    return None if _current is None else _current.session()
+
+
+def open_session() -> _core.Session | None:
+    """The session of the CPU scope that is open; None beside the CUDA allocator's."""
+    return _current.core if isinstance(_current, CpuScope) else None
+
+
+def begin(opened: OpenScope) -> None:
+    """From now on `opened` is the one."""
+    global _current
+    _current = opened
+
+
+def end() -> None:
+    """From now on no scope is open."""
+    global _current
+    _current = None
+
+
+def keep_forever(thing: object) -> None:
+    """Keeps an object from being freed, also as the process ends: tensors still lead to it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -1,0 +1,347 @@
+"""Opening and leaving a scope: what changes in the process, and how all of it is undone.
+
+Entering a scope makes torch take CPU memory from a pool of the budget's size and routes the
+operators of this thread (of the autograd threads it starts, and of those that join) through the
+runtime. Leaving it makes everything the program still holds an ordinary tensor. A scope also has to
+get through an error in its body, a fork, and an exit of the process (used_once.py).
+Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from dtr_alloc import _core
+from dtr_alloc.runtime import _testing, advice, compiled_code, current, higher_order, raw_access
+from dtr_alloc.runtime.current import CpuScope, CudaScope, OpenScope
+from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.simulation_rules import Clock, Rules
+from dtr_alloc.runtime.used_once import used_once
+from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
+
+# Addresses reserved for a pool without a budget: twice the machine's memory, and 128 GiB at least.
+_NO_LIMIT = max(1 << 37, 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+_NO_LIMIT = min(_NO_LIMIT, LARGEST_BUDGET)
+
+
+def check_thrash_limit(limit: float) -> None:
+    """Raises TypeError or ValueError unless it is 0 or more."""
+    if isinstance(limit, bool) or not isinstance(limit, numbers.Real):
+        raise TypeError(f"thrash_limit {limit!r} is not a number")
+    if not limit >= 0:
+        raise ValueError(f"thrash_limit is {limit!r}; it must be 0 or more")
+
+
+@used_once
+@contextmanager
+def rematerialize(
+    budget: int | str | None,
+    *,
+    device: str | torch.device = "cpu",
+    heuristic: str | Heuristic = "dtr",
+    policy: Policy = "eager",
+    clock: str = "wall",
+    timeline: bool = False,
+    events: bool = False,
+    thrash_limit: float = 100.0,
+    debug: bool = False,
+) -> Iterator[Session]:
+    """Runs the body under a memory budget: CPU tensors made inside come from a pool that never
+    passes it.
+
+    When an allocation would, the tensors cheapest to recompute are evicted, and recomputed when
+    next touched. Results are bit for bit those of plain torch. Tensors made before the scope
+    (parameters, usually) lie outside the budget. What lives on after the scope is an ordinary
+    tensor.
+
+    Args:
+        budget: bytes, or a text such as ``"2GiB"``, up to 16 TiB; None records
+            everything but never evicts.
+        device: ``"cpu"``.
+        heuristic: a preset's name or a ``Heuristic``.
+        policy: what becomes of a tensor that the program lets go while something can still be
+            recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;
+            ``"banish"``: it is freed for good once all that was made from it is there, and that is
+            then never evicted; ``"ignore"``: it stays until its score is least. The first is best
+            nearly always; the others are the paper's, for studies.
+        clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
+            which makes the evictions of a run repeatable.
+        timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
+        events: keep when what was evicted and recomputed (``Session.export_chrome_trace``): some 60
+            bytes each.
+        thrash_limit: recomputing this many times longer than computing, over two seconds, is an
+            error; 0 for no limit.
+        debug: look for writes that nobody declared: each constant that a recomputation would read
+            (parameters, inputs, exposed tensors) and each argument that an operator says it only
+            reads is compared by a checksum before and after. Costs a pass over every argument of
+            every operator. docs/exactness.md tells what it finds and what it cannot.
+
+    Raises:
+        TypeError, ValueError: an argument that is not understood. Nothing has changed then.
+        MemoryError: the process cannot reserve the addresses, twice the budget.
+        RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
+            the first operator that wrote what it should not have, or that reads what was written
+            behind the runtime's back; the text names what made the tensor.
+        torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator
+            needs together with what cannot be recomputed. The text names the least that would have
+            served this request; and the budget in which all would run, by a simulation, once whole
+            steps of an optimizer were seen: in this scope, or in one (or a ``measure``) before it
+            that began alike. Two steps tell more than one.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB") as session:
+        ...     x = torch.ones(1000).exp().sum()
+        >>> session.stats().peak_bytes <= 64 << 20
+        True
+    """
+    size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
+    if clock not in ("wall", "logical"):
+        raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
+    check_thrash_limit(thrash_limit)
+    core = _native(
+        budget=_NO_LIMIT if size is None else size,
+        limited=size is not None,
+        heuristic=resolve(heuristic)._native(),
+        policy=native_policy(policy),
+        logical_clock=clock == "logical",
+        timeline=timeline,
+        thrash_limit=float(thrash_limit),
+        debug=debug,
+        **_testing.options(),
+    )
+    session = Session(core, size, events)
+    rules = Rules(heuristic, policy, mode="pool", clock=cast(Clock, clock))
+    with advice.watched(core, rules) as adviser, _opened(CpuScope(core, adviser), device):
+        yield session
+
+
+@used_once
+@contextmanager
+def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> Iterator[Session]:
+    """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
+    nothing is ever evicted.
+
+    ``session.stats().peak_bytes`` is what the body needs without a budget. An OutOfMemoryError of a
+    later ``rematerialize`` that begins alike tells the budget in which this body would run.
+
+    Args:
+        device: ``"cpu"``.
+        timeline: keep the pool's bytes in use after every operator.
+
+    Raises:
+        ValueError: another device.
+        RuntimeError: a scope is already open in this process.
+
+    Example:
+        >>> import torch
+        >>> with measure() as session:
+        ...     x = torch.ones(1000).exp()  # Two tensors of 4,000 bytes, in blocks of 4,096.
+        >>> session.stats().peak_bytes
+        8192
+    """
+    core = _native(record=False, timeline=timeline)
+    with (
+        advice.watched(core, Rules(mode="pool")) as adviser,
+        _opened(CpuScope(core, adviser), device),
+    ):
+        yield Session(core, None)
+
+
+def _native(**options: Any) -> _core.Session:
+    """A session with these options, and otherwise one that records all and evicts nothing."""
+    without: dict[str, Any] = {
+        "budget": _NO_LIMIT,
+        "limited": False,
+        "heuristic": resolve("dtr")._native(),
+        "policy": native_policy("eager"),
+        "record": True,
+        "logical_clock": False,
+        "timeline": False,
+        "debug": False,
+        "thrash_limit": 0.0,
+    }
+    return _core.Session(**(without | _testing.NONE | options))
+
+
+@contextmanager
+def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
+    try:
+        on_cpu = torch.device(device).type == "cpu"
+    except (RuntimeError, TypeError):
+        on_cpu = False
+    if not on_cpu:
+        raise ValueError(
+            f'device {device!r} has no scope; only "cpu" has. On CUDA, directly after the imports: '
+            "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(budget))"
+        )
+    if isinstance(current.scope(), CudaScope):
+        raise RuntimeError(
+            "dtr_alloc.allocator() serves this process already, and there is one session in a "
+            "process: CPU tensors cannot have a scope beside it"
+        )
+    higher_order.let_key_pass()
+    scope.core.enter()
+    current.begin(scope)
+    undo = _watch_program(scope)
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        try:
+            scope.wait_for_threads()
+        finally:
+            spilled = _leave(scope, failed, undo)
+    if spilled and not failed:
+        warnings.warn(
+            "tensors that outlive the scope do not fit its budget together: "
+            f"{format_size(spilled)} of them now lie in ordinary memory",
+            stacklevel=6,  # The line of the program that leaves the scope.
+        )
+
+
+def _leave(scope: CpuScope, failed: bool, undo: Callable[[], None]) -> int:
+    """Makes what the program holds ordinary, whether or not the body `failed`. Returns how many
+    bytes of it did not fit the budget."""
+    if current.scope() is not scope:  # A forked child has left already.
+        undo()
+        return 0
+    try:
+        return scope.core.leave()
+    except BaseException as error:
+        current.keep_forever(scope.core)
+        _forget_interrupted_backward()
+        # The body's own error says more than that what it leaves behind does not fit.
+        if not (failed and isinstance(error, torch.OutOfMemoryError)):
+            raise
+        return 0
+    finally:
+        current.end()
+        undo()
+
+
+def _forget_interrupted_backward() -> None:
+    """An exception in a backward pass leaves what was still to do in the thread's queue, with every
+    tensor saved for that, until the next backward pass finds it there and drops it. Tensors that
+    nobody can reach would keep their scope from ending."""
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def join_scope() -> Iterator[None]:
+    """Makes the operators that this thread runs in the body part of the scope that is open.
+
+    A scope's own thread, and autograd's threads, belong to it from the start; any other thread that
+    computes on the scope's tensors joins it first. Threads share the budget, and a tensor that
+    several of them need is recomputed once. Recomputations, writes in place and random numbers
+    take turns; other operators run side by side. Leaving the scope waits for those who joined.
+
+    Raises:
+        RuntimeError: no scope is open, or this thread belongs to one already, or a trace of the
+            scope is being recorded.
+
+    Example:
+        >>> import threading, torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     def work() -> None:
+        ...         with join_scope():
+        ...             print(f"{x.sum():.0f}")
+        ...     thread = threading.Thread(target=work)
+        ...     thread.start()
+        ...     thread.join()
+        2718
+    """
+    opened = current.scope()
+    if opened is None or not opened.admit():
+        raise RuntimeError(
+            "join_scope() in a thread, but no dtr_alloc scope is open: open rematerialize() "
+            "before the thread starts, and keep it open until the thread is done"
+        )
+    try:
+        opened.join()
+        try:
+            yield
+        finally:
+            opened.part()
+            _core.set_in_optimizer(False)
+    finally:
+        opened.dismiss()
+
+
+def serve(allocator: _core.CudaAllocator) -> None:
+    """Puts the operators of this thread under the CUDA allocator's session, for good.
+
+    Raises:
+        RuntimeError: A scope is open.
+    """
+    if current.scope() is not None:
+        raise RuntimeError(
+            "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is one "
+            "of them in a process: call dtr_alloc.allocator() once, outside of scopes"
+        )
+    higher_order.let_key_pass()
+    opened = CudaScope(allocator)
+    current.begin(opened)
+    _watch_program(opened)
+    _core.record_this_thread(True)
+
+
+def _watch_program(opened: OpenScope) -> Callable[[], None]:
+    """Has torch tell of an optimizer's steps, of raw memory that it hands out, and of compiled
+    code that it calls. Returns the undo."""
+
+    def stepped(*_: object) -> None:
+        _core.set_in_optimizer(False)
+        opened.step()
+
+    hooks = (
+        register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True)),
+        register_optimizer_step_post_hook(stepped),
+    )
+    restore = raw_access.watch(current.session)
+    let_go = compiled_code.hold_arguments(opened.session)
+
+    def undo() -> None:
+        restore()
+        let_go()
+        for hook in hooks:
+            hook.remove()
+        _core.set_in_optimizer(False)
+
+    return undo
+
+
+def _before_fork() -> None:
+    if opened := current.scope():
+        opened.before_fork()
+
+
+def _in_child() -> None:
+    if opened := current.scope():
+        opened.abandon_in_child()
+        current.keep_forever(opened)
+        current.end()
+
+
+def _advise(at_least: int) -> str:
+    opened = current.scope()
+    return "" if opened is None else opened.advise(at_least)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+_core.set_adviser(_advise)
