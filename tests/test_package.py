@@ -211,6 +211,7 @@ def installed() -> list[Path]:
     folders = [
         ROOT / "dtr_alloc",
         *(ROOT / "dtr_alloc" / n for n in ("demo", "kernels", "runtime")),
+        *(ROOT / "dtr_alloc/runtime" / n for n in ("planning", "trace", "tuning")),
     ]
     return [
         f

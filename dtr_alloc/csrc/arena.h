@@ -11,11 +11,9 @@
 #include <stdexcept>
 
 #include "dtr_alloc/csrc/streams.h"
+#include "dtr_alloc/csrc/units.h"
 
 namespace dtr {
-
-using Bytes = std::int64_t;
-using Nanos = std::int64_t;
 
 // What it takes to move a run of pages and use them at their new place: a call, and each page; in a
 // run shorter than `worth_a_call`, each page what one costs that is given back and asked for anew.

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/units.h"
 
 namespace dtr {
 

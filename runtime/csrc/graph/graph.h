@@ -18,7 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/units.h"
 
 namespace dtr {
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <vector>
 
-#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/units.h"
 #include "runtime/csrc/live/operators.h"
 
 namespace dtr {

@@ -12,7 +12,7 @@
 #include <atomic>
 #include <vector>
 
-#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/units.h"
 
 namespace dtr {
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/units.h"
 
 namespace dtr {
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/units.h"
 #include "runtime/csrc/graph/graph.h"
 
 namespace dtr {

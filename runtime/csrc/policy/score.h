@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/units.h"
 
 namespace dtr {
 

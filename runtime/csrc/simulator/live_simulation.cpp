@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/csrc/engine/make_room.h"
+#include "runtime/csrc/simulator/simulated_kernel.h"
 
 namespace dtr {
 namespace {
@@ -24,69 +25,17 @@ std::unique_ptr<Arena> arena_for(Bytes budget, bool remap) {
 
 }  // namespace
 
-// One run of an operator's kernel: what it allocates and frees, in order.
-struct LiveSimulation::Kernel {
-  Kernel(LiveSimulation& simulation, std::int64_t op) : simulation(simulation), op(op) {}
-  ~Kernel() {  // What nobody took: temporaries of a run that failed.
-    for (Block* block : blocks) {
-      if (block) simulation.free(block);
+// Memory of a run that nobody took is freed, last first.
+struct LiveSimulation::Buffers {
+  Buffers(LiveSimulation& simulation, std::size_t count) : simulation(simulation), data(count) {}
+  ~Buffers() {
+    for (std::size_t i = data.size(); i-- > 0;) {
+      if (data[i]) simulation.free(data[i]);
     }
-  }
-
-  // `releases`: storages of the program die meanwhile, the first time.
-  void run(bool releases) {
-    const Schedule& schedule = simulation.schedule_;
-    simulation.learn(op);
-    std::int64_t first = schedule.op_events_begin[op], end = schedule.op_events_begin[op + 1];
-    for (std::int64_t i = first; i < end; ++i) {
-      std::int64_t value = schedule.event_value[i];
-      switch (schedule.event_kind[i]) {
-        case Schedule::kAllocated:
-          blocks.push_back(simulation.allocate(value, simulation.place_of(op, owner())));
-          break;
-        case Schedule::kFreed:
-          simulation.free(std::exchange(blocks.at(value), nullptr));
-          break;
-        case Schedule::kReleased:
-          if (releases) simulation.let_go(simulation.roots_[value]);
-          break;
-        case Schedule::kCopied:
-          break;  // Before it runs again.
-      }
-    }
-    if (first == end) {
-      for (std::int64_t tensor = schedule.op_results_begin[op];
-           tensor < schedule.op_results_begin[op + 1]; ++tensor) {
-        if (simulation.fresh(tensor) && schedule.tensor_size[tensor] > 0) {
-          blocks.push_back(
-              simulation.allocate(schedule.tensor_size[tensor], simulation.place_of(op, tensor)));
-        }
-      }
-    }
-  }
-
-  // The result whose block is the next one, or -1 where that is a temporary.
-  std::int64_t owner() const {
-    const Schedule& schedule = simulation.schedule_;
-    for (std::int64_t tensor = schedule.op_results_begin[op];
-         tensor < schedule.op_results_begin[op + 1]; ++tensor) {
-      if (schedule.tensor_block[tensor] == static_cast<std::int64_t>(blocks.size())) return tensor;
-    }
-    return -1;
-  }
-
-  // The block of a fresh result, or what stands for none.
-  void* take(std::int64_t tensor) {
-    const Schedule& schedule = simulation.schedule_;
-    if (schedule.tensor_size[tensor] == 0) return simulation.nowhere();
-    std::int64_t place = schedule.tensor_block[tensor];
-    return std::exchange(blocks.at(place < 0 ? next++ : place), nullptr);
   }
 
   LiveSimulation& simulation;
-  const std::int64_t op;
-  std::vector<Block*> blocks;
-  std::size_t next = 0;
+  std::vector<void*> data;
 };
 
 LiveSimulation::LiveSimulation(const Schedule& schedule, const SimulationOptions& options)
@@ -95,6 +44,7 @@ LiveSimulation::LiveSimulation(const Schedule& schedule, const SimulationOptions
       pool_(Pool::create(arena_for(options.budget, options.remap), options.budget)),
       engine_(*this, options.heuristic, options.policy),
       values_(schedule.tensors()),
+      constants_(schedule.tensors()),
       roots_(schedule.roots()),
       held_(schedule.tensors()) {
   engine_.shed_before_evicting();
@@ -131,7 +81,9 @@ void LiveSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
     if (--held_[root] == 0) let_go(root);
   } else if (value && !value->constant()) {
     if (kind == Schedule::kPin && !options_.pin_outputs) return;
-    bring_back(*value, lock);  // What must stay is no longer the engine's, as after a commit.
+    const Held held(engine_, *value);
+    engine_.materialize(*value,
+                        lock);  // What must stay is no longer the engine's, as after a commit.
     if (!value->constant()) engine_.freeze(*value);
   }
 }
@@ -139,112 +91,106 @@ void LiveSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
 void LiveSimulation::let_go(std::int64_t root) {
   Value* value = std::exchange(values_[root], nullptr);
   if (!value) return;
-  value->constant() ? engine_.unlock(*value) : engine_.dropped(*value);
+  value->constant() ? constants_[root].release() : engine_.dropped(*value);
 }
 
-// The program's hold on it is a lock.
-Value& LiveSimulation::constant(Bytes size, void* data) {
+void LiveSimulation::add_constant(std::int64_t root, Bytes size, void* data) {
   Value& value = engine_.constant(size, data, data);
-  engine_.lock(value);
-  return value;
+  values_[root] = &value;
+  constants_[root] = Held(engine_, value);
 }
 
-void LiveSimulation::bring_back(Value& value, Lock& lock) {
-  engine_.lock(value);
-  try {
-    engine_.materialize(value, lock);
-  } catch (...) {
-    engine_.unlock(value);
-    throw;
-  }
-  engine_.unlock(value);
-}
-
-// Session::execute, step by step.
 void LiveSimulation::compute(std::int64_t number, Lock& lock) {
-  std::int64_t first = schedule_.op_results_begin[number];
-  std::int64_t end = schedule_.op_results_begin[number + 1];
+  const std::int64_t first = schedule_.op_results_begin[number];
+  const std::int64_t end = schedule_.op_results_begin[number + 1];
   for (std::int64_t tensor = first; tensor < end; ++tensor) ++held_[roots_[tensor]];
-  if (schedule_.op_constant[number]) {
-    for (std::int64_t tensor = first; tensor < end; ++tensor) {
-      Bytes size = schedule_.tensor_size[tensor];
-      values_[tensor] =
-          &constant(size, size > 0 ? allocate(size, place_of(number, -2)) : nowhere());
-    }
-    return;
+  if (schedule_.op_constant[number]) return bring_in(number);
+  OperatorCall call(engine_);
+  std::vector<Value*> arguments;
+  for (std::int64_t arg : schedule_.args(number)) {
+    arguments.push_back(&value_of(arg));
+    if (!arguments.back()->constant()) call.argument(*arguments.back());
   }
-  std::vector<Value*> arguments, tracked;
-  for (std::int64_t arg : schedule_.args(number)) arguments.push_back(&value_of(arg));
-  for (Value* value : arguments) {
-    if (value->constant()) continue;
-    tracked.push_back(value);
-    engine_.lock(*value);
-    engine_.touch(*value);
+  counts_.base += schedule_.op_cost[number];
+  call.bring_back(lock);
+  const std::vector<std::int64_t> results = stored_results(number);
+  const auto tracked = [this](std::int64_t tensor) { return schedule_.tracked(tensor); };
+  if (std::ranges::any_of(results, tracked)) call.begin(record(number, arguments, results.size()));
+  adopt_fresh(number, results, call.op());
+  adopt_written(results, call);
+  call.finish(cost_of(number));
+}
+
+// What comes from outside.
+void LiveSimulation::bring_in(std::int64_t number) {
+  for (std::int64_t tensor = schedule_.op_results_begin[number];
+       tensor < schedule_.op_results_begin[number + 1]; ++tensor) {
+    const Bytes size = schedule_.tensor_size[tensor];
+    void* data = size > 0 ? allocate(size, place_of(number, kFromOutside)) : nowhere();
+    add_constant(tensor, size, data);
   }
-  const auto unlock = [&] {
-    for (Value* value : tracked) engine_.unlock(*value);
-  };
+}
+
+// The results of an operator that are no views.
+std::vector<std::int64_t> LiveSimulation::stored_results(std::int64_t number) const {
   std::vector<std::int64_t> results;
-  bool recorded = false;
-  for (std::int64_t tensor = first; tensor < end; ++tensor) {
-    if (roots_[tensor] != tensor) continue;
-    results.push_back(tensor);
-    recorded |= schedule_.tracked(tensor);
+  for (std::int64_t tensor = schedule_.op_results_begin[number];
+       tensor < schedule_.op_results_begin[number + 1]; ++tensor) {
+    if (roots_[tensor] == tensor) results.push_back(tensor);
   }
-  Nanos cost = schedule_.op_cost[number];
-  counts_.base += cost;
-  Op* op = nullptr;
-  try {
-    for (Value* value : tracked) {
-      if (!value->resident()) bring_back(*value, lock);
-    }
-    if (recorded) {
-      std::vector<Value*> read;
-      for (std::size_t i = 0; i < arguments.size(); ++i) {
-        if (!inlined(schedule_.args(number)[i])) read.push_back(arguments[i]);
-      }
-      op = Engine::begin(read.size(), results.size(), sizeof(Payload));
-      new (op->payload()) Payload{number};
-      for (std::size_t i = 0; i < read.size(); ++i) engine_.read(*op, i, *read[i]);
-    }
-    Kernel kernel(*this, number);
-    kernel.run(true);
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      std::int64_t tensor = results[i];
-      if (!fresh(tensor)) continue;
-      Bytes size = schedule_.tensor_size[tensor];
-      void* data = kernel.take(tensor);
-      bool track = op && schedule_.tracked(tensor);
-      values_[tensor] =
-          track ? &engine_.write(*op, i, size, &values_[tensor], data) : &constant(size, data);
-      own(data, track ? values_[tensor] : nullptr);
-    }
-  } catch (...) {
-    if (op) engine_.abandon(*op);
-    unlock();
-    throw;
+  return results;
+}
+
+Op& LiveSimulation::record(std::int64_t number, const std::vector<Value*>& arguments,
+                           std::size_t results) {
+  std::vector<Value*> read;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!inlined(schedule_.args(number)[i])) read.push_back(arguments[i]);
   }
-  // A written storage is another value's now, and its program's reference too.
-  std::vector<Value*> superseded;
+  Op& op = *Engine::begin(read.size(), results, sizeof(Payload));
+  new (op.payload()) Payload{number};
+  for (std::size_t i = 0; i < read.size(); ++i) engine_.read(op, i, *read[i]);
+  return op;
+}
+
+// The operator runs; its fresh results are values, or constants where `op` is null.
+void LiveSimulation::adopt_fresh(std::int64_t number, const std::vector<std::int64_t>& results,
+                                 Op* op) {
+  Kernel kernel(*this, number);
+  kernel.run(true);
   for (std::size_t i = 0; i < results.size(); ++i) {
-    std::int64_t tensor = results[i];
+    const std::int64_t tensor = results[i];
+    if (fresh(tensor)) adopt(tensor, op, i, schedule_.tensor_size[tensor], kernel.take(tensor));
+  }
+}
+
+// A written storage is another value's now, and its program's reference too.
+void LiveSimulation::adopt_written(const std::vector<std::int64_t>& results, OperatorCall& call) {
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const std::int64_t tensor = results[i];
     if (fresh(tensor)) continue;
-    std::int64_t before = roots_[schedule_.tensor_in_place[tensor]];
+    const std::int64_t before = roots_[schedule_.tensor_in_place[tensor]];
     Value* old = std::exchange(values_[before], nullptr);
     if (!old) continue;
     if (old->constant()) {
       values_[tensor] = old;
+      constants_[tensor] = std::move(constants_[before]);
       continue;
     }
-    superseded.push_back(old);
-    bool track = op && schedule_.tracked(tensor);
-    values_[tensor] = track ? &engine_.write(*op, i, old->size, &values_[tensor], old->data)
-                            : &constant(old->size, old->data);
-    own(old->data, track ? values_[tensor] : nullptr);
+    call.overwritten(*old);
+    adopt(tensor, call.op(), i, old->size, old->data);
   }
-  op ? engine_.finish(*op, cost_of(number)) : engine_.advance(cost_of(number));
-  for (Value* old : superseded) engine_.superseded(*old);
-  unlock();
+}
+
+void LiveSimulation::adopt(std::int64_t tensor, Op* op, std::uint16_t output, Bytes size,
+                           void* data) {
+  if (op && schedule_.tracked(tensor)) {
+    values_[tensor] = &engine_.write(*op, output, size, &values_[tensor], data);
+    own(data, values_[tensor]);
+  } else {
+    add_constant(tensor, size, data);
+    own(data, nullptr);
+  }
 }
 
 void LiveSimulation::picture() {
@@ -288,10 +234,9 @@ Nanos LiveSimulation::cost_of(std::int64_t op) const {
   return touched;
 }
 
-// Of a result; -1 for a temporary, -2 for what comes from outside.
 Place LiveSimulation::place_of(std::int64_t op, std::int64_t tensor) {
   if (options_.placement == Placement::kBestFit) return Place::kBestFit;
-  const bool fixed = tensor == -2 || (tensor >= 0 && !schedule_.tracked(tensor));
+  const bool fixed = tensor == kFromOutside || (tensor >= 0 && !schedule_.tracked(tensor));
   return fixed || (tensor >= 0 && price(schedule_, op) > median_) ? Place::kHigh : Place::kLow;
 }
 
@@ -339,65 +284,57 @@ Value& LiveSimulation::written(Op& op, std::int64_t tensor) const {
   return *op.uses()[use].value;
 }
 
-// Session::run and Session::replay. A value that is written and that nobody else wants is taken as
-// the buffer, else copied; what is there already is made again, and freed last first.
+// As live/replayer.cpp does. A value that is written and that nobody else wants is taken as the
+// buffer, else copied; what is there already is made again, and freed last first.
 void LiveSimulation::run(Op& op, Lock&) {
-  std::int64_t number = static_cast<Payload*>(op.payload())->op;
-  Nanos cost = schedule_.op_cost[number];
-  std::vector<std::int64_t> results;
-  for (std::int64_t tensor = schedule_.op_results_begin[number];
-       tensor < schedule_.op_results_begin[number + 1]; ++tensor) {
-    if (roots_[tensor] == tensor) results.push_back(tensor);
+  const std::int64_t number = static_cast<Payload*>(op.payload())->op;
+  const std::vector<std::int64_t> results = stored_results(number);
+  Buffers made(*this, results.size());
+  lay_out_written(op, results, made.data);
+  for (std::int64_t i = schedule_.op_events_begin[number];
+       i < schedule_.op_events_begin[number + 1]; ++i) {
+    if (schedule_.event_kind[i] != Schedule::kCopied) continue;
+    made.data.push_back(allocate(schedule_.event_value[i]));
   }
-  std::vector<void*> made(results.size(), nullptr);
-  const auto give_up = [&] {
-    for (std::size_t i = made.size(); i-- > 0;) {
-      if (made[i]) free(std::exchange(made[i], nullptr));
-    }
-  };
-  try {
-    std::vector<std::pair<std::size_t, Bytes>> copies;
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      if (fresh(results[i])) continue;
-      Value& value = written(op, schedule_.tensor_in_place[results[i]]);
-      std::int32_t places = 0;
-      for (std::uint32_t j = 0; j < op.use_count; ++j) places += op.uses()[j].value == &value;
-      if (!value.constant() && !value.home && value.locks == places) {
-        made[i] = engine_.steal(value);
-        own(made[i], nullptr);
-      } else {
-        copies.emplace_back(i, value.size);
-      }
-    }
-    for (auto [i, size] : copies) made[i] = allocate(size);
-    for (std::int64_t i = schedule_.op_events_begin[number];
-         i < schedule_.op_events_begin[number + 1]; ++i) {
-      if (schedule_.event_kind[i] != Schedule::kCopied) continue;
-      made.push_back(allocate(schedule_.event_value[i]));
-    }
+  {
     Kernel kernel(*this, number);
     kernel.run(false);
     for (std::size_t i = 0; i < results.size(); ++i) {
-      if (fresh(results[i])) made[i] = kernel.take(results[i]);
+      if (fresh(results[i])) made.data[i] = kernel.take(results[i]);
     }
-  } catch (...) {
-    give_up();
-    throw;
   }
   std::int64_t back = 0;
   for (std::size_t i = 0; i < results.size(); ++i) {
     Value* output = op.outputs()[i];
     if (!output || output->resident()) continue;
-    own(made[i], output);
-    engine_.restore(*output, std::exchange(made[i], nullptr));
+    own(made.data[i], output);
+    engine_.restore(*output, std::exchange(made.data[i], nullptr));
     ++back;
     if (options_.log_events) events_.insert(events_.end(), {results[i], Simulation::kComputed});
   }
-  give_up();
-  counts_.remat += cost;
+  counts_.remat += schedule_.op_cost[number];
   ++counts_.remats;
   counts_.collateral += back - 1;
   if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
+}
+
+// The memory of the results that are written in place.
+void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& results,
+                                     std::vector<void*>& made) {
+  std::vector<std::pair<std::size_t, Bytes>> copies;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (fresh(results[i])) continue;
+    Value& value = written(op, schedule_.tensor_in_place[results[i]]);
+    std::int32_t places = 0;
+    for (std::uint32_t j = 0; j < op.use_count; ++j) places += op.uses()[j].value == &value;
+    if (!value.constant() && !value.home && value.locks == places) {
+      made[i] = engine_.steal(value);
+      own(made[i], nullptr);
+    } else {
+      copies.emplace_back(i, value.size);
+    }
+  }
+  for (auto [i, size] : copies) made[i] = allocate(size);
 }
 
 void LiveSimulation::release(Value& value, Loss loss) {
@@ -416,7 +353,8 @@ void LiveSimulation::release(Value& value, Loss loss) {
 
 void LiveSimulation::settle(Value& value) {
   own(value.data, nullptr);
-  if (value.home) engine_.lock(value);
+  if (value.home)
+    constants_[static_cast<Value**>(value.home) - values_.data()] = Held(engine_, value);
 }
 
 void LiveSimulation::forget(Value& value) { free(value.data); }

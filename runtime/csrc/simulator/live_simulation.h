@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
-#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/operator_call.h"
+#include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/simulator/paper_simulation.h"
 
 namespace dtr {
@@ -48,13 +49,21 @@ class LiveSimulation final : public Executor {
   struct Payload {
     std::int64_t op;
   };
-  struct Kernel;
+  struct Kernel;  // simulated_kernel.h
+  struct Buffers;
 
   void step(std::int64_t kind, std::int64_t operand, Lock& lock);
   void compute(std::int64_t op, Lock& lock);
-  void bring_back(Value& value, Lock& lock);
+  void bring_in(std::int64_t op);
+  std::vector<std::int64_t> stored_results(std::int64_t op) const;
+  Op& record(std::int64_t op, const std::vector<Value*>& arguments, std::size_t results);
+  void adopt_fresh(std::int64_t number, const std::vector<std::int64_t>& results, Op* op);
+  void adopt_written(const std::vector<std::int64_t>& results, OperatorCall& call);
+  void adopt(std::int64_t tensor, Op* op, std::uint16_t output, Bytes size, void* data);
+  void lay_out_written(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
+  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // For place_of.
   Place place_of(std::int64_t op, std::int64_t tensor);
   Nanos cost_of(std::int64_t op) const;  // To the engine.
   void learn(std::int64_t op);
@@ -62,14 +71,16 @@ class LiveSimulation final : public Executor {
   void free(void* data);
   void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
   void* nowhere() { return this; }     // The content of what lies outside the pool.
-  Value& constant(Bytes size, void* data);
+  void add_constant(std::int64_t root, Bytes size, void* data);
   Value& value_of(std::int64_t tensor) const {
     if (Value* value = values_[roots_[tensor]]) return *value;
     throw std::invalid_argument("the log reads a tensor that is gone");
   }
   Value& written(Op& op, std::int64_t tensor) const;
   // A small constant is copied into the recipe (recipe.h), which then does not read it.
-  bool inlined(std::int64_t tensor) const { return schedule_.tensor_size[roots_[tensor]] <= 16; }
+  bool inlined(std::int64_t tensor) const {
+    return schedule_.tensor_size[roots_[tensor]] <= kLargestInline;
+  }
   bool fresh(std::int64_t tensor) const {
     return roots_[tensor] == tensor && schedule_.tensor_in_place[tensor] < 0;
   }
@@ -79,6 +90,7 @@ class LiveSimulation final : public Executor {
   Pool::Handle pool_;
   Engine engine_;
   std::vector<Value*> values_;       // By root; null once the program let it go.
+  std::vector<Held> constants_;      // By root: the program's hold on it, if it is a constant.
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By root: references of the program.
   SimulationCounts counts_;

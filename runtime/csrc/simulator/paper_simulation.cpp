@@ -4,6 +4,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "runtime/csrc/engine/rules.h"
+
 namespace dtr {
 
 std::vector<std::int64_t> Schedule::roots() const {
@@ -16,9 +18,7 @@ std::vector<std::int64_t> Schedule::roots() const {
   return roots;
 }
 
-// Live, smaller results than this are constants (intercept.cpp).
 bool Schedule::tracked(std::int64_t tensor) const {
-  constexpr Bytes kSmallestValue = 512;
   if (tensor_size[tensor] < kSmallestValue) return false;
   return tensor_tracked[tensor] != 0;
 }
@@ -30,7 +30,8 @@ Simulation::Simulation(const Schedule& schedule, const SimulationOptions& option
       values_(schedule.tensors()),
       roots_(schedule.roots()),
       held_(schedule.tensors()),
-      pinned_(schedule.tensors()) {
+      pinned_(schedule.tensors()),
+      held_constants_(schedule.tensors()) {
   if (options.records == Records::kNeeded && !options.free_views) {
     throw std::invalid_argument("views that are recomputed need every record kept");
   }
@@ -38,12 +39,13 @@ Simulation::Simulation(const Schedule& schedule, const SimulationOptions& option
 
 Simulation::~Simulation() {
   if (keeps_all()) {
+    pinned_.clear();
     engine_.discard(ops_, constants_);
     return;
   }
   for (std::int64_t tensor = 0; tensor < schedule_.tensors(); ++tensor) {
     if (held_[tensor] == 0 || !values_[tensor]) continue;  // The run may have ended before it was.
-    if (pinned_[tensor]) engine_.unlock(*values_[tensor]);
+    pinned_[tensor].release();
     let_go(tensor);
   }
 }
@@ -73,11 +75,10 @@ void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
     Value& value = *values_[options_.free_views ? root : operand];
     engine_.materialize(value, lock);
     // The engine keeps constants that recipes read; pinned are those that nothing may let go.
-    if (!pinned_[root] && !(value.constant() && !keeps_all())) {
-      engine_.lock(value);
-      pinned_[root] = true;
+    if (!pinned(root) && !(value.constant() && !keeps_all())) {
+      pinned_[root] = Held(engine_, value);
     }
-  } else if (--held_[root] == 0 && !pinned_[root]) {
+  } else if (--held_[root] == 0 && !pinned(root)) {
     let_go(root);
   }
 }
@@ -88,7 +89,7 @@ void Simulation::let_go(std::int64_t tensor) {
   if (!value.constant()) {
     engine_.dropped(value);
   } else if (!keeps_all()) {
-    engine_.unlock(value);
+    held_constants_[tensor].release();
   }
 }
 
@@ -134,7 +135,7 @@ void Simulation::add_constant(std::int64_t tensor) {
   if (keeps_all()) {
     constants_.push_back(&value);
   } else {
-    engine_.lock(value);  // While the program holds it.
+    held_constants_[tensor] = Held(engine_, value);
   }
 }
 
@@ -183,7 +184,9 @@ void Simulation::release(Value& value, Loss loss) {
 
 // What was banished around it made it constant.
 void Simulation::settle(Value& value) {
-  if (value.home) engine_.lock(value);
+  if (!value.home) return;
+  const auto tensor = static_cast<Value**>(value.home) - values_.data();
+  held_constants_[tensor] = Held(engine_, value);
 }
 
 void Simulation::forget(Value& value) { counts_.usage -= value.size; }

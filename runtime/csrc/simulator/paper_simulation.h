@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/operator_call.h"
 
 namespace dtr {
 
@@ -133,6 +133,7 @@ class Simulation final : public Executor {
   void compute(std::int64_t op, Lock& lock);
   void add_constant(std::int64_t tensor);
   void make_room(Bytes size);
+  bool pinned(std::int64_t root) const { return pinned_[root].value(); }
   bool keeps_all() const { return options_.records == Records::kAll; }
   void let_go(std::int64_t tensor);
   std::int64_t tensor_of(const Op& op, std::int64_t output) const;
@@ -141,11 +142,12 @@ class Simulation final : public Executor {
   const Schedule schedule_;
   const SimulationOptions options_;
   Engine engine_;
-  std::vector<Value*> values_;       // By tensor; by root where views are free.
-  std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
-  std::vector<std::int64_t> held_;   // By tensor, at roots: references of the program.
-  std::vector<char> pinned_;         // By tensor, at roots.
-  std::vector<Op*> ops_;             // These two where every record is kept.
+  std::vector<Value*> values_;        // By tensor; by root where views are free.
+  std::vector<std::int64_t> roots_;   // By tensor: the one whose bytes it shares.
+  std::vector<std::int64_t> held_;    // By tensor, at roots: references of the program.
+  std::vector<Held> pinned_;          // By tensor, at roots.
+  std::vector<Held> held_constants_;  // By tensor: while the program holds it, and records may go.
+  std::vector<Op*> ops_;              // These two where every record is kept.
   std::vector<Value*> constants_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_;

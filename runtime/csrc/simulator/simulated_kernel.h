@@ -1,0 +1,77 @@
+// One run of an operator's kernel in a simulation: what it allocates and frees, in order. A trace
+// that the runtime recorded has every request; of another log, each fresh result is one.
+
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "runtime/csrc/simulator/live_simulation.h"
+
+namespace dtr {
+
+struct LiveSimulation::Kernel {
+  Kernel(LiveSimulation& simulation, std::int64_t op) : simulation(simulation), op(op) {}
+  ~Kernel() {  // What nobody took: temporaries of a run that failed.
+    for (Block* block : blocks) {
+      if (block) simulation.free(block);
+    }
+  }
+
+  // `releases`: storages of the program die meanwhile, the first time.
+  void run(bool releases) {
+    const Schedule& schedule = simulation.schedule_;
+    simulation.learn(op);
+    std::int64_t first = schedule.op_events_begin[op], end = schedule.op_events_begin[op + 1];
+    for (std::int64_t i = first; i < end; ++i) {
+      std::int64_t value = schedule.event_value[i];
+      switch (schedule.event_kind[i]) {
+        case Schedule::kAllocated:
+          blocks.push_back(simulation.allocate(value, simulation.place_of(op, owner())));
+          break;
+        case Schedule::kFreed:
+          simulation.free(std::exchange(blocks.at(value), nullptr));
+          break;
+        case Schedule::kReleased:
+          if (releases) simulation.let_go(simulation.roots_[value]);
+          break;
+        case Schedule::kCopied:
+          break;  // Before it runs again.
+      }
+    }
+    if (first == end) {
+      for (std::int64_t tensor = schedule.op_results_begin[op];
+           tensor < schedule.op_results_begin[op + 1]; ++tensor) {
+        if (simulation.fresh(tensor) && schedule.tensor_size[tensor] > 0) {
+          blocks.push_back(
+              simulation.allocate(schedule.tensor_size[tensor], simulation.place_of(op, tensor)));
+        }
+      }
+    }
+  }
+
+  // The result whose block is the next one, or kTemporary.
+  std::int64_t owner() const {
+    const Schedule& schedule = simulation.schedule_;
+    for (std::int64_t tensor = schedule.op_results_begin[op];
+         tensor < schedule.op_results_begin[op + 1]; ++tensor) {
+      if (schedule.tensor_block[tensor] == static_cast<std::int64_t>(blocks.size())) return tensor;
+    }
+    return kTemporary;
+  }
+
+  // The block of a fresh result, or what stands for none.
+  void* take(std::int64_t tensor) {
+    const Schedule& schedule = simulation.schedule_;
+    if (schedule.tensor_size[tensor] == 0) return simulation.nowhere();
+    std::int64_t place = schedule.tensor_block[tensor];
+    return std::exchange(blocks.at(place < 0 ? next++ : place), nullptr);
+  }
+
+  LiveSimulation& simulation;
+  const std::int64_t op;
+  std::vector<Block*> blocks;
+  std::size_t next = 0;
+};
+
+}  // namespace dtr
