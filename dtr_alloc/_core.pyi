@@ -225,7 +225,7 @@ sees_raw_access: bool
 torch_version: str
 compiler: str
 
-class Columns:
+class Schedule:
     def __init__(
         self,
         tensor_size: npt.NDArray[np.int64],
@@ -247,7 +247,7 @@ class Columns:
     def baseline(self) -> tuple[int, int, int, int]: ...
 
 def simulate(
-    columns: Columns,
+    schedule: Schedule,
     budget: int,
     pool: bool,
     heuristic: Heuristic,

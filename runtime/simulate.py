@@ -162,7 +162,7 @@ class Simulator:
         schedule = trace.schedule() if isinstance(trace, Trace) else trace
         self.name = name or getattr(trace, "path", "")
         self.schedule = schedule
-        self._columns = _core.Columns(
+        self._schedule = _core.Schedule(
             tensor_size=schedule.tensor_size,
             tensor_alias=schedule.tensor_alias,
             op_cost=schedule.op_cost,
@@ -179,7 +179,7 @@ class Simulator:
             event_kind=schedule.event_kind,
             event_value=schedule.event_value,
         )
-        self.baseline = Baseline(*self._columns.baseline())
+        self.baseline = Baseline(*self._schedule.baseline())
         self._released: int | None = None  # Not looked for yet.
 
     def budget_bytes(self, budget: Budget) -> int:
@@ -210,7 +210,7 @@ class Simulator:
         limit = 0 if rules.thrash is None else min(max(1, base * (rules.thrash - 1)), 2**62)
         began = time.perf_counter()
         counts = _core.simulate(
-            columns=self._columns,
+            schedule=self._schedule,
             budget=size,
             pool=not paper,
             heuristic=chosen._native(epsilon=0 if paper else 1),

@@ -188,7 +188,7 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
     throw;
   }
   engine_.finish(*op, cost);
-  for (Value* value : old) engine_.superseded(*value);
+  for (Value* value : old) engine_.overwritten(*value);
   for (Value* value : locked) engine_.unlock(*value);
   return ids;
 }
@@ -296,7 +296,7 @@ std::vector<std::uint64_t> EngineHarness::results_of(Op& op) const {
 
 // What is missing is settled first: making room for one result may evict another, which then stays
 // gone.
-void EngineHarness::run(Op& op, Lock&) {
+void EngineHarness::recompute(Op& op, Lock&) {
   std::vector<std::uint64_t> numbers = results_of(op);
   std::vector<std::pair<Value*, Content*>> made;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
@@ -323,7 +323,7 @@ void EngineHarness::release(Value& value, Loss) {
   unreference(static_cast<Content*>(value.data));
 }
 
-void EngineHarness::settle(Value& value) {
+void EngineHarness::make_ordinary(Value& value) {
   auto* home = static_cast<Holder*>(value.home);
   auto* content = static_cast<Content*>(value.data);
   home->content = content;  // One reference for the holder, one for the constant.

@@ -59,9 +59,9 @@ class EngineHarness final : public Executor {
                                   std::uint64_t result);
 
   // Executor.
-  void run(Op& op, Lock& lock) override;
+  void recompute(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
-  void settle(Value& value) override;
+  void make_ordinary(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
   const Pool* pool_of_values() const override { return pool_.get(); }
   void forget(Value& value) override;

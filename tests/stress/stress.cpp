@@ -220,7 +220,7 @@ class Machine final : public Executor {
       }
       home.value = &engine_.write(op, 0, size, &home, values[0]->data);
       engine_.finish(op, 1 + size / 100);
-      engine_.superseded(*values[0]);
+      engine_.overwritten(*values[0]);
       return nullptr;
     }
     auto made = std::make_unique<Storage>();
@@ -279,7 +279,7 @@ class Machine final : public Executor {
   }
 
   // Executor.
-  void run(Op& op, Lock& lock) override {
+  void recompute(Op& op, Lock& lock) override {
     const Recipe& recipe = *static_cast<const Recipe*>(op.payload());
     std::vector<const void*> data;
     std::vector<Number> numbers;
@@ -296,7 +296,7 @@ class Machine final : public Executor {
     engine_.restore(*value, new Content{block});
   }
   void release(Value& value, Loss) override { unreference(static_cast<Content*>(value.data)); }
-  void settle(Value& value) override {
+  void make_ordinary(Value& value) override {
     auto* content = static_cast<Content*>(value.data);
     if (auto* storage = static_cast<Storage*>(value.home)) {
       storage->content = content;  // One reference for the storage, one for the constant.

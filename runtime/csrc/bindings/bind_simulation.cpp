@@ -15,12 +15,12 @@ namespace {
 using Column = py::array_t<std::int64_t, py::array::c_style>;
 
 // Keeps the columns alive for as long as something looks at them.
-struct Columns {
+struct ScheduleColumns {
   Column tensor_size, tensor_alias, op_cost, op_constant, op_args_begin, op_args, op_results_begin,
       kind, operand, tensor_tracked, tensor_in_place, tensor_block, op_events_begin, event_kind,
       event_value;
 
-  Schedule schedule() const {
+  Schedule view() const {
     const auto view = [](const Column& column) {
       return std::span<const std::int64_t>(column.data(), static_cast<std::size_t>(column.size()));
     };
@@ -85,15 +85,15 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
 
 void bind_simulation(py::module_& m) {
   using namespace py::literals;
-  py::class_<Columns>(m, "Columns")
+  py::class_<ScheduleColumns>(m, "Schedule")
       .def(py::init<Column, Column, Column, Column, Column, Column, Column, Column, Column, Column,
                     Column, Column, Column, Column, Column>(),
            py::kw_only(), "tensor_size"_a, "tensor_alias"_a, "op_cost"_a, "op_constant"_a,
            "op_args_begin"_a, "op_args"_a, "op_results_begin"_a, "kind"_a, "operand"_a,
            "tensor_tracked"_a, "tensor_in_place"_a, "tensor_block"_a, "op_events_begin"_a,
            "event_kind"_a, "event_value"_a)
-      .def("baseline", [](const Columns& columns) {
-        Simulation::Baseline sum = Simulation::baseline(columns.schedule());
+      .def("baseline", [](const ScheduleColumns& schedule) {
+        PaperSimulation::Baseline sum = PaperSimulation::baseline(schedule.view());
         return py::make_tuple(sum.peak, sum.cost, sum.constants, sum.largest_operator);
       });
   py::enum_<Policy>(m, "Policy")
@@ -105,17 +105,17 @@ void bind_simulation(py::module_& m) {
       .value("two_ended", Placement::kTwoEnded);
   m.def(
       "simulate",
-      [](const Columns& columns, Bytes budget, bool pool, const Heuristic& heuristic, Policy policy,
-         Nanos remat_limit, bool remap, std::optional<Nanos> move_ns, bool measured_prices,
-         Placement placement, std::int64_t layouts, bool logical_clock, bool pin_outputs,
-         bool log_events) {
+      [](const ScheduleColumns& schedule, Bytes budget, bool pool, const Heuristic& heuristic,
+         Policy policy, Nanos remat_limit, bool remap, std::optional<Nanos> move_ns,
+         bool measured_prices, Placement placement, std::int64_t layouts, bool logical_clock,
+         bool pin_outputs, bool log_events) {
         // What banishing cuts out of the graph goes, and with it what knew it.
         bool forgets = policy == Policy::kBanish;
         SimulationOptions options{.budget = budget,
                                   .heuristic = heuristic,
                                   .policy = policy,
                                   .free_views = forgets,
-                                  .records = forgets ? Records::kNeeded : Records::kAll,
+                                  .records = forgets ? KeepRecords::kNeeded : KeepRecords::kAll,
                                   .remat_limit = remat_limit,
                                   .remap = remap,
                                   .placement = placement,
@@ -129,10 +129,10 @@ void bind_simulation(py::module_& m) {
         if (measured_prices) {
           options.prices = make_host_arena(scope_addresses(budget))->move_prices();
         }
-        if (pool) return result_of<LiveSimulation>(columns.schedule(), options);
-        return result_of<Simulation>(columns.schedule(), options);
+        if (pool) return result_of<LiveSimulation>(schedule.view(), options);
+        return result_of<PaperSimulation>(schedule.view(), options);
       },
-      py::kw_only(), "columns"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
+      py::kw_only(), "schedule"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
       "remap"_a, "move_ns"_a, "measured_prices"_a, "placement"_a, "layouts"_a, "logical_clock"_a,
       "pin_outputs"_a, "log_events"_a);
 }

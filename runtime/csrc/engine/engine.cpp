@@ -143,39 +143,44 @@ void Engine::collect_or_banish(Value& value) {
   for (Use* use = value.uses; use; use = use->next) {
     for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
       Value* output = use->op->outputs()[i];
-      if (output && !output->resident()) return collect(value);
-      if (output && std::find(made.begin(), made.end(), output) == made.end()) {
-        made.push_back(output);
-      }
+      if (output && std::ranges::find(made, output) == made.end()) made.push_back(output);
     }
   }
-  // Each record must outlive what the freezing of the others collects.
-  made.push_back(&value);
-  for (Value* one : made) ++one->locks;
-  for (Value* one : made) {
-    if (one != &value && !one->constant()) freeze(*one);
+  const auto resident = [](const Value* output) { return output->resident(); };
+  if (!std::ranges::all_of(made, resident)) return collect(value);
+  ++value.locks;
+  freeze_together(made);
+  --value.locks;
+  collect(value);
+}
+
+// Each record must outlive what the freezing of the others collects.
+void Engine::freeze_together(const std::vector<Value*>& values) {
+  for (Value* value : values) ++value->locks;
+  for (Value* value : values) {
+    if (!value->constant()) freeze(*value);
   }
-  for (Value* one : made) {
-    --one->locks;
-    collect(*one);
+  for (Value* value : values) {
+    --value->locks;
+    collect(*value);
   }
 }
 
 void Engine::let_go(Value& value) {
   if (policy_ != Policy::kEager || value.constant() || !value.resident()) return;
-  if (!value.uses && records_ == Records::kNeeded) return;  // It goes with its record.
+  if (!value.uses && records_ == KeepRecords::kNeeded) return;  // It goes with its record.
   executor_.release(value, Loss::kDropped);
   lose(value, Loss::kDropped);
 }
 
-void Engine::superseded(Value& value) {
+void Engine::overwritten(Value& value) {
   disown(value);
   value.home = nullptr;
   lose(value, Loss::kDropped);
   collect(value);
 }
 
-void* Engine::steal(Value& value) {
+void* Engine::reuse_buffer(Value& value) {
   void* data = value.data;
   lose(value, Loss::kDropped);
   return data;
@@ -207,7 +212,7 @@ void Engine::freeze(Value& value) {
   disown(value);
   neighbourhood_.cut(value);
   if (std::exchange(value.unfilled, false)) --value.locks;
-  executor_.settle(value);
+  executor_.make_ordinary(value);
   unlink(value);
   collect(value);
 }
@@ -238,7 +243,7 @@ void Engine::erase(Op& op) {
 // A chain of recipes goes one record at a time through `garbage_`: its length must not be the depth
 // of the C stack.
 void Engine::collect(Value& first) {
-  if (records_ == Records::kAll) return;
+  if (records_ == KeepRecords::kAll) return;
   Value* value = &first;
   while (true) {
     if (!value->needed()) {

@@ -48,12 +48,12 @@ enum class Policy {
 
 // Which records are kept. Live, those that something may need. The paper's simulator keeps all, so
 // that values nobody can ask for again still count as evicted neighbours.
-enum class Records { kNeeded, kAll };
+enum class KeepRecords { kNeeded, kAll };
 
 class Engine {
  public:
   Engine(Executor& executor, Heuristic heuristic, Policy policy = Policy::kEager,
-         Records records = Records::kNeeded)
+         KeepRecords records = KeepRecords::kNeeded)
       : executor_(executor),
         heuristic_(heuristic),
         policy_(policy),
@@ -116,11 +116,12 @@ class Engine {
     unlock(value);
   }
 
-  void dropped(Value& value);     // The program let its storage go.
-  void superseded(Value& value);  // Its storage was written: the content is another value's now.
-  void* steal(Value& value);      // A replay takes its content as the buffer it writes.
-  void freeze(Value& value);      // Resident: a constant from now on, its recipe forgotten.
-  void restore(Value& value, void* data);  // From Executor::run: content for a missing output.
+  void dropped(Value& value);        // The program let its storage go.
+  void overwritten(Value& value);    // Its storage was written: the content is another value's now.
+  void* reuse_buffer(Value& value);  // A replay takes its content as the buffer it writes.
+  void freeze(Value& value);         // Resident: a constant from now on, its recipe forgotten.
+  void restore(Value& value,
+               void* data);  // From Executor::recompute: content for a missing output.
 
   // Takes back all records at once, where all are kept: `ops` and `constants` are all there are.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
@@ -199,18 +200,19 @@ class Engine {
   void disown(Value& value);
   void lose(Value& value, Loss loss);
   void let_go(Value& value);
-  void run(Op& op, Value& wanted, Lock& lock);
+  void recompute(Op& op, Value& wanted, Lock& lock);
   void unlink(Value& value);  // From its producer, which goes with its last output.
   void erase(Op& op);
   void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
   void collect_or_banish(Value& value);
-  void settle(Value& value, Lock& lock);
+  void freeze_together(const std::vector<Value*>& values);
+  void retain(Value& value, Lock& lock);
   void unlock_inputs(Op& op);
 
   Executor& executor_;
   const Heuristic heuristic_;
   const Policy policy_;
-  const Records records_;
+  const KeepRecords records_;
   mutable std::mutex mutex_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.

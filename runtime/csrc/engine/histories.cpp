@@ -78,15 +78,7 @@ bool Engine::outweighed(Value& value, int shortest) {
 bool Engine::shed(Value& constant) {
   const Resting resting = resting_on(constant, constant.size + 1);
   if (!resting.idle || resting.bytes > constant.size) return false;
-  std::vector<Value*> live = held_on(constant);
-  for (Value* value : live) ++value->locks;
-  for (Value* value : live) {
-    if (!value->constant()) freeze(*value);
-  }
-  for (Value* value : live) {
-    --value->locks;
-    collect(*value);
-  }
+  freeze_together(held_on(constant));
   return true;
 }
 

@@ -1,5 +1,7 @@
 #include "runtime/csrc/engine/operator_call.h"
 
+#include <utility>
+
 namespace dtr {
 
 OperatorCall::~OperatorCall() {
@@ -29,7 +31,7 @@ void OperatorCall::undo() {
 }
 
 void OperatorCall::let_overwritten_go() {
-  for (Value* old : overwritten_) engine_.superseded(*old);
+  for (Value* old : overwritten_) engine_.overwritten(*old);
   overwritten_.clear();
 }
 

@@ -1,5 +1,4 @@
-// One operator on its way through the engine, and the locks that keep values where they are
-// meanwhile.
+// One operator on its way through the engine.
 //
 // Whoever runs operators (the live runtime, the simulation of its rules, the harness of tests) does
 // the same steps in the same order:
@@ -18,36 +17,12 @@
 
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/held.h"
 
 namespace dtr {
-
-// A value that stays where it is while this lives. The engine's lock is held at both ends.
-class Held {
- public:
-  Held() = default;
-  Held(Engine& engine, Value& value) : engine_(&engine), value_(&value) { engine.lock(value); }
-  Held(Held&& other) noexcept
-      : engine_(other.engine_), value_(std::exchange(other.value_, nullptr)) {}
-  Held& operator=(Held&& other) noexcept {
-    std::swap(engine_, other.engine_);
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~Held() { release(); }
-
-  Value* value() const { return value_; }
-  void release() {
-    if (Value* value = std::exchange(value_, nullptr)) engine_->unlock(*value);
-  }
-
- private:
-  Engine* engine_ = nullptr;
-  Value* value_ = nullptr;
-};
 
 class OperatorCall {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/held.h"
 
 namespace dtr {
 
@@ -86,7 +87,7 @@ void Engine::materialize(Value& target, Lock& lock) {
           push(*given_up);
           continue;
         }
-        run(op, wanted, lock);
+        recompute(op, wanted, lock);
       }
       missing.resize(top.first_missing);
       pending.pop_back();
@@ -104,10 +105,10 @@ void Engine::materialize(Value& target, Lock& lock) {
   }
 }
 
-void Engine::run(Op& op, Value& wanted, Lock& lock) {
+void Engine::recompute(Op& op, Value& wanted, Lock& lock) {
   bool first = wanted.recomputes < 0;
   try {
-    executor_.run(op, lock);
+    executor_.recompute(op, lock);
   } catch (...) {
     neighbourhood_.refresh();  // Some outputs may be back.
     throw;
@@ -122,16 +123,10 @@ void Engine::run(Op& op, Value& wanted, Lock& lock) {
   for (std::uint32_t i = 0; first && i < op.output_count; ++i) touch(*op.outputs()[i]);
 }
 
-void Engine::settle(Value& value, Lock& lock) {
-  this->lock(value);
-  try {
-    materialize(value, lock);
-  } catch (...) {
-    unlock(value);
-    throw;
-  }
+void Engine::retain(Value& value, Lock& lock) {
+  const Held held(*this, value);
+  materialize(value, lock);
   if (value.producer && value.home) freeze(value);  // Else the program dropped it meanwhile.
-  unlock(value);
 }
 
 std::vector<Value*> Engine::held_on(const Value& constant) const {
@@ -155,17 +150,9 @@ std::vector<Value*> Engine::held_on(const Value& constant) const {
 }
 
 void Engine::retire(Value& constant, Lock& lock) {
-  std::vector<Value*> live = held_on(constant);
-  for (Value* value : live) this->lock(*value);
-  try {
-    for (; !live.empty(); live.pop_back()) {
-      settle(*live.back(), lock);
-      unlock(*live.back());
-    }
-  } catch (...) {
-    for (Value* value : live) unlock(*value);
-    throw;
-  }
+  std::vector<Held> held;
+  for (Value* value : held_on(constant)) held.emplace_back(*this, *value);
+  for (; !held.empty(); held.pop_back()) retain(*held.back().value(), lock);
 }
 
 void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
@@ -174,7 +161,7 @@ void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
   }
   while (!owned_.empty()) {
     try {
-      settle(*owned_.back(), lock);
+      retain(*owned_.back(), lock);
     } catch (const std::exception&) {
       if (!spill()) throw;
     }

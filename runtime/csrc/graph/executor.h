@@ -23,7 +23,7 @@ class Executor {
   // Runs `op` again and hands every missing output's content to Engine::restore. All inputs are
   // resident and locked. The engine's lock is held on entry and on return, also by exception, and
   // must be open while the operator itself runs.
-  virtual void run(Op& op, Lock& lock) = 0;
+  virtual void recompute(Op& op, Lock& lock) = 0;
 
   // Gives the bytes of a resident value back; its storage, if the program still holds one, becomes
   // the evicted kind.
@@ -32,7 +32,7 @@ class Executor {
   // `value`, resident, is no longer the engine's to evict: its storage becomes an ordinary one. If
   // recipes still read it, the executor keeps the content alive until `forget(value)`. The program
   // may have dropped the storage (Policy::kBanish); only recipes read the content then.
-  virtual void settle(Value& value) = 0;
+  virtual void make_ordinary(Value& value) = 0;
 
   // Free bytes of the pool directly before and after a resident value.
   virtual std::pair<Bytes, Bytes> free_neighbours(const Value& value) const = 0;

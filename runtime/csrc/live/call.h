@@ -64,10 +64,10 @@ struct Call {
 
   // Before the call consumes its arguments, and after it.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
-    return c10::ArrayRef(stack).slice(stack.size() - info.arguments);
+    return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);
   }
   c10::ArrayRef<c10::IValue> results(const torch::jit::Stack& stack) const {
-    return c10::ArrayRef(stack).slice(stack.size() - info.returns);
+    return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.returns, info.returns);
   }
 };
 

@@ -178,25 +178,32 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
 
 void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
                       Lock& lock) {
+  if (call.tracked) prepare_reads(call, engaged, lock);
+  if (call.info.writes) prepare_writes(call, engaged, lock);
+  if (call.recording) record(call, engaged, stack);
+}
+
+void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
   for (TensorArgument& argument : call.arguments) {
-    if (!call.tracked) break;
     argument.value = StorageTable::value_of(argument.storage);
     if (!argument.value) continue;
     engaged.argument(*argument.value);
     engine_.used(*argument.value);
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
-  const bool looks_back = call.tracked && (call.recording || call.info.shares);
-  for (TensorArgument& argument : call.arguments) {
-    Value* value = looks_back ? argument.value : nullptr;
+  if (call.recording || call.info.shares) cut_histories(call, engaged);
+  if (!device_.work) return;
+  for (const TensorArgument& argument : call.arguments) {
+    if (argument.value) follow_stream(*argument.value);
+  }
+}
+
+void Session::cut_histories(Call& call, OperatorCall& engaged) {
+  for (const TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
     if (!value) continue;
     if (call.info.shares || engine_.outweighed(*value)) make_constant(call, engaged, *value);
   }
-  for (const TensorArgument& argument : call.arguments) {
-    if (device_.work && argument.value) follow_stream(*argument.value);
-  }
-  if (call.info.writes) prepare_writes(call, engaged, lock);
-  if (call.recording) record(call, engaged, stack);
 }
 
 void Session::bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock) {
@@ -222,11 +229,7 @@ void Session::make_constant(Call& call, OperatorCall& engaged, Value& value) {
 }
 
 void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack) {
-  for (const TensorArgument& argument : call.arguments) {
-    if (!detector_ || argument.value) continue;
-    const Value* constant = constants_.find(argument.storage);
-    if (constant) detector_->verify(*constant, call.info);
-  }
+  if (detector_) verify_constants(call);
   Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.random));
   if (!op) return;
   engaged.begin(*op);
@@ -243,6 +246,13 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
     if (source) engaged.release(*source);
   }
   call.sources.clear();
+}
+
+void Session::verify_constants(const Call& call) {
+  for (const TensorArgument& argument : call.arguments) {
+    const Value* constant = argument.value ? nullptr : constants_.find(argument.storage);
+    if (constant) detector_->verify(*constant, call.info);
+  }
 }
 
 // The argument's memory may be evicted, and given to another stream, while an operator of this one
@@ -312,28 +322,34 @@ void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) 
   }
 }
 
-// A written storage holds another value now: a new version, or what nobody can recompute.
-void Session::adopt_written(Call& call, OperatorCall& engaged) {
+// Calls `visit(value, storage, output)` for each value that the operator writes. `storage` is null
+// where another thread has dropped it: what is there is no longer what a recipe makes.
+template <class Visit>
+void Session::for_each_written(const Call& call, const Visit& visit) {
   std::uint16_t output = call.info.returns;
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
     const std::uint16_t slot = output++;
     Value* value = argument.value;
     if (!value || !value->home) continue;
-    Block* block = block_of(*value);
     c10::StorageImpl* storage = storages_.home_of(*value);
-    if (storage && StorageTable::value_of(storage) != value) continue;
-    engaged.overwritten(*value);
-    if (!storage) {  // Dropped by another thread; what is there is no longer what the recipe makes.
-      storages_.free(block);
-    } else if (Op* op = engaged.op(); op && !long_written(*value)) {
-      Value& next = engine_.write(*op, slot, static_cast<Bytes>(storage->nbytes()), storage, block);
-      next.version = value->version + 1;
-      storages_.attach(storage, next, block);
-    } else {
-      storages_.detach(storage, block);
-    }
+    if (!storage || StorageTable::value_of(storage) == value) visit(*value, storage, slot);
   }
+}
+
+// A written storage holds another value now: a new version, or what nobody can recompute.
+void Session::adopt_written(const Call& call, OperatorCall& engaged) {
+  for_each_written(call, [&](Value& value, c10::StorageImpl* storage, std::uint16_t output) {
+    Block* block = block_of(value);
+    engaged.overwritten(value);
+    if (!storage) return storages_.free(block);
+    Op* op = engaged.op();
+    if (!op || long_written(value)) return storages_.detach(storage, block);
+    const auto bytes = static_cast<Bytes>(storage->nbytes());
+    Value& next = engine_.write(*op, output, bytes, storage, block);
+    next.version = value.version + 1;
+    storages_.attach(storage, next, block);
+  });
 }
 
 void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock) {
@@ -355,42 +371,38 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   recorded_ += kept != nullptr;
   constants_.shed_sometimes();
 
-  bool foreign = call.foreign;
+  look_at_results(call, stack);
+  engaged.unlock();
+  bookkeeping_ticks_ += ticks() - begin - call.remat_ticks - call.inside_ticks;
+  if (options_.timeline) timeline_.push_back(pool_->live());
+  if (options_.instruments.verify && kept) verify(*kept, lock);
+  if (options_.instruments.evict_always) engine_.evict_all();
+}
+
+// A sparse or quantized result may hold on to the arguments, and read them without the dispatcher.
+void Session::look_at_results(Call& call, const torch::jit::Stack& stack) {
   for (const c10::IValue& result : call.results(stack)) {
     for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
-      foreign |= !is_dense(tensor);
+      call.foreign |= !is_dense(tensor);
       if (detector_) detector_->made(tensor, call.info);
     });
   }
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || !value->producer || !value->home) continue;
-    // A sparse or quantized tensor may hold on to its arguments and read them without the
-    // dispatcher.
-    foreign ? engine_.freeze(*value) : storages_.arm(*value);
+    call.foreign ? engine_.freeze(*value) : storages_.arm(*value);
   }
-  const bool uninitialized = call.info.uninitialized;
-  if (options_.instruments.verify && options_.policy == Policy::kBanish) kept = nullptr;
-  engaged.unlock();
-  bookkeeping_ticks_ += ticks() - begin - call.remat_ticks - call.inside_ticks;
-  if (options_.timeline) timeline_.push_back(pool_->live());
-  if (options_.instruments.verify && kept && !uninitialized) verify(*kept, lock);
-  if (options_.instruments.evict_always) engine_.evict_all();
 }
 
 // What was written is perhaps half written, and stays as it is for ever.
 void Session::after_failure(Call& call, OperatorCall& engaged) {
   if (TraceRecorder* recorder = trace_.recorder()) recorder->abandon();
   if (costs_ && call.here) costs_->abandon(call.sample);
-  for (const TensorArgument& argument : call.arguments) {
-    Value* value = argument.value;
-    if (!value || !argument.written || !value->home) continue;
-    Block* block = block_of(*value);
-    c10::StorageImpl* storage = storages_.home_of(*value);
-    if (storage && StorageTable::value_of(storage) != value) continue;
+  for_each_written(call, [&](Value& value, c10::StorageImpl* storage, std::uint16_t) {
+    Block* block = block_of(value);
     storage ? storages_.detach(storage, block) : storages_.free(block);
-    engaged.overwritten(*value);
-  }
+    engaged.overwritten(value);
+  });
   engaged.undo();
   for (const TensorArgument& argument : call.arguments) {
     if (argument.value) storages_.arm(*argument.value);
@@ -399,6 +411,8 @@ void Session::after_failure(Call& call, OperatorCall& engaged) {
 
 // For tests: runs the recipe at once and compares with what the program got, byte for byte.
 void Session::verify(Op& op, Lock& lock) {
+  const bool gone = options_.policy == Policy::kBanish;  // Perhaps: an argument was unlocked.
+  if (gone || Recipe::of(op).info().uninitialized) return;
   std::vector<Held> held;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     if (op.outputs()[i]) held.emplace_back(engine_, *op.outputs()[i]);

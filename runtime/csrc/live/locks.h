@@ -41,6 +41,7 @@ class Session::Guard {
  private:
   void open() {
     if (!lock_.owns_lock()) return;
+    if (!session_.storages_.has_dead()) return lock_.unlock();
     const auto dead = session_.storages_.take_dead();
     lock_.unlock();
   }

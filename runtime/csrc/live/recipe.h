@@ -35,6 +35,7 @@ struct TensorArgument {
   bool scratch;        // Written beside the results, which do not depend on what was there.
   std::uint16_t item;  // Position in its list.
 
+  bool writes_constant() const { return written && !value && !scratch; }
   // Whether a recipe keeps the content itself instead of reading a Value.
   bool inlined() const {
     return !value && !written && tensor->is_cpu() &&

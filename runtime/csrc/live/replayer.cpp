@@ -39,7 +39,7 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
                           at::DataPtr(content, device_.device));
   } else if (!value.constant() && !value.home && value.locks == places) {
     block_of(value)->owner = nullptr;
-    engine_.steal(value);
+    engine_.reuse_buffer(value);
     storages.push_back(over(device_.ordinary(content), value.size));
   } else {
     copies.push_back({storages.size(), content});

@@ -60,7 +60,7 @@ Session::Session(const SessionOptions& options, SessionDevice device)
 
 // ---- Executor ------------------------------------------------------------------------------------
 
-void Session::run(Op& op, Lock& lock) {
+void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks();
   const Nanos at = events_.keeps() ? EventLog::now() : 0;
   const Bytes bytes = replayer_.recompute(op, lock);
@@ -82,7 +82,7 @@ void Session::release(Value& value, Loss loss) {
   if (c10::StorageImpl* storage = storages_.home_of(value)) storages_.empty(storage, value);
 }
 
-void Session::settle(Value& value) {
+void Session::make_ordinary(Value& value) {
   Block* block = block_of(value);
   c10::StorageImpl* storage = storages_.home_of(value);
   if (!storage) {  // For recipes alone.

@@ -118,9 +118,9 @@ class Session final : public Executor {
   void check() const;
 
   // Executor.
-  void run(Op& op, Lock& lock) override;
+  void recompute(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
-  void settle(Value& value) override;
+  void make_ordinary(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override {
     return pool_->free_neighbours(block_of(value));
   }
@@ -136,19 +136,27 @@ class Session final : public Executor {
   void gather(Call& call, const torch::jit::Stack& stack) const;
   bool recordable(const Call& call, const torch::jit::Stack& stack) const;
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
+  void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
+  void cut_histories(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void run(Call& call, torch::jit::Stack* stack);
+  void verify_constants(const Call& call);
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
-  void adopt_written(Call& call, OperatorCall& engaged);
+  template <class Visit>
+  void for_each_written(const Call& call, const Visit& visit);
+  void adopt_written(const Call& call, OperatorCall& engaged);
   void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
+  void look_at_results(Call& call, const torch::jit::Stack& stack);
   void after_failure(Call& call, OperatorCall& engaged);
   void verify(Op& op, Lock& lock);
   void follow_stream(const Value& value);
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
+  void freeze_written(TensorArgument& argument, OperatorCall& engaged);
+  void read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at);
   void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
   bool long_written(Value& value);
 

@@ -108,18 +108,15 @@ void SessionTrace::end(const Call& call, const StorageTable& storages, TraceReco
                        Nanos cost, const torch::jit::Stack& stack) {
   c10::SmallVector<TraceRecorder::Result, 8> results;
   const bool would_record = this->would_record(call, storages, recorder);
-  const auto add = [&](const c10::TensorImpl& tensor, std::uint16_t) {
-    if (!tensor.has_storage()) return;
-    const auto* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
-    if (const Value* value = StorageTable::value_of(storage)) {
-      if (!value->resident()) return;  // No result of this call.
-      results.push_back({storage, storages.data_of(*value), true});
-    } else if (const Block* block = storages.block_of(storage)) {
-      const void* data = storages.data_of(*block);
-      results.push_back({data, data, would_record && would_track(call, storages, tensor)});
-    }
-  };
-  for (const c10::IValue& result : call.results(stack)) for_each_tensor(result, add);
+  for (const c10::IValue& result : call.results(stack)) {
+    for_each_tensor(result, [&](const c10::TensorImpl& tensor, std::uint16_t) {
+      if (!tensor.has_storage()) return;
+      const bool tracked = would_record && would_track(call, storages, tensor);
+      if (auto found = fresh_result(storages, storage_of(tensor), tracked)) {
+        results.push_back(*found);
+      }
+    });
+  }
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written || call.info.fresh || call.info.shape_only) continue;
     const void* key = storages.key_of(argument.storage);
@@ -129,15 +126,39 @@ void SessionTrace::end(const Call& call, const StorageTable& storages, TraceReco
   }
   recorder.end(call.info, cost, results);
   if (recorder.length() > kLongestWatch) end_watch(Watch::kLong);
-  for (const TensorArgument& argument : call.arguments) {
-    if (recipes_ || !(call.foreign || call.info.shares)) break;
-    const void* key = storages.key_of(argument.storage);
-    if (recorder.tracks(key)) recorder.froze(key);
+  recipes_ ? name_values(results, recorder) : freeze_arguments(call, storages, recorder);
+}
+
+// Where nothing is recorded by recipes, `tracked` says whether a recipe would be.
+std::optional<TraceRecorder::Result> SessionTrace::fresh_result(const StorageTable& storages,
+                                                                const c10::StorageImpl* storage,
+                                                                bool tracked) {
+  if (const Value* value = StorageTable::value_of(storage)) {
+    if (!value->resident()) return {};  // No result of this call.
+    return TraceRecorder::Result{storage, storages.data_of(*value), true};
   }
+  const Block* block = storages.block_of(storage);
+  if (!block) return {};
+  const void* data = storages.data_of(*block);
+  return TraceRecorder::Result{data, data, tracked};
+}
+
+void SessionTrace::name_values(c10::ArrayRef<TraceRecorder::Result> results,
+                               TraceRecorder& recorder) {
   for (const TraceRecorder::Result& result : results) {
-    if (!result.tracked || !result.data || !recipes_) continue;
+    if (!result.tracked || !result.data) continue;
     Value* value = StorageTable::value_of(static_cast<const c10::StorageImpl*>(result.key));
     value->name = recorder.name_of(result.key);
+  }
+}
+
+// What a scope with recipes would make constant.
+void SessionTrace::freeze_arguments(const Call& call, const StorageTable& storages,
+                                    TraceRecorder& recorder) {
+  if (!call.foreign && !call.info.shares) return;
+  for (const TensorArgument& argument : call.arguments) {
+    const void* key = storages.key_of(argument.storage);
+    if (recorder.tracks(key)) recorder.froze(key);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "runtime/csrc/live/trace_recorder.h"
@@ -55,6 +56,12 @@ class SessionTrace {
   void record_from_now();
   bool would_track(const Call& call, const StorageTable& storages,
                    const c10::TensorImpl& tensor) const;
+  static std::optional<TraceRecorder::Result> fresh_result(const StorageTable& storages,
+                                                           const c10::StorageImpl* storage,
+                                                           bool tracked);
+  static void name_values(c10::ArrayRef<TraceRecorder::Result> results, TraceRecorder& recorder);
+  static void freeze_arguments(const Call& call, const StorageTable& storages,
+                               TraceRecorder& recorder);
   bool would_record(const Call& call, const StorageTable& storages, TraceRecorder& recorder) const;
 
   const bool recipes_;

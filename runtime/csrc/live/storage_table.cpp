@@ -110,7 +110,7 @@ void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
   engine_.used(value);
   if (TraceRecorder* recorder = trace_.recorder()) recorder->froze(&storage);
   detach(&storage, dtr::block_of(value));
-  engine_.superseded(value);
+  engine_.overwritten(value);
 }
 
 void StorageTable::free(Block* block) {
@@ -118,14 +118,8 @@ void StorageTable::free(Block* block) {
   pool_.free(block);
 }
 
-void StorageTable::abandon_content(Value& value) {
-  Block* block = dtr::block_of(value);
-  c10::StorageImpl* storage = home_of(value);
-  storage ? detach(storage, block) : free(block);
-}
-
 void StorageTable::bury_with_lock_open(Lock& lock) {
-  if (dead_.empty()) return;
+  if (!has_dead()) return;
   auto dead = take_dead();
   Unlocked open(lock);
   dead.clear();

@@ -76,11 +76,10 @@ class StorageTable {
   // stays for the recipes that read it, without memory.
   void let_write(Value& value, c10::StorageImpl& storage);
   void free(Block* block);
-  // The operator that wrote a value's storage leaves it ordinary: what is there is no recipe's.
-  void abandon_content(Value& value);
 
   // Storages that must not die under the lock: they do once it is open.
   void bury(c10::intrusive_ptr<c10::StorageImpl> storage) { dead_.push_back(std::move(storage)); }
+  bool has_dead() const { return !dead_.empty(); }
   Dead take_dead() { return std::exchange(dead_, Dead()); }
   void bury_with_lock_open(Lock& lock);
 

@@ -5,6 +5,7 @@
 // constant is written where it lies, so its readers get a copy or are computed first (constants.h).
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/session.h"
@@ -36,53 +37,58 @@ void Session::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
   bool versions = false, constants = false;
   for (TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
-    Value* value = argument.value;
-    if (value && call.info.fresh) {
-      // Statistics that an operator keeps beside its results never get a chain of recipes: each
-      // would hold on to a batch.
-      if (value->producer && value->home && value->resident()) engine_.freeze(*value);
-      argument.value = nullptr;
-      engaged.release(*value);
-    } else if (value) {
+    if (argument.value && call.info.fresh) freeze_written(argument, engaged);
+    if (argument.value) {
       disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
       versions = true;
     }
-    constants |= !argument.value && !argument.scratch;
+    constants |= argument.writes_constant();
   }
   call.recording &= call.info.fresh || versions;  // Some result is worth recording.
   if (constants && call.recording) copy_written_constants(call, engaged, lock);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
     const bool copied = !call.sources.empty() && call.sources[i];
-    if (argument.written && !argument.value && !copied) {
-      constants_.keep_content(argument.storage, lock);
-    }
+    const bool keeps = argument.written && !argument.value && !copied;
+    if (keeps) constants_.keep_content(argument.storage, lock);
   }
+}
+
+// Statistics that an operator keeps beside its results never get a chain of recipes: each would
+// hold on to a batch.
+void Session::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
+  Value* value = std::exchange(argument.value, nullptr);
+  if (value->producer && value->home && value->resident()) engine_.freeze(*value);
+  engaged.release(*value);
 }
 
 // The recipe of an operator that writes a constant must read what was there before: a copy, which
 // only a small one is worth. record() gives the locks of the copies back.
 void Session::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
-  for (const TensorArgument& argument : call.arguments) {
-    const bool constant = argument.written && !argument.value && !argument.scratch;
-    call.recording &= !constant || static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
-  }
-  call.recording = call.recording && !share_memory(call.arguments);
+  const auto too_large = [](const TensorArgument& argument) {
+    const auto bytes = static_cast<Bytes>(argument.storage->nbytes());
+    return argument.writes_constant() && bytes > kLargestCopy;
+  };
+  call.recording = std::ranges::none_of(call.arguments, too_large) && !share_memory(call.arguments);
   if (!call.recording) return;
   call.sources.resize(call.arguments.size(), nullptr);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
-    if (!argument.written || argument.value || argument.scratch || call.sources[i]) continue;
+    if (!argument.writes_constant() || call.sources[i]) continue;
     Value& constant = constants_.of(argument.storage);
     engaged.hold(constant);
     constants_.give_copy(constant, lock);
     constants_.keep_content(argument.storage, lock);  // What lies over the same memory.
-    // The recipe reads the old content through every argument over this storage.
-    for (std::size_t j = 0; j < call.arguments.size(); ++j) {
-      if (call.arguments[j].storage != argument.storage) continue;
-      if (j != i) engaged.hold(constant);
-      call.sources[j] = &constant;
-    }
+    read_everywhere(call, engaged, constant, i);
+  }
+}
+
+// The recipe reads the old content through every argument over this storage.
+void Session::read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at) {
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    if (call.arguments[i].storage != call.arguments[at].storage) continue;
+    if (i != at) engaged.hold(constant);
+    call.sources[i] = &constant;
   }
 }
 

@@ -1,6 +1,6 @@
 // The cost of a value's evicted neighbourhood: what must be recomputed besides the value itself if
 // it goes too (paper, section 4.1). Every way in which a value loses its content enters here:
-// evicted, dropped by the program, superseded by a write, stolen by a replay.
+// evicted, dropped by the program, overwritten by a write, stolen by a replay.
 //
 // Four answers, dearer as they get more exact: none; the paper's relaxation by a union-find
 // (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. A

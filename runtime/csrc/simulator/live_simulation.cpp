@@ -286,7 +286,7 @@ Value& LiveSimulation::written(Op& op, std::int64_t tensor) const {
 
 // As live/replayer.cpp does. A value that is written and that nobody else wants is taken as the
 // buffer, else copied; what is there already is made again, and freed last first.
-void LiveSimulation::run(Op& op, Lock&) {
+void LiveSimulation::recompute(Op& op, Lock&) {
   const std::int64_t number = static_cast<Payload*>(op.payload())->op;
   const std::vector<std::int64_t> results = stored_results(number);
   Buffers made(*this, results.size());
@@ -310,7 +310,8 @@ void LiveSimulation::run(Op& op, Lock&) {
     own(made.data[i], output);
     engine_.restore(*output, std::exchange(made.data[i], nullptr));
     ++back;
-    if (options_.log_events) events_.insert(events_.end(), {results[i], Simulation::kComputed});
+    if (options_.log_events)
+      events_.insert(events_.end(), {results[i], PaperSimulation::kComputed});
   }
   counts_.remat += schedule_.op_cost[number];
   ++counts_.remats;
@@ -328,7 +329,7 @@ void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& re
     std::int32_t places = 0;
     for (std::uint32_t j = 0; j < op.use_count; ++j) places += op.uses()[j].value == &value;
     if (!value.constant() && !value.home && value.locks == places) {
-      made[i] = engine_.steal(value);
+      made[i] = engine_.reuse_buffer(value);
       own(made[i], nullptr);
     } else {
       copies.emplace_back(i, value.size);
@@ -347,11 +348,11 @@ void LiveSimulation::release(Value& value, Loss loss) {
   std::int64_t number = static_cast<Payload*>(value.producer->payload())->op;
   std::int64_t tensor = schedule_.op_results_begin[number];
   for (std::int64_t before = value.output; roots_[tensor] != tensor || before-- > 0;) ++tensor;
-  events_.insert(events_.end(),
-                 {tensor, loss == Loss::kDropped ? Simulation::kDropped : Simulation::kEvicted});
+  events_.insert(events_.end(), {tensor, loss == Loss::kDropped ? PaperSimulation::kDropped
+                                                                : PaperSimulation::kEvicted});
 }
 
-void LiveSimulation::settle(Value& value) {
+void LiveSimulation::make_ordinary(Value& value) {
   own(value.data, nullptr);
   if (value.home)
     constants_[static_cast<Value**>(value.home) - values_.data()] = Held(engine_, value);

@@ -29,16 +29,16 @@ class LiveSimulation final : public Executor {
   SimulationStatus run();
   SimulationCounts counts() const;
   PoolStats pool_stats() const { return pool_->stats(); }
-  const std::vector<std::int64_t>& events() const { return events_; }  // As Simulation's.
+  const std::vector<std::int64_t>& events() const { return events_; }  // As PaperSimulation's.
   // Rows of a picture's number, an offset, bytes, and what they are.
   enum Kind : std::int64_t { kBacked, kEvictable, kFixed };
   const std::vector<std::int64_t>& layouts() const { return layouts_; }
   void check() const;
 
   // Executor.
-  void run(Op& op, Lock& lock) override;
+  void recompute(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
-  void settle(Value& value) override;
+  void make_ordinary(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
   const Pool* pool_of_values() const override { return pool_.get(); }
   bool kept_for_recipes(const Value& constant) const override { return constant.locks == 0; }

@@ -23,7 +23,7 @@ bool Schedule::tracked(std::int64_t tensor) const {
   return tensor_tracked[tensor] != 0;
 }
 
-Simulation::Simulation(const Schedule& schedule, const SimulationOptions& options)
+PaperSimulation::PaperSimulation(const Schedule& schedule, const SimulationOptions& options)
     : schedule_(schedule),
       options_(options),
       engine_(*this, options.heuristic, options.policy, options.records),
@@ -32,12 +32,12 @@ Simulation::Simulation(const Schedule& schedule, const SimulationOptions& option
       held_(schedule.tensors()),
       pinned_(schedule.tensors()),
       held_constants_(schedule.tensors()) {
-  if (options.records == Records::kNeeded && !options.free_views) {
+  if (options.records == KeepRecords::kNeeded && !options.free_views) {
     throw std::invalid_argument("views that are recomputed need every record kept");
   }
 }
 
-Simulation::~Simulation() {
+PaperSimulation::~PaperSimulation() {
   if (keeps_all()) {
     pinned_.clear();
     engine_.discard(ops_, constants_);
@@ -50,7 +50,7 @@ Simulation::~Simulation() {
   }
 }
 
-SimulationStatus Simulation::run() {
+SimulationStatus PaperSimulation::run() {
   Lock lock(engine_.mutex());
   try {
     for (std::size_t i = 0; i < schedule_.kind.size(); ++i) {
@@ -64,7 +64,7 @@ SimulationStatus Simulation::run() {
   return SimulationStatus::kOk;
 }
 
-void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
+void PaperSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
   if (kind == Schedule::kCompute) return compute(operand, lock);
   if (kind == Schedule::kFreeze || kind == Schedule::kStep) return;
   std::int64_t root = roots_[operand];
@@ -84,7 +84,7 @@ void Simulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
 }
 
 // The program's last reference to `tensor` is gone. The paper's simulator never frees constants.
-void Simulation::let_go(std::int64_t tensor) {
+void PaperSimulation::let_go(std::int64_t tensor) {
   Value& value = *values_[tensor];
   if (!value.constant()) {
     engine_.dropped(value);
@@ -93,7 +93,7 @@ void Simulation::let_go(std::int64_t tensor) {
   }
 }
 
-void Simulation::compute(std::int64_t number, Lock& lock) {
+void PaperSimulation::compute(std::int64_t number, Lock& lock) {
   auto args = schedule_.args(number);
   std::int64_t first = schedule_.op_results_begin[number];
   std::int64_t end = schedule_.op_results_begin[number + 1];
@@ -126,7 +126,7 @@ void Simulation::compute(std::int64_t number, Lock& lock) {
   engine_.compute(op, cost, lock);
 }
 
-void Simulation::add_constant(std::int64_t tensor) {
+void PaperSimulation::add_constant(std::int64_t tensor) {
   Bytes size = schedule_.tensor_size[tensor];
   make_room(size);
   Value& value = engine_.constant(size, this, this);
@@ -139,7 +139,7 @@ void Simulation::add_constant(std::int64_t tensor) {
   }
 }
 
-void Simulation::make_room(Bytes size) {
+void PaperSimulation::make_room(Bytes size) {
   while (counts_.usage + size > options_.budget) {
     if (!engine_.evict_one()) throw OutOfBudget();
   }
@@ -149,7 +149,7 @@ void Simulation::make_room(Bytes size) {
 
 // Outputs that are still there, or that nothing needs any more, are made all the same and dropped,
 // as kernels do.
-void Simulation::run(Op& op, Lock&) {
+void PaperSimulation::recompute(Op& op, Lock&) {
   std::int64_t number = static_cast<Payload*>(op.payload())->op;
   const Value* asked = op.outputs()[0];
   bool again = !asked || asked->recomputes >= 0;
@@ -175,7 +175,7 @@ void Simulation::run(Op& op, Lock&) {
   if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
 }
 
-void Simulation::release(Value& value, Loss loss) {
+void PaperSimulation::release(Value& value, Loss loss) {
   counts_.usage -= value.size;
   ++counts_.evictions;
   counts_.eager += loss == Loss::kDropped;
@@ -183,16 +183,16 @@ void Simulation::release(Value& value, Loss loss) {
 }
 
 // What was banished around it made it constant.
-void Simulation::settle(Value& value) {
+void PaperSimulation::make_ordinary(Value& value) {
   if (!value.home) return;
   const auto tensor = static_cast<Value**>(value.home) - values_.data();
   held_constants_[tensor] = Held(engine_, value);
 }
 
-void Simulation::forget(Value& value) { counts_.usage -= value.size; }
+void PaperSimulation::forget(Value& value) { counts_.usage -= value.size; }
 
 // The outputs of an operator are not always consecutive tensors: free views have no value.
-std::int64_t Simulation::tensor_of(const Op& op, std::int64_t output) const {
+std::int64_t PaperSimulation::tensor_of(const Op& op, std::int64_t output) const {
   std::int64_t tensor = static_cast<const Payload*>(const_cast<Op&>(op).payload())->first;
   if (!options_.free_views) return tensor + output;
   for (;; ++tensor) {
@@ -200,20 +200,20 @@ std::int64_t Simulation::tensor_of(const Op& op, std::int64_t output) const {
   }
 }
 
-void Simulation::log(const Value& value, Event event) {
+void PaperSimulation::log(const Value& value, Event event) {
   if (!options_.log_events) return;
   events_.push_back(tensor_of(*value.producer, value.output));
   events_.push_back(event);
 }
 
-SimulationCounts Simulation::counts() const {
+SimulationCounts PaperSimulation::counts() const {
   SimulationCounts counts = counts_;
   counts.evaluations = engine_.stats().evaluations;
   counts.accesses = engine_.stats().accesses;
   return counts;
 }
 
-Simulation::Baseline Simulation::baseline(const Schedule& schedule) {
+PaperSimulation::Baseline PaperSimulation::baseline(const Schedule& schedule) {
   Baseline sum{};
   std::vector<std::int64_t> roots = schedule.roots(), held(schedule.tensors());
   Bytes usage = 0;

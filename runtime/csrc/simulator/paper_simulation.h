@@ -63,7 +63,7 @@ struct SimulationOptions {
   // The paper's simulator recomputes views as operators of their own, and keeps every record. Live,
   // views share their storage and need no operator, and a record that nothing can ask for goes.
   bool free_views = false;
-  Records records = Records::kAll;
+  KeepRecords records = KeepRecords::kAll;
   Nanos remat_limit = 0;  // Thrash: more recomputation than this. 0 for no limit.
   bool remap = true;      // The arena has addresses to spare, so that pages can be moved.
   std::optional<MovePrices> prices;  // Of moving them; else the usual ones.
@@ -94,10 +94,10 @@ struct SimulationCounts {
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };
 
-class Simulation final : public Executor {
+class PaperSimulation final : public Executor {
  public:
-  Simulation(const Schedule& schedule, const SimulationOptions& options);
-  ~Simulation() override;
+  PaperSimulation(const Schedule& schedule, const SimulationOptions& options);
+  ~PaperSimulation() override;
 
   SimulationStatus run();
   SimulationCounts counts() const;
@@ -115,9 +115,9 @@ class Simulation final : public Executor {
   static Baseline baseline(const Schedule& schedule);
 
   // Executor.
-  void run(Op& op, Lock& lock) override;
+  void recompute(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
-  void settle(Value& value) override;
+  void make_ordinary(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value&) const override { return {0, 0}; }
   const Pool* pool_of_values() const override { return nullptr; }
   void forget(Value& value) override;
@@ -134,7 +134,7 @@ class Simulation final : public Executor {
   void add_constant(std::int64_t tensor);
   void make_room(Bytes size);
   bool pinned(std::int64_t root) const { return pinned_[root].value(); }
-  bool keeps_all() const { return options_.records == Records::kAll; }
+  bool keeps_all() const { return options_.records == KeepRecords::kAll; }
   void let_go(std::int64_t tensor);
   std::int64_t tensor_of(const Op& op, std::int64_t output) const;
   void log(const Value& value, Event event);

@@ -1,0 +1,35 @@
+// A lock on one value, as an object: while it lives, the value is not evicted.
+
+#pragma once
+
+#include <utility>
+
+#include "runtime/csrc/engine/engine.h"
+
+namespace dtr {
+
+// The engine's mutex is held where this begins and where it ends.
+class Held {
+ public:
+  Held() = default;
+  Held(Engine& engine, Value& value) : engine_(&engine), value_(&value) { engine.lock(value); }
+  Held(Held&& other) noexcept
+      : engine_(other.engine_), value_(std::exchange(other.value_, nullptr)) {}
+  Held& operator=(Held&& other) noexcept {
+    std::swap(engine_, other.engine_);
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~Held() { release(); }
+
+  Value* value() const { return value_; }
+  void release() {
+    if (Value* value = std::exchange(value_, nullptr)) engine_->unlock(*value);
+  }
+
+ private:
+  Engine* engine_ = nullptr;
+  Value* value_ = nullptr;
+};
+
+}  // namespace dtr
