@@ -97,6 +97,47 @@ EngineHarness::Id EngineHarness::constant(Bytes size, std::uint64_t content) {
   return next_++;
 }
 
+// The results of a call that are new: they go again where the call fails.
+struct EngineHarness::Fresh {
+  explicit Fresh(EngineHarness& harness) : harness(harness) {}
+  ~Fresh() {
+    for (auto [id, content] : made) {
+      harness.holders_.erase(id);
+      harness.unreference(content);
+    }
+  }
+
+  void add(Bytes size) {
+    made.reserve(made.size() + 1);
+    made.emplace_back(kNone, harness.make(size, 0));
+  }
+  void hold() {  // Once all are there: a call that fails uses up no id.
+    ids.reserve(made.size());
+    for (auto& [id, content] : made) {
+      auto holder = std::make_unique<Holder>(Holder{harness.next_, nullptr, content});
+      harness.holders_.emplace(harness.next_, std::move(holder));
+      ids.push_back(id = harness.next_++);
+    }
+  }
+  void track(std::size_t i, Op& op) {
+    auto [id, content] = made[i];
+    Holder& held = harness.holder(id);
+    held.value = &harness.engine_.write(op, i, content->block->size, &held, content);
+    held.content = nullptr;
+    content->block->owner = held.value;
+  }
+  void fill(std::size_t i, std::uint64_t number) { made[i].second->number = number; }
+  std::vector<Id> keep() {
+    made.clear();
+    return std::move(ids);
+  }
+
+  static constexpr Id kNone = -1;
+  EngineHarness& harness;
+  std::vector<std::pair<Id, Content*>> made;
+  std::vector<Id> ids;
+};
+
 std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cost,
                                                    const std::vector<Id>& inputs,
                                                    const std::vector<std::uint32_t>& written,
@@ -108,89 +149,54 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
       throw std::invalid_argument("a call writes the same storage twice");
     }
   }
-  std::vector<Value*> locked, old;
-  std::vector<Content*> made;
-  std::vector<Id> ids;
-  locked.reserve(inputs.size()), old.reserve(written.size());
-  made.reserve(results.size()), ids.reserve(results.size());
-  Op* op = nullptr;
-  try {
-    for (Id id : inputs) {
-      Value& value = value_of(holder(id));
-      engine_.lock(value);
-      locked.push_back(&value);
-      engine_.touch(value);
-    }
-    for (Value* value : locked) require(*value, lock);
-    // Constants are changed where they lie, so whoever reads the old content must not need it
-    // again.
-    bool versions = false;
-    for (std::uint32_t position : written) {
-      if (locked[position]->constant()) {
-        engine_.retire(*locked[position], lock);
-      } else {
-        versions = true;
-      }
-    }
-    for (Bytes size : results) made.push_back(make(size, 0));
-    for (Content* content : made) {
-      holders_.emplace(next_, std::make_unique<Holder>(Holder{next_, nullptr, content}));
-      ids.push_back(next_++);
-    }
-
-    std::vector<std::uint64_t> contents;
-    for (Value* value : locked) contents.push_back(static_cast<Content*>(value->data)->number);
-    bool writes_constant = !written.empty() && !versions;
-    bool record = !writes_constant && (versions || !results.empty());
-    for (std::uint32_t position : written) record &= !locked[position]->constant();
-    op =
-        Engine::begin(record ? inputs.size() : 0, results.size() + written.size(), sizeof(Payload));
-    new (op->payload()) Payload{name};
-    for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(*op, i, *locked[i]);
-    std::vector<Value*> outputs;
-    if (record) {
-      outputs.reserve(results.size() + written.size());
-      for (std::size_t i = 0; i < results.size(); ++i) {
-        Bytes size = made[i]->block->size;
-        outputs.push_back(&engine_.write(*op, i, size, &holder(ids[i]), made[i]));
-      }
-      for (std::size_t i = 0; i < written.size(); ++i) {
-        Value& value = *locked[written[i]];
-        outputs.push_back(
-            &engine_.write(*op, results.size() + i, value.size, value.home, value.data));
-      }
-    }
-
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      made[i]->number = content_of(name, contents, i);
-      if (!record) continue;
-      Holder& home = holder(ids[i]);
-      home.value = outputs[i];
-      home.content = nullptr;
-      made[i]->block->owner = home.value;
-    }
-    for (std::size_t i = 0; i < written.size(); ++i) {
-      Value* value = locked[written[i]];
-      Content* content = static_cast<Content*>(value->data);
-      content->number = content_of(name, contents, results.size() + i);
-      if (value->constant()) continue;
-      auto* home = static_cast<Holder*>(value->home);
-      old.push_back(value);
-      home->value = record ? outputs[results.size() + i] : nullptr;
-      if (!record) home->content = content;
-      content->block->owner = home->value;
-    }
-  } catch (...) {
-    if (op) engine_.abandon(*op);
-    for (Id id : ids) holders_.erase(id);
-    for (Content* content : made) unreference(content);
-    for (Value* value : locked) engine_.unlock(*value);
-    throw;
+  Fresh fresh(*this);
+  OperatorCall call(engine_);
+  std::vector<Value*> arguments;
+  for (Id id : inputs) {
+    arguments.push_back(&value_of(holder(id)));
+    call.argument(*arguments.back());
   }
-  engine_.finish(*op, cost);
-  for (Value* value : old) engine_.overwritten(*value);
-  for (Value* value : locked) engine_.unlock(*value);
-  return ids;
+  call.bring_back(lock);
+  // Constants are changed where they lie, so whoever reads the old content must not need it again.
+  const auto constant = [](const Value* value) { return value->constant(); };
+  std::vector<Value*> targets;
+  for (std::uint32_t position : written) targets.push_back(arguments[position]);
+  for (Value* target : targets) {
+    if (target->constant()) engine_.retire(*target, lock);
+  }
+  for (Bytes size : results) fresh.add(size);
+  fresh.hold();
+
+  std::vector<std::uint64_t> contents;
+  for (Value* value : arguments) contents.push_back(static_cast<Content*>(value->data)->number);
+  const bool makes = !results.empty() || !targets.empty();
+  const bool record = makes && std::ranges::none_of(targets, constant);
+  const std::uint16_t outputs = results.size() + targets.size();
+  Op& op = *Engine::begin(record ? inputs.size() : 0, outputs, sizeof(Payload));
+  call.begin(op);
+  new (op.payload()) Payload{name};
+  for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(op, i, *arguments[i]);
+  for (std::size_t i = 0; record && i < results.size(); ++i) fresh.track(i, op);
+  for (std::size_t i = 0; i < results.size(); ++i) fresh.fill(i, content_of(name, contents, i));
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    auto* content = static_cast<Content*>(targets[i]->data);
+    const std::size_t output = results.size() + i;
+    if (!targets[i]->constant()) overwrite(*targets[i], record ? &op : nullptr, output, call);
+    content->number = content_of(name, contents, output);
+  }
+  call.finish(cost);
+  return fresh.keep();
+}
+
+// The storage of `old` holds another value now: an output of `op`, or an ordinary content.
+void EngineHarness::overwrite(Value& old, Op* op, std::uint16_t output, OperatorCall& call) {
+  auto* home = static_cast<Holder*>(old.home);
+  auto* content = static_cast<Content*>(old.data);
+  Value* next = op ? &engine_.write(*op, output, old.size, home, content) : nullptr;
+  home->value = next;
+  if (!next) home->content = content;
+  content->block->owner = next;
+  call.overwritten(old);
 }
 
 void EngineHarness::drop(Id id) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
-#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/operator_call.h"
 
 namespace dtr {
 
@@ -71,12 +71,14 @@ class EngineHarness final : public Executor {
   struct Content;
   struct Holder;
   struct Payload;
+  struct Fresh;
 
   Holder& holder(Id id) const;
   Value& value_of(Holder& holder);
   Content* make(Bytes size, std::uint64_t number);
   void unreference(Content* content);
   void require(Value& value, Lock& lock);
+  void overwrite(Value& old, Op* op, std::uint16_t output, OperatorCall& call);
   std::vector<std::uint64_t> results_of(Op& op) const;
 
   Pool::Handle pool_;

@@ -37,9 +37,9 @@ class OperatorCall {
   }
   // Locks what the recipe reads in an argument's stead.
   void hold(Value& value) {
-    engine_.lock(value);
     count_ < kFew ? void(few_[count_] = &value) : more_.push_back(&value);
     ++count_;
+    engine_.lock(value);
   }
   void release(Value& value);  // Gives one of its locks back now.
 
