@@ -1,5 +1,5 @@
 // What scores are made of, as a structure of arrays: one row for each candidate, the same columns
-// for the engine, its tests, and the kernels on a device (kernels/).
+// for the engine, its tests, and the kernel on a device (kernels/).
 //
 // The rows of an engine are kept as values come and go: a score then reads nothing but the columns
 // it needs, one after the other, eight rows at once. A row costs a move of its last row when it
