@@ -199,7 +199,11 @@ def test_a_parameter_has_a_sentence_and_a_default_that_its_role_allows() -> None
 
 
 def test_the_native_heuristic_has_every_value() -> None:
-    given = Heuristic("full", 0.5, 0.25, 0.75, 2.0, 1.5, "window", 7)
+    changes: dict[str, Any] = {
+        one.name: one.names[-1] if one.role == "name" else 7 if one.role == "seed" else 1.25 + at
+        for at, one in enumerate(USER_PARAMETERS)
+    }
+    given = Heuristic(**changes)
     native = given._native(epsilon=3)
     for one in USER_PARAMETERS:
         assert getattr(native, one.name) == getattr(given, one.name)
