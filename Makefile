@@ -86,7 +86,7 @@ dist: $(READY)
 	.venv/bin/pyproject-build --no-isolation $(ARGS)
 
 # What users call, and what its docstrings lead to.
-REFERENCE := dtr_alloc dtr_alloc.pool dtr_alloc.kernels \
+REFERENCE := dtr_alloc dtr_alloc.pool \
   $(addprefix dtr_alloc.runtime., heuristic session simulate sweep planning.forecast planning.plan \
   planning.profile trace trace.format trace.record tuning.tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one on

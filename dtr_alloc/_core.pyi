@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,19 +52,6 @@ class Pool:
     @property
     def address_space(self) -> int: ...
 
-class Neighbourhood:
-    none: ClassVar[Neighbourhood]
-    eqclass: ClassVar[Neighbourhood]
-    full: ClassVar[Neighbourhood]
-    ancestors: ClassVar[Neighbourhood]
-    megengine: ClassVar[Neighbourhood]
-
-class Selection:
-    single: ClassVar[Selection]
-    sample: ClassVar[Selection]
-    random: ClassVar[Selection]
-    window: ClassVar[Selection]
-
 class ScorerPlace:
     auto: ClassVar[ScorerPlace]
     host: ClassVar[ScorerPlace]
@@ -92,19 +79,22 @@ class Policy:
     banish: ClassVar[Policy]
     ignore: ClassVar[Policy]
 
+class ScoreParameter:
+    """One of the list in runtime/csrc/policy/score.h, where the roles are explained."""
+
+    name: str
+    role: Literal["name", "exponent", "weight", "factor", "nanoseconds", "seed"]
+    default: Any
+    names: tuple[str, ...]
+    sentence: str
+
+SCORE_PARAMETERS: tuple[ScoreParameter, ...]
+
 class Heuristic:
-    def __init__(
-        self,
-        neighbourhood: Neighbourhood,
-        cost_exp: float,
-        size_exp: float,
-        staleness_exp: float,
-        fragmentation: float,
-        recompute_penalty: float,
-        selection: Selection,
-        epsilon: int,
-        seed: int,
-    ) -> None: ...
+    """Takes each of SCORE_PARAMETERS by its name, and has each as an attribute."""
+
+    def __init__(self, **parameters: float | str) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class SessionStats:
     operators: int

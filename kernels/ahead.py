@@ -60,10 +60,10 @@ def _compile(general: bool) -> str:
     kernel: Any = _kernels.least_of_tiles
     types = {"recomputes": "*i32", "evictable": "*u8", "lowest": "*fp64"}
     types |= {name: "i64" for name in ("n", "clock", "epsilon")}
-    settings = ("cost_exp", "size_exp", "staleness_exp", "fragmentation", "log2_penalty")
-    types |= {name: "fp64" for name in settings}
     given = {"block": TILE, "general": general}
     names = kernel.arg_names
+    settings = names[names.index("epsilon") + 1 : names.index("block")]
+    types |= dict.fromkeys(settings, "fp64")
     signature = {name: types.get(name, "*i64") for name in names}
     # Columns begin at multiples of 64 bytes, and rows are counted up to one of 16.
     aligned = [name for name in names if signature[name].startswith("*") or name == "n"]

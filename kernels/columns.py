@@ -1,21 +1,15 @@
-"""What scores are made of: the columns of the candidates, and the settings of the score.
+"""What scores are made of: the columns of the candidates.
 
-Columns are arrays of N, one row a candidate, of the types that the engine keeps them in
-(`policy/columns.h`), so that a kernel reads the engine's own memory. Settings are arrays of
-P: one launch scores every candidate under every setting, which is what a search over parameters
-asks for.
+A column is an array of N, one row a candidate, of the type that the engine keeps it in
+(`runtime/csrc/policy/columns.h`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-
-from dtr_alloc.runtime.heuristic import Heuristic
 
 
 @dataclass(frozen=True)
@@ -65,66 +59,3 @@ class Columns:
     def to(self, device: torch.device | str) -> Columns:
         """The same on `device`."""
         return Columns(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
-
-
-@dataclass(frozen=True)
-class Settings:
-    """P settings of the score. Each attribute is float64 of the shape (P,), on the host: what a
-    kernel has to know of them, it is told at its launch."""
-
-    cost_exp: Tensor
-    size_exp: Tensor
-    staleness_exp: Tensor
-    fragmentation: Tensor
-    recompute_penalty: Tensor
-    epsilon: int = 1
-
-    def __post_init__(self) -> None:
-        for name, column in self.columns().items():
-            if column.dtype != torch.float64 or column.shape != self.cost_exp.shape:
-                raise ValueError(f"setting {name} must be float64, as many as there are settings")
-
-    def __len__(self) -> int:
-        return self.cost_exp.numel()
-
-    @staticmethod
-    def of(heuristics: Sequence[Heuristic], epsilon: int = 1) -> Settings:
-        """Those of heuristics. `epsilon`, in ns, is 1 live and 0 in the paper's simulator.
-
-        Example:
-            >>> len(Settings.of([Heuristic(), Heuristic(size_exp=0.5)]))
-            2
-        """
-
-        def column(name: str) -> Tensor:
-            return torch.tensor([getattr(h, name) for h in heuristics], dtype=torch.float64)
-
-        return Settings(
-            column("cost_exp"),
-            column("size_exp"),
-            column("staleness_exp"),
-            column("fragmentation"),
-            column("recompute_penalty"),
-            epsilon,
-        )
-
-    def columns(self) -> dict[str, Tensor]:
-        """The attributes of the shape (P,)."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "epsilon"}
-
-    def exponents_are_0_or_1(self) -> bool:
-        """Whether no setting needs a power."""
-        powers = torch.cat([self.cost_exp, self.size_exp, self.staleness_exp])
-        return bool(((powers == 0) | (powers == 1)).all())
-
-    def plain(self) -> bool:
-        """Whether, besides, no setting looks at free neighbours or at what was recomputed."""
-        return (
-            self.exponents_are_0_or_1()
-            and not bool(self.fragmentation.any())
-            and bool((self.recompute_penalty == 1).all())
-        )
-
-    def log2_penalty(self) -> list[float]:
-        """Of each setting."""
-        return [math.log2(penalty) for penalty in self.recompute_penalty.tolist()]

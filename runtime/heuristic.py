@@ -14,7 +14,7 @@ neighbours are MegEngine's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from dtr_alloc import _core
 
@@ -46,14 +46,36 @@ def native_scorer(scorer: str) -> _core.ScorerPlace:
     return cast(_core.ScorerPlace, getattr(_core.ScorerPlace, scorer))
 
 
-_NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors", "megengine")
-_SELECTIONS = ("sample", "single", "random", "window")
 _COSTS: tuple[tuple[str, Literal["full", "eqclass", "none"], int], ...] = (
     ("full", "full", 1),
     ("eqclass", "eqclass", 1),
     ("local", "none", 1),
     ("none", "none", 0),
 )  # Of ABLATIONS: name, neighbourhood, exponent.
+
+
+USER_PARAMETERS = tuple(one for one in _core.SCORE_PARAMETERS if one.role != "nanoseconds")
+"""The parameters that `Heuristic` has, as listed in runtime/csrc/policy/score.h."""
+
+
+def _check(parameter: _core.ScoreParameter, value: Any) -> None:
+    """
+    Raises:
+        ValueError: the parameter cannot have this value.
+    """
+    name = parameter.name
+    if parameter.role == "name":
+        if value not in parameter.names:
+            names = ", ".join(f'"{one}"' for one in parameter.names)
+            raise ValueError(f"{name} {value!r} is not one of {names}")
+    elif parameter.role == "seed":
+        if not 0 <= value < 2**64:
+            raise ValueError(f"{name} is {value!r}; it must be from 0 to 2^64 - 1")
+    elif parameter.role == "factor":
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value!r}; it must be positive")
+    elif not 0 <= value < float("inf"):
+        raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -95,32 +117,12 @@ class Heuristic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("neighbourhood", _NEIGHBOURHOODS), ("selection", _SELECTIONS)):
-            if getattr(self, name) not in known:
-                names = ", ".join(f'"{one}"' for one in known)
-                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {names}")
-        for name in ("cost_exp", "size_exp", "staleness_exp", "fragmentation"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
-        penalty = self.recompute_penalty
-        if not 0 < penalty < float("inf"):
-            raise ValueError(f"recompute_penalty is {penalty!r}; it must be positive")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed!r}; it must be from 0 to 2^64 - 1")
+        for parameter in USER_PARAMETERS:
+            _check(parameter, getattr(self, parameter.name))
 
     def _native(self, epsilon: int = 1) -> _core.Heuristic:
-        return _core.Heuristic(
-            neighbourhood=getattr(_core.Neighbourhood, self.neighbourhood),
-            cost_exp=self.cost_exp,
-            size_exp=self.size_exp,
-            staleness_exp=self.staleness_exp,
-            fragmentation=self.fragmentation,
-            recompute_penalty=self.recompute_penalty,
-            selection=getattr(_core.Selection, self.selection),
-            epsilon=epsilon,
-            seed=self.seed,
-        )
+        given = {parameter.name: getattr(self, parameter.name) for parameter in USER_PARAMETERS}
+        return _core.Heuristic(**given, epsilon=epsilon)
 
 
 PRESETS: dict[str, Heuristic] = {

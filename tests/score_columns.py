@@ -1,32 +1,37 @@
-"""Columns to score, drawn and extreme, and settings to score them under."""
+"""Columns to score, drawn and extreme; settings to score them under; and the order of eviction that
+follows from scores, in plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from dtr_alloc.kernels.columns import Columns
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.heuristic import PRESETS, USER_PARAMETERS, Heuristic
 from tests.engine_harness.harness import ScoreColumns
+
+_RANGES = {"exponent": (0, 1.5, 3), "weight": (0, 3, 3), "factor": (0.9, 1.5, 4)}
+
+
+def _drawn_setting(generator: np.random.Generator) -> Heuristic:
+    """Every number of the formula by its role: lowest, highest, digits."""
+    numbers = {}
+    for one in USER_PARAMETERS:
+        if one.role in _RANGES:
+            low, high, digits = _RANGES[one.role]
+            numbers[one.name] = round(float(generator.uniform(low, high)), int(digits))
+    return Heuristic(**cast(Any, numbers))
 
 
 def _settings() -> list[Heuristic]:
     """The presets that have a score, and points between them."""
     generator = np.random.default_rng(0)
     named = [h for name, h in PRESETS.items() if name != "random"]
-    tuned = [
-        Heuristic(
-            cost_exp=round(float(generator.uniform(0, 1.5)), 3),
-            size_exp=round(float(generator.uniform(0, 1.5)), 3),
-            staleness_exp=round(float(generator.uniform(0, 1.5)), 3),
-            fragmentation=round(float(generator.uniform(0, 3)), 3),
-            recompute_penalty=round(float(generator.uniform(0.9, 1.5)), 4),
-        )
-        for _ in range(32 - len(named))
-    ]
+    tuned = [_drawn_setting(generator) for _ in range(32 - len(named))]
     return named + tuned
 
 
@@ -97,3 +102,47 @@ EXTREMES: dict[str, Callable[[int, int], Columns]] = {
 def native_columns(columns: Columns) -> ScoreColumns:
     """The same for the C++ scorer."""
     return ScoreColumns(**{name: column.numpy() for name, column in vars(columns).items()})
+
+
+def ranking(scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The rows in which a score is a number, in the order in which they are evicted.
+
+    The least score first, and of equal ones what became evictable last. Where scores are zero or
+    below, the rule is the reference simulator's: it scans from what became evictable first, keeps
+    the least, and stops at a score of zero. So a zero ends a segment, segments go one after the
+    other, and what is above zero goes after all of them.
+
+    Args:
+        scores: float, of the shape (N,).
+        order: int64, of the shape (N,); no two equal.
+
+    Returns:
+        int64 of the shape (candidates,).
+    """
+    by_order = torch.argsort(order)
+    zero = (scores[by_order] == 0).long()
+    segment = torch.empty_like(order)
+    segment[by_order] = zero.cumsum(0) - zero
+    segment = torch.where(scores > 0, len(order), segment)
+    rows = by_order.flip(0)  # Sorting is stable: the last key sorted by counts most.
+    rows = rows[torch.argsort(scores[rows], stable=True)]
+    rows = rows[torch.argsort(segment[rows], stable=True)]
+    return rows[~scores[rows].isnan()]
+
+
+def select(
+    scores: torch.Tensor, size: torch.Tensor, order: torch.Tensor, request: int
+) -> torch.Tensor:
+    """The victims: in the order of their eviction, until they have `request` bytes.
+
+    Args:
+        scores: float, of the shape (N,): as of `reference.score`.
+        size, order: the columns, of the shape (N,).
+        request: bytes.
+
+    Returns:
+        Their rows, int64 of the shape (victims,): all candidates where even they are too few.
+    """
+    rows = ranking(scores, order)
+    before = size[rows].cumsum(0) - size[rows]
+    return rows[before < request]

@@ -24,8 +24,16 @@ struct Rows {
     }
   }
   ColumnsView view() const {
-    return {evictable.size(), bytes[0].data(), bytes[1].data(),   bytes[2].data(),  nanos[0].data(),
-            nanos[1].data(),  nanos[2].data(), recomputes.data(), evictable.data(), order.data()};
+    return {.count = evictable.size(),
+            .size = bytes[0].data(),
+            .free_left = bytes[1].data(),
+            .free_right = bytes[2].data(),
+            .last_access = nanos[0].data(),
+            .cost = nanos[1].data(),
+            .neighbourhood = nanos[2].data(),
+            .order = order.data(),
+            .recomputes = recomputes.data(),
+            .evictable = evictable.data()};
   }
   std::vector<std::vector<std::int64_t>> bytes, nanos;
   std::vector<std::int32_t> recomputes;
@@ -76,18 +84,36 @@ void compare_powers() {
   std::printf("powers are off by %.1e, %d versions differ in them\n", error, differing);
 }
 
+// How many numbers the formula has.
+int numbers() {
+  int count = 0;
+  for_each_number({}, [&](ParameterRole, double) { ++count; });
+  return count;
+}
+
+// Each bit of `terms` puts the term of a number into the score; none needs a power.
+Heuristic with(int terms) {
+  Heuristic h;
+  for_each_parameter([&](const Parameter& parameter, auto member) {
+    if constexpr (std::is_same_v<decltype(member), double Heuristic::*>) {
+      const bool in = terms & 1;
+      terms >>= 1;
+      h.*member = parameter.role == ParameterRole::kExponent ? in
+                  : parameter.role == ParameterRole::kWeight ? 0.3 * in
+                                                             : 1 + 0.1 * in;
+    }
+  });
+  return h;
+}
+
 }  // namespace
 
 int main() {
   constexpr std::size_t kCount = 960;
   Rows rows(kCount);
   int compared = 0, differing = 0;
-  for (int terms = 0; terms < 32; ++terms) {
-    Heuristic h{.cost_exp = terms & 1 ? 1.0 : 0.0,
-                .size_exp = terms & 2 ? 1.0 : 0.0,
-                .staleness_exp = terms & 4 ? 1.0 : 0.0,
-                .fragmentation = terms & 8 ? 0.3 : 0.0,
-                .recompute_penalty = terms & 16 ? 1.1 : 1.0};
+  for (int terms = 0; terms < 1 << numbers(); ++terms) {
+    const Heuristic h = with(terms);
     Scorer scorer(h);
     std::vector<double> penalties, expected(kCount);
     for (std::size_t times = 0; times < kPenalties; ++times) {

@@ -1,27 +1,19 @@
 """Scoring on a CUDA device: the same victims, whatever the driver does. Here the driver is the fake
-one, which runs the kernel as a function that rounds otherwise than the host; what Triton makes of
-the kernel is held against the formula in the interpreter, and assembled for sm_90."""
+one, which runs the kernel as a function that rounds otherwise than the host. The kernel itself has
+test_kernels.py."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from dtr_alloc.kernels import ahead, reference
-from dtr_alloc.kernels.columns import Columns, Settings
+from dtr_alloc.kernels import ahead
 from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Scorer, native_scorer
 from dtr_alloc.runtime.scope import rematerialize
@@ -32,84 +24,6 @@ from tests.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
 
 CLOCK = 1 << 41
 IMAGE = ahead.image()
-
-
-# ---- The kernel
-
-
-def least_of_tiles(columns: Columns, heuristic: Heuristic, general: bool) -> Tensor:
-    """What the kernel writes, in Triton's interpreter."""
-    from dtr_alloc.kernels import _kernels
-
-    tiles = -(-len(columns) // ahead.TILE)
-    lowest = torch.full((tiles + 1,), torch.nan, dtype=torch.float64)
-    kernel: Any = _kernels.least_of_tiles
-    kernel[(tiles,)](
-        *(getattr(columns, name) for name in vars(columns) if name != "order"),
-        lowest,
-        len(columns),
-        CLOCK,
-        1,
-        heuristic.cost_exp,
-        heuristic.size_exp,
-        heuristic.staleness_exp,
-        heuristic.fragmentation,
-        math.log2(heuristic.recompute_penalty),
-        block=ahead.TILE,
-        general=general,
-    )
-    assert lowest[tiles].isnan()  # Nothing is written beyond.
-    return lowest[:tiles]
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered")  # NumPy's, of many recomputes.
-@pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
-@pytest.mark.parametrize("name", ["drawn", *EXTREMES])
-def test_the_kernel_finds_the_least_score_of_each_tile(name: str, count: int) -> None:
-    pytest.importorskip("triton")
-    columns = drawn(count, count, CLOCK) if name == "drawn" else EXTREMES[name](count, CLOCK)
-    for heuristic in (PRESETS["dtr"], PRESETS["size"], PRESETS["megengine"], HEURISTICS[-1]):
-        settings = Settings.of([heuristic])
-        scores = reference.score(columns, settings, CLOCK)[0].nan_to_num(torch.inf, torch.inf)
-        expected = torch.stack([tile.min() for tile in torch.split(scores, ahead.TILE)])
-        for general in (True, False) if settings.plain() else (True,):
-            found = least_of_tiles(columns, heuristic, general)
-            torch.testing.assert_close(found, expected, rtol=1e-12 if general else 0, atol=0)
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What Triton and its assembler make of the kernel now. Another release of Triton than the one
-    that it was compiled ahead with wants other arguments.
-    """
-    triton = pytest.importorskip("triton")
-    made_with = IMAGE.splitlines()[0].rsplit(" ", 1)[1].rstrip(".")
-    if triton.__version__ != made_with:
-        pytest.skip(f"it was made with Triton {made_with}")
-    script = Path(__file__).parent / "sm90/assemble.py"
-    cache = str(tmp_path_factory.mktemp("triton"))
-    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_the_text_beside_the_kernel_is_what_triton_makes_of_it(compiled: Any) -> None:
-    assert compiled["image"] == IMAGE
-
-
-@pytest.mark.parametrize("version", ["plain", "general"])
-def test_assembled_for_sm_90_it_reads_16_bytes_at_a_time_and_spills_nothing(
-    compiled: Any, version: str
-) -> None:
-    used = compiled["sm_90"][version]
-    assert (used["spills"], used["stack"]) == (0, 0)
-    assert used["reg"] <= 64
-    assert used["loads_of_128"] == {"plain": 4, "general": 6}[version]
-
-
-# ---- Victims
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 255, 256, 257, 1000, 3001])

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 import dtr_alloc
 from dtr_alloc.__main__ import main
-from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS
+from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, USER_PARAMETERS
 from dtr_alloc.runtime.planning import cost
 from tests.fences import DOCUMENTS, ROOT, Fence, fences
 
@@ -208,6 +208,16 @@ def test_the_page_of_heuristics_has_every_preset_as_it_is() -> None:
         for name, parameters, *_ in rows(ROOT / "docs/heuristics.md", "## The presets")
     }
     assert told == PRESETS
+
+
+def test_the_page_of_heuristics_has_every_parameter_of_the_score() -> None:
+    page = (ROOT / "docs/heuristics.md").read_text()
+    formula = page.split("## The score\n")[1].split("```")[1]
+    for one in USER_PARAMETERS:
+        if one.role in ("exponent", "weight", "factor"):
+            assert re.search(rf"\b{one.name}\b", formula), one.name
+        for name in one.names:
+            assert f'| `"{name}"' in page, name
 
 
 def test_the_page_of_heuristics_has_every_ablation() -> None:

@@ -1,12 +1,20 @@
 """The heuristic: its presets, its defaults, and the words for a bad value."""
 
-from dataclasses import FrozenInstanceError, replace
-from typing import Any
+import re
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, name_of, resolve
+from dtr_alloc.runtime.heuristic import (
+    ABLATIONS,
+    PRESETS,
+    USER_PARAMETERS,
+    Heuristic,
+    name_of,
+    resolve,
+)
 from tests.engine_harness.harness import EngineHarness
 
 NAN = float("nan")
@@ -163,6 +171,58 @@ def test_the_least_values_that_are_allowed_are_taken() -> None:
 def test_a_heuristic_cannot_be_changed_in_place() -> None:
     with pytest.raises(FrozenInstanceError):
         PRESETS["dtr"].cost_exp = 2  # type: ignore[misc]
+
+
+def test_the_fields_are_the_listed_parameters_with_their_defaults() -> None:
+    listed = [(one.name, one.default) for one in USER_PARAMETERS]
+    assert [(field.name, field.default) for field in fields(Heuristic)] == listed
+    kept = [one.name for one in _core.SCORE_PARAMETERS if one not in USER_PARAMETERS]
+    assert kept == ["epsilon"]
+
+
+def test_the_types_of_names_are_the_listed_names() -> None:
+    types = get_type_hints(Heuristic)
+    named = [one for one in USER_PARAMETERS if one.role == "name"]
+    assert [one.name for one in named] == ["neighbourhood", "selection"]
+    for one in named:
+        assert get_args(types[one.name]) == one.names
+
+
+def test_a_parameter_has_a_sentence_and_a_default_that_its_role_allows() -> None:
+    for one in _core.SCORE_PARAMETERS:
+        assert re.fullmatch(r"[A-Z].*\.", one.sentence)
+        defaults = {"exponent": 1, "weight": 0, "factor": 1, "nanoseconds": 1, "seed": 0}
+        if one.role == "name":
+            assert one.default in one.names
+        else:
+            assert one.default == defaults[one.role]
+
+
+def test_the_native_heuristic_has_every_value() -> None:
+    changes: dict[str, Any] = {
+        one.name: one.names[-1] if one.role == "name" else 7 if one.role == "seed" else 1.25 + at
+        for at, one in enumerate(USER_PARAMETERS)
+    }
+    given = Heuristic(**changes)
+    native = given._native(epsilon=3)
+    for one in USER_PARAMETERS:
+        assert getattr(native, one.name) == getattr(given, one.name)
+    assert native.epsilon == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"cost": 1}, TypeError),
+        ({"seed": "seven"}, TypeError),
+        ({"neighbourhood": "all"}, ValueError),
+    ],
+)
+def test_the_native_heuristic_refuses_what_it_does_not_know(
+    given: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _core.Heuristic(**given)
 
 
 FLAT = Heuristic("none", cost_exp=0, size_exp=0, staleness_exp=0, selection="single")

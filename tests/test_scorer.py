@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from dtr_alloc.kernels import reference
-from dtr_alloc.kernels.columns import Settings
 from dtr_alloc.runtime.heuristic import Heuristic
 from tests.score_columns import EXTREMES, drawn, native_columns
 
@@ -46,14 +45,14 @@ def test_without_powers_scores_are_the_formulas_to_the_bit(exponents: tuple[int,
     ]
     for count in (*range(1, 10), 17, 255, 256, 257, 1000):
         columns = drawn(count, count, CLOCK)
-        expected = reference.score(columns, Settings.of(heuristics), CLOCK)
         rows = native_columns(columns)
-        for at, heuristic in enumerate(heuristics):
+        for heuristic in heuristics:
+            expected = reference.score(columns, heuristic, CLOCK)
             found = torch.from_numpy(rows.scores(heuristic._native(), CLOCK))
             if heuristic.recompute_penalty == 1:
-                assert torch.equal(found.nan_to_num(-1), expected[at].nan_to_num(-1))
+                assert torch.equal(found.nan_to_num(-1), expected.nan_to_num(-1))
             else:  # Torch's power may round otherwise.
-                torch.testing.assert_close(found, expected[at], rtol=1e-15, atol=0, equal_nan=True)
+                torch.testing.assert_close(found, expected, rtol=1e-15, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("count", [1, 7, 300, 1000])
@@ -86,6 +85,6 @@ def test_powers_have_the_formulas_scores_whatever_the_exponent(exponent: float) 
     columns = drawn(1001, 7, CLOCK)
     for name in ("cost_exp", "size_exp", "staleness_exp"):
         heuristic = Heuristic(**{name: exponent})  # type: ignore[arg-type]
-        expected = reference.score(columns, Settings.of([heuristic]), CLOCK)[0]
+        expected = reference.score(columns, heuristic, CLOCK)
         found = torch.from_numpy(native_columns(columns).scores(heuristic._native(), CLOCK))
         torch.testing.assert_close(found, expected, rtol=2e-13, atol=0, equal_nan=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.heuristic import PRESETS, USER_PARAMETERS, Heuristic
 from dtr_alloc.runtime.simulate import SimulationResult
 from dtr_alloc.runtime.tuning.tune import FAILED, Case, heuristic_of, mean, overhead_of
 
@@ -80,11 +80,11 @@ def table(tuned: Sequence[Comparison], held_out: Sequence[Comparison]) -> str:
 
 
 def draw(study: optuna.Study, path: str | os.PathLike[str]) -> None:
-    """Which parameters matter, and overhead against both penalties.
+    """Which parameters matter, and overhead against each penalty.
 
     Writes a picture in the format of the path's suffix: bars of importance (PED-ANOVA), and each
-    trial's overhead over its penalty for free neighbours and for what was recomputed, the best
-    marked.
+    trial's overhead over its weights and factors, for example the penalty for what was recomputed.
+    The best trial is marked.
 
     Raises:
         ValueError: the study has fewer than two finished trials.
@@ -94,15 +94,17 @@ def draw(study: optuna.Study, path: str | os.PathLike[str]) -> None:
     trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     if len(trials) < 2:
         raise ValueError(f"a picture needs two finished trials; the study has {len(trials)}")
-    figure = Figure(figsize=(10, 3.2), layout="constrained", dpi=100)
-    bars, *panels = figure.subplots(1, 3)
+    penalties = [one.name for one in USER_PARAMETERS if one.role in ("weight", "factor")]
+    columns = 1 + len(penalties)
+    figure = Figure(figsize=(10 * columns / 3, 3.2), layout="constrained", dpi=100)
+    bars, *panels = figure.subplots(1, columns)
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
     names = sorted(importance, key=importance.__getitem__)
     bars.barh(names, [importance[name] for name in names], color="C0")
     bars.set_title("importance", fontsize=9)
     best = study.best_trial
-    for panel, name in zip(panels, ("fragmentation", "recompute_penalty"), strict=True):
+    for panel, name in zip(panels, penalties, strict=True):
         panel.plot(
             [trial.params[name] for trial in trials],
             [_overhead(trial) for trial in trials],

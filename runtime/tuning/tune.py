@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.heuristic import PRESETS, USER_PARAMETERS, Heuristic
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, Traced, parse_budget
 from dtr_alloc.runtime.simulation_rules import Rules
 
@@ -40,37 +40,30 @@ FIRST = ("dtr", "dtr_local", "megengine", "size", "lru")
 _STEP = 0.05
 
 
+_PARAMETERS = tuple(one for one in USER_PARAMETERS if one.role != "seed")
+_NAMES = {
+    "neighbourhood": ["eqclass", "none"],
+    "selection": ["sample", "single", "window"],
+}
+"""Which values of an enumeration are tried; the others are for studies."""
+_RANGES = {"exponent": (0, 2), "weight": (0, 2), "factor": (1, 2)}
+
+
 def _space(trial: optuna.Trial) -> Heuristic:
     """What may be varied. Numbers are rounded, so that the line to paste is what was tried."""
-
-    def number(name: str, least: float, most: float) -> float:
-        return round(trial.suggest_float(name, least, most, step=_STEP), 2)
-
-    return Heuristic(
-        neighbourhood=cast(Any, trial.suggest_categorical("neighbourhood", ["eqclass", "none"])),
-        cost_exp=number("cost_exp", 0, 2),
-        size_exp=number("size_exp", 0, 2),
-        staleness_exp=number("staleness_exp", 0, 2),
-        fragmentation=number("fragmentation", 0, 2),
-        recompute_penalty=number("recompute_penalty", 1, 2),
-        selection=cast(Any, trial.suggest_categorical("selection", ["sample", "single", "window"])),
-    )
+    chosen: dict[str, Any] = {}
+    for one in _PARAMETERS:
+        if one.role == "name":
+            chosen[one.name] = trial.suggest_categorical(one.name, _NAMES[one.name])
+        else:
+            least, most = _RANGES[one.role]
+            chosen[one.name] = trial.suggest_float(one.name, least, most, step=_STEP)
+    return heuristic_of(chosen)
 
 
 def _parameters(heuristic: Heuristic) -> dict[str, Any]:
     """The point of the space that is nearest to the heuristic."""
-    chosen = {
-        name: getattr(heuristic, name)
-        for name in (
-            "neighbourhood",
-            "cost_exp",
-            "size_exp",
-            "staleness_exp",
-            "fragmentation",
-            "recompute_penalty",
-            "selection",
-        )
-    }
+    chosen = {one.name: getattr(heuristic, one.name) for one in _PARAMETERS}
     numbers = {n: round(v / _STEP) * _STEP for n, v in chosen.items() if not isinstance(v, str)}
     return chosen | numbers
 

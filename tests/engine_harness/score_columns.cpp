@@ -24,38 +24,25 @@ using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
 // Rows that belong to somebody else's arrays.
 class BorrowedColumns {
  public:
-  BorrowedColumns(Array<Bytes> size, Array<Bytes> free_left, Array<Bytes> free_right,
-                  Array<Nanos> last_access, Array<Nanos> cost, Array<Nanos> neighbourhood,
-                  Array<std::int32_t> recomputes, Array<std::uint8_t> evictable,
-                  Array<std::uint64_t> order)
-      : size_(size),
-        free_left_(free_left),
-        free_right_(free_right),
-        last_access_(last_access),
-        cost_(cost),
-        neighbourhood_(neighbourhood),
-        recomputes_(recomputes),
-        evictable_(evictable),
-        order_(order) {
-    for (py::ssize_t other :
-         {free_left.size(), free_right.size(), last_access.size(), cost.size(),
-          neighbourhood.size(), recomputes.size(), evictable.size(), order.size()}) {
-      if (other != size.size()) throw std::invalid_argument("columns differ in their lengths");
+  explicit BorrowedColumns(const py::kwargs& given) {
+#define DTR_TAKE(type, name, initial) name##_ = given[#name].cast<Array<type>>();
+    DTR_SCORE_COLUMNS(DTR_TAKE)
+#undef DTR_TAKE
+#define DTR_LENGTH(type, name, initial) name##_.size(),
+    for (py::ssize_t length : {DTR_SCORE_COLUMNS(DTR_LENGTH)}) {
+#undef DTR_LENGTH
+      if (length != size_.size()) throw std::invalid_argument("columns differ in their lengths");
     }
   }
 
   ColumnsView view() const { return view(evictable_.data()); }
   ColumnsView view(const std::uint8_t* evictable) const {
-    return {.count = static_cast<std::size_t>(size_.size()),
-            .size = size_.data(),
-            .free_left = free_left_.data(),
-            .free_right = free_right_.data(),
-            .last_access = last_access_.data(),
-            .cost = cost_.data(),
-            .neighbourhood = neighbourhood_.data(),
-            .recomputes = recomputes_.data(),
-            .evictable = evictable,
-            .order = order_.data()};
+    ColumnsView view{.count = static_cast<std::size_t>(size_.size())};
+#define DTR_PLACE(type, name, initial) view.name = name##_.data();
+    DTR_SCORE_COLUMNS(DTR_PLACE)
+#undef DTR_PLACE
+    view.evictable = evictable;
+    return view;
   }
 
   Array<double> scores(const Heuristic& heuristic, Nanos clock) const {
@@ -146,19 +133,15 @@ class BorrowedColumns {
  private:
   LooseColumns loose(const RowMemory& get_memory) const {
     LooseColumns copy(get_memory, view().count);
-    const auto fill = [](auto* to, const auto& from) { std::copy_n(from.data(), from.size(), to); };
-    fill(copy.size, size_), fill(copy.free_left, free_left_), fill(copy.free_right, free_right_);
-    fill(copy.last_access, last_access_), fill(copy.cost, cost_);
-    fill(copy.neighbourhood, neighbourhood_), fill(copy.order, order_);
-    fill(copy.recomputes, recomputes_), fill(copy.evictable, evictable_);
+#define DTR_COPY(type, name, initial) std::copy_n(name##_.data(), name##_.size(), copy.name);
+    DTR_SCORE_COLUMNS(DTR_COPY)
+#undef DTR_COPY
     return copy;
   }
 
-  const Array<Bytes> size_, free_left_, free_right_;
-  const Array<Nanos> last_access_, cost_, neighbourhood_;
-  const Array<std::int32_t> recomputes_;
-  const Array<std::uint8_t> evictable_;
-  const Array<std::uint64_t> order_;
+#define DTR_ARRAY(type, name, initial) Array<type> name##_;
+  DTR_SCORE_COLUMNS(DTR_ARRAY)
+#undef DTR_ARRAY
 };
 
 }  // namespace
@@ -166,10 +149,7 @@ class BorrowedColumns {
 void bind_score_columns(py::module_& m) {
   using namespace py::literals;
   py::class_<BorrowedColumns>(m, "ScoreColumns")
-      .def(py::init<Array<Bytes>, Array<Bytes>, Array<Bytes>, Array<Nanos>, Array<Nanos>,
-                    Array<Nanos>, Array<std::int32_t>, Array<std::uint8_t>, Array<std::uint64_t>>(),
-           py::kw_only(), "size"_a, "free_left"_a, "free_right"_a, "last_access"_a, "cost"_a,
-           "neighbourhood"_a, "recomputes"_a, "evictable"_a, "order"_a)
+      .def(py::init<const py::kwargs&>())
       .def("scores", &BorrowedColumns::scores, "heuristic"_a, "clock"_a)
       .def("time_choices", &BorrowedColumns::time_choices, "heuristic"_a, "clock"_a, "times"_a,
            "by_row"_a, "image"_a = "")

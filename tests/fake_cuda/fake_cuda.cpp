@@ -241,7 +241,6 @@ void least_of_tiles(const Launch& launch) {
     if (given[at] % 16 != 0) return fail("was given a column that its wide loads cannot read");
   }
   if (count % 16 != 0) return fail("was given a number of rows that is not one of 16");
-  if (given[17] != 0 || given[18] != 0) return fail("was given scratch memory");
   const auto whole = [&](std::size_t column, std::int64_t row) {
     return reinterpret_cast<std::int64_t*>(columns[column])[row];
   };
@@ -251,11 +250,17 @@ void least_of_tiles(const Launch& launch) {
     return value;
   };
   const bool general = launch.name == "least_of_tiles_general";
-  dtr::Heuristic h{.cost_exp = real(12), .size_exp = real(13), .staleness_exp = real(14)};
-  if (general) {
-    h.fragmentation = real(15);
-    h.recompute_penalty = std::exp2(real(16));
-  }
+  dtr::Heuristic h;
+  std::size_t next = 12;
+  dtr::for_each_parameter([&](const dtr::Parameter& parameter, auto member) {
+    if constexpr (std::is_same_v<decltype(member), double dtr::Heuristic::*>) {
+      const double value = real(next++);
+      if (parameter.role == dtr::ParameterRole::kExponent || general) {
+        h.*member = parameter.role == dtr::ParameterRole::kFactor ? std::exp2(value) : value;
+      }
+    }
+  });
+  if (given[next] != 0 || given[next + 1] != 0) return fail("was given scratch memory");
   h.epsilon = static_cast<std::int64_t>(given[11]);
   for (std::int64_t tile = 0; tile < launch.blocks; tile++) {
     double least = std::numeric_limits<double>::infinity();

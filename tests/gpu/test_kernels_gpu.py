@@ -1,4 +1,4 @@
-"""The kernels on a GPU against the formulas on the CPU: nothing that the interpreter can show.
+"""The kernel on a GPU against the formula on the CPU: nothing that the interpreter can show.
 
 Run by `make gpu`.
 """
@@ -6,9 +6,9 @@ Run by `make gpu`.
 import pytest
 import torch
 
-from dtr_alloc import kernels
-from dtr_alloc.kernels import reference
-from dtr_alloc.kernels.columns import Settings
+from dtr_alloc.kernels import ahead, launch, reference
+from dtr_alloc.kernels.columns import Columns
+from dtr_alloc.runtime.heuristic import Heuristic
 from tests.score_columns import EXTREMES, HEURISTICS, drawn
 
 pytestmark = pytest.mark.gpu
@@ -20,44 +20,29 @@ def _needs_triton() -> None:
     pytest.importorskip("triton")
 
 
+def compare(columns: Columns, heuristic: Heuristic, general: bool, tolerance: float) -> None:
+    scores = reference.score(columns, heuristic, CLOCK).nan_to_num(torch.inf, torch.inf)
+    expected = torch.stack([tile.min() for tile in torch.split(scores, ahead.TILE)])
+    found = launch.least_of_tiles(columns.to("cuda"), heuristic, CLOCK, general=general)
+    torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=0)
+
+
 @pytest.mark.parametrize("count", [1, 1023, 100_000, 100_001])
-def test_scores_and_victims_are_the_formulas(count: int) -> None:
+def test_the_least_of_tiles_is_the_formulas(count: int) -> None:
     columns = drawn(count, 1, CLOCK)
-    settings = Settings.of(HEURISTICS)
-    expected = reference.score(columns, settings, CLOCK)
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-        found = kernels.score(columns.to("cuda"), settings, CLOCK, dtype).cpu().double()
-        torch.testing.assert_close(found, expected, rtol=tolerance, atol=0, equal_nan=True)
-    request = max(int(columns.size.sum()) // 3000, 1)
-    chosen = kernels.victims(columns.to("cuda"), settings, CLOCK, request)
-    wanted = reference.victims(columns, settings, CLOCK, request)
-    assert [rows.tolist() for rows in chosen] == [rows.tolist() for rows in wanted]
+    for heuristic in HEURISTICS:
+        compare(columns, heuristic, general=True, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("name", EXTREMES)
-def test_extremes_have_the_formulas_scores(name: str) -> None:
-    columns = EXTREMES[name](257, CLOCK)
-    settings = Settings.of(HEURISTICS)
-    found = kernels.score(columns.to("cuda"), settings, CLOCK).cpu()
-    expected = reference.score(columns, settings, CLOCK)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=0, equal_nan=True)
+def test_extremes_have_the_formulas_least(name: str) -> None:
+    columns = EXTREMES[name](700, CLOCK)
+    for heuristic in HEURISTICS:
+        compare(columns, heuristic, general=True, tolerance=1e-11)
 
 
-def test_scores_without_powers_are_equal_to_the_bit() -> None:
+def test_the_plain_version_is_equal_to_the_bit() -> None:
     columns = drawn(10_007, 5, CLOCK)
-    settings = Settings.of(HEURISTICS[:6])
-    assert settings.plain()
-    found = kernels.score(columns.to("cuda"), settings, CLOCK).cpu()
-    expected = reference.score(columns, settings, CLOCK)
-    assert torch.equal(found.nan_to_num(-1), expected.nan_to_num(-1))
-
-
-def test_the_window_is_the_formulas() -> None:
-    count = 10_007
-    columns = drawn(count, 6, CLOCK)
-    free = columns.order % 7 == 0
-    arguments = (columns.size, free, columns.evictable.bool(), columns.cost.double())
-    rest = (columns.last_access, CLOCK, int(columns.size.max()) * 4, 1)
-    expected = reference.window(*arguments, *rest)
-    found = kernels.window(*(t.cuda() for t in arguments), rest[0].cuda(), *rest[1:])
-    assert (found.begin, found.end) == (expected.begin, expected.end)
+    for heuristic in HEURISTICS:
+        if launch.is_plain(heuristic):
+            compare(columns, heuristic, general=False, tolerance=0)

@@ -1,6 +1,11 @@
-// Python's view of the score's parameters, which runtime/heuristic.py checks.
+// Python's view of the score's parameters. It follows the list in policy/score.h: Heuristic takes
+// each parameter by its name and has each as an attribute, and SCORE_PARAMETERS tells the list to
+// runtime/heuristic.py, which checks values, and to runtime/tuning/, which searches them.
 
 #include <pybind11/pybind11.h>
+
+#include <string>
+#include <type_traits>
 
 #include "runtime/csrc/policy/device_scorer.h"
 #include "runtime/csrc/policy/score.h"
@@ -8,33 +13,105 @@
 namespace py = pybind11;
 
 namespace dtr {
+namespace {
+
+struct ScoreParameter {
+  std::string name, role, sentence;
+  py::object initial;
+  py::tuple names;  // Of an enumeration's values; empty for numbers.
+};
+
+const char* name_of(ParameterRole role) {
+  switch (role) {
+    case ParameterRole::kName:
+      return "name";
+    case ParameterRole::kExponent:
+      return "exponent";
+    case ParameterRole::kWeight:
+      return "weight";
+    case ParameterRole::kFactor:
+      return "factor";
+    case ParameterRole::kNanos:
+      return "nanoseconds";
+    case ParameterRole::kSeed:
+      return "seed";
+  }
+  return "";
+}
+
+// An enumeration's value is its name in Python.
+template <typename T>
+py::object to_python(T value) {
+  if constexpr (std::is_enum_v<T>) {
+    return py::str(kNames<T>[static_cast<std::size_t>(value)]);
+  } else {
+    return py::cast(value);
+  }
+}
+
+template <typename T>
+T from_python(py::handle given) {
+  if constexpr (std::is_enum_v<T>) {
+    const auto name = given.cast<std::string>();
+    for (std::size_t value = 0; value < std::size(kNames<T>); ++value) {
+      if (name == kNames<T>[value]) return static_cast<T>(value);
+    }
+    throw py::value_error("no value has the name \"" + name + "\"");
+  } else {
+    return given.cast<T>();
+  }
+}
+
+// Missing parameters have their defaults.
+Heuristic heuristic_of(const py::kwargs& given) {
+  Heuristic heuristic;
+  std::size_t taken = 0;
+  for_each_parameter([&]<typename T>(const Parameter& parameter, T Heuristic::* member) {
+    if (!given.contains(parameter.name)) return;
+    ++taken;
+    try {
+      heuristic.*member = from_python<T>(given[parameter.name]);
+    } catch (const py::cast_error&) {
+      throw py::type_error(std::string(parameter.name) + " is of a wrong type");
+    }
+  });
+  if (taken < given.size()) throw py::type_error("Heuristic has no parameter of a name given");
+  return heuristic;
+}
+
+py::tuple score_parameters() {
+  py::list parameters;
+  for_each_parameter([&]<typename T>(const Parameter& parameter, T Heuristic::* member) {
+    py::list names;
+    if constexpr (std::is_enum_v<T>) {
+      for (const char* name : kNames<T>) names.append(name);
+    }
+    parameters.append(ScoreParameter{parameter.name, name_of(parameter.role), parameter.sentence,
+                                     to_python(Heuristic{}.*member), py::tuple(names)});
+  });
+  return py::tuple(parameters);
+}
+
+}  // namespace
 
 void bind_heuristic(py::module_& m) {
-  using namespace py::literals;
-  py::enum_<NeighbourhoodKind>(m, "Neighbourhood")
-      .value("none", NeighbourhoodKind::kNone)
-      .value("eqclass", NeighbourhoodKind::kEvictedClass)
-      .value("full", NeighbourhoodKind::kFull)
-      .value("ancestors", NeighbourhoodKind::kAncestors)
-      .value("megengine", NeighbourhoodKind::kMegEngine);
   py::enum_<ScorerPlace>(m, "ScorerPlace")
       .value("auto", ScorerPlace::kAuto)
       .value("host", ScorerPlace::kHost)
       .value("device", ScorerPlace::kDevice);
-  py::enum_<Selection>(m, "Selection")
-      .value("single", Selection::kSingle)
-      .value("sample", Selection::kSample)
-      .value("random", Selection::kRandom)
-      .value("window", Selection::kWindow);
-  py::class_<Heuristic>(m, "Heuristic")
-      .def(py::init([](NeighbourhoodKind neighbourhood, double cost_exp, double size_exp,
-                       double staleness_exp, double fragmentation, double recompute_penalty,
-                       Selection selection, Nanos epsilon, std::uint64_t seed) {
-             return Heuristic{neighbourhood,     cost_exp,  size_exp, staleness_exp, fragmentation,
-                              recompute_penalty, selection, epsilon,  seed};
-           }),
-           "neighbourhood"_a, "cost_exp"_a, "size_exp"_a, "staleness_exp"_a, "fragmentation"_a,
-           "recompute_penalty"_a, "selection"_a, "epsilon"_a, "seed"_a);
+  py::class_<ScoreParameter>(m, "ScoreParameter")
+      .def_readonly("name", &ScoreParameter::name)
+      .def_readonly("role", &ScoreParameter::role)
+      .def_readonly("default", &ScoreParameter::initial)
+      .def_readonly("names", &ScoreParameter::names)
+      .def_readonly("sentence", &ScoreParameter::sentence);
+  m.attr("SCORE_PARAMETERS") = score_parameters();
+  py::class_<Heuristic> heuristic(m, "Heuristic");
+  heuristic.def(py::init(&heuristic_of));
+  for_each_parameter([&](const Parameter& parameter, auto member) {
+    const auto get = [member](const Heuristic& of) { return to_python(of.*member); };
+    heuristic.def_property_readonly(parameter.name, get);
+  });
 }
 
 }  // namespace dtr

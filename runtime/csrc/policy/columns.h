@@ -1,5 +1,5 @@
 // What scores are made of, as a structure of arrays: one row for each candidate, the same columns
-// for the engine, its tests, and the kernels on a device (kernels/).
+// for the engine, its tests, and the kernel on a device (kernels/).
 //
 // The rows of an engine are kept as values come and go: a score then reads nothing but the columns
 // it needs, one after the other, eight rows at once. A row costs a move of its last row when it
@@ -10,10 +10,13 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -31,14 +34,57 @@ struct NearClasses {
   bool known = false;
 };
 
+// Each column once: its type, its name, and what it holds of a `value` that gets a row as the
+// `order`th. The widest types come first, so that each column begins at a multiple of 64 bytes.
+// The kernel's arguments (device_scorer.cpp) are these too, in this order, but for `order`.
+//
+// free_left and free_right are the free bytes directly beside the block. evictable is 1, or 0 while
+// a lock keeps the value. order says when the value last became evictable: the later, the greater.
+#define DTR_SCORE_COLUMNS(X)                    \
+  X(Bytes, size, value.size)                    \
+  X(Bytes, free_left, 0)                        \
+  X(Bytes, free_right, 0)                       \
+  X(Nanos, last_access, value.last_access)      \
+  X(Nanos, cost, value.cost)                    \
+  X(Nanos, neighbourhood, 0)                    \
+  X(std::uint64_t, order, order)                \
+  X(std::int32_t, recomputes, value.recomputes) \
+  X(std::uint8_t, evictable, value.locks == 0)
+
+// Where the columns begin.
+struct ColumnPointers {
+#define DTR_POINTER(type, name, initial) type* name = nullptr;
+  DTR_SCORE_COLUMNS(DTR_POINTER)
+#undef DTR_POINTER
+};
+
 struct ColumnsView {
   std::size_t count;
-  const Bytes *size, *free_left, *free_right;  // The free bytes directly beside the block.
-  const Nanos *last_access, *cost, *neighbourhood;
-  const std::int32_t* recomputes;
-  const std::uint8_t* evictable;  // 1, or 0 while it is locked.
-  const std::uint64_t* order;     // When it last became evictable: the later, the greater.
+#define DTR_POINTER(type, name, initial) const type* name;
+  DTR_SCORE_COLUMNS(DTR_POINTER)
+#undef DTR_POINTER
 };
+
+inline ColumnsView view_of(const ColumnPointers& columns, std::size_t count) {
+#define DTR_POINTER(type, name, initial) , columns.name
+  return {count DTR_SCORE_COLUMNS(DTR_POINTER)};
+#undef DTR_POINTER
+}
+
+// Calls visit(column) for the pointer to each column, of ColumnPointers or of a ColumnsView.
+template <typename Columns, typename Visit>
+void for_each_column(Columns& columns, Visit&& visit) {
+#define DTR_VISIT(type, name, initial) visit(columns.name);
+  DTR_SCORE_COLUMNS(DTR_VISIT)
+#undef DTR_VISIT
+}
+
+#define DTR_WIDTH(type, name, initial) sizeof(type),
+constexpr std::size_t kColumnWidths[] = {DTR_SCORE_COLUMNS(DTR_WIDTH)};
+#undef DTR_WIDTH
+static_assert(std::is_sorted(std::rbegin(kColumnWidths), std::rend(kColumnWidths)));
+constexpr std::size_t kRowBytes =
+    std::accumulate(std::begin(kColumnWidths), std::end(kColumnWidths), std::size_t{0});
 
 // Whether a value has a row, and no lock keeps it where it is.
 inline bool evictable(const Value& value) { return value.candidate != kNowhere && !value.locks; }
@@ -54,18 +100,7 @@ class ScoreColumns {
   std::size_t evictable() const { return evictable_count_; }
   Bytes bytes() const { return bytes_; }  // Of all rows, locked or not.
   Value* value(std::size_t row) const { return values_[row]; }
-  ColumnsView view() const {
-    return {.count = count(),
-            .size = size_,
-            .free_left = free_left_,
-            .free_right = free_right_,
-            .last_access = last_access_,
-            .cost = cost_,
-            .neighbourhood = neighbourhood_,
-            .recomputes = recomputes_,
-            .evictable = evictable_,
-            .order = order_};
-  }
+  ColumnsView view() const { return view_of(at_, count()); }
 
   void add(Value& value, std::uint64_t order);  // It has no row; it has its content and a recipe.
   void remove(Value& value);
@@ -78,14 +113,14 @@ class ScoreColumns {
   void copy_times(const Value& value);  // Its cost and last access, which may change.
 
   NearClasses& near(std::size_t row) { return near_[row]; }
-  void set_neighbourhood(std::size_t row, Nanos cost) { neighbourhood_[row] = cost; }
+  void set_neighbourhood(std::size_t row, Nanos cost) { at_.neighbourhood[row] = cost; }
   void set_free(std::size_t row, std::pair<Bytes, Bytes> bytes) {
-    free_left_[row] = bytes.first;
-    free_right_[row] = bytes.second;
+    at_.free_left[row] = bytes.first;
+    at_.free_right[row] = bytes.second;
   }
   void clear_free();  // Of all rows.
-  void set_free_left(std::size_t row, Bytes bytes) { free_left_[row] = bytes; }
-  void set_free_right(std::size_t row, Bytes bytes) { free_right_[row] = bytes; }
+  void set_free_left(std::size_t row, Bytes bytes) { at_.free_left[row] = bytes; }
+  void set_free_right(std::size_t row, Bytes bytes) { at_.free_right[row] = bytes; }
 
   void check() const;  // Each row against its value. Throws std::logic_error with a sentence.
 
@@ -98,11 +133,7 @@ class ScoreColumns {
   Bytes bytes_ = 0;
   RowMemory get_memory_;
   std::shared_ptr<std::byte[]> memory_;
-  Bytes *size_ = nullptr, *free_left_ = nullptr, *free_right_ = nullptr;
-  Nanos *last_access_ = nullptr, *cost_ = nullptr, *neighbourhood_ = nullptr;
-  std::uint64_t* order_ = nullptr;
-  std::int32_t* recomputes_ = nullptr;
-  std::uint8_t* evictable_ = nullptr;
+  ColumnPointers at_;
 };
 
 }  // namespace dtr

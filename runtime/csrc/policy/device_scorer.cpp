@@ -16,12 +16,17 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-bool zero_or_one(double exponent) { return exponent == 0 || exponent == 1; }
-
 const char* kernel_of(const Heuristic& h) {
-  bool plain = zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) && zero_or_one(h.staleness_exp) &&
-               h.fragmentation == 0 && h.recompute_penalty == 1;
-  return plain ? "least_of_tiles_plain" : "least_of_tiles_general";
+  return plain(h) ? "least_of_tiles_plain" : "least_of_tiles_general";
+}
+
+// The numbers of the formula as the kernel wants them.
+std::vector<double> kernel_settings(const Heuristic& h) {
+  std::vector<double> settings;
+  for_each_number(h, [&](ParameterRole role, double value) {
+    settings.push_back(role == ParameterRole::kFactor ? std::log2(value) : value);
+  });
+  return settings;
 }
 
 std::size_t up(std::size_t number, std::size_t unit) { return (number + unit - 1) / unit * unit; }
@@ -37,34 +42,18 @@ std::size_t crossover(double host_row, std::size_t few, double device_few, std::
 }
 
 LooseColumns::LooseColumns(const RowMemory& get_memory, std::size_t rows)
-    : memory(get_memory(up(rows, kRowsAtOnce) * (7 * 8 + 4 + 1))), capacity(up(rows, kRowsAtOnce)) {
+    : memory(get_memory(up(rows, kRowsAtOnce) * kRowBytes)), capacity(up(rows, kRowsAtOnce)) {
   std::byte* next = memory.get();
-  const auto place = [&]<typename T>(T*& column) {
+  for_each_column(*this, [&]<typename T>(T*& column) {
     column = reinterpret_cast<T*>(next);
     next += capacity * sizeof(T);
-  };
-  place(size), place(free_left), place(free_right);
-  place(last_access), place(cost), place(neighbourhood), place(order);
-  place(recomputes), place(evictable);
-}
-
-ColumnsView LooseColumns::view(std::size_t rows) const {
-  return {.count = rows,
-          .size = size,
-          .free_left = free_left,
-          .free_right = free_right,
-          .last_access = last_access,
-          .cost = cost,
-          .neighbourhood = neighbourhood,
-          .recomputes = recomputes,
-          .evictable = evictable,
-          .order = order};
+  });
 }
 
 DeviceScorer::DeviceScorer(int device, const std::string& image, const Heuristic& heuristic,
                            ScorerPlace place)
     : heuristic_(heuristic),
-      log2_penalty_(std::log2(heuristic.recompute_penalty)),
+      settings_(kernel_settings(heuristic)),
       kernel_(std::make_unique<CudaKernel>(device, image, kernel_of(heuristic))) {
   if (place == ScorerPlace::kAuto) measure();
 }
@@ -114,24 +103,21 @@ bool DeviceScorer::find_least(const ColumnsView& columns, Nanos clock) {
     least_ = kernel_->memory(2 * tiles * sizeof(double));
     tiles_ = 2 * tiles;
   }
-  const void* places[] = {columns.size,        columns.free_left, columns.free_right,
-                          columns.last_access, columns.cost,      columns.neighbourhood,
-                          columns.recomputes,  columns.evictable, least_.get()};
-  constexpr std::size_t kPlaces = std::size(places), kScratch = 2;  // Triton's own, of no bytes.
-  cuda::Pointer seen[kPlaces + kScratch] = {};
-  for (std::size_t i = 0; i < kPlaces; ++i) {
-    seen[i] = kernel_->seen(places[i]);
-    if (seen[i] == 0) return false;
-  }
+  std::vector<cuda::Pointer> seen;
+  const auto see = [&](const void* place) { seen.push_back(kernel_->seen(place)); };
+  for_each_column(columns, [&](const auto* column) {
+    if (static_cast<const void*>(column) != columns.order) see(column);
+  });
+  see(least_.get());
+  if (std::find(seen.begin(), seen.end(), 0) != seen.end()) return false;
   std::int64_t rows = static_cast<std::int64_t>(up(columns.count, kRowsAtOnce));
   std::int64_t epsilon = heuristic_.epsilon;
-  double settings[] = {heuristic_.cost_exp, heuristic_.size_exp, heuristic_.staleness_exp,
-                       heuristic_.fragmentation, log2_penalty_};
+  cuda::Pointer scratch[2] = {};  // Triton's own, of no bytes.
   std::vector<void*> parameters;
-  for (std::size_t i = 0; i < kPlaces; ++i) parameters.push_back(&seen[i]);
+  for (cuda::Pointer& place : seen) parameters.push_back(&place);
   for (std::int64_t* number : {&rows, &clock, &epsilon}) parameters.push_back(number);
-  for (double& setting : settings) parameters.push_back(&setting);
-  for (std::size_t i = kPlaces; i < std::size(seen); ++i) parameters.push_back(&seen[i]);
+  for (double& setting : settings_) parameters.push_back(&setting);
+  for (cuda::Pointer& place : scratch) parameters.push_back(&place);
   kernel_->run(static_cast<unsigned>(tiles), kThreads, kSharedBytes, parameters.data());
   return true;
 }

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dtr_alloc/csrc/cuda/kernel.h"
 #include "runtime/csrc/policy/columns.h"
@@ -35,17 +36,12 @@ std::size_t crossover(double host_row, std::size_t few, double device_few, std::
                       double device_many);
 
 // Columns without values, for measurements and tests.
-struct LooseColumns {
+struct LooseColumns : ColumnPointers {
   LooseColumns(const RowMemory& get_memory, std::size_t rows);
-  ColumnsView view(std::size_t rows) const;
+  ColumnsView view(std::size_t rows) const { return view_of(*this, rows); }
 
   std::shared_ptr<std::byte[]> memory;
   std::size_t capacity;  // A multiple of 16.
-  Bytes *size, *free_left, *free_right;
-  Nanos *last_access, *cost, *neighbourhood;
-  std::uint64_t* order;
-  std::int32_t* recomputes;
-  std::uint8_t* evictable;
 };
 
 class DeviceScorer {
@@ -67,7 +63,7 @@ class DeviceScorer {
   bool find_least(const ColumnsView& columns, Nanos clock);
 
   const Heuristic heuristic_;
-  const double log2_penalty_;
+  std::vector<double> settings_;        // As the kernel wants them.
   std::unique_ptr<CudaKernel> kernel_;  // Null after a failure.
   std::shared_ptr<std::byte[]> least_;  // A double for each tile.
   std::size_t tiles_ = 0;               // That there is room for.

@@ -24,14 +24,7 @@ double quotient(Wide number, Wide divisor) {
   return std::ldexp(static_cast<double>(whole), -shift);
 }
 
-bool zero_or_one(double exponent) { return exponent == 0 || exponent == 1; }
-
 }  // namespace
-
-bool integral(const Heuristic& h) {
-  return zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) && zero_or_one(h.staleness_exp) &&
-         h.fragmentation == 0 && h.recompute_penalty == 1;
-}
 
 double exact_score(const Heuristic& h, const Terms& t) {
   std::int64_t cost = h.cost_exp == 0 ? 1 : t.cost + h.epsilon;

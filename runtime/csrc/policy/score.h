@@ -9,29 +9,103 @@
 // keeps zero costs and just-touched values comparable; the paper's simulator has none, and takes a
 // quotient by nothing as infinite, as is one of two infinities, which large exponents can make.
 
+//
+// The parameters are listed once, below. The fields of Heuristic, Python's view of them
+// (bindings/bind_heuristic.cpp), the checks of runtime/heuristic.py, the space that
+// runtime/tuning/tune.py searches and the kernel's arguments (device_scorer.cpp) follow from the
+// list. docs/heuristics.md says how to add a parameter.
+
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
+#include <type_traits>
 
 #include "dtr_alloc/csrc/units.h"
 
 namespace dtr {
 
 enum class NeighbourhoodKind { kNone, kEvictedClass, kFull, kAncestors, kMegEngine };
-enum class Selection { kSingle, kSample, kRandom, kWindow };
+enum class Selection { kSample, kSingle, kRandom, kWindow };
+
+// The names of an enumeration's values for users, in the order of the values.
+template <typename T>
+inline constexpr const char* kNames[] = {""};
+template <>
+inline constexpr const char* kNames<NeighbourhoodKind>[] = {"none", "eqclass", "full", "ancestors",
+                                                            "megengine"};
+template <>
+inline constexpr const char* kNames<Selection>[] = {"sample", "single", "random", "window"};
+static_assert(std::size(kNames<NeighbourhoodKind>) == int(NeighbourhoodKind::kMegEngine) + 1);
+static_assert(std::size(kNames<Selection>) == int(Selection::kWindow) + 1);
+
+// The role says which values a parameter may have, and which value takes its term out of the score.
+enum class ParameterRole {
+  kName,      // A value of an enumeration.
+  kExponent,  // 0 or more. 0 takes the term out, 1 needs no power.
+  kWeight,    // 0 or more. 0 takes the term out.
+  kFactor,    // Above 0, raised to a count. 1 takes the term out. A kernel gets its log2.
+  kNanos,     // Not a user's: 1 live, 0 in the paper's simulator.
+  kSeed,      // Of random numbers.
+};
+
+// Type, name, default, role, one sentence. The kernel's arguments have this order too.
+#define DTR_SCORE_PARAMETERS(X)                                                                 \
+  X(NeighbourhoodKind, neighbourhood, NeighbourhoodKind::kEvictedClass, kName,                  \
+    "The missing values whose cost is n.")                                                      \
+  X(double, cost_exp, 1, kExponent, "The exponent of the cost.")                                \
+  X(double, size_exp, 1, kExponent, "The exponent of the bytes.")                               \
+  X(double, staleness_exp, 1, kExponent, "The exponent of the time since the last use.")        \
+  X(double, fragmentation, 0, kWeight,                                                          \
+    "The weight of the free bytes beside the block, where a byte of its own weighs 1.")         \
+  X(double, recompute_penalty, 1, kFactor, "A factor for each time it has been recomputed.")    \
+  X(Selection, selection, Selection::kSample, kName, "The candidates that are looked at.")      \
+  X(Nanos, epsilon, 1, kNanos, "What is added to the cost and to the time since the last use.") \
+  X(std::uint64_t, seed, 0, kSeed, "The seed of what selection draws.")
 
 struct Heuristic {
-  NeighbourhoodKind neighbourhood = NeighbourhoodKind::kEvictedClass;
-  double cost_exp = 1, size_exp = 1, staleness_exp = 1;
-  double fragmentation = 0;
-  double recompute_penalty = 1;
-  Selection selection = Selection::kSample;
-  Nanos epsilon = 1;
-  std::uint64_t seed = 0;  // Of what selection draws.
+#define DTR_FIELD(type, name, initial, role, sentence) type name = initial;
+  DTR_SCORE_PARAMETERS(DTR_FIELD)
+#undef DTR_FIELD
 };
+
+struct Parameter {
+  const char* name;
+  ParameterRole role;
+  const char* sentence;
+};
+
+// Calls visit(Parameter, &Heuristic::name) for each parameter.
+template <typename Visit>
+[[gnu::always_inline]] constexpr void for_each_parameter(Visit&& visit) {
+#define DTR_VISIT(type, name, initial, role, sentence) \
+  visit(Parameter{#name, ParameterRole::role, sentence}, &Heuristic::name);
+  DTR_SCORE_PARAMETERS(DTR_VISIT)
+#undef DTR_VISIT
+}
+
+// Calls visit(role, value) for each number of the formula: exponents, weights and factors.
+template <typename Visit>
+[[gnu::always_inline]] constexpr void for_each_number(const Heuristic& h, Visit&& visit) {
+  for_each_parameter([&](const Parameter& parameter, auto member) {
+    if constexpr (std::is_same_v<decltype(member), double Heuristic::*>) {
+      visit(parameter.role, h.*member);
+    }
+  });
+}
+
+// Whether no power is taken and no weight or factor counts. All terms are integers then.
+[[gnu::always_inline]] constexpr bool plain(const Heuristic& h) {
+  bool plain = true;
+  for_each_number(h, [&](ParameterRole role, double value) {
+    if (role != ParameterRole::kWeight && value == 1) return;
+    plain = plain && role != ParameterRole::kFactor && value == 0;
+  });
+  return plain;
+}
 
 // What a score is made of.
 struct Terms {
@@ -63,10 +137,8 @@ inline double score(const Heuristic& h, const Terms& t) {
                                                  : std::numeric_limits<double>::infinity();
 }
 
-// The same quotient rounded once, as exact arithmetic gives it, where every term is an integer or
-// absent. Rounding the product of size and staleness first can put two near scores in the wrong
+// The same quotient rounded once, as exact arithmetic gives it, of a plain heuristic. Rounding the product of size and staleness first can put two near scores in the wrong
 // order, and the reference simulator's integers don't.
-bool integral(const Heuristic& heuristic);
 double exact_score(const Heuristic& heuristic, const Terms& terms);
 
 }  // namespace dtr

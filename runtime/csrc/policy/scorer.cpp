@@ -145,20 +145,20 @@ auto score_tile_here() {
 
 const auto score_tile = score_tile_here();
 
-bool zero_or_one(double exponent) { return exponent == 0 || exponent == 1; }
-
 Shape shape_of(const Heuristic& h) {
   return {.cost = h.cost_exp != 0,
           .size = h.size_exp != 0,
           .staleness = h.staleness_exp != 0,
-          .general =
-              !(zero_or_one(h.cost_exp) && zero_or_one(h.size_exp) &&
-                zero_or_one(h.staleness_exp) && h.fragmentation == 0 && h.recompute_penalty == 1)};
+          .general = !plain(h)};
 }
 
 // Whether powers have the accuracy that choosing needs.
 bool has_vectors(const Heuristic& h) {
-  return std::max({h.cost_exp, h.size_exp, h.staleness_exp}) <= kGreatestExponent;
+  bool accurate = true;
+  for_each_number(h, [&](ParameterRole role, double value) {
+    if (role == ParameterRole::kExponent) accurate = accurate && value <= kGreatestExponent;
+  });
+  return accurate;
 }
 
 // Whether all that is in an integral score is equal.
@@ -189,7 +189,7 @@ void Least::consider(std::int64_t row, std::uint64_t order, const Terms& terms) 
 
 Scorer::Scorer(const Heuristic& heuristic)
     : heuristic_(heuristic),
-      integral_(heuristic.epsilon == 0 && integral(heuristic)),
+      integral_(heuristic.epsilon == 0 && plain(heuristic)),
       vectors_(has_vectors(heuristic)) {
   for (std::size_t times = 0; times < kPenalties; ++times) {
     penalties_.push_back(std::pow(heuristic.recompute_penalty, static_cast<double>(times)));
