@@ -34,7 +34,7 @@ struct TensorArgument {
   Value* value;  // Null where the storage is not tracked.
   std::uint8_t argument;
   bool written;
-  bool scratch;        // Written beside the results, which do not depend on what was there.
+  bool scratch;        // Written, its old content ignored (OldContent::kIgnored in operators.cpp).
   std::uint16_t item;  // Position in its list.
 
   // Whether a recipe keeps the content itself instead of reading a Value.
