@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "dtr_alloc/csrc/insist.h"
+
 namespace dtr {
 namespace {
 
@@ -124,9 +126,6 @@ void HoleOrder::resize(Node* hole, Bytes offset, Bytes size) {
 }
 
 std::int64_t HoleOrder::check() const {
-  const auto insist = [](bool holds, const char* sentence) {
-    if (!holds) throw std::logic_error(sentence);
-  };
   insist(lasts_.size() == chunks_.size(), "each chunk must have a last key");
   std::int64_t seen = 0;
   Key previous = 0;

@@ -2,7 +2,7 @@
 
 #include "dtr_alloc/csrc/holes.h"
 
-#include <stdexcept>
+#include "dtr_alloc/csrc/insist.h"
 
 namespace dtr {
 
@@ -18,9 +18,6 @@ void Holes::resize(Node* hole, Bytes offset, Bytes size) {
 }
 
 void Holes::check() const {
-  const auto insist = [](bool holds, const char* sentence) {
-    if (!holds) throw std::logic_error(sentence);
-  };
   std::int64_t seen = 0;
   for (int size = 0; size < 64; size++) {
     insist((lists_[size] != nullptr) == ((filled_ >> size & 1) != 0),

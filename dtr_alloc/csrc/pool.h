@@ -146,7 +146,7 @@ class Pool {
   // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
-  // What a hole of `bytes` could be made of: all blocks in address order (extents.h). Calls
+  // What a hole of `bytes` could be made of: all blocks in address order (pool_walk.h). Calls
   // `visit(bytes, owner)`: free bytes have no owner; no bytes stand for one or more blocks or pages
   // that nobody can have. `visit` must not call the pool.
   template <class Visit>
@@ -180,7 +180,9 @@ class Pool {
 
   // These run under the lock. What only devices need is kept out of the way of the rest.
   std::int32_t meet(Stream stream);
-  Block* carve(Node* hole, Bytes size, bool high);
+  Node* backed_hole(Bytes size, Place place, std::int32_t user);
+  Node* usable_block(Node* hole, Bytes size, std::int32_t user, bool high, bool remap);
+  Node* carve(Node* hole, Bytes size, bool high);
   Node* hole_from(Place place, Bytes size) const;
   void give_back(Node* block);
   Node* merge(Node* block);
@@ -193,6 +195,8 @@ class Pool {
   [[gnu::noinline]] Node* ready_hole(Bytes size, std::int32_t user);
   [[gnu::noinline]] void join_fences(Node* stays, const Node* goes, const Node* goes_too);
   void settle_holes();
+  void check_hole(const Block& hole) const;
+  void check_live(const Block& block) const;
   std::int64_t releasable() const;
   [[gnu::noinline]] void back(const Block* block, bool remap);
   template <class Take>

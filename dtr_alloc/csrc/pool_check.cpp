@@ -2,21 +2,29 @@
 // call it after each step.
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "dtr_alloc/csrc/blocks.h"
 #include "dtr_alloc/csrc/holes.h"
+#include "dtr_alloc/csrc/insist.h"
 #include "dtr_alloc/csrc/pages.h"
 #include "dtr_alloc/csrc/pool.h"
 
 namespace dtr {
-namespace {
 
-void insist(bool holds, const char* sentence) {
-  if (!holds) throw std::logic_error(sentence);
+void Pool::check_hole(const Block& hole) const {
+  insist(!hole.quarantined, "a hole must be out of quarantine");
+  insist(quarantine_ == 0 || hole.fence == 0, "holes must be settled during a quarantine");
+  insist(hole.previous == nullptr || !hole.previous->free, "two holes must never touch");
+  insist(hole.owner == nullptr, "a hole must have no owner");
+  insist(blocks_->find(hole.offset) == nullptr, "no live block may be found in a hole");
 }
 
-}  // namespace
+void Pool::check_live(const Block& block) const {
+  insist(blocks_->find(block.offset) == (block.quarantined ? nullptr : &block),
+         "a live block must be found by its address, until it is freed");
+  insist(pages_->all_committed(pages_->touched(block.offset, block.offset + block.size)),
+         "every page of a live block must be committed");
+}
 
 void Pool::check() const {
   const std::lock_guard lock(mutex_);
@@ -35,17 +43,10 @@ void Pool::check() const {
     (block->free ? of_holes : of_live).push_back(block->fence);
     if (block->quarantined) quarantined += block->size;
     if (block->free) {
-      insist(!block->quarantined, "a hole must be out of quarantine");
-      insist(quarantine_ == 0 || block->fence == 0, "holes must be settled during a quarantine");
-      insist(previous == nullptr || !previous->free, "two holes must never touch");
-      insist(block->owner == nullptr, "a hole must have no owner");
-      insist(blocks_->find(block->offset) == nullptr, "no live block may be found in a hole");
+      check_hole(*block);
       holes++;
     } else {
-      insist(blocks_->find(block->offset) == (block->quarantined ? nullptr : block),
-             "a live block must be found by its address, until it is freed");
-      insist(pages_->all_committed(pages_->touched(block->offset, block->offset + block->size)),
-             "every page of a live block must be committed");
+      check_live(*block);
       live += block->size;
       live_blocks++;
     }

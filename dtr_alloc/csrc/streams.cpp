@@ -4,7 +4,8 @@
 #include "dtr_alloc/csrc/streams.h"
 
 #include <algorithm>
-#include <stdexcept>
+
+#include "dtr_alloc/csrc/insist.h"
 
 namespace dtr {
 
@@ -193,9 +194,6 @@ void StreamOrder::retire(Stream stream) {
 
 void StreamOrder::check(const std::vector<Fence>& of_holes,
                         const std::vector<Fence>& of_live) const {
-  const auto insist = [](bool holds, const char* sentence) {
-    if (!holds) throw std::logic_error(sentence);
-  };
   std::vector<bool> seen(fences_.size());
   seen[0] = true;
   std::size_t in_use = 1;

@@ -38,8 +38,8 @@ class EngineHarness final : public Executor {
   std::uint64_t read(Id id);  // Materializes it and returns its content.
   bool evict(Id id);
   void freeze(Id id);
-  void cut_history(
-      Id id);  // Makes it constant if Engine::outweighed, as a session does before a call.
+  // Makes it constant if Engine::outweighed, as a session does before a call.
+  void cut_history(Id id);
   void commit();
   bool resident(Id id) const;
   // Of the cheapest window for a request: offsets of its values in the pool, in order.

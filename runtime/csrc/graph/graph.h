@@ -51,8 +51,8 @@ struct Value {
   void* home = nullptr;               // Executor's: the program's storage. Null once that is gone.
   void* data = nullptr;               // Executor's: the content. Null while evicted.
   std::int32_t candidate = kNowhere;  // Its row in the engine's columns.
-  std::int32_t owned =
-      kNowhere;              // Index in the engine's list of recomputable values the program holds.
+  // Index in the engine's list of recomputable values the program holds.
+  std::int32_t owned = kNowhere;
   std::int32_t locks = 0;    // Running and pending operators that need the content where it is.
   std::int32_t waiting = 0;  // Of the locks, those of recomputations whose turn has not come.
   std::int32_t recomputes = 0;

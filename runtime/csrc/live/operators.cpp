@@ -2,11 +2,12 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
 namespace dtr {
@@ -15,32 +16,81 @@ namespace {
 using c10::FunctionSchema;
 using c10::TypeKind;
 
-bool contains(const std::unordered_set<std::string_view>& set, std::string_view name) {
-  return set.find(name) != set.end();
+// What no schema says of torch's operators: one row each. Names are without the overload.
+
+// The result is no function of the arguments' contents that a recipe could repeat.
+constexpr std::string_view kStorageSurgery[] = {"aten::resize_",  "aten::resize_as_",
+                                                "aten::set_",     "aten::_resize_output_",
+                                                "aten::set_data", "aten::_lazy_clone"};
+
+// Operators that read the geometry of their one tensor argument and never its content.
+constexpr std::string_view kReadsOnlyShapes[] = {
+    "aten::empty_like", "aten::zeros_like", "aten::ones_like",    "aten::full_like",
+    "aten::rand_like",  "aten::randn_like", "aten::randint_like", "aten::new_empty",
+    "aten::new_zeros",  "aten::new_ones",   "aten::new_full",     "aten::new_empty_strided"};
+
+// Operators whose results are memory for the caller to fill. Overloads and variants begin so, too.
+constexpr std::string_view kBlankPrefixes[] = {"aten::empty", "aten::new_empty"};
+
+// Operators that leave bytes of a result as they happen to be, besides the blank ones: a workspace.
+constexpr std::string_view kUninitialized[] = {"aten::mkldnn_rnn_layer"};
+
+// Other operators advance this state of cuDNN's dropout later, and do not say so.
+constexpr std::string_view kNeverRecorded[] = {"aten::_cudnn_init_dropout_state"};
+
+// Collectives write what their schemas say they read, some of it after they have returned.
+constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"};
+
+// What the results have to do with the old content of an argument that the operator writes.
+enum class OldContent { kRead, kIgnored };
+
+// An argument that an operator writes although its schema says that it reads it, or though its
+// schema does not say when. To add an operator, add a row for each such argument. Where its results
+// read the old content, or in doubt, that is {"aten::name", "argument", "", OldContent::kRead}.
+//
+// kIgnored is the rule for batch norm's running statistics: in training no result depends on them,
+// so a replay may write any memory instead, and they never get a recipe and are never copied.
+struct UndeclaredWrite {
+  std::string_view name;
+  std::string_view argument;
+  // A bool argument: without it an ignored one is only read. Empty: it is always written.
+  std::string_view flag;
+  OldContent old_content;
+};
+constexpr UndeclaredWrite kUndeclaredWrites[] = {
+    {"aten::native_batch_norm", "running_mean", "training", OldContent::kIgnored},
+    {"aten::native_batch_norm", "running_var", "training", OldContent::kIgnored},
+    {"aten::cudnn_batch_norm", "running_mean", "training", OldContent::kIgnored},
+    {"aten::cudnn_batch_norm", "running_var", "training", OldContent::kIgnored},
+    {"aten::miopen_batch_norm", "running_mean", "training", OldContent::kIgnored},
+    {"aten::miopen_batch_norm", "running_var", "training", OldContent::kIgnored},
+    {"aten::_native_batch_norm_legit", "running_mean", "training", OldContent::kIgnored},
+    {"aten::_native_batch_norm_legit", "running_var", "training", OldContent::kIgnored},
+    {"aten::_batch_norm_with_update", "running_mean", "", OldContent::kIgnored},
+    {"aten::_batch_norm_with_update", "running_var", "", OldContent::kIgnored},
+    {"aten::batch_norm_update_stats", "running_mean", "", OldContent::kIgnored},
+    {"aten::batch_norm_update_stats", "running_var", "", OldContent::kIgnored},
+    {"aten::batch_norm_gather_stats", "running_mean", "", OldContent::kIgnored},
+    {"aten::batch_norm_gather_stats", "running_var", "", OldContent::kIgnored},
+    {"aten::batch_norm_gather_stats_with_counts", "running_mean", "", OldContent::kIgnored},
+    {"aten::batch_norm_gather_stats_with_counts", "running_var", "", OldContent::kIgnored},
+};
+
+// A rate above zero makes the operator draw from a state in device memory, which it advances there.
+struct UndeclaredDraw {
+  std::string_view name;
+  std::string_view rate;
+};
+constexpr UndeclaredDraw kUndeclaredDraws[] = {{"aten::_cudnn_rnn", "dropout"}};
+
+template <std::size_t size>
+bool contains(const std::string_view (&names)[size], std::string_view name) {
+  return std::ranges::find(names, name) != std::end(names);
 }
 
-// Storage surgery: the result is no function of the arguments' contents that a recipe could repeat.
-const std::unordered_set<std::string_view> kStorageSurgery = {
-    "aten::resize_",         "aten::resize_as_", "aten::set_",
-    "aten::_resize_output_", "aten::set_data",   "aten::_lazy_clone"};
-
-// Batch norm writes its running statistics, which few schemas say. In training its results do not
-// depend on what was there, so a replay may write any memory instead (TensorArgument::scratch).
-bool writes_running_statistics(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {
-      "aten::native_batch_norm",       "aten::cudnn_batch_norm",
-      "aten::miopen_batch_norm",       "aten::_native_batch_norm_legit",
-      "aten::_batch_norm_with_update", "aten::batch_norm_update_stats",
-      "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"};
-  return contains(names, name);
-}
-
-bool reads_only_shapes(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {
-      "aten::empty_like", "aten::zeros_like", "aten::ones_like",    "aten::full_like",
-      "aten::rand_like",  "aten::randn_like", "aten::randint_like", "aten::new_empty",
-      "aten::new_zeros",  "aten::new_ones",   "aten::new_full",     "aten::new_empty_strided"};
-  return contains(names, name);
+template <std::size_t size>
+bool begins_with_one_of(const std::string_view (&prefixes)[size], std::string_view name) {
+  return std::ranges::any_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); });
 }
 
 bool holds_tensors(const c10::Type& type) {
@@ -72,12 +122,21 @@ bool is_plain(const c10::Type& type) {
   }
 }
 
+// A type, or what an optional of it is optional.
+const c10::Type& without_optional(const c10::Type& type) {
+  return type.kind() == TypeKind::OptionalType ? *type.containedTypes()[0] : type;
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
 bool is_pure_view(const FunctionSchema& schema) {
   if (schema.name() == "aten::_unsafe_view")
     return true;  // A view whose schema hides it from autograd.
   if (schema.returns().empty()) return false;
   for (const auto& argument : schema.arguments()) {
-    if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
+    if (is_written(argument)) return false;
   }
   for (const auto& result : schema.returns()) {
     if (!result.alias_info()) return false;
@@ -93,6 +152,62 @@ bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+// An OperatorInfo has a bit for each.
+constexpr std::size_t kMostArguments = 64;
+
+// Whether calls of the operator can be recorded, as far as its schema and the tables tell.
+bool is_recordable(const FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  if (!name.starts_with("aten::") || schema.arguments().size() > kMostArguments) return false;
+  if (contains(kStorageSurgery, name) || contains(kNeverRecorded, name)) return false;
+  // Before torch 2.13 nobody tells us when the program fills such memory through a raw pointer.
+  if (!kSeesRawAccess && begins_with_one_of(kBlankPrefixes, name)) return false;
+  return std::ranges::all_of(schema.arguments(), [](const c10::Argument& argument) {
+    return holds_tensors(*argument.type()) || is_plain(*argument.type());
+  });
+}
+
+// What the schema says of an argument.
+void read_declared(OperatorInfo& info, std::size_t i, const c10::Argument& argument) {
+  const c10::Type& type = without_optional(*argument.type());
+  const std::uint64_t bit = std::uint64_t{1} << i;
+  if (holds_tensors(type)) {
+    info.tensors |= bit;
+    if (type.kind() == TypeKind::ListType) {
+      info.lists |= bit;
+      const bool optional = type.containedTypes()[0]->kind() == TypeKind::OptionalType;
+      if (optional) info.optional_lists |= bit;
+    }
+  }
+  if (is_written(argument)) info.writes |= bit;
+  if (type.kind() == TypeKind::GeneratorType) info.generator = static_cast<std::int32_t>(i);
+  if (type.kind() == TypeKind::DeviceObjType) info.device = static_cast<std::int32_t>(i);
+}
+
+// -1 where there is none of that name.
+std::int32_t index_of(const FunctionSchema& schema, std::string_view argument) {
+  const auto index = schema.argumentIndexWithName(argument);
+  return index ? *index : -1;
+}
+
+// What the tables say of the arguments.
+void add_undeclared(OperatorInfo& info, const FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  for (const UndeclaredWrite& row : kUndeclaredWrites) {
+    const std::int32_t written = row.name == name ? index_of(schema, row.argument) : -1;
+    if (written < 0) continue;
+    const std::uint64_t bit = std::uint64_t{1} << written;
+    info.writes |= bit;
+    if (row.old_content == OldContent::kRead) continue;
+    info.statistics |= bit;
+    info.training = index_of(schema, row.flag);
+  }
+  for (const UndeclaredDraw& row : kUndeclaredDraws) {
+    if (row.name == name) info.dropout = index_of(schema, row.rate);
+  }
+  if (begins_with_one_of(kWritingPrefixes, name)) info.writes = info.tensors;
 }
 
 // An insert-only hash table of pointers. Readers probe it without a lock; there are a few thousand
@@ -149,56 +264,20 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
   const std::string& name = schema.name();
   arguments = schema.arguments().size();
   returns = schema.returns().size();
-  recordable = name.rfind("aten::", 0) == 0 && !contains(kStorageSurgery, name) && arguments <= 64;
-  // The state of cuDNN's dropout is advanced by operators that do not say so.
-  if (name == "aten::_cudnn_init_dropout_state") recordable = false;
   random = op.hasTag(at::Tag::nondeterministic_seeded);
-  shape_only = reads_only_shapes(name);
-  blank = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
+  blank = begins_with_one_of(kBlankPrefixes, name);
+  uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";
-  uninitialized = blank || name == "aten::mkldnn_rnn_layer";  // The latter in its workspace.
-  // Before torch 2.13 nobody tells us when the program fills such memory through a raw pointer.
-  if (blank && !kSeesRawAccess) recordable = false;
-  for (std::size_t i = 0; i < arguments && i < 64; ++i) {
-    const auto& argument = schema.arguments()[i];
-    const c10::Type& type = *argument.type();
-    std::uint64_t bit = std::uint64_t{1} << i;
-    if (holds_tensors(type)) {
-      tensors |= bit;
-      const c10::Type* list = &type;
-      if (list->kind() == TypeKind::OptionalType) list = list->containedTypes()[0].get();
-      if (list->kind() == TypeKind::ListType) {
-        lists |= bit;
-        if (list->containedTypes()[0]->kind() == TypeKind::OptionalType) optional_lists |= bit;
-      }
-    } else if (!is_plain(type)) {
-      recordable = false;
-    }
-    if (argument.alias_info() && argument.alias_info()->isWrite()) writes |= bit;
-    if (writes_running_statistics(name) && argument.name() == "training") {
-      training = static_cast<std::int32_t>(i);
-    }
-    // cuDNN keeps the state of its dropout in device memory and advances it there.
-    if (name == "aten::_cudnn_rnn" && argument.name() == "dropout") {
-      dropout = static_cast<std::int32_t>(i);
-    }
-    bool running = argument.name() == "running_mean" || argument.name() == "running_var";
-    if (running && writes_running_statistics(name)) {
-      writes |= bit;
-      statistics |= bit;
-    }
-    const c10::Type* plain = &type;
-    if (plain->kind() == TypeKind::OptionalType) plain = plain->containedTypes()[0].get();
-    if (plain->kind() == TypeKind::GeneratorType) generator = static_cast<std::int32_t>(i);
-    if (plain->kind() == TypeKind::DeviceObjType) device = static_cast<std::int32_t>(i);
-  }
+  recordable = is_recordable(schema);
+  const std::size_t count = std::min<std::size_t>(arguments, kMostArguments);
+  for (std::size_t i = 0; i < count; ++i) read_declared(*this, i, schema.arguments()[i]);
+  add_undeclared(*this, schema);
   for (const auto& result : schema.returns()) {
     fresh |= result.type()->kind() == TypeKind::TensorType && !result.alias_info();
   }
-  // Collectives write what their schemas say they read, some of it after they have returned.
-  if (name.rfind("c10d::", 0) == 0 || name.rfind("_c10d_functional::", 0) == 0) writes = tensors;
   // Overloads that write their result somewhere, or read a second tensor, read more than a shape.
-  shape_only &= writes == 0 && __builtin_popcountll(tensors) == 1;
+  shape_only =
+      contains(kReadsOnlyShapes, name) && writes == 0 && __builtin_popcountll(tensors) == 1;
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table().at(op); }
@@ -211,7 +290,7 @@ void register_interception() {
   libraries->emplace_back(Library::IMPL, "aten", kKey, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
+    if (!name.name.starts_with("aten::")) continue;
     auto op = dispatcher.findSchema(name);
     if (!op) continue;
     if (!is_pure_view(op->schema()) && !is_metadata_change(*op) && !is_composite(*op)) continue;

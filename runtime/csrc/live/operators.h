@@ -3,9 +3,9 @@
 //
 // Pure views and composite operators never reach the runtime: a fallthrough is registered for each,
 // so the dispatcher itself skips us at no cost. Everything else is looked up by the address of its
-// schema in a table that readers search without a lock. Two facts no schema states are listed by
-// hand in operators.cpp: undeclared writes, and operators that read only the shape of their
-// arguments.
+// schema in a table that readers search without a lock. What no schema states stands in the tables
+// of operators.cpp, a row each: undeclared writes, operators that read only the shape of their
+// arguments, and more.
 
 #pragma once
 
@@ -25,10 +25,10 @@ struct OperatorInfo {
   std::uint64_t lists = 0;           // Bit i: ... in a list.
   std::uint64_t optional_lists = 0;  // Bit i: ... whose items may be None.
   std::uint64_t writes = 0;          // Bit i: argument i is written.
-  std::uint64_t statistics = 0;      // Bit i: ... whatever was there; only in training.
+  std::uint64_t statistics = 0;      // Bit i: ... with its old content ignored (OldContent).
   std::int32_t generator = -1;       // Index of the Generator argument.
   std::int32_t device = -1;          // Index of the Device argument.
-  std::int32_t training = -1;        // Index of that flag; -1: always in training.
+  std::int32_t training = -1;        // Index of the flag to write them; -1: always.
   std::int32_t dropout = -1;  // Index of a rate above which it draws from a state of its own.
   bool random = false;
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
@@ -36,8 +36,8 @@ struct OperatorInfo {
   bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
   bool shares = false;  // Its result shares its argument's memory until one of them is written.
   bool fresh = false;   // May return a tensor, not a list of them, that is none of its arguments.
-  bool recordable =
-      true;  // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
+  // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
+  bool recordable = true;
 
   // Whether a call on top of `stack` draws numbers from a state that no generator holds.
   bool draws_elsewhere(const torch::jit::Stack& stack) const {

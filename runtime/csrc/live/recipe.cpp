@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
@@ -81,6 +83,179 @@ const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceO
                                    c10::DispatchKeySet(c10::DispatchKey::Python) |
                                    c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
+// Which content a replay gives to a tensor: the next of the Op's uses, or none of them.
+std::int32_t content_of(const OperatorInfo& info, const TensorArgument& argument,
+                        std::int32_t& uses) {
+  if (info.shape_only) return kShapeOnly;
+  if (argument.scratch) return kScratch;
+  if (argument.inlined()) return kInline;
+  return uses++;
+}
+
+// What a recipe keeps of the tensor arguments of a call, and how much there is of everything.
+struct TensorRecipes {
+  c10::SmallVector<TensorRecipe, 16> list;
+  std::size_t words = 0, written = 0;
+  std::int32_t uses = 0;
+
+  void add(const OperatorInfo& info, const TensorArgument& argument) {
+    const c10::TensorImpl& tensor = *argument.tensor;
+    list.push_back({.use = content_of(info, argument, uses),
+                    .item = argument.item,
+                    .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
+                    .argument = argument.argument,
+                    .dims = static_cast<std::uint8_t>(tensor.dim()),
+                    .contiguous = has_canonical_strides(tensor),
+                    .wrapped_number = tensor.is_wrapped_number(),
+                    .requires_grad = tensor.requires_grad(),
+                    .written = argument.written,
+                    .offset = tensor.storage_offset()});
+    words += TensorWords(list.back()).end;
+    written += argument.written;
+  }
+};
+
+// A recipe counts tensors and results in 16 bits, dimensions in 8.
+constexpr std::size_t kMostTensors = 60000;
+constexpr std::int64_t kMostDims = 255;
+
+bool is_countable(const TensorArguments& arguments) {
+  return arguments.size() <= kMostTensors &&
+         std::all_of(arguments.begin(), arguments.end(), [](const TensorArgument& argument) {
+           return argument.tensor->dim() <= kMostDims;
+         });
+}
+
+// Whether the recipe keeps something among its plain arguments. Of a list of tensors it is the
+// length.
+bool is_plain_argument(const OperatorInfo& info, const c10::IValue* first, std::uint32_t i) {
+  return info.is(info.lists, i) || !is_defined_tensor(first[i]);
+}
+
+std::size_t count_plain_arguments(const OperatorInfo& info, const c10::IValue* first) {
+  std::size_t count = 0;
+  for (std::uint32_t i = 0; i < info.arguments; ++i) count += is_plain_argument(info, first, i);
+  return count;
+}
+
+void write_plain_arguments(const OperatorInfo& info, const c10::IValue* first,
+                           RecipeWriter& writer) {
+  for (std::uint32_t i = 0; i < info.arguments; ++i) {
+    if (!is_plain_argument(info, first, i)) continue;
+    if (info.is(info.lists, i) && first[i].isList()) {
+      writer.plain(static_cast<std::int64_t>(first[i].toListRef().size()));
+    } else {
+      writer.plain(first[i]);
+    }
+  }
+}
+
+// A storage of its own for content that the recipe keeps. Kernels expect every tensor to be aligned
+// as an allocator would.
+c10::Storage storage_of_kept(const void* kept, c10::Device device) {
+  void* content = c10::alloc_cpu(kLargestInline);
+  std::memcpy(content, kept, kLargestInline);
+  return c10::Storage(c10::Storage::use_byte_size_t(), kLargestInline,
+                      at::DataPtr(content, content, &c10::free_cpu, device));
+}
+
+at::Tensor tensor_over(c10::Storage storage, const RecipeReader::Tensor& tensor) {
+  const TensorRecipe& recipe = tensor.recipe;
+  const TensorKind& kind = kinds()[recipe.kind];
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), kind.keys, kind.dtype);
+  if (recipe.contiguous) {
+    impl->set_sizes_contiguous(tensor.sizes);
+    impl->set_storage_offset(recipe.offset);
+  } else {
+    impl->set_sizes_and_strides(tensor.sizes, tensor.strides, recipe.offset);
+  }
+  if (recipe.wrapped_number) impl->set_wrapped_number(true);
+  if (recipe.requires_grad) impl->set_requires_grad(true);
+  return at::Tensor(std::move(impl));
+}
+
+// Bytes from the begin of the storage to the end of the last element that the tensor names.
+Bytes reach(const RecipeReader::Tensor& tensor) {
+  std::int64_t elements = tensor.recipe.offset;
+  if (tensor.recipe.contiguous) {
+    elements += c10::multiply_integers(tensor.sizes);
+  } else {
+    for (std::size_t d = 0; d < tensor.sizes.size(); ++d) {
+      elements += (tensor.sizes[d] - 1) * tensor.strides[d];
+    }
+    ++elements;
+  }
+  return elements * static_cast<Bytes>(kinds()[tensor.recipe.kind].dtype.itemsize());
+}
+
+// The arguments of a replay, made one after another in the order of the schema.
+class ReplayArguments {
+ public:
+  // Of `storages`, those from `scratch` on are for tensors that may have any memory.
+  ReplayArguments(const OperatorInfo& info, RecipeReader reader, const RandomState* random,
+                  c10::ArrayRef<c10::Storage> storages, std::size_t scratch)
+      : info_(info), reader_(reader), random_(random), storages_(storages), scratch_(scratch) {}
+
+  c10::IValue next(Replay& replay) {
+    const std::uint32_t i = argument_++;
+    if (info_.is(info_.lists, i) && reader_.peek_plain().isInt()) return list(i, replay);
+    if (tensor_is_of(i)) return tensor(replay);
+    const c10::IValue& plain = reader_.plain();
+    const bool draws = random_ && static_cast<std::int32_t>(i) == info_.generator;
+    return draws ? c10::IValue(random_->generator()) : plain;
+  }
+
+ private:
+  bool tensor_is_of(std::uint32_t argument) const {
+    return reader_.has_tensor() && reader_.peek_tensor().argument == argument;
+  }
+
+  c10::Storage storage_of(const RecipeReader::Tensor& tensor) {
+    const c10::Device device = kinds()[tensor.recipe.kind].device;
+    switch (tensor.recipe.use) {
+      case kScratch:
+        return storages_[scratch_++];
+      case kShapeOnly:
+        return c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, device));
+      case kInline:
+        return storage_of_kept(tensor.content, device);
+      default:
+        return storages_[tensor.recipe.use];
+    }
+  }
+
+  at::Tensor tensor(Replay& replay) {
+    const RecipeReader::Tensor read = reader_.tensor();
+    at::Tensor made = tensor_over(storage_of(read), read);
+    if (read.recipe.written) replay.written.push_back(made);
+    return made;
+  }
+
+  c10::IValue list(std::uint32_t argument, Replay& replay) {
+    const std::int64_t length = reader_.plain().toInt();
+    c10::List<std::optional<at::Tensor>> optional;
+    c10::List<at::Tensor> tensors;
+    const bool may_lack = info_.is(info_.optional_lists, argument);
+    for (std::int64_t item = 0; item < length; ++item) {
+      std::optional<at::Tensor> present;
+      if (tensor_is_of(argument) && reader_.peek_tensor().item == item) present = tensor(replay);
+      if (may_lack) {
+        optional.push_back(std::move(present));
+      } else {
+        tensors.push_back(present.value_or(at::Tensor()));
+      }
+    }
+    return may_lack ? c10::IValue(std::move(optional)) : c10::IValue(std::move(tensors));
+  }
+
+  const OperatorInfo& info_;
+  RecipeReader reader_;
+  const RandomState* const random_;
+  const c10::ArrayRef<c10::Storage> storages_;
+  std::size_t scratch_;
+  std::uint32_t argument_ = 0;
+};
+
 }  // namespace
 
 std::unique_ptr<RandomState> Recipe::snapshot(const OperatorInfo& info,
@@ -88,7 +263,7 @@ std::unique_ptr<RandomState> Recipe::snapshot(const OperatorInfo& info,
                                               const SessionDevice& device) {
   if (!info.random) return {};
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
-  bool given = info.generator >= 0 && first[info.generator].isGenerator();
+  const bool given = info.generator >= 0 && first[info.generator].isGenerator();
   at::Generator generator =
       given ? first[info.generator].toGenerator() : device.generator(device.device);
   std::lock_guard<std::mutex> guard(generator.mutex());
@@ -98,82 +273,31 @@ std::unique_ptr<RandomState> Recipe::snapshot(const OperatorInfo& info,
 Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
                    const torch::jit::Stack& stack, const TensorArguments& arguments,
                    std::unique_ptr<RandomState> random) {
-  static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
-  std::size_t words = 0, uses = 0, written = 0;
-  for (const TensorArgument& argument : arguments) {
-    const c10::TensorImpl& tensor = *argument.tensor;
-    if (tensor.dim() > 255) return nullptr;
-    words += tensor.dim() * (has_canonical_strides(tensor) ? 1 : 2);
-    if (!info.shape_only && argument.inlined()) {
-      words += kLargestInline / sizeof(std::int64_t);
-    } else if (!argument.scratch) {
-      ++uses;
-    }
-    written += argument.written;
-  }
+  if (!is_countable(arguments)) return nullptr;
+  TensorRecipes tensors;
+  for (const TensorArgument& argument : arguments) tensors.add(info, argument);
+  if (info.returns + tensors.written > kMostTensors) return nullptr;
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
-  std::size_t plain = 0;
-  for (std::uint32_t i = 0; i < info.arguments; ++i) {
-    plain += info.is(info.lists, i) || !is_defined_tensor(first[i]);
-  }
-  if (arguments.size() > 60000 || info.returns + written > 60000) return nullptr;
-
-  Op* op = Engine::begin(info.shape_only ? 0 : uses, info.returns + written,
-                         sizeof(Recipe) + arguments.size() * sizeof(TensorRecipe) +
-                             plain * sizeof(c10::IValue) + words * sizeof(std::int64_t));
-  Recipe& recipe = *new (op->payload()) Recipe;
-  recipe.info_ = &info;
-  recipe.tensors_ = arguments.size();
-  recipe.plain_ = plain;
-  c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  recipe.context_ = contexts().index(
+  const std::size_t plain = count_plain_arguments(info, first);
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  const std::uint16_t context = contexts().index(
       Context{keys, local.included_, local.excluded_, c10::GradMode::is_enabled()});
 
-  c10::IValue* copy = recipe.plain();
-  for (std::uint32_t i = 0; i < info.arguments; ++i) {
-    if (info.is(info.lists, i) && first[i].isList()) {
-      new (copy++) c10::IValue(static_cast<std::int64_t>(first[i].toListRef().size()));
-    } else if (info.is(info.lists, i) || !is_defined_tensor(first[i])) {
-      new (copy++) c10::IValue(first[i]);
-    }
+  Op* op =
+      Engine::begin(tensors.uses, info.returns + tensors.written,
+                    sizeof(Recipe) + RecipeParts::bytes(arguments.size(), plain, tensors.words));
+  Recipe& recipe =
+      *new (op->payload()) Recipe(info, std::move(random), context, arguments.size(), plain);
+  RecipeWriter writer(recipe.parts());
+  write_plain_arguments(info, first, writer);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    writer.tensor(tensors.list[i], *arguments[i].tensor, *arguments[i].storage);
   }
-  TensorRecipe* slot = const_cast<TensorRecipe*>(recipe.tensors().data());
-  std::int64_t* numbers = recipe.geometry();
-  std::int32_t use = 0;
-  for (const TensorArgument& argument : arguments) {
-    const c10::TensorImpl& tensor = *argument.tensor;
-    bool contiguous = has_canonical_strides(tensor);
-    bool inlined = !info.shape_only && argument.inlined();
-    new (slot++)
-        TensorRecipe{.use = info.shape_only    ? kShapeOnly
-                            : argument.scratch ? kScratch
-                            : inlined          ? kInline
-                                               : use++,
-                     .item = argument.item,
-                     .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
-                     .argument = argument.argument,
-                     .dims = static_cast<std::uint8_t>(tensor.dim()),
-                     .contiguous = contiguous,
-                     .wrapped_number = tensor.is_wrapped_number(),
-                     .requires_grad = tensor.requires_grad(),
-                     .written = argument.written,
-                     .offset = tensor.storage_offset()};
-    for (std::int64_t size : tensor.sizes()) *numbers++ = size;
-    if (!contiguous) {
-      for (std::int64_t stride : tensor.strides()) *numbers++ = stride;
-    }
-    if (inlined) {
-      std::memcpy(numbers, argument.storage->_mutable_data_ptr_no_checks().get(),
-                  argument.storage->nbytes());
-      numbers += kLargestInline / sizeof(std::int64_t);
-    }
-  }
-  recipe.random_ = std::move(random);
   return op;
 }
 
 void Recipe::destroy() {
-  for (std::uint16_t i = 0; i < plain_; ++i) plain()[i].~IValue();
+  std::destroy_n(parts().plain, plain_);
   this->~Recipe();
 }
 
@@ -187,21 +311,9 @@ bool Recipe::writes(std::uint32_t use) const {
 c10::SmallVector<Bytes, 2> Recipe::scratch() const {
   c10::SmallVector<Bytes, 2> sizes;
   if (!info_->statistics) return sizes;
-  const std::int64_t* numbers = geometry();
-  for (const TensorRecipe& recipe : tensors()) {
-    std::int64_t elements = recipe.offset;
-    if (recipe.contiguous) {
-      elements += c10::multiply_integers(numbers, numbers + recipe.dims);
-    } else {
-      for (std::uint8_t d = 0; d < recipe.dims; ++d) {
-        elements += (numbers[d] - 1) * numbers[recipe.dims + d];
-      }
-      ++elements;
-    }
-    numbers += recipe.contiguous ? recipe.dims : 2 * recipe.dims;
-    if (recipe.use == kInline) numbers += kLargestInline / sizeof(std::int64_t);
-    if (recipe.use != kScratch) continue;
-    sizes.push_back(elements * static_cast<Bytes>(kinds()[recipe.kind].dtype.itemsize()));
+  for (RecipeReader reader = this->reader(); reader.has_tensor();) {
+    const RecipeReader::Tensor tensor = reader.tensor();
+    if (tensor.recipe.use == kScratch) sizes.push_back(reach(tensor));
   }
   return sizes;
 }
@@ -217,74 +329,11 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice
                 .grad_mode = context.grad_mode,
                 .default_generator = {},
                 .recorded_state = {}};
-  c10::SmallVector<at::Tensor, 8> tensors;
-  const std::int64_t* numbers = geometry();
-  std::size_t scratch = storages.size() - this->scratch().size();
-  for (const TensorRecipe& recipe : this->tensors()) {
-    const TensorKind& kind = kinds()[recipe.kind];
-    c10::IntArrayRef sizes(numbers, recipe.dims);
-    numbers += recipe.dims;
-    c10::IntArrayRef strides(numbers, recipe.contiguous ? 0 : recipe.dims);
-    numbers += strides.size();
-    c10::Storage storage;
-    if (recipe.use >= 0) {
-      storage = storages[recipe.use];
-    } else if (recipe.use == kScratch) {
-      storage = storages[scratch++];
-    } else if (recipe.use == kShapeOnly) {
-      storage = c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, kind.device));
-    } else {
-      // Kernels expect every tensor to be aligned as an allocator would.
-      void* content = c10::alloc_cpu(kLargestInline);
-      std::memcpy(content, numbers, kLargestInline);
-      storage = c10::Storage(c10::Storage::use_byte_size_t(), kLargestInline,
-                             at::DataPtr(content, content, &c10::free_cpu, kind.device));
-      numbers += kLargestInline / sizeof(std::int64_t);
-    }
-    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), kind.keys, kind.dtype);
-    if (recipe.contiguous) {
-      impl->set_sizes_contiguous(sizes);
-      impl->set_storage_offset(recipe.offset);
-    } else {
-      impl->set_sizes_and_strides(sizes, strides, recipe.offset);
-    }
-    if (recipe.wrapped_number) impl->set_wrapped_number(true);
-    if (recipe.requires_grad) impl->set_requires_grad(true);
-    tensors.emplace_back(std::move(impl));
-    if (recipe.written) replay.written.push_back(tensors.back());
-  }
-  std::size_t next_tensor = 0, next_plain = 0;
-  const auto at_argument = [&](std::uint32_t i) {
-    return next_tensor < tensors.size() && this->tensors()[next_tensor].argument == i;
-  };
+  ReplayArguments arguments(*info_, reader(), random_.get(), storages,
+                            storages.size() - scratch().size());
+  replay.stack.reserve(info_->arguments);
   for (std::uint32_t i = 0; i < info_->arguments; ++i) {
-    if (info_->is(info_->lists, i) && plain()[next_plain].isInt()) {
-      std::int64_t length = plain()[next_plain++].toInt();
-      c10::List<std::optional<at::Tensor>> optional;
-      c10::List<at::Tensor> list;
-      for (std::int64_t item = 0; item < length; ++item) {
-        bool present = at_argument(i) && this->tensors()[next_tensor].item == item;
-        std::optional<at::Tensor> tensor;
-        if (present) tensor = tensors[next_tensor++];
-        if (info_->is(info_->optional_lists, i)) {
-          optional.push_back(tensor);
-        } else {
-          list.push_back(tensor.value_or(at::Tensor()));
-        }
-      }
-      if (info_->is(info_->optional_lists, i)) {
-        replay.stack.emplace_back(std::move(optional));
-      } else {
-        replay.stack.emplace_back(std::move(list));
-      }
-    } else if (at_argument(i)) {
-      replay.stack.emplace_back(tensors[next_tensor++]);
-    } else if (random_ && static_cast<std::int32_t>(i) == info_->generator) {
-      replay.stack.emplace_back(random_->generator());
-      ++next_plain;
-    } else {
-      replay.stack.emplace_back(plain()[next_plain++]);
-    }
+    replay.stack.push_back(arguments.next(replay));
   }
   if (random_ && info_->generator < 0) {
     replay.recorded_state = *random_;

@@ -15,12 +15,14 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/live/device.h"
 #include "runtime/csrc/live/operators.h"
 #include "runtime/csrc/live/random_state.h"
+#include "runtime/csrc/live/recipe_layout.h"
 
 namespace dtr {
 
@@ -32,7 +34,7 @@ struct TensorArgument {
   Value* value;  // Null where the storage is not tracked.
   std::uint8_t argument;
   bool written;
-  bool scratch;        // Written beside the results, which do not depend on what was there.
+  bool scratch;        // Written, its old content ignored (OldContent::kIgnored in operators.cpp).
   std::uint16_t item;  // Position in its list.
 
   bool writes_constant() const { return written && !value && !scratch; }
@@ -46,19 +48,6 @@ inline bool is_defined_tensor(const c10::IValue& value) {
   return value.isTensor() && value.unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton();
 }
 using TensorArguments = c10::SmallVector<TensorArgument, 8>;
-
-struct TensorRecipe {
-  std::int32_t use;  // Index of the Op's Use it reads, or one of the two below.
-  std::uint16_t item;
-  std::uint16_t kind;  // Interned key set, dtype and device.
-  std::uint8_t argument;
-  std::uint8_t dims;
-  bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
-  std::int64_t offset;
-};
-constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
-constexpr std::int32_t kInline = -2;     // Its storage is kept in the recipe.
-constexpr std::int32_t kScratch = -3;    // Any memory will do.
 
 // A recipe made ready to run: arguments on a stack, and the state the operator saw.
 struct Replay {
@@ -107,21 +96,23 @@ class Recipe {
   Replay prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const;
 
  private:
-  Recipe() = default;
-  c10::ArrayRef<TensorRecipe> tensors() const {
-    return {reinterpret_cast<const TensorRecipe*>(this + 1), tensors_};
-  }
-  c10::IValue* plain() const {
-    return reinterpret_cast<c10::IValue*>(const_cast<TensorRecipe*>(tensors().end()));
-  }
-  std::int64_t* geometry() const { return reinterpret_cast<std::int64_t*>(plain() + plain_); }
+  Recipe(const OperatorInfo& info, std::unique_ptr<RandomState> random, std::uint16_t context,
+         std::uint16_t tensors, std::uint16_t plain)
+      : info_(&info),
+        random_(std::move(random)),
+        context_(context),
+        tensors_(tensors),
+        plain_(plain) {}
+  RecipeParts parts() const { return {const_cast<Recipe*>(this) + 1, tensors_, plain_}; }
+  RecipeReader reader() const { return {parts(), tensors_}; }
+  c10::ArrayRef<TensorRecipe> tensors() const { return {parts().tensor, tensors_}; }
 
-  const OperatorInfo* info_ = nullptr;
+  const OperatorInfo* info_;
   std::unique_ptr<RandomState> random_;  // Before the call; null where it is not random.
-  std::uint16_t context_ = 0;            // Interned dispatch state.
-  std::uint16_t tensors_ = 0;
+  std::uint16_t context_;                // Interned dispatch state.
+  std::uint16_t tensors_;
   // Arguments that are not tensors, in order; of a list of tensors, its length.
-  std::uint16_t plain_ = 0;
+  std::uint16_t plain_;
 };
 
 }  // namespace dtr

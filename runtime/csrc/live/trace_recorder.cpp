@@ -31,48 +31,64 @@ void TraceRecorder::begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<st
 void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!running_) return;  // The recording began inside the operator.
-  std::size_t written = 0;
   auto [known, fresh] = operators_.insert({&info, static_cast<std::int64_t>(operators_.size())});
   if (fresh) out_.operators.push_back(c10::toString(info.handle.operator_name()));
+  std::size_t written = 0;
   for (const Result& result : results) {
-    if (!result.data) {
-      const auto name = static_cast<Name>(arguments_[written_[written++]]);
-      made_.insert(made_.end(), {name, 0, -1, std::int64_t{result.tracked}});
-      if (!result.tracked) tracked_.erase(name);
-      continue;
-    }
-    for (std::size_t i = 0; i < locals_.size(); ++i) {
-      if (locals_[i].data != result.data || !locals_[i].alive) continue;
-      locals_[i].alive = false;  // It has a name now.
-      names_[result.key] = ++last_;
-      if (result.tracked && !recipes_) tracked_.insert(last_);
-      made_.insert(made_.end(), {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i),
-                                 std::int64_t{result.tracked}});
+    if (result.data) {
+      name_result(result);
+    } else {
+      name_written(static_cast<Name>(arguments_[written_[written++]]), result.tracked);
     }
   }
   for (std::size_t i = 0; i < locals_.size(); ++i) {
-    if (!locals_[i].alive) continue;  // It stays and is no result: a cache, say.
-    names_[locals_[i].data] = ++last_;
-    made_.insert(made_.end(),
-                 {std::int64_t{last_}, locals_[i].size, static_cast<std::int64_t>(i), 0});
+    if (locals_[i].alive) name_local(i, locals_[i].data, false);  // No result: a cache, say.
   }
-  for (std::size_t i = 0; !recipes_ && i < made_.size(); i += 4) {
+  if (!recipes_) follow_results();
+  put_operator(known->second, cost);
+  forget_operator();
+}
+
+void TraceRecorder::name_result(const Result& result) {
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    if (locals_[i].data != result.data || !locals_[i].alive) continue;
+    locals_[i].alive = false;  // It has a name now.
+    name_local(i, result.key, result.tracked);
+    if (result.tracked && !recipes_) tracked_.insert(last_);
+  }
+}
+
+void TraceRecorder::name_written(Name name, bool tracked) {
+  made_.insert(made_.end(), {name, 0, -1, std::int64_t{tracked}});
+  if (!tracked) tracked_.erase(name);
+}
+
+void TraceRecorder::name_local(std::size_t index, const void* key, bool tracked) {
+  names_[key] = ++last_;
+  made_.insert(made_.end(), {std::int64_t{last_}, locals_[index].size,
+                             static_cast<std::int64_t>(index), std::int64_t{tracked}});
+}
+
+void TraceRecorder::follow_results() {
+  for (std::size_t i = 0; i < made_.size(); i += 4) {
     if (!made_[i + 3]) continue;
     const auto made = static_cast<Name>(made_[i]);
     for (std::int64_t argument : arguments_) {
       if (argument != made) made_of_[static_cast<Name>(argument)].push_back(made);
     }
   }
+}
+
+void TraceRecorder::put_operator(std::int64_t number, Nanos cost) {
   auto& out = out_.records;
   out.push_back(kOperator);
   out.push_back(static_cast<std::int64_t>(6 + arguments_.size() + written_.size() + made_.size() +
                                           memory_.size()));
-  out.insert(out.end(), {known->second, cost});
+  out.insert(out.end(), {number, cost});
   for (const auto* list : {&arguments_, &written_, &made_, &memory_}) {
     out.push_back(static_cast<std::int64_t>(list->size()));
     out.insert(out.end(), list->begin(), list->end());
   }
-  forget_operator();
 }
 
 // What it left behind comes from outside as far as the trace can tell.

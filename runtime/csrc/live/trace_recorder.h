@@ -37,7 +37,8 @@ class TraceRecorder {
   //   kRelease, kFreeze: name.
   //   kStep, kOptimizing: nothing. A step of an optimizer ends; begins.
   enum Kind : std::int64_t { kOperator, kConstant, kRelease, kFreeze, kStep, kOptimizing };
-  // Of a memory event: bytes; the how-manieth block allocated by this operator; a name; bytes.
+  // Of a memory event: bytes; index of the block among those that this operator allocated; a name;
+  // bytes.
   enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
 
   struct Result {
@@ -89,6 +90,13 @@ class TraceRecorder {
   Name constant(const void* key, Bytes bytes);
   void release(const void* key);
   void put(Kind kind, std::initializer_list<std::int64_t> fields);
+  // These add to `made_` what the operator leaves: the memory of a result, an argument that it
+  // wrote, or memory that it allocated.
+  void name_result(const Result& result);
+  void name_written(Name name, bool tracked);
+  void name_local(std::size_t index, const void* key, bool tracked);
+  void follow_results();  // Links each argument to the tracked results.
+  void put_operator(std::int64_t number, Nanos cost);
   void forget_operator();
 
   std::mutex mutex_;

@@ -54,8 +54,8 @@ void Session::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
   }
 }
 
-// Statistics that an operator keeps beside its results never get a chain of recipes: each would
-// hold on to a batch.
+// What an operator writes beside its results gets no chain of recipes: each recipe would hold on to
+// a batch. Of OldContent::kIgnored (operators.cpp) there is no copy either.
 void Session::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
   Value* value = std::exchange(argument.value, nullptr);
   if (value->producer && value->home && value->resident()) engine_.freeze(*value);

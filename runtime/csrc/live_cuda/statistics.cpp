@@ -47,52 +47,64 @@ c10::CachingDeviceAllocator::DeviceStats DeviceMemory::stats() const {
 
 void DeviceMemory::reset_accumulated() { forgotten_ = pool.stats(); }
 
-std::vector<c10::CachingDeviceAllocator::SegmentInfo> DeviceMemory::segments(
-    GraphMemory::Id id) const {
-  using c10::CachingDeviceAllocator::BlockInfo;
-  using c10::CachingDeviceAllocator::SegmentInfo;
+namespace {
+
+using c10::CachingDeviceAllocator::BlockInfo;
+using c10::CachingDeviceAllocator::SegmentInfo;
+
+SegmentInfo empty_segment(const DeviceMemory& memory, Bytes begin, Bytes end) {
+  SegmentInfo segment;
+  segment.device = memory.device;
+  segment.address = memory.pool.arena().base() + static_cast<std::uintptr_t>(begin);
+  segment.total_size = static_cast<std::size_t>(end - begin);
+  segment.is_large = segment.is_expandable = true;
+  return segment;
+}
+
+void add_block(SegmentInfo& segment, Bytes size, bool live, bool active) {
+  BlockInfo block;
+  block.size = block.requested_size = static_cast<std::size_t>(size);
+  block.allocated = live;
+  block.active = active;
+  segment.blocks.push_back(std::move(block));
+  if (live) segment.allocated_size += static_cast<std::size_t>(size);
+  if (active) segment.active_size += static_cast<std::size_t>(size);
+  segment.requested_size = segment.allocated_size;
+}
+
+// Each block of the graph is a segment.
+std::vector<SegmentInfo> segments_of_graph(const DeviceMemory& memory, GraphMemory::Id id) {
   std::vector<SegmentInfo> segments;
-  std::uintptr_t base = pool.arena().base();
-  const auto segment = [&](Bytes begin, Bytes end) -> SegmentInfo& {
-    SegmentInfo info;
-    info.device = device;
-    info.address = base + static_cast<std::uintptr_t>(begin);
-    info.total_size = static_cast<std::size_t>(end - begin);
-    info.is_large = info.is_expandable = true;
-    segments.push_back(std::move(info));
-    return segments.back();
-  };
-  const auto add = [](SegmentInfo& info, Bytes size, bool live, bool active) {
-    BlockInfo block;
-    block.size = block.requested_size = static_cast<std::size_t>(size);
-    block.allocated = live;
-    block.active = active;
-    info.blocks.push_back(std::move(block));
-    if (live) info.allocated_size += static_cast<std::size_t>(size);
-    if (active) info.active_size += static_cast<std::size_t>(size);
-    info.requested_size = info.allocated_size;
-  };
-  if (id != GraphMemory::Id{0, 0}) {
-    for (const Block* block : graphs.live(id)) {
-      SegmentInfo& info = segment(block->offset, block->offset + block->size);
-      info.owner_private_pool_id = id;
-      add(info, block->size, true, true);
-    }
-    return segments;
+  for (const Block* block : memory.graphs.live(id)) {
+    segments.push_back(empty_segment(memory, block->offset, block->offset + block->size));
+    segments.back().owner_private_pool_id = id;
+    add_block(segments.back(), block->size, true, true);
   }
-  std::vector<Block> blocks = pool.snapshot();
+  return segments;
+}
+
+// Each run of committed pages is a segment.
+std::vector<SegmentInfo> segments_of_pool(const DeviceMemory& memory) {
+  std::vector<SegmentInfo> segments;
+  const std::vector<Block> blocks = memory.pool.snapshot();
   auto block = blocks.begin();
-  for (auto [begin, end] : pool.committed_runs()) {
-    SegmentInfo& info = segment(begin, end);
+  for (auto [begin, end] : memory.pool.committed_runs()) {
+    segments.push_back(empty_segment(memory, begin, end));
     while (block != blocks.end() && block->offset + block->size <= begin) ++block;
     for (; block != blocks.end() && block->offset < end; ++block) {
-      Bytes from = std::max(block->offset, begin);
-      Bytes to = std::min(block->offset + block->size, end);
-      add(info, to - from, !block->free && !block->quarantined, !block->free);
+      const Bytes from = std::max(block->offset, begin);
+      const Bytes to = std::min(block->offset + block->size, end);
+      add_block(segments.back(), to - from, !block->free && !block->quarantined, !block->free);
       if (block->offset + block->size > end) break;  // A hole that reaches into the next run.
     }
   }
   return segments;
+}
+
+}  // namespace
+
+std::vector<SegmentInfo> DeviceMemory::segments(GraphMemory::Id id) const {
+  return id == GraphMemory::Id{0, 0} ? segments_of_pool(*this) : segments_of_graph(*this, id);
 }
 
 }  // namespace dtr

@@ -169,17 +169,22 @@ bool alike(const Heuristic& h, const Terms& a, const Terms& b) {
 
 }  // namespace
 
-void Least::consider(std::int64_t row, std::uint64_t order, const Terms& terms) {
-  double score = dtr::score(heuristic_, terms);
-  if (integral_ && row_ != kNoRow && alike(heuristic_, terms, terms_)) {
-    score = score_;
-  } else if (integral_ && row_ != kNoRow && std::abs(score - score_) <= kNear * std::abs(score_)) {
-    score = exact_score(heuristic_, terms);
+// The score of `terms`, beside which score_ is as exact as the comparison of the two needs.
+inline double Least::comparable_score(const Terms& terms) {
+  const double score = dtr::score(heuristic_, terms);
+  const bool comparable = integral_ && row_ != kNoRow;
+  if (comparable && alike(heuristic_, terms, terms_)) return score_;
+  if (comparable && std::abs(score - score_) <= kNear * std::abs(score_)) {
     if (!exact_) score_ = exact_score(heuristic_, terms_);
     exact_ = true;
-  } else if (score < score_) {
-    exact_ = false;
+    return exact_score(heuristic_, terms);
   }
+  if (score < score_) exact_ = false;
+  return score;
+}
+
+void Least::consider(std::int64_t row, std::uint64_t order, const Terms& terms) {
+  const double score = comparable_score(terms);
   if (score > score_ || (score == score_ && row_ != kNoRow && order < order_)) return;
   row_ = row;
   order_ = order;

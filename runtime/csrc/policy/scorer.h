@@ -32,6 +32,8 @@ class Least {
   std::int64_t row() const { return row_; }
 
  private:
+  double comparable_score(const Terms& terms);
+
   const Heuristic& heuristic_;
   const bool integral_;
   std::int64_t row_ = kNoRow;

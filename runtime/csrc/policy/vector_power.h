@@ -52,8 +52,8 @@ namespace vector_power {
 
 // From 2^-1000 to 2^1000.
 [[gnu::always_inline]] inline Reals exp2(const Reals& number) {
-  constexpr double kRounds =
-      6755399441055744.0;  // 1.5 * 2^52: what is added to it loses its fraction.
+  // 1.5 * 2^52: what is added to it loses its fraction.
+  constexpr double kRounds = 6755399441055744.0;
   constexpr double kLog = 0.69314718055994531;  // ln(2)
   Reals shifted = number + kRounds;
   Wholes whole = bits_of(shifted) << 52;  // Its last bits, where a double has its exponent.

@@ -1,0 +1,125 @@
+// Where the parts of a recipe lie in its one block of memory. Whoever writes a recipe and whoever
+// reads it moves by the steps that stand here, so the two cannot disagree.
+//
+//   Recipe | TensorRecipe, one a tensor | IValue, one a plain argument | words, 64 bits each
+//
+// The words of a tensor are its sizes, then its strides unless the sizes imply them, then its
+// content where the recipe keeps it. Everything is a multiple of eight bytes, so nothing is padded.
+
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "runtime/csrc/engine/rules.h"
+
+namespace dtr {
+
+struct TensorRecipe {
+  std::int32_t use;  // Index of the Op's Use it reads, or one of the three below.
+  std::uint16_t item;
+  std::uint16_t kind;  // Interned key set, dtype and device.
+  std::uint8_t argument;
+  std::uint8_t dims;
+  bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
+  std::int64_t offset;
+};
+constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
+constexpr std::int32_t kInline = -2;     // Its storage is kept in the recipe.
+constexpr std::int32_t kScratch = -3;    // Any memory will do.
+
+static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
+
+// The words of one tensor: at which word each of its three parts begins, and the end of the last.
+struct TensorWords {
+  explicit TensorWords(const TensorRecipe& tensor)
+      : strides(tensor.dims),
+        content(strides + (tensor.contiguous ? 0 : tensor.dims)),
+        end(content + (tensor.use == kInline ? kLargestInline / sizeof(std::int64_t) : 0)) {}
+
+  std::size_t sizes = 0, strides, content, end;
+};
+
+// A cursor on each part of a recipe, at its begin. `begin` is the end of the Recipe.
+struct RecipeParts {
+  RecipeParts(void* begin, std::size_t tensor_count, std::size_t plain_count)
+      : tensor(static_cast<TensorRecipe*>(begin)),
+        plain(reinterpret_cast<c10::IValue*>(tensor + tensor_count)),
+        words(reinterpret_cast<std::int64_t*>(plain + plain_count)) {}
+  static std::size_t bytes(std::size_t tensor_count, std::size_t plain_count,
+                           std::size_t word_count) {
+    return tensor_count * sizeof(TensorRecipe) + plain_count * sizeof(c10::IValue) +
+           word_count * sizeof(std::int64_t);
+  }
+
+  TensorRecipe* tensor;
+  c10::IValue* plain;
+  std::int64_t* words;
+};
+
+class RecipeWriter {
+ public:
+  explicit RecipeWriter(const RecipeParts& parts) : at_(parts) {}
+
+  void plain(c10::IValue value) { new (at_.plain++) c10::IValue(std::move(value)); }
+  void tensor(const TensorRecipe& recipe, const c10::TensorImpl& tensor,
+              c10::StorageImpl& storage) {
+    const TensorWords words(recipe);
+    new (at_.tensor++) TensorRecipe(recipe);
+    std::copy_n(tensor.sizes().data(), recipe.dims, at_.words + words.sizes);
+    if (!recipe.contiguous) {
+      std::copy_n(tensor.strides().data(), recipe.dims, at_.words + words.strides);
+    }
+    if (recipe.use == kInline) {
+      std::memcpy(at_.words + words.content, storage._mutable_data_ptr_no_checks().get(),
+                  storage.nbytes());
+    }
+    at_.words += words.end;
+  }
+
+ private:
+  RecipeParts at_;
+};
+
+class RecipeReader {
+ public:
+  struct Tensor {
+    const TensorRecipe& recipe;
+    c10::IntArrayRef sizes;
+    c10::IntArrayRef strides;  // Empty where the sizes imply them.
+    const void* content;       // kLargestInline bytes, where the recipe keeps it.
+  };
+
+  RecipeReader(const RecipeParts& parts, std::size_t tensor_count)
+      : at_(parts), end_(parts.tensor + tensor_count) {}
+
+  bool has_tensor() const { return at_.tensor != end_; }
+  const TensorRecipe& peek_tensor() const { return *at_.tensor; }
+  const c10::IValue& peek_plain() const { return *at_.plain; }
+
+  const c10::IValue& plain() { return *at_.plain++; }
+  Tensor tensor() {
+    const TensorRecipe& recipe = *at_.tensor++;
+    const TensorWords words(recipe);
+    const std::int64_t* first = at_.words;
+    at_.words += words.end;
+    return {recipe,
+            {first + words.sizes, words.strides - words.sizes},
+            {first + words.strides, words.content - words.strides},
+            first + words.content};
+  }
+
+ private:
+  RecipeParts at_;
+  const TensorRecipe* end_;
+};
+
+}  // namespace dtr
