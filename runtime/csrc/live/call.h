@@ -7,6 +7,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/ArrayRef.h>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 
@@ -62,6 +63,9 @@ struct Call {
   Costs::Sample sample;
   std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
 
+  bool has_argument_over(const c10::StorageImpl* storage) const {
+    return std::ranges::any_of(arguments, [&](const auto& one) { return one.storage == storage; });
+  }
   // Before the call consumes its arguments, and after it.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);

@@ -51,14 +51,13 @@ bool Constants::of_library(const c10::StorageImpl* storage) const {
 c10::SmallVector<Value*, 4> Constants::over(c10::StorageImpl* storage) const {
   c10::SmallVector<Value*, 4> found;
   if (Value* own = find(storage)) found.push_back(own);
+  const auto look_at = [&](c10::StorageImpl* other, Value* constant) {
+    if (other != storage && overlap(other, storage)) found.push_back(constant);
+  };
   if (of_library(storage)) {
-    for (const auto& [other, constant] : constants_) {
-      if (other != storage && overlap(other, storage)) found.push_back(constant);
-    }
+    for (const auto& [other, constant] : constants_) look_at(other, constant);
   } else {
-    for (c10::StorageImpl* other : of_libraries_) {
-      if (overlap(other, storage)) found.push_back(constants_.at(other));
-    }
+    for (c10::StorageImpl* other : of_libraries_) look_at(other, constants_.at(other));
   }
   return found;
 }

@@ -150,30 +150,37 @@ bool Session::recordable(const Call& call, const torch::jit::Stack& stack) const
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
   const c10::ArrayRef<c10::IValue> first = call.stacked_arguments(stack);
-  if (info.device >= 0 && first[info.device].isDevice()) {
-    call.here = first[info.device].toDevice().type() == device_.device.type();
-  } else {
-    call.here = device_.device.is_cpu();
-  }
+  const bool names_device = info.device >= 0 && first[info.device].isDevice();
+  const c10::Device device = names_device ? first[info.device].toDevice() : c10::Device(c10::kCPU);
+  call.here = device.type() == device_.device.type();
   for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
-    std::uint8_t argument = static_cast<std::uint8_t>(__builtin_ctzll(bits));
-    bool written = info.is(info.writes, argument);
-    bool scratch = info.is(info.statistics, argument);
-    if (scratch && info.training >= 0 && !first[info.training].toBool()) scratch = written = false;
-    for_each_tensor(first[argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
-      call.here |= tensor.device() == device_.device;
-      if (!device_.holds(tensor) || (written && tensor.device() != device_.device)) {
-        // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
-        call.foreign = true;
-        if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
-        if (!StorageTable::tracked(storage_of(tensor))) return;
-      }
-      c10::StorageImpl* storage = storage_of(tensor);
-      call.bytes += static_cast<Bytes>(storage->nbytes());
-      call.tracked |= !info.shape_only && StorageTable::tracked(storage);
-      call.arguments.push_back({&tensor, storage, nullptr, argument, written, scratch, item});
+    TensorArgument argument{.argument = static_cast<std::uint8_t>(__builtin_ctzll(bits))};
+    argument.written = info.is(info.writes, argument.argument);
+    argument.scratch = info.is(info.statistics, argument.argument);
+    const bool flagged = argument.scratch && info.training >= 0;
+    if (flagged && !first[info.training].toBool()) argument.scratch = argument.written = false;
+    for_each_tensor(first[argument.argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
+      argument.tensor = &tensor;
+      argument.item = item;
+      add_argument(call, argument);
     });
   }
+}
+
+void Session::add_argument(Call& call, TensorArgument& argument) const {
+  const c10::TensorImpl& tensor = *argument.tensor;
+  const bool here = tensor.device() == device_.device;
+  call.here |= here;
+  if (!device_.holds(tensor) || (argument.written && !here)) {
+    // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
+    call.foreign = true;
+    if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
+    if (!StorageTable::tracked(storage_of(tensor))) return;
+  }
+  argument.storage = storage_of(tensor);
+  call.bytes += static_cast<Bytes>(argument.storage->nbytes());
+  call.tracked |= !call.info.shape_only && StorageTable::tracked(argument.storage);
+  call.arguments.push_back(argument);
 }
 
 void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
@@ -192,9 +199,8 @@ void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
-  if (!device_.work) return;
   for (const TensorArgument& argument : call.arguments) {
-    if (argument.value) follow_stream(*argument.value);
+    if (device_.work && argument.value) follow_stream(*argument.value);
   }
 }
 
@@ -233,19 +239,24 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
   Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.random));
   if (!op) return;
   engaged.begin(*op);
-  std::uint32_t use = 0;
-  for (std::size_t i = 0; !call.info.shape_only && i < call.arguments.size(); ++i) {
-    const TensorArgument& argument = call.arguments[i];
-    if (argument.scratch || argument.inlined()) continue;
-    Value* source = call.sources.empty() ? nullptr : call.sources[i];
-    if (!source) source = argument.value ? argument.value : &constants_.of(argument.storage);
-    engine_.read(*op, use++, *source);
-    if (detector_ && source->constant()) detector_->watch(*source, argument.tensor);
-  }
+  if (!call.info.shape_only) link_reads(call, *op);
   for (Value* source : call.sources) {
     if (source) engaged.release(*source);
   }
   call.sources.clear();
+}
+
+void Session::link_reads(const Call& call, Op& op) {
+  std::uint32_t use = 0;
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const TensorArgument& argument = call.arguments[i];
+    if (argument.scratch || argument.inlined()) continue;
+    Value* source = call.sources.empty() ? argument.value : call.sources[i];
+    if (!source) source = argument.value;
+    if (!source) source = &constants_.of(argument.storage);
+    engine_.read(op, use++, *source);
+    if (detector_ && source->constant()) detector_->watch(*source, argument.tensor);
+  }
 }
 
 void Session::verify_constants(const Call& call) {
@@ -311,9 +322,7 @@ void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) 
     c10::StorageImpl* storage = storage_of(tensor);
     const auto bytes = static_cast<Bytes>(storage->nbytes());
     if (!worth_evicting(tensor, bytes)) continue;
-    const auto is_its = [&](const TensorArgument& other) { return other.storage == storage; };
-    if (std::ranges::any_of(call.arguments, is_its)) continue;
-    Block* block = storages_.block_of(storage);
+    Block* block = call.has_argument_over(storage) ? nullptr : storages_.block_of(storage);
     if (!block) continue;
     call.bytes += bytes;
     Value& value = engine_.write(op, i, bytes, storage, block);

@@ -29,13 +29,14 @@ namespace dtr {
 // One tensor among the arguments of a call. The pointers are good until the operator runs, which
 // consumes the arguments.
 struct TensorArgument {
-  c10::TensorImpl* tensor;
-  c10::StorageImpl* storage;
-  Value* value;  // Null where the storage is not tracked.
-  std::uint8_t argument;
-  bool written;
-  bool scratch;        // Written, its old content ignored (OldContent::kIgnored in operators.cpp).
-  std::uint16_t item;  // Position in its list.
+  c10::TensorImpl* tensor = nullptr;
+  c10::StorageImpl* storage = nullptr;
+  Value* value = nullptr;  // Null where the storage is not tracked.
+  std::uint8_t argument = 0;
+  bool written = false;
+  bool scratch =
+      false;  // Written, its old content ignored (OldContent::kIgnored in operators.cpp).
+  std::uint16_t item = 0;  // Position in its list.
 
   bool writes_constant() const { return written && !value && !scratch; }
   // Whether a recipe keeps the content itself instead of reading a Value.

@@ -239,8 +239,7 @@ void Session::pin(const at::Tensor& tensor) {
 
 Constants::Kept Session::expose(const at::Tensor& tensor) {
   if (InOperator::state.depth && !is_evicted(tensor)) return {};
-  if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->has_storage()) return {};
-  c10::StorageImpl* storage = storage_of(*tensor.unsafeGetTensorImpl());
+  c10::StorageImpl* storage = storage_of(tensor);
   if (!storage) return {};
   Turn turn(*this);
   Guard guard(*this);

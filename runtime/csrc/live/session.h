@@ -134,6 +134,7 @@ class Session final : public Executor {
  private:
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
+  void add_argument(Call& call, TensorArgument& argument) const;
   bool recordable(const Call& call, const torch::jit::Stack& stack) const;
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
@@ -142,6 +143,7 @@ class Session final : public Executor {
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void run(Call& call, torch::jit::Stack* stack);
+  void link_reads(const Call& call, Op& op);
   void verify_constants(const Call& call);
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
   template <class Visit>

@@ -62,8 +62,7 @@ bool SessionTrace::would_track(const Call& call, const StorageTable& storages,
   if (!storages.device().holds(tensor)) return false;
   const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
   if (!worth_evicting(tensor, static_cast<Bytes>(storage->nbytes()))) return false;
-  return std::ranges::none_of(call.arguments,
-                              [&](const auto& argument) { return argument.storage == storage; });
+  return !call.has_argument_over(storage);
 }
 
 bool SessionTrace::would_record(const Call& call, const StorageTable& storages,
@@ -81,27 +80,33 @@ bool SessionTrace::would_record(const Call& call, const StorageTable& storages,
 }
 
 void SessionTrace::begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder) {
-  const bool recording = recipes_ ? call.recording : call.recordable;
   c10::SmallVector<const void*, 8> arguments;
   c10::SmallVector<std::int64_t, 8> written;
-  c10::SmallVector<Bytes, 4> copies;
-  c10::SmallVector<const c10::StorageImpl*, 4> statistics;
   for (const TensorArgument& argument : call.arguments) {
     if (call.info.shape_only) break;
+    const void* key = storages.key_of(argument.storage);
     if (argument.written && !call.info.fresh) {
       written.push_back(static_cast<std::int64_t>(arguments.size()));
-    } else if (argument.written && recording) {
-      // Statistics written beside results: constants by now, of which a replay writes a copy.
-      if (std::find(statistics.begin(), statistics.end(), argument.storage) == statistics.end()) {
-        statistics.push_back(argument.storage);
-        copies.push_back(static_cast<Bytes>(argument.storage->nbytes()));
-      }
+      if (!recipes_ && !recorder.tracks(key)) recorder.retired(key);
     }
-    arguments.push_back(storages.key_of(argument.storage));
-    const bool retires = !recipes_ && argument.written && !call.info.fresh;
-    if (retires && !recorder.tracks(arguments.back())) recorder.retired(arguments.back());
+    arguments.push_back(key);
   }
-  recorder.begin(arguments, written, copies);
+  recorder.begin(arguments, written, copied_statistics(call));
+}
+
+// Statistics that are written beside results are constants by now. A replay writes a copy of each.
+c10::SmallVector<Bytes, 4> SessionTrace::copied_statistics(const Call& call) const {
+  c10::SmallVector<Bytes, 4> copies;
+  const bool recording = recipes_ ? call.recording : call.recordable;
+  if (!recording || !call.info.fresh || call.info.shape_only) return copies;
+  c10::SmallVector<const c10::StorageImpl*, 4> seen;
+  for (const TensorArgument& argument : call.arguments) {
+    const c10::StorageImpl* storage = argument.storage;
+    if (!argument.written || std::ranges::find(seen, storage) != seen.end()) continue;
+    seen.push_back(storage);
+    copies.push_back(static_cast<Bytes>(storage->nbytes()));
+  }
+  return copies;
 }
 
 void SessionTrace::end(const Call& call, const StorageTable& storages, TraceRecorder& recorder,

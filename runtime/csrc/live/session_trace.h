@@ -54,6 +54,7 @@ class SessionTrace {
 
  private:
   void record_from_now();
+  c10::SmallVector<Bytes, 4> copied_statistics(const Call& call) const;
   bool would_track(const Call& call, const StorageTable& storages,
                    const c10::TensorImpl& tensor) const;
   static std::optional<TraceRecorder::Result> fresh_result(const StorageTable& storages,

@@ -1,7 +1,5 @@
 #include "runtime/csrc/live/storage_table.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <utility>
 
 #include "runtime/csrc/live/hold.h"
@@ -27,8 +25,7 @@ Value* StorageTable::value_of(const c10::StorageImpl* storage) {
 }
 
 Value* StorageTable::value_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->has_storage()) return nullptr;
-  const c10::StorageImpl* storage = storage_of(*tensor.unsafeGetTensorImpl());
+  const c10::StorageImpl* storage = storage_of(tensor);
   return storage ? value_of(storage) : nullptr;
 }
 

@@ -15,6 +15,7 @@
 
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
@@ -41,6 +42,11 @@ inline at::DataPtr& pointer_of(const c10::StorageImpl* storage) {
 }
 inline c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
   return tensor.unsafe_storage().unsafeGetStorageImpl();
+}
+
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where it has none.
+  const bool has = tensor.defined() && tensor.unsafeGetTensorImpl()->has_storage();
+  return has ? storage_of(*tensor.unsafeGetTensorImpl()) : nullptr;
 }
 
 class StorageTable {

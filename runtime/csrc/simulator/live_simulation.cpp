@@ -73,19 +73,22 @@ SimulationStatus LiveSimulation::run() {
 void LiveSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
   if (kind == Schedule::kCompute) return compute(operand, lock);
   if (kind == Schedule::kStep) return;
-  std::int64_t root = roots_[operand];
-  Value* value = values_[root];
+  const std::int64_t root = roots_[operand];
   if (kind == Schedule::kGet) {
     ++held_[root];
   } else if (kind == Schedule::kRelease) {
     if (--held_[root] == 0) let_go(root);
-  } else if (value && !value->constant()) {
-    if (kind == Schedule::kPin && !options_.pin_outputs) return;
-    const Held held(engine_, *value);
-    engine_.materialize(*value,
-                        lock);  // What must stay is no longer the engine's, as after a commit.
-    if (!value->constant()) engine_.freeze(*value);
+  } else if (kind == Schedule::kFreeze || options_.pin_outputs) {
+    make_constant(values_[root], lock);
   }
+}
+
+// What must stay is no longer the engine's, as after a commit.
+void LiveSimulation::make_constant(Value* value, Lock& lock) {
+  if (!value || value->constant()) return;
+  const Held held(engine_, *value);
+  engine_.materialize(*value, lock);
+  if (!value->constant()) engine_.freeze(*value);
 }
 
 void LiveSimulation::let_go(std::int64_t root) {

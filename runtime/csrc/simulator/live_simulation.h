@@ -55,6 +55,7 @@ class LiveSimulation final : public Executor {
   void step(std::int64_t kind, std::int64_t operand, Lock& lock);
   void compute(std::int64_t op, Lock& lock);
   void bring_in(std::int64_t op);
+  void make_constant(Value* value, Lock& lock);
   std::vector<std::int64_t> stored_results(std::int64_t op) const;
   Op& record(std::int64_t op, const std::vector<Value*>& arguments, std::size_t results);
   void adopt_fresh(std::int64_t number, const std::vector<std::int64_t>& results, Op* op);

@@ -67,20 +67,22 @@ SimulationStatus PaperSimulation::run() {
 void PaperSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
   if (kind == Schedule::kCompute) return compute(operand, lock);
   if (kind == Schedule::kFreeze || kind == Schedule::kStep) return;
-  std::int64_t root = roots_[operand];
+  const std::int64_t root = roots_[operand];
   if (kind == Schedule::kGet) {
     ++held_[root];
   } else if (kind == Schedule::kPin) {
-    if (!options_.pin_outputs) return;
-    Value& value = *values_[options_.free_views ? root : operand];
-    engine_.materialize(value, lock);
-    // The engine keeps constants that recipes read; pinned are those that nothing may let go.
-    if (!pinned(root) && !(value.constant() && !keeps_all())) {
-      pinned_[root] = Held(engine_, value);
-    }
+    pin(*values_[options_.free_views ? root : operand], root, lock);
   } else if (--held_[root] == 0 && !pinned(root)) {
     let_go(root);
   }
+}
+
+// The engine keeps constants that recipes read; pinned are those that nothing may let go.
+void PaperSimulation::pin(Value& value, std::int64_t root, Lock& lock) {
+  if (!options_.pin_outputs) return;
+  engine_.materialize(value, lock);
+  const bool kept = value.constant() && !keeps_all();
+  if (!pinned(root) && !kept) pinned_[root] = Held(engine_, value);
 }
 
 // The program's last reference to `tensor` is gone. The paper's simulator never frees constants.
@@ -94,36 +96,39 @@ void PaperSimulation::let_go(std::int64_t tensor) {
 }
 
 void PaperSimulation::compute(std::int64_t number, Lock& lock) {
-  auto args = schedule_.args(number);
-  std::int64_t first = schedule_.op_results_begin[number];
-  std::int64_t end = schedule_.op_results_begin[number + 1];
-  for (std::int64_t tensor = first; tensor < end; ++tensor) ++held_[roots_[tensor]];
-  if (schedule_.op_constant[number]) {
-    for (std::int64_t tensor = first; tensor < end; ++tensor) add_constant(tensor);
-    return;
-  }
+  const std::int64_t first = schedule_.op_results_begin[number];
+  const std::int64_t end = schedule_.op_results_begin[number + 1];
   std::vector<std::int64_t> results;
   for (std::int64_t tensor = first; tensor < end; ++tensor) {
+    ++held_[roots_[tensor]];
     if (!options_.free_views || roots_[tensor] == tensor) results.push_back(tensor);
   }
-  Nanos cost = schedule_.op_cost[number];
-  if (results.empty()) {
-    counts_.base += cost;
-    return engine_.advance(cost);
+  if (schedule_.op_constant[number]) {
+    for (std::int64_t tensor = first; tensor < end; ++tensor) add_constant(tensor);
+  } else if (results.empty()) {
+    counts_.base += schedule_.op_cost[number];
+    engine_.advance(schedule_.op_cost[number]);
+  } else {
+    engine_.compute(record(number, results), schedule_.op_cost[number], lock);
   }
+}
+
+// The outputs are known before the operator runs: they begin missing.
+Op& PaperSimulation::record(std::int64_t number, const std::vector<std::int64_t>& results) {
+  const auto args = schedule_.args(number);
   Op& op = *Engine::begin(args.size(), results.size(), sizeof(Payload));
-  new (op.payload()) Payload{number, first};
+  new (op.payload()) Payload{number, schedule_.op_results_begin[number]};
   if (keeps_all()) ops_.push_back(&op);
   for (std::size_t i = 0; i < args.size(); ++i) {
     engine_.read(op, i, *values_[options_.free_views ? roots_[args[i]] : args[i]]);
   }
   for (std::size_t i = 0; i < results.size(); ++i) {
-    std::int64_t tensor = results[i], root = roots_[tensor];
+    const std::int64_t tensor = results[i], root = roots_[tensor];
     void* home = &values_[tensor];
     values_[tensor] = root == tensor ? &engine_.expect(op, i, schedule_.tensor_size[tensor], home)
                                      : &engine_.view(op, i, *values_[root], home);
   }
-  engine_.compute(op, cost, lock);
+  return op;
 }
 
 void PaperSimulation::add_constant(std::int64_t tensor) {

@@ -131,6 +131,8 @@ class PaperSimulation final : public Executor {
   struct Thrash : std::exception {};
   void step(std::int64_t kind, std::int64_t operand, Lock& lock);
   void compute(std::int64_t op, Lock& lock);
+  Op& record(std::int64_t op, const std::vector<std::int64_t>& results);
+  void pin(Value& value, std::int64_t root, Lock& lock);
   void add_constant(std::int64_t tensor);
   void make_room(Bytes size);
   bool pinned(std::int64_t root) const { return pinned_[root].value(); }
