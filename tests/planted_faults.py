@@ -47,18 +47,14 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept.cpp",
-                "    bool scratch = info.is(info.statistics, argument);\n",
-                "    bool scratch = false;\n",
+                "    argument.scratch = info.is(info.statistics, argument.argument);\n",
+                "    argument.scratch = false;\n",
             ),
+            Edit("runtime/csrc/live/writes.cpp", "    constants_.give_copy(constant, lock);\n", ""),
             Edit(
-                "runtime/csrc/live/intercept.cpp",
-                "      privatize(constant, lock);\n      keep",
-                "      keep",
-            ),
-            Edit(
-                "runtime/csrc/live/session.cpp",
-                "    if (!written) {\n",
-                "    if (!written || value.constant()) {\n",
+                "runtime/csrc/live/replayer.cpp",
+                "  if (!written) {\n",
+                "  if (!written || value.constant()) {\n",
             ),
         ),
         "tests/test_exactness.py::test_batch_norm_updates_its_running_statistics_once_per_step",
@@ -68,8 +64,8 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept.cpp",
-                "    std::uint16_t slot = output++;\n",
-                "    std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
+                "    const std::uint16_t slot = output++;\n",
+                "    const std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
             ),
         ),
         "tests/test_exactness.py::test_in_place_operators_and_writes_through_views",
@@ -93,10 +89,10 @@ FAULTS = (
         "touch a storage that is dying in another thread",
         (
             Edit(
-                "runtime/csrc/live/session.cpp",
-                "  value.dying = true;\n",
-                "  if (value.home) return static_cast<c10::StorageImpl*>(value.home);\n"
-                "  value.dying = true;\n",
+                "runtime/csrc/live/storage_table.cpp",
+                "  engine_.keep_until_died(value);\n",
+                "  if (value.home) return home_storage(value);\n"
+                "  engine_.keep_until_died(value);\n",
             ),
         ),
         "tests/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
@@ -105,7 +101,7 @@ FAULTS = (
         "never cut a history",
         (
             Edit(
-                "runtime/csrc/engine/engine.cpp",
+                "runtime/csrc/engine/histories.cpp",
                 "  if (value.constant() || value.history < shortest) return false;\n",
                 "  if (shortest > 0) return false;\n",
             ),
@@ -116,7 +112,7 @@ FAULTS = (
         "keep no copy of what is handed out",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/constants.cpp",
                 "  if (!constant.uses) return {};\n",
                 "  if (constant.size >= 0) return {};\n",
             ),
