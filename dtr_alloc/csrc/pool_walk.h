@@ -1,6 +1,6 @@
-// The walk over a pool for whoever looks for neighbours to evict. It is a template, in a header of
-// its own, because a search costs a few nanoseconds a block and a list of blocks in between would
-// double that.
+// The walk over a pool, for a search for neighbours to evict. The walk is a template in a header of
+// its own, so that the caller's code is inlined into it: a search costs a few nanoseconds a block,
+// and building a list of the blocks first would double that.
 
 #pragma once
 

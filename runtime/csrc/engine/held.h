@@ -8,7 +8,8 @@
 
 namespace dtr {
 
-// The engine's mutex is held where this begins and where it ends.
+// The caller must hold the engine's mutex when it constructs and when it destroys this object. In
+// between the mutex may be open.
 class Held {
  public:
   Held() = default;

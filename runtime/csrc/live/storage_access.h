@@ -24,8 +24,8 @@ inline void disarm(c10::StorageImpl* storage) {
 #endif
 }
 
-// Older torch can refuse access to a storage but has no call to allow it again. An explicit
-// instantiation may name a private member, which is how we reach the flag.
+// Older torch versions have a call that makes a storage refuse access, but none to allow it again.
+// An explicit instantiation may name a private member, which is how we reach the flag.
 void allow_access(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::* flag>
 struct AccessFlag {

@@ -1,8 +1,8 @@
 // Which storage holds which value.
 //
-// A tracked storage carries its Value in its DataPtr (context = Value, deleter = storage_died),
-// resident or evicted, so storage and value find each other without a table, and the death of the
-// storage is the deleter's call. An evicted storage has a null pointer and refuses raw access with
+// Whether resident or evicted, a tracked storage carries its Value in its DataPtr (context = Value,
+// deleter = storage_died), and the Value points back at the storage. So neither needs a table to
+// find the other. When the storage dies, torch calls the deleter. An evicted storage has a null pointer and refuses raw access with
 // a text that says what to do. Storages that we do not track are constants (constants.h).
 //
 // A storage may die in any thread, Python's collector's included, while another thread evicts it.
