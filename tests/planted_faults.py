@@ -90,9 +90,23 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/storage_table.cpp",
-                "  engine_.keep_until_died(value);\n",
-                "  if (value.home) return home_storage(value);\n"
-                "  engine_.keep_until_died(value);\n",
+                "  if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);\n",
+                "",
+            ),
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "  c10::raw::weak_intrusive_ptr::decref(home_storage(value));\n",
+                "",
+            ),
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "  c10::raw::weak_intrusive_ptr::decref(storage);\n",
+                "",
+            ),
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "  if (!value.home) return nullptr;\n",
+                "  if (value.home || !value.home) return home_storage(value);\n",
             ),
         ),
         "tests/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",

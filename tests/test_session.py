@@ -845,3 +845,18 @@ def test_recipes_keep_what_they_read_of_a_constant_whose_memory_is_handed_out() 
         weight.numpy()[:] = 5
         dtr_alloc.evict(y)
         assert torch.equal(y, torch.ones(64, 64).exp())
+
+
+def test_a_step_that_raised_is_over_at_the_next_operator_with_gradients() -> None:
+    class Raising(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("no step")
+
+    weight = torch.ones(8, requires_grad=True)
+    with dtr_alloc.rematerialize("16MiB"):
+        with pytest.raises(RuntimeError, match="no step"):
+            Raising([weight], lr=0.1).step()
+        assert weight[0].item() == 1
+        with torch.no_grad():
+            evaluated = torch.ones(1000).exp()
+        assert dtr_alloc.evict(evaluated)

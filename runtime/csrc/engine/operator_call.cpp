@@ -21,13 +21,14 @@ Op* OperatorCall::finish(Nanos cost) {
   Op* op = std::exchange(op_, nullptr);
   const bool kept = op && op->live_outputs > 0;
   op ? engine_.finish(*op, cost) : engine_.advance(cost);
-  let_overwritten_go();
   return kept ? op : nullptr;
 }
 
+// Results that were adopted before the call failed keep their recipe.
 void OperatorCall::undo() {
   let_overwritten_go();
-  if (Op* op = std::exchange(op_, nullptr)) engine_.abandon(*op);
+  Op* op = std::exchange(op_, nullptr);
+  if (op) op->live_outputs > 0 ? engine_.finish(*op, 0) : engine_.abandon(*op);
 }
 
 void OperatorCall::let_overwritten_go() {

@@ -10,6 +10,8 @@
 //   ...                           // The operator runs. Its results: engine.write(op, ...).
 //   call.overwritten(value);      // For each storage that was written: its old value.
 //   call.finish(cost);
+//   call.let_overwritten_go();
+//   call.unlock();                // These two, if not called, are the destructor's.
 //
 // The destructor gives every lock back. Where an exception comes before finish(), the destructor
 // also undoes the call: old values of what may be half written lose their content, and the recipe
@@ -61,13 +63,13 @@ class OperatorCall {
 
   void overwritten(Value& old) { overwritten_.push_back(&old); }
   Op* finish(Nanos cost);  // Returns the recipe if it is kept.
+  void let_overwritten_go();
   void undo();
   void unlock();  // The arguments. To unlock one may banish it, and with it the recipe.
 
  private:
   static constexpr std::size_t kFew = 8;
   Value*& locked(std::size_t i) { return i < kFew ? few_[i] : more_[i - kFew]; }
-  void let_overwritten_go();
 
   Engine& engine_;
   Op* op_ = nullptr;

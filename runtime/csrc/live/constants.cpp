@@ -83,6 +83,7 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
       give_copy(constant, lock);
       return {.copied = constant.size};
     } catch (const c10::OutOfMemoryError&) {
+      forgive_();
       resting = engine_.resting_on(constant, std::numeric_limits<Bytes>::max()).bytes;
     }
   }
@@ -92,7 +93,7 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
 
 void Constants::give_copy(Value& constant, Lock& lock) {
   c10::StorageImpl* storage = home_storage(constant);
-  c10::StorageImpl* copy = copy_(*storage, lock).release();
+  c10::StorageImpl* copy = copy_(*storage, constant.size, lock).release();
   constants_.erase(storage);
   of_libraries_.erase(storage);
   storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));

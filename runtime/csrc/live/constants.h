@@ -25,16 +25,19 @@ namespace dtr {
 
 class Constants {
  public:
-  // `copy` makes a new storage with the content of another, with the lock open meanwhile; it throws
-  // torch.OutOfMemoryError. `detector` may be null.
-  using Copy = std::function<c10::intrusive_ptr<c10::StorageImpl>(const c10::StorageImpl&, Lock&)>;
+  // `copy` makes a new storage with so many bytes of another, with the lock open meanwhile; it
+  // throws torch.OutOfMemoryError, which is no error of the program's where `forgive` is called.
+  // `detector` may be null.
+  using Copy =
+      std::function<c10::intrusive_ptr<c10::StorageImpl>(const c10::StorageImpl&, Bytes, Lock&)>;
   Constants(Engine& engine, StorageTable& storages, const SessionDevice& device,
-            MutationDetector* detector, Copy copy)
+            MutationDetector* detector, Copy copy, std::function<void()> forgive)
       : engine_(engine),
         storages_(storages),
         device_(device),
         detector_(detector),
-        copy_(std::move(copy)) {}
+        copy_(std::move(copy)),
+        forgive_(std::move(forgive)) {}
 
   Value& of(c10::StorageImpl* storage);  // Made where there was none.
   Value* find(const c10::StorageImpl* storage) const;
@@ -71,6 +74,7 @@ class Constants {
   const SessionDevice& device_;
   MutationDetector* const detector_;
   const Copy copy_;
+  const std::function<void()> forgive_;
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   ska::flat_hash_set<c10::StorageImpl*> of_libraries_;  // Those whose memory is a library's.
   Bytes copies_ = 0;                                    // Held by recipes.

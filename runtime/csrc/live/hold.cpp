@@ -48,7 +48,9 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
   for (const Held& value : held) {
     if (!value.value()->resident()) session_.bring_back(*value.value(), guard.lock());
   }
-  for (const Held& value : held) session_.follow_stream(*value.value());
+  if (session_.device_.work && session_.follow_stream()) {
+    for (const Held& value : held) session_.read_on_stream(*value.value());
+  }
   values_ = std::move(held);
   innermost = this;
 }

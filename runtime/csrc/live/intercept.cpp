@@ -140,10 +140,11 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 // Whether a recipe of this call could be kept, in a session that records.
 bool Session::recordable(const Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
+  const bool apart = differentiating();  // Asked of every operator: one may end a step that raised.
   if (!options_.record && !trace_.recorder()) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (!call.here || call.foreign || call.handled) return false;
-  if (differentiating() || captures_ > 0 || Hold::here()) return false;
+  if (apart || captures_ > 0 || Hold::here()) return false;
   return !info.draws_elsewhere(stack);
 }
 
@@ -199,8 +200,9 @@ void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
+  if (!device_.work || !follow_stream()) return;
   for (const TensorArgument& argument : call.arguments) {
-    if (device_.work && argument.value) follow_stream(*argument.value);
+    if (argument.value) read_on_stream(*argument.value);
   }
 }
 
@@ -270,15 +272,19 @@ void Session::verify_constants(const Call& call) {
 // still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
 // of every stream that uses a block. A stream that comes later than a replay waits for it at its
 // first operator. A program on one stream pays for a comparison.
-void Session::follow_stream(const Value& value) {
+bool Session::follow_stream() {
   const Stream current = device_.current_stream();
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
     streams_.push_back(current);
     pool_->meet_stream(current);
     if (pool_->many_streams()) pool_->gather_streams(current);
   }
-  if (!pool_->many_streams() || value.constant() || !value.resident()) return;
-  pool_->record_stream(block_of(value), current);
+  return pool_->many_streams();
+}
+
+void Session::read_on_stream(const Value& value) {
+  if (value.constant() || !value.resident()) return;
+  pool_->record_stream(block_of(value), device_.current_stream());
 }
 
 // The operator itself. The engine's lock is open.
@@ -350,14 +356,18 @@ void Session::for_each_written(const Call& call, const Visit& visit) {
 void Session::adopt_written(const Call& call, OperatorCall& engaged) {
   for_each_written(call, [&](Value& value, c10::StorageImpl* storage, std::uint16_t output) {
     Block* block = block_of(value);
-    engaged.overwritten(value);
-    if (!storage) return storages_.free(block);
     Op* op = engaged.op();
-    if (!op || long_written(value)) return storages_.detach(storage, block);
-    const auto bytes = static_cast<Bytes>(storage->nbytes());
-    Value& next = engine_.write(*op, output, bytes, storage, block);
-    next.version = value.version + 1;
-    storages_.attach(storage, next, block);
+    if (!storage) {
+      storages_.free(block);
+    } else if (op && !long_written(value)) {
+      const auto bytes = static_cast<Bytes>(storage->nbytes());
+      Value& next = engine_.write(*op, output, bytes, storage, block);
+      next.version = value.version + 1;
+      storages_.attach(storage, next, block);
+    } else {
+      storages_.detach(storage, block);
+    }
+    engaged.overwritten(value);
   });
 }
 
@@ -376,9 +386,11 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
     trace_.end(call, storages_, *recorder, cost, stack);
   }
   engine_.note_operator(call.bytes);
+  const bool recorded = engaged.op();
   Op* kept = engaged.finish(cost);
   recorded_ += kept != nullptr;
-  constants_.shed_sometimes();
+  if (recorded && !options_.instruments.verify) constants_.shed_sometimes();
+  engaged.let_overwritten_go();
 
   look_at_results(call, stack);
   engaged.unlock();

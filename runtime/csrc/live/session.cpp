@@ -47,7 +47,10 @@ Session::Session(const SessionOptions& options, SessionDevice device)
       storages_(engine_, *pool_, device_, trace_),
       constants_(
           engine_, storages_, device_, detector_.get(),
-          [this](const c10::StorageImpl& storage, Lock& lock) { return copy_of(storage, lock); }),
+          [this](const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
+            return copy_of(storage, bytes, lock);
+          },
+          [this] { refused_ = 0; }),
       replayer_(engine_, *pool_, storages_, device_, detector_.get(),
                 [this](Bytes bytes) {
                   return device_.ordinary(allocate(bytes, device_.current_stream()));
@@ -189,19 +192,18 @@ void Session::rethrow_with_advice(const c10::OutOfMemoryError& error) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, error.msg(), adviser(at_least));
 }
 
-// A copy that does not fit is no error of the program's.
-c10::intrusive_ptr<c10::StorageImpl> Session::copy_of(const c10::StorageImpl& storage, Lock& lock) {
+// Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
+// the copy then says so (Replayer::lay_over).
+c10::intrusive_ptr<c10::StorageImpl> Session::copy_of(const c10::StorageImpl& storage, Bytes bytes,
+                                                      Lock& lock) {
   Unlocked open(lock);
-  try {
-    at::DataPtr data = device_.ordinary(allocate(storage.nbytes(), device_.current_stream()));
-    device_.copy(data.get(), pointer_of(&storage).get(), static_cast<Bytes>(storage.nbytes()));
-    return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                 storage.nbytes(), std::move(data),
-                                                 device_.allocator, false);
-  } catch (const c10::OutOfMemoryError&) {
-    refused_ = 0;
-    throw;
+  at::DataPtr data = device_.ordinary(nullptr);
+  if (static_cast<Bytes>(storage.nbytes()) >= bytes) {
+    data = device_.ordinary(allocate(bytes, device_.current_stream()));
+    device_.copy(data.get(), pointer_of(&storage).get(), bytes);
   }
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               std::move(data), device_.allocator, false);
 }
 
 void Session::freed(const void* data) {

@@ -153,7 +153,8 @@ class Session final : public Executor {
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void after_failure(Call& call, OperatorCall& engaged);
   void verify(Op& op, Lock& lock);
-  void follow_stream(const Value& value);
+  bool follow_stream();  // Whether the pool has met several.
+  void read_on_stream(const Value& value);
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
@@ -164,7 +165,8 @@ class Session final : public Executor {
 
   Constants::Kept hand_out(c10::StorageImpl& storage, Lock& lock);
   void bring_back(Value& value, Lock& lock);
-  c10::intrusive_ptr<c10::StorageImpl> copy_of(const c10::StorageImpl& storage, Lock& lock);
+  c10::intrusive_ptr<c10::StorageImpl> copy_of(const c10::StorageImpl& storage, Bytes bytes,
+                                               Lock& lock);
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
   Block* make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock);
   MovePrices move_prices() const;
