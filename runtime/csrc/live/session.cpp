@@ -206,6 +206,25 @@ c10::intrusive_ptr<c10::StorageImpl> Session::copy_of(const c10::StorageImpl& st
                                                std::move(data), device_.allocator, false);
 }
 
+// The argument's memory may be evicted, and given to another stream, while an operator of this one
+// still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
+// of every stream that uses a block. A stream that comes later than a replay waits for it at its
+// first operator. A program on one stream pays for a comparison.
+bool Session::follow_stream() {
+  const Stream current = device_.current_stream();
+  if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
+    streams_.push_back(current);
+    pool_->meet_stream(current);
+    if (pool_->many_streams()) pool_->gather_streams(current);
+  }
+  return pool_->many_streams();
+}
+
+void Session::read_on_stream(const Value& value) {
+  if (value.constant() || !value.resident()) return;
+  pool_->record_stream(block_of(value), device_.current_stream());
+}
+
 void Session::freed(const void* data) {
   if (TraceRecorder* recorder = trace_.recorder()) recorder->freed(data);
 }
