@@ -1,5 +1,5 @@
 // Copies and time stamps of a CUDA device. Events that carry time are made once and kept: there are
-// as many as samples under way, a few hundred at most (costs.h).
+// as many as samples under way, a few hundred at most (operator_costs.h).
 
 #include <mutex>
 #include <vector>
