@@ -43,24 +43,25 @@ const c10::DispatchKeySet kDense = c10::DispatchKeySet(
      c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
      c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
+void mix(Costs::Key& key, c10::IntArrayRef numbers) {
+  for (std::int64_t number : numbers) {
+    key = (key ^ static_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15;
+    key ^= key >> 29;
+  }
+}
+
 // The operator and the shapes and types of what it reads, or is to make: what decides how long it
 // takes.
-Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments,
-                    const torch::jit::Stack& stack) {
-  Costs::Key key = reinterpret_cast<std::uintptr_t>(&info);
-  const auto mix = [&](std::uint64_t number) {
-    key = (key ^ number) * 0x9e3779b97f4a7c15;
-    key ^= key >> 29;
-  };
-  for (const TensorArgument& argument : arguments) {
-    mix(argument.argument << 8 | static_cast<std::uint8_t>(argument.tensor->dtype().itemsize()));
-    for (std::int64_t size : argument.tensor->sizes()) mix(static_cast<std::uint64_t>(size));
+Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
+  Costs::Key key = reinterpret_cast<std::uintptr_t>(&call.info);
+  for (const TensorArgument& argument : call.arguments) {
+    mix(key, argument.argument << 8 | static_cast<int>(argument.tensor->dtype().itemsize()));
+    mix(key, argument.tensor->sizes());
   }
-  for (std::uint32_t i = 0; arguments.empty() && i < info.arguments; ++i) {
-    const c10::IValue& value = stack[stack.size() - info.arguments + i];
-    if (value.isInt()) mix(static_cast<std::uint64_t>(value.toInt()));
-    if (!value.isIntList()) continue;
-    for (std::int64_t size : value.toIntVector()) mix(static_cast<std::uint64_t>(size));
+  if (!call.arguments.empty()) return key;
+  for (const c10::IValue& value : call.stacked_arguments(stack)) {
+    if (value.isInt()) mix(key, value.toInt());
+    if (value.isIntList()) mix(key, value.toIntVector());
   }
   return key;
 }
@@ -68,6 +69,12 @@ Costs::Key cost_key(const OperatorInfo& info, const TensorArguments& arguments,
 // Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
 // and convolutions come out too cheap, for the first step only.
 Nanos estimate(Bytes bytes) { return 5000 + bytes / 2000; }
+
+// A subclass or a nested tensor may lie over a storage that we track.
+bool lies_over_tracked(const c10::TensorImpl& tensor) {
+  return tensor.has_storage() && tensor.unsafe_storage() &&
+         StorageTable::tracked(storage_of(tensor));
+}
 
 // A backward pass of first order, or an optimizer's step.
 bool differentiating() {
@@ -173,10 +180,8 @@ void Session::add_argument(Call& call, TensorArgument& argument) const {
   const bool here = tensor.device() == device_.device;
   call.here |= here;
   if (!device_.holds(tensor) || (argument.written && !here)) {
-    // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
     call.foreign = true;
-    if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
-    if (!StorageTable::tracked(storage_of(tensor))) return;
+    if (!lies_over_tracked(tensor)) return;  // Else it must be resident.
   }
   argument.storage = storage_of(tensor);
   call.bytes += static_cast<Bytes>(argument.storage->nbytes());
@@ -200,10 +205,7 @@ void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
-  if (!device_.work || !follow_stream()) return;
-  for (const TensorArgument& argument : call.arguments) {
-    if (argument.value) read_on_stream(*argument.value);
-  }
+  if (device_.work && follow_stream()) read_on_stream(call);
 }
 
 void Session::cut_histories(Call& call, OperatorCall& engaged) {
@@ -253,12 +255,17 @@ void Session::link_reads(const Call& call, Op& op) {
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
     if (argument.scratch || argument.inlined()) continue;
-    Value* source = call.sources.empty() ? argument.value : call.sources[i];
-    if (!source) source = argument.value;
-    if (!source) source = &constants_.of(argument.storage);
-    engine_.read(op, use++, *source);
-    if (detector_ && source->constant()) detector_->watch(*source, argument.tensor);
+    Value& source = source_of(call, i);
+    engine_.read(op, use++, source);
+    if (detector_ && source.constant()) detector_->watch(source, argument.tensor);
   }
+}
+
+// What a recipe reads as the call's i-th tensor argument.
+Value& Session::source_of(const Call& call, std::size_t i) {
+  if (!call.sources.empty() && call.sources[i]) return *call.sources[i];
+  const TensorArgument& argument = call.arguments[i];
+  return argument.value ? *argument.value : constants_.of(argument.storage);
 }
 
 void Session::verify_constants(const Call& call) {
@@ -276,12 +283,21 @@ void Session::run(Call& call, torch::jit::Stack* stack) {
     }
     trace_.begin(call, storages_, *recorder);
   }
+  if (!detector_) return run_timed(call, stack);
+  const MutationDetector::Arguments seen = detector_->look(call.info, call.arguments);
+  run_timed(call, stack);
+  try {
+    detector_->compare(call.info, seen);
+  } catch (const std::exception&) {
+    call.undeclared = std::current_exception();
+  }
+}
+
+void Session::run_timed(Call& call, torch::jit::Stack* stack) {
   if (costs_ && call.here) {
-    call.cost = cost_key(call.info, call.arguments, *stack);
+    call.cost = cost_key(call, *stack);
     if (captures_ == 0) call.sample = costs_->begin(call.cost, device_.current_stream());
   }
-  MutationDetector::Arguments seen;
-  if (detector_) seen = detector_->look(call.info, call.arguments);
   InOperator::State& thread = InOperator::state;
   const std::int64_t start = ticks(), search = thread.search_ticks;
   {
@@ -292,12 +308,6 @@ void Session::run(Call& call, torch::jit::Stack* stack) {
   call.inside_ticks = ticks() - start;
   call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);
   if (call.sample.first) costs_->end(call.sample, device_.current_stream());
-  if (!detector_) return;
-  try {
-    detector_->compare(call.info, seen);
-  } catch (const std::exception&) {
-    call.undeclared = std::current_exception();
-  }
 }
 
 void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) {
@@ -305,17 +315,21 @@ void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) 
   for (std::uint16_t i = 0; i < results.size(); ++i) {
     if (!is_defined_tensor(results[i])) continue;
     const c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
-    if (!device_.holds(tensor)) continue;
-    c10::StorageImpl* storage = storage_of(tensor);
-    const auto bytes = static_cast<Bytes>(storage->nbytes());
-    if (!worth_evicting(tensor, bytes)) continue;
-    Block* block = call.has_argument_over(storage) ? nullptr : storages_.block_of(storage);
-    if (!block) continue;
-    call.bytes += bytes;
-    Value& value = engine_.write(op, i, bytes, storage, block);
-    storages_.attach(storage, value, block);
-    if (call.info.blank) engine_.keep_until_used(value);
+    if (device_.holds(tensor)) adopt_result(call, op, i, tensor);
   }
+}
+
+void Session::adopt_result(Call& call, Op& op, std::uint16_t output,
+                           const c10::TensorImpl& tensor) {
+  c10::StorageImpl* storage = storage_of(tensor);
+  const auto bytes = static_cast<Bytes>(storage->nbytes());
+  if (!worth_evicting(tensor, bytes) || call.has_argument_over(storage)) return;
+  Block* block = storages_.block_of(storage);
+  if (!block) return;
+  call.bytes += bytes;
+  Value& value = engine_.write(op, output, bytes, storage, block);
+  storages_.attach(storage, value, block);
+  if (call.info.blank) engine_.keep_until_used(value);
 }
 
 // Calls `visit(value, storage, output)` for each value that the operator writes. `storage` is null
@@ -352,14 +366,17 @@ void Session::adopt_written(const Call& call, OperatorCall& engaged) {
   });
 }
 
-void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock) {
-  const std::int64_t begin = call.begin_ticks;
-  ++operators_;
+void Session::count(Call& call) {
   if (costs_ && call.here) {
     call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
   }
+  ++operators_;
   kernel_ticks_ += call.kernel_ticks;
   thrash_.computed(call.kernel_ticks);
+}
+
+void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock) {
+  count(call);
   if (Op* op = engaged.op()) adopt_results(call, *op, stack);
   adopt_written(call, engaged);
   const Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(call.kernel_ticks);
@@ -374,11 +391,11 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   engaged.let_overwritten_go();
 
   look_at_results(call, stack);
+  arm_arguments(call);
   engaged.unlock();
-  bookkeeping_ticks_ += ticks() - begin - call.remat_ticks - call.inside_ticks;
+  bookkeeping_ticks_ += ticks() - call.begin_ticks - call.remat_ticks - call.inside_ticks;
   if (options_.timeline) timeline_.push_back(pool_->live());
-  if (options_.instruments.verify && kept) verify(*kept, lock);
-  if (options_.instruments.evict_always) engine_.evict_all();
+  apply_instruments(kept, lock);
 }
 
 // A sparse or quantized result may hold on to the arguments, and read them without the dispatcher.
@@ -389,6 +406,9 @@ void Session::look_at_results(Call& call, const torch::jit::Stack& stack) {
       if (detector_) detector_->made(tensor, call.info);
     });
   }
+}
+
+void Session::arm_arguments(const Call& call) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || !value->producer || !value->home) continue;
@@ -409,25 +429,6 @@ void Session::after_failure(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     if (argument.value) storages_.arm(*argument.value);
   }
-}
-
-// For tests: runs the recipe at once and compares with what the program got, byte for byte.
-void Session::verify(Op& op, Lock& lock) {
-  const bool gone = options_.policy == Policy::kBanish;  // Perhaps: an argument was unlocked.
-  if (gone || Recipe::of(op).info().uninitialized) return;
-  std::vector<Held> held;
-  for (std::uint32_t i = 0; i < op.output_count; ++i) {
-    if (op.outputs()[i]) held.emplace_back(engine_, *op.outputs()[i]);
-  }
-  for (std::uint32_t i = 0; i < op.use_count; ++i) held.emplace_back(engine_, *op.uses()[i].value);
-  lock.unlock();
-  Turn turn(*this);
-  lock.lock();
-  for (std::uint32_t i = 0; i < op.use_count; ++i) bring_back(*op.uses()[i].value, lock);
-  const std::string different = replayer_.difference(op, lock);
-  ++verified_;
-  held.clear();
-  TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
 }
 
 }  // namespace dtr

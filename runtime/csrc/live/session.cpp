@@ -225,6 +225,12 @@ void Session::read_on_stream(const Value& value) {
   pool_->record_stream(block_of(value), device_.current_stream());
 }
 
+void Session::read_on_stream(const Call& call) {
+  for (const TensorArgument& argument : call.arguments) {
+    if (argument.value) read_on_stream(*argument.value);
+  }
+}
+
 void Session::freed(const void* data) {
   if (TraceRecorder* recorder = trace_.recorder()) recorder->freed(data);
 }

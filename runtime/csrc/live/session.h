@@ -143,18 +143,27 @@ class Session final : public Executor {
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void run(Call& call, torch::jit::Stack* stack);
+  void run_timed(Call& call, torch::jit::Stack* stack);
   void link_reads(const Call& call, Op& op);
+  Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
+  void adopt_result(Call& call, Op& op, std::uint16_t output, const c10::TensorImpl& tensor);
   template <class Visit>
   void for_each_written(const Call& call, const Visit& visit);
   void adopt_written(const Call& call, OperatorCall& engaged);
   void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
+  void count(Call& call);
   void look_at_results(Call& call, const torch::jit::Stack& stack);
+  void arm_arguments(const Call& call);
   void after_failure(Call& call, OperatorCall& engaged);
-  void verify(Op& op, Lock& lock);
   bool follow_stream();  // Whether the pool has met several.
   void read_on_stream(const Value& value);
+  void read_on_stream(const Call& call);
+
+  // In instruments.cpp.
+  void apply_instruments(Op* kept, Lock& lock);
+  void verify(Op& op, Lock& lock);
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);

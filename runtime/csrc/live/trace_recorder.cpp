@@ -41,9 +41,7 @@ void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Resu
       name_written(static_cast<Name>(arguments_[written_[written++]]), result.tracked);
     }
   }
-  for (std::size_t i = 0; i < locals_.size(); ++i) {
-    if (locals_[i].alive) name_local(i, locals_[i].data, false);  // No result: a cache, say.
-  }
+  name_other_locals();
   if (!recipes_) follow_results();
   put_operator(known->second, cost);
   forget_operator();
@@ -67,6 +65,13 @@ void TraceRecorder::name_local(std::size_t index, const void* key, bool tracked)
   names_[key] = ++last_;
   made_.insert(made_.end(), {std::int64_t{last_}, locals_[index].size,
                              static_cast<std::int64_t>(index), std::int64_t{tracked}});
+}
+
+// What is no result: a cache, say.
+void TraceRecorder::name_other_locals() {
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    if (locals_[i].alive) name_local(i, locals_[i].data, false);
+  }
 }
 
 void TraceRecorder::follow_results() {

@@ -95,6 +95,7 @@ class TraceRecorder {
   void name_result(const Result& result);
   void name_written(Name name, bool tracked);
   void name_local(std::size_t index, const void* key, bool tracked);
+  void name_other_locals();
   void follow_results();  // Links each argument to the tracked results.
   void put_operator(std::int64_t number, Nanos cost);
   void forget_operator();

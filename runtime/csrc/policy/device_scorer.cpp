@@ -95,6 +95,17 @@ void DeviceScorer::measure() {
   threshold_ = crossover(host_row_, kFew, few, kMany, many);
 }
 
+// The columns that the kernel reads and its answer's place; 0 for what the device does not see.
+std::vector<cuda::Pointer> DeviceScorer::seen_by_device(const ColumnsView& columns) const {
+  std::vector<cuda::Pointer> seen;
+  for_each_column(columns, [&](const auto* column) {
+    const void* place = column;
+    if (place != columns.order) seen.push_back(kernel_->seen(place));
+  });
+  seen.push_back(kernel_->seen(least_.get()));
+  return seen;
+}
+
 // Into `least_`. False where the device does not see the columns or the answer's place; throws what
 // the driver throws.
 bool DeviceScorer::find_least(const ColumnsView& columns, Nanos clock) {
@@ -103,12 +114,7 @@ bool DeviceScorer::find_least(const ColumnsView& columns, Nanos clock) {
     least_ = kernel_->memory(2 * tiles * sizeof(double));
     tiles_ = 2 * tiles;
   }
-  std::vector<cuda::Pointer> seen;
-  const auto see = [&](const void* place) { seen.push_back(kernel_->seen(place)); };
-  for_each_column(columns, [&](const auto* column) {
-    if (static_cast<const void*>(column) != columns.order) see(column);
-  });
-  see(least_.get());
+  std::vector<cuda::Pointer> seen = seen_by_device(columns);
   if (std::find(seen.begin(), seen.end(), 0) != seen.end()) return false;
   std::int64_t rows = static_cast<std::int64_t>(up(columns.count, kRowsAtOnce));
   std::int64_t epsilon = heuristic_.epsilon;
@@ -135,14 +141,17 @@ std::optional<Scorer::Choice> DeviceScorer::choose(Scorer& scorer, const Columns
   ++choices_;
   Scorer::Choice choice =
       scorer.choose_near(columns, clock, reinterpret_cast<const double*>(least_.get()));
-  bool late =
-      host_row_ > 0 && seconds_since(begin) > host_row_ * static_cast<double>(columns.count);
-  late_ = late ? late_ + 1 : 0;
-  if (late_ == 3) {
-    threshold_ = 2 * columns.count;
-    late_ = 0;
-  }
+  if (host_row_ > 0) note_time(seconds_since(begin), columns.count);
   return choice;
+}
+
+// Three choices running that the host would have made sooner: fewer are asked of the device.
+void DeviceScorer::note_time(double seconds, std::size_t rows) {
+  const bool late = seconds > host_row_ * static_cast<double>(rows);
+  late_ = late ? late_ + 1 : 0;
+  if (late_ < 3) return;
+  threshold_ = 2 * rows;
+  late_ = 0;
 }
 
 }  // namespace dtr

@@ -60,7 +60,9 @@ class DeviceScorer {
 
  private:
   void measure();
+  std::vector<cuda::Pointer> seen_by_device(const ColumnsView& columns) const;
   bool find_least(const ColumnsView& columns, Nanos clock);
+  void note_time(double seconds, std::size_t rows);
 
   const Heuristic heuristic_;
   std::vector<double> settings_;        // As the kernel wants them.

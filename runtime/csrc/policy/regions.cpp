@@ -117,21 +117,9 @@ void Regions::refresh() {
   rebuild_each(&Region::backward, descendants);
 }
 
-// Whoever knows `value` must forget it. A missing value that goes has no readers left, so only
-// regions of its ancestors hold it.
+// Whoever knows `value` must forget it.
 void Regions::cut(Value& value) {
-  if (!value.resident()) {
-    Region::Side backward;
-    collect_missing(&Region::backward, value, backward);
-    for (Value* ancestor : backward.rim) {
-      if (!ancestor->region) continue;
-      Region::Side& side = ancestor->region->forward;
-      auto found = std::find(side.interior.begin(), side.interior.end(), &value);
-      if (found == side.interior.end()) continue;
-      side.interior.erase(found);
-      side.cost -= value.cost;
-    }
-  }
+  if (!value.resident()) cut_missing(value);
   if (!value.region) return;
   for (Value* ancestor : value.region->backward.rim) remove(ancestor->region->forward.rim, value);
   for (Value* heir : value.region->forward.rim) remove(heir->region->backward.rim, value);
@@ -139,24 +127,44 @@ void Regions::cut(Value& value) {
   value.region = nullptr;
 }
 
+// A missing value that goes has no readers left, so only regions of its ancestors hold it.
+void Regions::cut_missing(Value& value) {
+  Region::Side backward;
+  collect_missing(&Region::backward, value, backward);
+  for (Value* ancestor : backward.rim) {
+    if (!ancestor->region) continue;
+    Region::Side& side = ancestor->region->forward;
+    auto found = std::find(side.interior.begin(), side.interior.end(), &value);
+    if (found == side.interior.end()) continue;
+    side.interior.erase(found);
+    side.cost -= value.cost;
+  }
+}
+
+// As collect_missing does, but without a trace on what it visits.
+Region::Side Regions::walk(Direction direction, const Value& value) {
+  Region::Side walked;
+  std::unordered_set<const Value*> seen{&value};
+  std::size_t next = 0;
+  for (Value* at = const_cast<Value*>(&value); at;
+       at = next < walked.interior.size() ? walked.interior[next++] : nullptr) {
+    for_each_neighbour(direction, *at, [&](Value& neighbour) {
+      if (!seen.insert(&neighbour).second) return;
+      if (!neighbour.resident()) {
+        walked.interior.push_back(&neighbour);
+        walked.cost += neighbour.cost;
+      } else if (!neighbour.constant()) {
+        walked.rim.push_back(&neighbour);
+      }
+    });
+  }
+  return walked;
+}
+
 void Regions::check(const Value& value) const {
   if (!value.resident() || value.constant()) return;
   for (Direction direction : {&Region::forward, &Region::backward}) {
-    Region::Side walked;
-    std::unordered_set<const Value*> seen{&value};
-    std::size_t next = 0;
-    for (Value* at = const_cast<Value*>(&value); at;
-         at = next < walked.interior.size() ? walked.interior[next++] : nullptr) {
-      for_each_neighbour(direction, *at, [&](Value& neighbour) {
-        if (!seen.insert(&neighbour).second) return;
-        if (!neighbour.resident()) {
-          walked.interior.push_back(&neighbour);
-          walked.cost += neighbour.cost;
-        } else if (!neighbour.constant()) {
-          walked.rim.push_back(&neighbour);
-        }
-      });
-    }
+    const Region::Side walked = walk(direction, value);
     const Region::Side& side = value.region->*direction;
     const auto same = [](std::vector<Value*> a, std::vector<Value*> b) {
       std::sort(a.begin(), a.end());

@@ -55,6 +55,8 @@ class Regions {
   void rebuild(Direction direction, Value& value);
   void absorb(Direction direction, Value& absorber, Value& lost);
   void collect_missing(Direction direction, Value& value, Region::Side& side);
+  void cut_missing(Value& value);
+  static Region::Side walk(Direction direction, const Value& value);
 
   std::vector<Value*> back_;  // Since the last refresh.
   std::uint64_t stamp_ = 0;

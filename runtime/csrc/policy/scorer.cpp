@@ -161,6 +161,12 @@ bool has_vectors(const Heuristic& h) {
   return accurate;
 }
 
+double least_of(const double* scores, std::size_t count) {
+  double least = kInfinite;
+  for (std::size_t i = 0; i < count; ++i) least = std::min(least, scores[i]);  // NaN: never less.
+  return least;
+}
+
 // Whether all that is in an integral score is equal.
 bool alike(const Heuristic& h, const Terms& a, const Terms& b) {
   return (h.cost_exp == 0 || a.cost == b.cost) && (h.size_exp == 0 || a.size == b.size) &&
@@ -244,24 +250,22 @@ Scorer::Choice Scorer::choose(const ColumnsView& columns, Nanos clock) {
 // lie within four times that. What cannot be right, or depends on all rows, is done here.
 Scorer::Choice Scorer::choose_near(const ColumnsView& columns, Nanos clock,
                                    const double* least_of_tiles) {
-  std::size_t tiles = (columns.count + kScoreTile - 1) / kScoreTile;
-  double given = kInfinite, lowest = kInfinite;
-  for (std::size_t tile = 0; tile < tiles; ++tile) given = std::min(given, least_of_tiles[tile]);
+  const std::size_t tiles = (columns.count + kScoreTile - 1) / kScoreTile;
+  const double given = least_of(least_of_tiles, tiles);
   if (!(given > 0)) return choose(columns, clock);
   if (scores_.size() < columns.count) scores_.resize(2 * columns.count);
   lowest_.assign(tiles, kInfinite);
   for (std::size_t tile = 0; tile < tiles; ++tile) {
     if (least_of_tiles[tile] > given + 4 * kNear * given) continue;
     lowest_[tile] = score_tile_of(columns, tile * kScoreTile, clock, scores_.data());
-    lowest = std::min(lowest, lowest_[tile]);
   }
+  const double lowest = least_of(lowest_.data(), tiles);
   if (!(lowest > 0) || (lowest == kInfinite && given < kInfinite)) return choose(columns, clock);
   return choose_scored(columns, clock);
 }
 
 Scorer::Choice Scorer::choose_scored(const ColumnsView& columns, Nanos clock) {
-  double lowest = kInfinite;
-  for (double tile : lowest_) lowest = std::min(lowest, tile);
+  const double lowest = least_of(lowest_.data(), lowest_.size());
   if (lowest <= 0) return choose_not_positive(columns, clock);
   Least least = this->least();
   double near = lowest + 2 * kNear * lowest;

@@ -117,13 +117,16 @@ void Selector::look_beside_all() {
   if (!pool) return;
   pool->list_holes(holes_);
   columns_.clear_free();
+  const auto is_candidate = [](const Value* value) {
+    return value && value->candidate != kNowhere;
+  };
   for (const Pool::Beside& hole : holes_) {
     const auto* left = static_cast<const Value*>(hole.left);
     const auto* right = static_cast<const Value*>(hole.right);
-    if (left && left->candidate != kNowhere && sees_right(*left)) {
+    if (is_candidate(left) && sees_right(*left)) {
       columns_.set_free_right(left->candidate, hole.free);
     }
-    if (right && right->candidate != kNowhere) columns_.set_free_left(right->candidate, hole.free);
+    if (is_candidate(right)) columns_.set_free_left(right->candidate, hole.free);
   }
 }
 

@@ -306,20 +306,31 @@ void LiveSimulation::recompute(Op& op, Lock&) {
       if (fresh(results[i])) made.data[i] = kernel.take(results[i]);
     }
   }
-  std::int64_t back = 0;
+  restore_outputs(op, results, made.data);
+  counts_.remat += schedule_.op_cost[number];
+  ++counts_.remats;
+  if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
+}
+
+void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& results,
+                                     std::vector<void*>& made) {
+  --counts_.collateral;  // One of them was asked for.
   for (std::size_t i = 0; i < results.size(); ++i) {
     Value* output = op.outputs()[i];
     if (!output || output->resident()) continue;
-    own(made.data[i], output);
-    engine_.restore(*output, std::exchange(made.data[i], nullptr));
-    ++back;
+    own(made[i], output);
+    engine_.restore(*output, std::exchange(made[i], nullptr));
+    ++counts_.collateral;
     if (options_.log_events)
       events_.insert(events_.end(), {results[i], PaperSimulation::kComputed});
   }
-  counts_.remat += schedule_.op_cost[number];
-  ++counts_.remats;
-  counts_.collateral += back - 1;
-  if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
+}
+
+// Whether its buffer may be the operator's result.
+bool LiveSimulation::wanted_by_none_but(Op& op, const Value& value) {
+  std::int32_t places = 0;
+  for (std::uint32_t i = 0; i < op.use_count; ++i) places += op.uses()[i].value == &value;
+  return !value.constant() && !value.home && value.locks == places;
 }
 
 // The memory of the results that are written in place.
@@ -329,9 +340,7 @@ void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& re
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (fresh(results[i])) continue;
     Value& value = written(op, schedule_.tensor_in_place[results[i]]);
-    std::int32_t places = 0;
-    for (std::uint32_t j = 0; j < op.use_count; ++j) places += op.uses()[j].value == &value;
-    if (!value.constant() && !value.home && value.locks == places) {
+    if (wanted_by_none_but(op, value)) {
       made[i] = engine_.reuse_buffer(value);
       own(made[i], nullptr);
     } else {

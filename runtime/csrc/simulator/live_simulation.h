@@ -63,6 +63,8 @@ class LiveSimulation final : public Executor {
   void adopt_written(const std::vector<std::int64_t>& results, OperatorCall& call);
   void adopt(std::int64_t tensor, Op* op, std::uint16_t output, Bytes size, void* data);
   void lay_out_written(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
+  void restore_outputs(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
+  static bool wanted_by_none_but(Op& op, const Value& value);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
   static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // For place_of.
