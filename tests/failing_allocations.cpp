@@ -45,14 +45,14 @@ bool lacks(int allocation) {
   std::vector<Id> inputs = {run.constant(512, 1)};
   // As many as leave room in the engine's own lists.
   for (int name = 0; name < 5; ++name) {
-    inputs = {inputs[0], run.call(name, 10, inputs, {}, {512})[0]};
+    inputs = {inputs[0], run.call(name, 10ns, inputs, {}, {512})[0]};
   }
   const std::vector<Bytes> results = {512};
   const EngineStats before = run.stats();
   bool failed = false;
   until_failure = allocation;
   try {
-    run.call(7, 10, inputs, {}, results);
+    run.call(7, 10ns, inputs, {}, results);
   } catch (const std::bad_alloc&) {
     failed = true;
   }

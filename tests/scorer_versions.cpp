@@ -10,6 +10,8 @@ namespace {
 
 using namespace dtr;
 
+constexpr Nanos kClock{1 << 20};
+
 struct Rows {
   explicit Rows(std::size_t count) : bytes(5), nanos(3) {
     std::mt19937_64 draw(1);
@@ -77,7 +79,7 @@ void compare_powers() {
   int differing = 0;
   for (auto version : versions()) {
     bool begins = version == versions().front();
-    version({rows.view(), 0, 960, h, 1 << 20, shape_of(h), penalties.data(),
+    version({rows.view(), 0, 960, h, kClock, shape_of(h), penalties.data(),
              (begins ? first : other).data()});
     differing += !begins && std::memcmp(first.data(), other.data(), 960 * sizeof(double)) != 0;
   }
@@ -120,12 +122,12 @@ int main() {
       penalties.push_back(std::pow(h.recompute_penalty, static_cast<double>(times)));
     }
     for (std::size_t row = 0; row < kCount; ++row) {
-      expected[row] = rows.evictable[row] ? score(h, scorer.terms(rows.view(), row, 1 << 20))
+      expected[row] = rows.evictable[row] ? score(h, scorer.terms(rows.view(), row, kClock))
                                           : std::numeric_limits<double>::quiet_NaN();
     }
     for (auto version : versions()) {
       std::vector<double> found(kCount);
-      version({rows.view(), 0, kCount, h, 1 << 20, shape_of(h), penalties.data(), found.data()});
+      version({rows.view(), 0, kCount, h, kClock, shape_of(h), penalties.data(), found.data()});
       ++compared;
       for (std::size_t row = 0; row < kCount; ++row) {
         bool none = expected[row] != expected[row];

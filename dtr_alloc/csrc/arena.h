@@ -27,8 +27,8 @@ struct MovePrices {
   // Of a host, measured on an AMD EPYC. 16 pages are twice what pays for the call: each move splits
   // a mapping, of which a process can have some 65,000.
   static MovePrices usual(Bytes page) {
-    return page < Bytes{2} << 20 ? MovePrices{9'000, 20, 1'400, 16}
-                                 : MovePrices{10'000, 700, 45'000, 1};
+    return page < Bytes{2} << 20 ? MovePrices{9us, 20ns, 1'400ns, 16}
+                                 : MovePrices{10us, 700ns, 45us, 1};
   }
 };
 

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <limits>
 #include <new>
 #include <system_error>
 
@@ -131,14 +130,14 @@ class HostArena final : public Arena {
       }
     };
     const auto least = [&](std::int64_t pages, const auto& act) {
-      Nanos best = std::numeric_limits<Nanos>::max();
+      Nanos best = Nanos::max();
       for (int round = 0; round < kRounds; round++) {
         arena.release(0, 2 * many * page);
         touch(0, pages);
         const auto begin = std::chrono::steady_clock::now();
         const Bytes place = act(pages);
         touch(place, pages);
-        best = std::min<Nanos>(best, (std::chrono::steady_clock::now() - begin).count());
+        best = std::min<Nanos>(best, std::chrono::steady_clock::now() - begin);
       }
       return best;
     };
@@ -152,8 +151,8 @@ class HostArena final : public Arena {
     };
     const Nanos one = least(few, move), four = least(many, move);
     MovePrices prices{.worth_a_call = few};
-    prices.page = std::max<Nanos>((four - one) / (many - few), 1);
-    prices.call = std::max<Nanos>(one - few * prices.page, 0);
+    prices.page = std::max<Nanos>((four - one) / (many - few), 1ns);
+    prices.call = std::max<Nanos>(one - few * prices.page, 0ns);
     prices.page_anew = least(few, renew) / few;
     return prices;
   }

@@ -31,7 +31,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -65,7 +64,7 @@ enum class Fit { kCommitted, kRemap, kBeyond };
 // Pages are moved to the best fit all the same.
 enum class Place { kBestFit, kLow, kHigh };
 
-constexpr Nanos kCannotMove = std::numeric_limits<Nanos>::max();
+constexpr Nanos kCannotMove = Nanos::max();
 
 struct PoolStats {
   Bytes budget, live, peak, committed;

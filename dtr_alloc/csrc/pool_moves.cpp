@@ -55,7 +55,7 @@ Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
   const Pages::Run run = pages_->touched(hole->offset, hole->offset + rounded);
   const std::int64_t headroom = pages_->limit() - pages_->committed();
   std::int64_t missing = run.size() - pages_->committed(run) - headroom;
-  Nanos price = 0;
+  Nanos price = 0ns;
   holes_->largest_first([&](const Node* from) {
     if (missing <= 0) return false;
     const std::int64_t pages = std::min(

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "runtime/csrc/bindings/nanos_caster.h"
 #include "tests/engine_harness/engine_harness.h"
 
 namespace py = pybind11;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -271,12 +270,12 @@ std::vector<Bytes> EngineHarness::window(Bytes bytes) {
 
 Nanos EngineHarness::time_window(Bytes bytes, int times) {
   Lock lock(engine_.mutex());
-  Nanos least = std::numeric_limits<Nanos>::max();
+  Nanos least = Nanos::max();
   for (int i = 0; i < times; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     engine_.cheapest_window(*pool_, bytes);
-    const std::chrono::nanoseconds passed = std::chrono::steady_clock::now() - begin;
-    least = std::min(least, Nanos{passed.count()});
+    const Nanos passed = std::chrono::steady_clock::now() - begin;
+    least = std::min(least, passed);
   }
   return least;
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/policy/device_scorer.h"
 #include "runtime/csrc/policy/scorer.h"
 
@@ -99,14 +100,14 @@ class BorrowedColumns {
     auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < times; ++i) {
       if (!by_row) {
-        chosen += scorer.choose(view(), clock + i).row;
+        chosen += scorer.choose(view(), clock + Nanos{i}).row;
         continue;
       }
       Least least = scorer.least();
       for (std::size_t row = 0; row < view().count; ++row) {
         if (!view().evictable[row]) continue;
         least.consider(static_cast<std::int64_t>(row), view().order[row],
-                       scorer.terms(view(), row, clock + i));
+                       scorer.terms(view(), row, clock + Nanos{i}));
       }
       chosen += least.row();
     }
@@ -126,7 +127,7 @@ class BorrowedColumns {
     };
     choose(clock);
     auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < times; ++i) choose(clock + i);
+    for (int i = 0; i < times; ++i) choose(clock + Nanos{i});
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 

@@ -261,14 +261,14 @@ void least_of_tiles(const Launch& launch) {
     }
   });
   if (given[next] != 0 || given[next + 1] != 0) return fail("was given scratch memory");
-  h.epsilon = static_cast<std::int64_t>(given[11]);
+  h.epsilon = dtr::Nanos{given[11]};
   for (std::int64_t tile = 0; tile < launch.blocks; tile++) {
     double least = std::numeric_limits<double>::infinity();
     for (std::int64_t row = tile * kTile; row < std::min(count, (tile + 1) * kTile); row++) {
       if (columns[7][row] == 0) continue;
-      const dtr::Terms terms{.cost = whole(4, row) + whole(5, row),
+      const dtr::Terms terms{.cost = dtr::Nanos{whole(4, row) + whole(5, row)},
                              .size = whole(0, row),
-                             .staleness = static_cast<std::int64_t>(given[10]) - whole(3, row),
+                             .staleness = dtr::Nanos{given[10]} - dtr::Nanos{whole(3, row)},
                              .recomputes = reinterpret_cast<std::int32_t*>(columns[6])[row],
                              .free_neighbours = whole(1, row) + whole(2, row)};
       const double rounding = general ? 1 + 4e-13 * static_cast<double>(row * 7919 % 5 - 2) : 1;

@@ -219,7 +219,7 @@ class Machine final : public Executor {
         return nullptr;
       }
       home.value = &engine_.write(op, 0, size, &home, values[0]->data);
-      engine_.finish(op, 1 + size / 100);
+      engine_.finish(op, Nanos{1 + size / 100});
       engine_.overwritten(*values[0]);
       return nullptr;
     }
@@ -227,7 +227,7 @@ class Machine final : public Executor {
     made->size = size;
     made->number = number_of(name, inputs);
     made->value = &engine_.write(op, 0, size, made.get(), new Content{block});
-    engine_.finish(op, 1 + size / 100);
+    engine_.finish(op, Nanos{1 + size / 100});
     return made;
   }
 
@@ -461,7 +461,7 @@ void stress_engine_harness() {
     for (int round = 0; round < 2000; ++round) {
       try {
         Number name = random(), from = below(random, shared.size());
-        std::vector<EngineHarness::Id> made = run.call(name, 10, {shared[from]}, {}, {4096});
+        std::vector<EngineHarness::Id> made = run.call(name, 10ns, {shared[from]}, {}, {4096});
         own.emplace_back(made[0], EngineHarness::content_of(name, {from}, 0));
         std::size_t at = below(random, own.size());
         if (run.read(own[at].first) != own[at].second) fail("a replay computed something else");

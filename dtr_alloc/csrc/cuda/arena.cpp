@@ -100,8 +100,8 @@ class CudaArena final : public Arena {
       const auto begin = std::chrono::steady_clock::now();
       for (std::int64_t i = first; i < last; i++) map(i, pages_[i].physical);
       give_access(first, last);
-      mapping_ = std::min<Nanos>(
-          mapping_, (std::chrono::steady_clock::now() - begin).count() / (last - first));
+      mapping_ =
+          std::min<Nanos>(mapping_, (std::chrono::steady_clock::now() - begin) / (last - first));
     } catch (...) {
       for (std::int64_t i = first; i < last; i++) drop(i);
       throw;
@@ -142,7 +142,7 @@ class CudaArena final : public Arena {
   // To map a page and to take it away cost about the same. The first is measured as pages are
   // committed, so that nobody pays for the measurement.
   MovePrices move_prices() const override {
-    return {.call = 0, .page = 2 * mapping_, .page_anew = 2 * mapping_, .worth_a_call = 1};
+    return {.call = 0ns, .page = 2 * mapping_, .page_anew = 2 * mapping_, .worth_a_call = 1};
   }
 
   bool backed(Bytes offset, bool) const override { return pages_[offset / page_].accessible; }
@@ -232,8 +232,8 @@ class CudaArena final : public Arena {
   const LazyArray<Page> pages_;
   Pointer range_ = 0;
   std::uintptr_t base_ = 0;
-  std::int64_t top_ = 0;     // No page from here on was ever mapped.
-  Nanos mapping_ = 100'000;  // The least time so far to map a page and give access to it.
+  std::int64_t top_ = 0;   // No page from here on was ever mapped.
+  Nanos mapping_ = 100us;  // The least time so far to map a page and give access to it.
   std::vector<Physical> unreleased_;
 };
 

@@ -1,6 +1,7 @@
 // Copies and time stamps of a CUDA device. Events that carry time are made once and kept: there are
 // as many as samples under way, a few hundred at most (operator_costs.h).
 
+#include <chrono>
 #include <mutex>
 #include <vector>
 
@@ -59,7 +60,8 @@ class CudaWork final : public DeviceWork {
         &milliseconds, static_cast<Event>(first), static_cast<Event>(last));
     if (result == cuda::kNotReady) return std::nullopt;
     if (result != cuda::kSuccess) driver_.fail(driver_.cuEventElapsedTime.name, result);
-    return static_cast<Nanos>(static_cast<double>(milliseconds) * 1e6);
+    return std::chrono::duration_cast<Nanos>(
+        std::chrono::duration<double, std::milli>(milliseconds));
   }
 
   void give_back(void* stamp) override {

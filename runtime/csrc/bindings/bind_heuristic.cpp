@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/policy/device_scorer.h"
 #include "runtime/csrc/policy/score.h"
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/live/cpu_allocator.h"
 #include "runtime/csrc/live/hold.h"
 #include "runtime/csrc/live/locks.h"

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/engine/make_room.h"
 #include "runtime/csrc/simulator/live_simulation.h"
 
@@ -124,7 +125,8 @@ void bind_simulation(py::module_& m) {
                                   .pin_outputs = pin_outputs,
                                   .log_events = log_events};
         if (move_ns) {
-          options.prices = {.call = 0, .page = *move_ns, .page_anew = *move_ns, .worth_a_call = 1};
+          options.prices = {
+              .call = 0ns, .page = *move_ns, .page_anew = *move_ns, .worth_a_call = 1};
         }
         if (measured_prices) {
           options.prices = make_host_arena(scope_addresses(budget))->move_prices();

@@ -34,8 +34,8 @@ struct EngineStats {
   std::int64_t rematerializations = 0;            // Operators run again.
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
-  Nanos clock = 0, base_cost = 0, remat_cost = 0;  // By recorded costs.
-  std::int64_t evaluations = 0;                    // Scores computed.
+  Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;  // By recorded costs.
+  std::int64_t evaluations = 0;                          // Scores computed.
   std::int64_t accesses = 0;  // Those, and edges and records visited for them (appendix D.3).
 };
 

@@ -22,16 +22,17 @@ Remedy cheaper_remedy(Nanos move, Nanos search, const std::function<Nanos()>& re
   // With little memory an evicted value comes back more than once. Chosen on the traces that
   // perf/fragmentation.py runs: counted once, windows over pages of 4 KiB made the published LSTM
   // thrash at 0.35 of its peak; twice and eight times fail in a cell each where four does not.
-  constexpr Nanos kTimesRecomputed = 4;
+  constexpr double kTimesRecomputed = 4;
+  using Real = std::chrono::duration<double, std::nano>;  // Nanos cannot hold 4 * kCannotMove.
   if (move <= search) return Remedy::kMove;
-  const double evict = static_cast<double>(kTimesRecomputed) * static_cast<double>(recompute());
-  return static_cast<double>(move - search) <= evict ? Remedy::kMove : Remedy::kEvict;
+  const Real evict = kTimesRecomputed * Real(recompute());
+  return Real(move - search) <= evict ? Remedy::kMove : Remedy::kEvict;
 }
 
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
                          const Take& take, bool may_evict) {
   // Of a window, for each block of the pool: twice what it takes with warm caches (window.h).
-  constexpr Nanos kSearchBlock = 10;
+  constexpr Nanos kSearchBlock = 10ns;
   const bool windows = engine.heuristic().selection == Selection::kWindow;
   while (true) {
     if (Block* block = take(Fit::kCommitted)) return block;

@@ -28,7 +28,7 @@ Op* OperatorCall::finish(Nanos cost) {
 void OperatorCall::undo() {
   let_overwritten_go();
   Op* op = std::exchange(op_, nullptr);
-  if (op) op->live_outputs > 0 ? engine_.finish(*op, 0) : engine_.abandon(*op);
+  if (op) op->live_outputs > 0 ? engine_.finish(*op, 0ns) : engine_.abandon(*op);
 }
 
 void OperatorCall::let_overwritten_go() {

@@ -39,9 +39,9 @@ constexpr std::int32_t kNowhere = -1;
 
 struct Value {
   Bytes size = 0;
-  Nanos cost = 0;         // Of the distinct operators that made it and its views.
-  Nanos last_access = 0;  // On the engine's clock, which advances by the cost of each operator run.
-  Op* producer = nullptr;  // Null: a constant. It is never evicted.
+  Nanos cost = 0ns;         // Of the distinct operators that made it and its views.
+  Nanos last_access = 0ns;  // On the engine's clock, which each operator's cost advances.
+  Op* producer = nullptr;   // Null: a constant. It is never evicted.
   Use* uses = nullptr;
   Value* base = nullptr;                  // Of a view: whose bytes it shares.
   Value* views = nullptr;                 // The first view of these bytes; of a view, the next one.
@@ -73,7 +73,7 @@ struct Value {
 };
 
 struct Op {
-  Nanos cost = 0;
+  Nanos cost = 0ns;
   std::uint32_t use_count = 0;
   std::uint16_t output_count = 0;
   std::uint16_t live_outputs = 0;  // Outputs still in the graph; the Op goes with the last.

@@ -24,10 +24,10 @@ class EventLog {
   bool keeps() const { return keeps_; }
   static Nanos now() {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+    return std::chrono::duration_cast<Nanos>(now);
   }
   void evicted(const OperatorInfo& made_by, Bytes size, Bytes live) {
-    events_.push_back({true, now(), 0, &made_by, size, live});
+    events_.push_back({true, now(), 0ns, &made_by, size, live});
   }
   void recomputed(const OperatorInfo& by, Nanos at, Nanos duration, Bytes size, Bytes live) {
     events_.push_back({false, at, duration, &by, size, live});

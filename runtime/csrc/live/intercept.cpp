@@ -68,7 +68,7 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
 
 // Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
 // and convolutions come out too cheap, for the first step only.
-Nanos estimate(Bytes bytes) { return 5000 + bytes / 2000; }
+Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
 
 // A subclass or a nested tensor may lie over a storage that we track.
 bool lies_over_tracked(const c10::TensorImpl& tensor) {
@@ -379,7 +379,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   count(call);
   if (Op* op = engaged.op()) adopt_results(call, *op, stack);
   adopt_written(call, engaged);
-  const Nanos cost = options_.logical_clock ? call.bytes : to_nanoseconds(call.kernel_ticks);
+  const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.kernel_ticks);
   if (TraceRecorder* recorder = trace_.recorder()) {
     trace_.end(call, storages_, *recorder, cost, stack);
   }

@@ -62,15 +62,15 @@ void Costs::collect() {
     work_.give_back(sample.last);
     if (!passed) continue;
     Known& known = known_[sample.key];
-    const Nanos nanos = std::max<Nanos>(*passed, 1);
-    known.least = known.least == 0 ? nanos : std::min(known.least, nanos);
+    const Nanos nanos = std::max<Nanos>(*passed, 1ns);
+    known.least = known.least == 0ns ? nanos : std::min(known.least, nanos);
   }
 }
 
 Nanos Costs::cost(Key key, Nanos estimate) const {
   const std::lock_guard lock(mutex_);
   const auto at = known_.find(key);
-  return at == known_.end() || at->second.least == 0 ? estimate : at->second.least;
+  return at == known_.end() || at->second.least == 0ns ? estimate : at->second.least;
 }
 
 std::int64_t Costs::stamps() const {

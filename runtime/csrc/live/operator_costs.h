@@ -41,8 +41,8 @@ class Costs {
 
  private:
   struct Known {
-    int samples = 0;  // Begun.
-    Nanos least = 0;  // 0: none has arrived.
+    int samples = 0;    // Begun.
+    Nanos least = 0ns;  // 0: none has arrived.
   };
   struct UnderWay {
     Key key;

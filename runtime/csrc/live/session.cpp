@@ -65,7 +65,7 @@ Session::Session(const SessionOptions& options, SessionDevice device)
 
 void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks();
-  const Nanos at = events_.keeps() ? EventLog::now() : 0;
+  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
   const Bytes bytes = replayer_.recompute(op, lock);
   const std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
   remat_ticks_ += passed;

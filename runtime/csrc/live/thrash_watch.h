@@ -23,7 +23,7 @@ class ThrashWatch {
   // The ratio, where a window has passed in which it was above the limit. A passed window ends.
   std::optional<double> exceeded() {
     constexpr std::int64_t kOperators = 100;
-    constexpr Nanos kTime = 2'000'000'000;
+    constexpr Nanos kTime = 2s;
     if (operators_ < kOperators || limit_ == 0) return {};
     if (to_nanoseconds(recomputed_ + computed_) < kTime) return {};
     const double ratio = static_cast<double>(recomputed_) / static_cast<double>(computed_ + 1);

@@ -32,11 +32,12 @@ inline double nanoseconds_per_tick() {
 }
 
 inline Nanos to_nanoseconds(std::int64_t ticks) {
-  return static_cast<Nanos>(static_cast<double>(ticks) * nanoseconds_per_tick());
+  return Nanos(static_cast<std::int64_t>(static_cast<double>(ticks) * nanoseconds_per_tick()));
 }
 
 inline std::int64_t to_ticks(Nanos nanoseconds) {
-  return static_cast<std::int64_t>(static_cast<double>(nanoseconds) / nanoseconds_per_tick());
+  return static_cast<std::int64_t>(static_cast<double>(nanoseconds.count()) /
+                                   nanoseconds_per_tick());
 }
 
 }  // namespace dtr

@@ -89,7 +89,7 @@ void TraceRecorder::put_operator(std::int64_t number, Nanos cost) {
   out.push_back(kOperator);
   out.push_back(static_cast<std::int64_t>(6 + arguments_.size() + written_.size() + made_.size() +
                                           memory_.size()));
-  out.insert(out.end(), {number, cost});
+  out.insert(out.end(), {number, cost.count()});
   for (const auto* list : {&arguments_, &written_, &made_, &memory_}) {
     out.push_back(static_cast<std::int64_t>(list->size()));
     out.insert(out.end(), list->begin(), list->end());

@@ -65,8 +65,8 @@ void ScoreColumns::stamp(const Value& value, std::uint64_t order) {
 }
 
 void ScoreColumns::copy_times(const Value& value) {
-  at_.cost[value.candidate] = value.cost;
-  at_.last_access[value.candidate] = value.last_access;
+  at_.cost[value.candidate] = value.cost.count();
+  at_.last_access[value.candidate] = value.last_access.count();
 }
 
 void ScoreColumns::clear_free() {
@@ -101,9 +101,9 @@ void ScoreColumns::check() const {
   for (std::size_t row = 0; row < count(); ++row) {
     const Value& value = *values_[row];
     insist(value.candidate == static_cast<std::int32_t>(row), "a candidate knows its row");
-    insist(at_.size[row] == value.size && at_.cost[row] == value.cost,
+    insist(at_.size[row] == value.size && at_.cost[row] == value.cost.count(),
            "a row has its value's size, cost");
-    insist(at_.last_access[row] == value.last_access, "a row has its value's last access");
+    insist(at_.last_access[row] == value.last_access.count(), "a row has its value's last access");
     insist(at_.recomputes[row] == value.recomputes, "a row has its value's recomputes");
     insist(at_.evictable[row] == (value.locks == 0), "exactly the unlocked rows are evictable");
     evictable += at_.evictable[row];

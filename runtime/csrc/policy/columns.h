@@ -38,17 +38,20 @@ struct NearClasses {
 // `order`th. The widest types come first, so that each column begins at a multiple of 64 bytes.
 // The kernel's arguments (device_scorer.cpp) are these too, in this order, but for `order`.
 //
+// last_access, cost and neighbourhood are nanoseconds, as the plain numbers that vectors, a kernel
+// and NumPy want.
+//
 // free_left and free_right are the free bytes directly beside the block. evictable is 1, or 0 while
 // a lock keeps the value. order says when the value last became evictable: the later, the greater.
-#define DTR_SCORE_COLUMNS(X)                    \
-  X(Bytes, size, value.size)                    \
-  X(Bytes, free_left, 0)                        \
-  X(Bytes, free_right, 0)                       \
-  X(Nanos, last_access, value.last_access)      \
-  X(Nanos, cost, value.cost)                    \
-  X(Nanos, neighbourhood, 0)                    \
-  X(std::uint64_t, order, order)                \
-  X(std::int32_t, recomputes, value.recomputes) \
+#define DTR_SCORE_COLUMNS(X)                              \
+  X(Bytes, size, value.size)                              \
+  X(Bytes, free_left, 0)                                  \
+  X(Bytes, free_right, 0)                                 \
+  X(std::int64_t, last_access, value.last_access.count()) \
+  X(std::int64_t, cost, value.cost.count())               \
+  X(std::int64_t, neighbourhood, 0)                       \
+  X(std::uint64_t, order, order)                          \
+  X(std::int32_t, recomputes, value.recomputes)           \
   X(std::uint8_t, evictable, value.locks == 0)
 
 // Where the columns begin.
@@ -113,7 +116,7 @@ class ScoreColumns {
   void copy_times(const Value& value);  // Its cost and last access, which may change.
 
   NearClasses& near(std::size_t row) { return near_[row]; }
-  void set_neighbourhood(std::size_t row, Nanos cost) { at_.neighbourhood[row] = cost; }
+  void set_neighbourhood(std::size_t row, Nanos cost) { at_.neighbourhood[row] = cost.count(); }
   void set_free(std::size_t row, std::pair<Bytes, Bytes> bytes) {
     at_.free_left[row] = bytes.first;
     at_.free_right[row] = bytes.second;

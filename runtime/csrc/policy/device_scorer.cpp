@@ -76,7 +76,7 @@ void DeviceScorer::measure() {
     columns.evictable[row] = 1;
   }
   Scorer scorer(heuristic_);
-  const Nanos clock = Nanos{1000} * kMany;
+  const Nanos clock{1000 * kMany};
   double host = std::numeric_limits<double>::infinity(), few = host, many = host;
   const auto time = [](double& least, auto way) {
     auto begin = std::chrono::steady_clock::now();
@@ -117,11 +117,11 @@ bool DeviceScorer::find_least(const ColumnsView& columns, Nanos clock) {
   std::vector<cuda::Pointer> seen = seen_by_device(columns);
   if (std::find(seen.begin(), seen.end(), 0) != seen.end()) return false;
   std::int64_t rows = static_cast<std::int64_t>(up(columns.count, kRowsAtOnce));
-  std::int64_t epsilon = heuristic_.epsilon;
+  std::int64_t now = clock.count(), epsilon = heuristic_.epsilon.count();
   cuda::Pointer scratch[2] = {};  // Triton's own, of no bytes.
   std::vector<void*> parameters;
   for (cuda::Pointer& place : seen) parameters.push_back(&place);
-  for (std::int64_t* number : {&rows, &clock, &epsilon}) parameters.push_back(number);
+  for (std::int64_t* number : {&rows, &now, &epsilon}) parameters.push_back(number);
   for (double& setting : settings_) parameters.push_back(&setting);
   for (cuda::Pointer& place : scratch) parameters.push_back(&place);
   kernel_->run(static_cast<unsigned>(tiles), kThreads, kSharedBytes, parameters.data());

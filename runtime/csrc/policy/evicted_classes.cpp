@@ -40,7 +40,7 @@ void EvictedClasses::forget_around(Value& value) {
 
 Nanos EvictedClasses::cost(std::size_t row) {
   NearClasses& near = columns_.near(row);
-  Nanos sum = 0;
+  Nanos sum = 0ns;
   if (!near.known) {
     sum = walk(*columns_.value(row), near);
   } else if (near.first) {
@@ -63,7 +63,7 @@ void EvictedClasses::fill() {
 }
 
 Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
-  Nanos sum = 0;
+  Nanos sum = 0ns;
   int classes = 0;
   near = {};
   ++stamp_;

@@ -25,7 +25,7 @@ namespace dtr {
 
 struct EvictedClass {
   EvictedClass* parent = nullptr;
-  Nanos cost = 0;  // At the root: the sum over members.
+  Nanos cost = 0ns;  // At the root: the sum over members.
   std::int64_t references = 0;
   std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
   std::int64_t met = 0;    // At a root: where a search for a window last met it (window.cpp).
@@ -39,7 +39,7 @@ class EvictedClasses {
   // at nothing. Once it is there its cost is subtracted all the same, as the reference simulator
   // does, which matters only if the class was merged meanwhile.
   void expected(Value& value) {
-    value.evicted_class = start(0);
+    value.evicted_class = start(0ns);
     forget_around(value);
   }
   void lost(Value& value);

@@ -84,7 +84,7 @@ void MegEngineSets::returned(Value& value) {
 void MegEngineSets::cut(Value& value) { unreference(std::exchange(value.evicted_class, nullptr)); }
 
 Nanos MegEngineSets::cost(const Value& value) {
-  Nanos sum = 0;
+  Nanos sum = 0ns;
   for_each_missing(const_cast<Value&>(value), [&](Value& neighbour) {
     ++accesses_;
     EvictedClass* node = neighbour.evicted_class;

@@ -49,7 +49,7 @@ Nanos Neighbourhood::cost(std::size_t row) {
   const Value& value = *columns_.value(row);
   switch (kind_) {
     case NeighbourhoodKind::kNone:
-      return 0;
+      return 0ns;
     case NeighbourhoodKind::kEvictedClass:
       return classes_.cost(row);
     case NeighbourhoodKind::kFull:

@@ -30,7 +30,7 @@ void Regions::for_each_neighbour(Direction direction, Value& value, Visit visit)
 void Regions::collect_missing(Direction direction, Value& value, Region::Side& side) {
   side.interior.clear();
   side.rim.clear();
-  side.cost = 0;
+  side.cost = 0ns;
   value.mark = ++stamp_;
   std::size_t next = 0;
   for (Value* at = &value; at; at = next < side.interior.size() ? side.interior[next++] : nullptr) {

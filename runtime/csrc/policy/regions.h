@@ -23,7 +23,7 @@ namespace dtr {
 struct Region {
   struct Side {
     std::vector<Value*> interior, rim;
-    Nanos cost = 0;  // Sum over the interior.
+    Nanos cost = 0ns;  // Sum over the interior.
   };
   Side forward, backward;
 };
@@ -36,10 +36,10 @@ class Regions {
   void cut(Value& value);
 
   static Nanos ancestors(const Value& value) {
-    return value.region ? value.region->backward.cost : 0;
+    return value.region ? value.region->backward.cost : 0ns;
   }
   static Nanos descendants(const Value& value) {
-    return value.region ? value.region->forward.cost : 0;
+    return value.region ? value.region->forward.cost : 0ns;
   }
 
   std::int64_t accesses() const { return accesses_; }

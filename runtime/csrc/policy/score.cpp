@@ -27,10 +27,10 @@ double quotient(Wide number, Wide divisor) {
 }  // namespace
 
 double exact_score(const Heuristic& h, const Terms& t) {
-  std::int64_t cost = h.cost_exp == 0 ? 1 : t.cost + h.epsilon;
+  std::int64_t cost = h.cost_exp == 0 ? 1 : (t.cost + h.epsilon).count();
   Wide divisor = 1;
   if (h.size_exp != 0) divisor *= static_cast<Wide>(t.size);
-  if (h.staleness_exp != 0) divisor *= static_cast<Wide>(t.staleness + h.epsilon);
+  if (h.staleness_exp != 0) divisor *= static_cast<Wide>((t.staleness + h.epsilon).count());
   if (divisor == 0) return std::numeric_limits<double>::infinity();
   return cost < 0 ? -quotient(-static_cast<Wide>(cost), divisor)
                   : quotient(static_cast<Wide>(cost), divisor);

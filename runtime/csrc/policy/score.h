@@ -53,17 +53,17 @@ enum class ParameterRole {
 };
 
 // Type, name, default, role, one sentence. The kernel's arguments have this order too.
-#define DTR_SCORE_PARAMETERS(X)                                                                 \
-  X(NeighbourhoodKind, neighbourhood, NeighbourhoodKind::kEvictedClass, kName,                  \
-    "The missing values whose cost is n.")                                                      \
-  X(double, cost_exp, 1, kExponent, "The exponent of the cost.")                                \
-  X(double, size_exp, 1, kExponent, "The exponent of the bytes.")                               \
-  X(double, staleness_exp, 1, kExponent, "The exponent of the time since the last use.")        \
-  X(double, fragmentation, 0, kWeight,                                                          \
-    "The weight of the free bytes beside the block, where a byte of its own weighs 1.")         \
-  X(double, recompute_penalty, 1, kFactor, "A factor for each time it has been recomputed.")    \
-  X(Selection, selection, Selection::kSample, kName, "The candidates that are looked at.")      \
-  X(Nanos, epsilon, 1, kNanos, "What is added to the cost and to the time since the last use.") \
+#define DTR_SCORE_PARAMETERS(X)                                                                   \
+  X(NeighbourhoodKind, neighbourhood, NeighbourhoodKind::kEvictedClass, kName,                    \
+    "The missing values whose cost is n.")                                                        \
+  X(double, cost_exp, 1, kExponent, "The exponent of the cost.")                                  \
+  X(double, size_exp, 1, kExponent, "The exponent of the bytes.")                                 \
+  X(double, staleness_exp, 1, kExponent, "The exponent of the time since the last use.")          \
+  X(double, fragmentation, 0, kWeight,                                                            \
+    "The weight of the free bytes beside the block, where a byte of its own weighs 1.")           \
+  X(double, recompute_penalty, 1, kFactor, "A factor for each time it has been recomputed.")      \
+  X(Selection, selection, Selection::kSample, kName, "The candidates that are looked at.")        \
+  X(Nanos, epsilon, 1ns, kNanos, "What is added to the cost and to the time since the last use.") \
   X(std::uint64_t, seed, 0, kSeed, "The seed of what selection draws.")
 
 struct Heuristic {
@@ -124,14 +124,15 @@ inline double raise(double base, double exponent) {
 }
 
 inline double score(const Heuristic& h, const Terms& t) {
-  double numerator = raise(static_cast<double>(t.cost + h.epsilon), h.cost_exp);
+  double numerator = raise(static_cast<double>((t.cost + h.epsilon).count()), h.cost_exp);
   if (h.recompute_penalty != 1) {
     numerator *= std::pow(h.recompute_penalty, static_cast<double>(t.recomputes));
   }
   double bytes =
       static_cast<double>(t.size) + h.fragmentation * static_cast<double>(t.free_neighbours);
-  double denominator = raise(bytes, h.size_exp) *
-                       raise(static_cast<double>(t.staleness + h.epsilon), h.staleness_exp);
+  double denominator =
+      raise(bytes, h.size_exp) *
+      raise(static_cast<double>((t.staleness + h.epsilon).count()), h.staleness_exp);
   double quotient = numerator / denominator;
   return denominator > 0 && quotient == quotient ? quotient
                                                  : std::numeric_limits<double>::infinity();

@@ -42,7 +42,7 @@ template <bool kCost, bool kSize, bool kStaleness, bool kGeneral>
     if constexpr (kCost) {
       load(a, columns.cost + row);
       load(b, columns.neighbourhood + row);
-      numerator = __builtin_convertvector(a + b + h.epsilon, Reals);
+      numerator = __builtin_convertvector(a + b + h.epsilon.count(), Reals);
     }
     if constexpr (kGeneral) {
       numerator = raise(numerator, h.cost_exp);
@@ -67,7 +67,7 @@ template <bool kCost, bool kSize, bool kStaleness, bool kGeneral>
     }
     if constexpr (kStaleness) {
       load(a, columns.last_access + row);
-      staleness = __builtin_convertvector(clock - a + h.epsilon, Reals);
+      staleness = __builtin_convertvector(clock.count() - a + h.epsilon.count(), Reals);
       if constexpr (kGeneral) staleness = raise(staleness, h.staleness_exp);
     }
     Reals denominator = bytes * staleness;
@@ -200,7 +200,7 @@ void Least::consider(std::int64_t row, std::uint64_t order, const Terms& terms) 
 
 Scorer::Scorer(const Heuristic& heuristic)
     : heuristic_(heuristic),
-      integral_(heuristic.epsilon == 0 && plain(heuristic)),
+      integral_(heuristic.epsilon == 0ns && plain(heuristic)),
       vectors_(has_vectors(heuristic)) {
   for (std::size_t times = 0; times < kPenalties; ++times) {
     penalties_.push_back(std::pow(heuristic.recompute_penalty, static_cast<double>(times)));
@@ -208,9 +208,9 @@ Scorer::Scorer(const Heuristic& heuristic)
 }
 
 Terms Scorer::terms(const ColumnsView& columns, std::size_t row, Nanos clock) const {
-  return {.cost = columns.cost[row] + columns.neighbourhood[row],
+  return {.cost = Nanos{columns.cost[row] + columns.neighbourhood[row]},
           .size = columns.size[row],
-          .staleness = clock - columns.last_access[row],
+          .staleness = clock - Nanos{columns.last_access[row]},
           .recomputes = columns.recomputes[row],
           .free_neighbours = columns.free_left[row] + columns.free_right[row]};
 }

@@ -39,7 +39,8 @@ Value* Selector::choose_among_all(Nanos clock) {
 // stay cheap where operators are short and candidates are thousands: beyond that share, a choice
 // looks at sqrt(n) rows.
 bool Selector::all_are_affordable(Nanos clock) const {
-  constexpr Nanos kScore = 25, kShare = 100;
+  constexpr Nanos kScore = 25ns;
+  constexpr int kShare = 100;
   constexpr std::size_t kFew = 32;
   const auto n = static_cast<std::int64_t>(columns_.count());
   return columns_.count() <= kFew || (evaluations_ + n) * kScore <= clock / kShare;

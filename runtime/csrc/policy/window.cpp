@@ -59,7 +59,7 @@ struct AddUp {
       }
       evicted += real_size;
       cost += own;
-      stale_bytes += real_size * static_cast<double>(now - columns.last_access[row]);
+      stale_bytes += real_size * static_cast<double>(now.count() - columns.last_access[row]);
     }
     last->bytes = bytes;
     last->evicted = evicted;
@@ -85,11 +85,11 @@ class SharedCost {
     if (!classes_) return 0;
     if (left >= right_) {
       left_ = right_ = left;
-      cost_ = 0;
+      cost_ = 0ns;
     }
     while (left_ < left) take(*++left_);
     while (right_ < right) add(*++right_);
-    return static_cast<double>(cost_);
+    return static_cast<double>(cost_.count());
   }
 
  private:
@@ -111,7 +111,7 @@ class SharedCost {
   EvictedClasses* const classes_;  // Null where there are none.
   const Sums *const first_, *left_, *right_;
   const std::int64_t mark_;  // Of the first block.
-  Nanos cost_ = 0;
+  Nanos cost_ = 0ns;
 };
 
 // All of a pool; returns the last one. `sums` grows to hold them.
@@ -146,7 +146,7 @@ template <bool kSimple>
 [[gnu::noinline]] Run cheapest_run(const Sums* const first, const Sums* const last,
                                    const Bytes bytes, const double lacking, const Heuristic& h,
                                    SharedCost& shared) {
-  const auto epsilon = static_cast<double>(h.epsilon);
+  const auto epsilon = static_cast<double>(h.epsilon.count());
   double best = std::numeric_limits<double>::infinity();
   Run run{first, first, 0};
   const Sums* left = first;
@@ -192,7 +192,7 @@ Window search(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
   SharedCost shared(from.neighbourhood.evicted_classes(), sums.data(), last);
   Run run = cheapest_run<kSimple>(sums.data(), last, bytes, static_cast<double>(lacking),
                                   from.heuristic, shared);
-  Window window{.values = {}, .cost = static_cast<Nanos>(run.cost)};
+  Window window{.values = {}, .cost = Nanos(static_cast<std::int64_t>(run.cost))};
   while (run.begin < run.end) {
     const std::int32_t row = (++run.begin)->row;
     if (row != kNowhere) window.values.push_back(from.columns.value(row));

@@ -24,7 +24,7 @@ namespace dtr {
 
 struct Window {
   std::vector<Value*> values;  // Empty where there is none.
-  Nanos cost = 0;              // Of recomputing them.
+  Nanos cost = 0ns;            // Of recomputing them.
 };
 
 // What a search reads. The engine's lock is held.

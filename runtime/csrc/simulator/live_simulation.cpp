@@ -114,7 +114,7 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
     arguments.push_back(&value_of(arg));
     if (!arguments.back()->constant()) call.argument(*arguments.back());
   }
-  counts_.base += schedule_.op_cost[number];
+  counts_.base += schedule_.cost(number);
   call.bring_back(lock);
   const std::vector<std::int64_t> results = stored_results(number);
   const auto tracked = [this](std::int64_t tensor) { return schedule_.tracked(tensor); };
@@ -227,14 +227,14 @@ void LiveSimulation::learn(std::int64_t op) {
 }
 
 Nanos LiveSimulation::cost_of(std::int64_t op) const {
-  if (!options_.logical_clock) return schedule_.op_cost[op];
+  if (!options_.logical_clock) return schedule_.cost(op);
   Bytes touched = 0;
   for (std::int64_t arg : schedule_.args(op)) touched += schedule_.tensor_size[roots_[arg]];
   for (std::int64_t tensor = schedule_.op_results_begin[op];
        tensor < schedule_.op_results_begin[op + 1]; ++tensor) {
     touched += schedule_.tensor_size[tensor];
   }
-  return touched;
+  return Nanos{touched};
 }
 
 Place LiveSimulation::place_of(std::int64_t op, std::int64_t tensor) {
@@ -246,7 +246,7 @@ Place LiveSimulation::place_of(std::int64_t op, std::int64_t tensor) {
 Block* LiveSimulation::allocate(Bytes size, Place place) {
   const MovePrices prices = options_.prices.value_or(pool_->arena().move_prices());
   const auto take = [&](Fit fit) {
-    Nanos price = fit == Fit::kRemap ? pool_->move_price(size, prices) : 0;
+    Nanos price = fit == Fit::kRemap ? pool_->move_price(size, prices) : 0ns;
     Block* block = pool_->allocate(size, fit, 0, place);
     if (block) counts_.move_ns += price;
     return block;
@@ -256,10 +256,10 @@ Block* LiveSimulation::allocate(Bytes size, Place place) {
   Bytes evicted = counts_.evicted_bytes;
   auto begin = std::chrono::steady_clock::now();
   Block* block = allocate_evicting(*pool_, engine_, prices, size, take, true);
-  auto passed = std::chrono::steady_clock::now() - begin;
+  const Nanos passed = std::chrono::steady_clock::now() - begin;
   if (!block) throw OutOfBudget();
   ++counts_.misses;
-  counts_.search_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+  counts_.search_ns += passed;
   counts_.fragmentation += before.external_fragmentation;
   counts_.free_after +=
       static_cast<double>(pool_->budget() - pool_->live()) / static_cast<double>(pool_->budget());
@@ -307,9 +307,9 @@ void LiveSimulation::recompute(Op& op, Lock&) {
     }
   }
   restore_outputs(op, results, made.data);
-  counts_.remat += schedule_.op_cost[number];
+  counts_.remat += schedule_.cost(number);
   ++counts_.remats;
-  if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
+  if (options_.remat_limit != 0ns && counts_.remat > options_.remat_limit) throw Thrash();
 }
 
 void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& results,

@@ -106,10 +106,10 @@ void PaperSimulation::compute(std::int64_t number, Lock& lock) {
   if (schedule_.op_constant[number]) {
     for (std::int64_t tensor = first; tensor < end; ++tensor) add_constant(tensor);
   } else if (results.empty()) {
-    counts_.base += schedule_.op_cost[number];
-    engine_.advance(schedule_.op_cost[number]);
+    counts_.base += schedule_.cost(number);
+    engine_.advance(schedule_.cost(number));
   } else {
-    engine_.compute(record(number, results), schedule_.op_cost[number], lock);
+    engine_.compute(record(number, results), schedule_.cost(number), lock);
   }
 }
 
@@ -174,10 +174,10 @@ void PaperSimulation::recompute(Op& op, Lock&) {
     ++back;
     log(*output, kComputed);
   }
-  (again ? counts_.remat : counts_.base) += schedule_.op_cost[number];
+  (again ? counts_.remat : counts_.base) += schedule_.cost(number);
   counts_.remats += again;
   counts_.collateral += again ? back - 1 : 0;
-  if (options_.remat_limit && counts_.remat > options_.remat_limit) throw Thrash();
+  if (options_.remat_limit != 0ns && counts_.remat > options_.remat_limit) throw Thrash();
 }
 
 void PaperSimulation::release(Value& value, Loss loss) {
@@ -225,7 +225,7 @@ PaperSimulation::Baseline PaperSimulation::baseline(const Schedule& schedule) {
   for (std::size_t i = 0; i < schedule.kind.size(); ++i) {
     std::int64_t operand = schedule.operand[i];
     if (schedule.kind[i] == Schedule::kCompute) {
-      sum.cost += schedule.op_cost[operand];
+      sum.cost += schedule.cost(operand);
       Bytes together = 0;
       for (std::int64_t arg : schedule.args(operand)) together += schedule.tensor_size[arg];
       for (std::int64_t tensor = schedule.op_results_begin[operand];

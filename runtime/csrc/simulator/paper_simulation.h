@@ -44,6 +44,7 @@ struct Schedule {
 
   std::int64_t ops() const { return static_cast<std::int64_t>(op_cost.size()); }
   std::int64_t tensors() const { return static_cast<std::int64_t>(tensor_size.size()); }
+  Nanos cost(std::int64_t op) const { return Nanos{op_cost[op]}; }
   std::span<const std::int64_t> args(std::int64_t op) const {
     return op_args.subspan(op_args_begin[op], op_args_begin[op + 1] - op_args_begin[op]);
   }
@@ -64,8 +65,8 @@ struct SimulationOptions {
   // views share their storage and need no operator, and a record that nothing can ask for goes.
   bool free_views = false;
   KeepRecords records = KeepRecords::kAll;
-  Nanos remat_limit = 0;  // Thrash: more recomputation than this. 0 for no limit.
-  bool remap = true;      // The arena has addresses to spare, so that pages can be moved.
+  Nanos remat_limit = 0ns;  // Thrash: more recomputation than this. 0 for no limit.
+  bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
   std::optional<MovePrices> prices;  // Of moving them; else the usual ones.
   Placement placement = Placement::kBestFit;
   std::int64_t layouts = 0;    // How many pictures of the pool to take, evenly over the run.
@@ -76,7 +77,7 @@ struct SimulationOptions {
 
 struct SimulationCounts {
   Bytes usage = 0, peak = 0;
-  Nanos base = 0, remat = 0;
+  Nanos base = 0ns, remat = 0ns;
   std::int64_t evictions = 0;  // Of them `eager` as the program let go.
   std::int64_t eager = 0;
   std::int64_t remats = 0, collateral = 0;  // Operators run again; other outputs they brought back.
@@ -88,8 +89,8 @@ struct SimulationCounts {
   std::int64_t misses = 0;
   double fragmentation = 0, free_after = 0;
   Bytes evicted_bytes = 0, wasted_bytes = 0;
-  Nanos search_ns = 0;
-  Nanos move_ns = 0;  // What moving pages would take, at SimulationOptions::prices.
+  Nanos search_ns = 0ns;
+  Nanos move_ns = 0ns;  // What moving pages would take, at SimulationOptions::prices.
 };
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };
