@@ -54,7 +54,7 @@ struct Block {
   bool free = true;
   bool quarantined = false;  // Freed, and to become a hole when the quarantine ends.
   Fence fence = 0;           // The streams that use or used it.
-  void* owner = nullptr;     // The engine's Value that lives here; null where nobody may evict it.
+  void* owner = nullptr;     // Who may be evicted from here (graph/owner.h); null: nobody.
 };
 
 enum class Fit { kCommitted, kRemap, kBeyond };

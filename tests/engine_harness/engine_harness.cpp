@@ -8,6 +8,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "runtime/csrc/graph/owner.h"
+
 namespace dtr {
 
 struct EngineHarness::Content {
@@ -123,7 +125,7 @@ struct EngineHarness::Fresh {
     Holder& held = harness.holder(id);
     held.value = &harness.engine_.write(op, i, content->block->size, &held, content);
     held.content = nullptr;
-    content->block->owner = held.value;
+    set_owner(*content->block, held.value);
   }
   void fill(std::size_t i, std::uint64_t number) { made[i].second->number = number; }
   std::vector<Id> keep() {
@@ -194,7 +196,7 @@ void EngineHarness::overwrite(Value& old, Op* op, std::uint16_t output, Operator
   Value* next = op ? &engine_.write(*op, output, old.size, home, content) : nullptr;
   home->value = next;
   if (!next) home->content = content;
-  content->block->owner = next;
+  set_owner(*content->block, next);
   call.overwritten(old);
 }
 
@@ -317,7 +319,7 @@ void EngineHarness::recompute(Op& op, Lock&) {
     throw;
   }
   for (auto& [value, content] : made) {
-    content->block->owner = value;
+    set_owner(*content->block, value);
     engine_.restore(*value, content);
   }
 }
@@ -333,7 +335,7 @@ void EngineHarness::make_ordinary(Value& value) {
   auto* content = static_cast<Content*>(value.data);
   home->content = content;  // One reference for the holder, one for the constant.
   content->reader = home;
-  content->block->owner = nullptr;
+  set_owner(*content->block, nullptr);
   ++content->references;
   value.home = content;
 }

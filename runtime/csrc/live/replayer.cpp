@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/locks.h"
 
@@ -38,7 +39,7 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
     storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                           at::DataPtr(content, device_.device));
   } else if (!value.constant() && !value.home && value.locks == places) {
-    block_of(value)->owner = nullptr;
+    set_owner(*block_of(value), nullptr);
     engine_.reuse_buffer(value);
     storages.push_back(over(device_.ordinary(content), value.size));
   } else {
@@ -115,7 +116,7 @@ void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& b
     readmit(*home);
     storages_.attach(home, value, block);
   } else {
-    block->owner = &value;
+    set_owner(*block, &value);
   }
   engine_.restore(value, block);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/csrc/engine/make_room.h"
+#include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/hold.h"
 #include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/locks.h"
@@ -89,7 +90,7 @@ void Session::make_ordinary(Value& value) {
   Block* block = block_of(value);
   c10::StorageImpl* storage = storages_.home_of(value);
   if (!storage) {  // For recipes alone.
-    block->owner = nullptr;
+    set_owner(*block, nullptr);
     auto kept =
         c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), value.size,
                                               device_.ordinary(pool_->data(block)), nullptr, false);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/hold.h"
 #include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/locks.h"
@@ -72,7 +73,7 @@ void StorageTable::attach(c10::StorageImpl* storage, Value& value, Block* block)
   at::DataPtr& pointer = pointer_of(storage);
   pointer.release_context();
   pointer = at::DataPtr(pool_.data(block), &value, &storage_died, device_.device);
-  block->owner = &value;
+  set_owner(*block, &value);
   dtr::arm(storage, &raw_access);
   if (TraceRecorder* recorder = trace_.recorder()) {
     recorder->rekey(pool_.data(block), storage);
@@ -85,7 +86,7 @@ void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
   pointer.release_context();
   c10::raw::weak_intrusive_ptr::decref(storage);
   pointer = device_.ordinary(pool_.data(block));
-  block->owner = nullptr;
+  set_owner(*block, nullptr);
   disarm(storage);
   // From now on no operator tells the pool who reads it (Session::follow_stream).
   if (pool_.many_streams()) pool_.record_every_stream(block);
@@ -111,7 +112,7 @@ void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
 }
 
 void StorageTable::free(Block* block) {
-  block->owner = nullptr;
+  set_owner(*block, nullptr);
   pool_.free(block);
 }
 

@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/csrc/graph/owner.h"
+
 namespace dtr {
 
 void Selector::score_on(std::unique_ptr<DeviceScorer> device) {
@@ -122,8 +124,8 @@ void Selector::look_beside_all() {
     return value && value->candidate != kNowhere;
   };
   for (const Pool::Beside& hole : holes_) {
-    const auto* left = static_cast<const Value*>(hole.left);
-    const auto* right = static_cast<const Value*>(hole.right);
+    const Value* left = as_value(hole.left);
+    const Value* right = as_value(hole.right);
     if (is_candidate(left) && sees_right(*left)) {
       columns_.set_free_right(left->candidate, hole.free);
     }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "dtr_alloc/csrc/pool_walk.h"
+#include "runtime/csrc/graph/owner.h"
 
 namespace dtr {
 namespace {
@@ -39,7 +40,7 @@ struct AddUp {
   [[gnu::always_inline]] void operator()(Bytes size, void* owner) {
     if (last + 1 == end) return;
     ++last;
-    auto* value = static_cast<Value*>(owner);
+    Value* value = as_value(owner);
     if (value ? !evictable(*value) : size == 0) {
       bytes = 0;
       evicted = cost = stale_bytes = 0;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/csrc/engine/make_room.h"
+#include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/simulator/simulated_kernel.h"
 
 namespace dtr {
@@ -203,7 +204,7 @@ void LiveSimulation::picture() {
   for (const Block& block : pool_->snapshot()) {
     if (block.free) continue;
     layouts_.insert(layouts_.end(),
-                    {pictures_, block.offset, block.size, block.owner ? kEvictable : kFixed});
+                    {pictures_, block.offset, block.size, owner_of(block) ? kEvictable : kFixed});
   }
   ++pictures_;
 }
@@ -268,7 +269,7 @@ Block* LiveSimulation::allocate(Bytes size, Place place) {
 }
 
 void LiveSimulation::own(void* data, Value* value) {
-  if (data != nowhere()) static_cast<Block*>(data)->owner = value;
+  if (data != nowhere()) set_owner(*static_cast<Block*>(data), value);
 }
 
 void LiveSimulation::free(void* data) {
