@@ -367,10 +367,13 @@ class Life:
         self.attempt(lambda: self.free(1))
         self.attempt(lambda: self.free(-1))
         self.attempt(lambda: self.allocate(3, a))  # Takes two pages from where b may still be.
+        before = len(self.failed)
         self.attempt(pool.begin_quarantine)
+        begun = len(self.failed) == before
         self.attempt(lambda: self.free(1))
         self.attempt(lambda: self.allocate(0.5, a))
-        self.attempt(pool.end_quarantine)
+        if begun:
+            self.attempt(pool.end_quarantine)
         self.cuda.drain(b)
         self.attempt(pool.trim)
         self.attempt(lambda: self.allocate(1, b))
@@ -400,6 +403,7 @@ CALLS = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
+    "cuCtxGetCurrent",
     "cuThreadExchangeStreamCaptureMode",
     "cuMemGetAllocationGranularity",
     "cuMemAddressReserve",

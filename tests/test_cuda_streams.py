@@ -258,29 +258,71 @@ def test_a_block_that_joins_the_holes_of_two_streams_keeps_all_three_waits(cuda:
 # Pages
 
 
-def test_pages_are_taken_from_a_hole_only_when_its_streams_are_past(cuda: FakeCuda) -> None:
+def two_pages_moved_to_b(cuda: FakeCuda) -> tuple[Blocks, int, int, int]:
+    """One of two pages in holes was used by a, the other by b; b gets both as one block."""
     blocks, a, b, _ = start(cuda, pages=4)
     parts = [blocks.allocate(PAGE, stream) for stream in (a, a, b, b)]
     blocks.free(parts[0])
     blocks.free(parts[2])
     large = blocks.allocate(2 * PAGE, b)
     assert large == parts[3] + PAGE
-    assert (blocks.pool.stats().remaps, cuda.calls("cuEventSynchronize")) == (1, 2)
+    assert blocks.pool.stats().remaps == 1
+    return blocks, a, b, large
+
+
+def test_pages_are_taken_from_a_hole_while_its_streams_still_use_them(cuda: FakeCuda) -> None:
+    blocks, a, b, _ = two_pages_moved_to_b(cuda)
+    assert cuda.calls("cuEventSynchronize") == 0
+    assert (cuda.queued(a) > 0, cuda.count("mappings")) == (True, 6)
     in_order(cuda, b, a)
     assert cuda.faults() == []
 
 
-@pytest.mark.parametrize("by", ["move", "trim"])
-def test_pages_that_are_taken_too_early_are_seen(cuda: FakeCuda, by: str) -> None:
+def test_a_stream_that_does_not_wait_for_a_page_that_moved_is_caught(cuda: FakeCuda) -> None:
     blocks, a, b, _ = start(cuda, pages=4)
+    parts = [blocks.allocate(PAGE, stream) for stream in (a, a, b, b)]
+    cuda.finish()
+    blocks.free(parts[0])
+    blocks.free(parts[2])
+    cuda.drop("cuStreamWaitEvent")
+    blocks.allocate(2 * PAGE, b)
+    in_order(cuda, b, a)
+    assert "a read of 2097152 bytes for 1 found 5" in cuda.faults()
+
+
+def take_the_old_places(blocks: Blocks, large: int, stream: int) -> None:
+    """Frees all but the last of four pages, and takes three as one block where the first were."""
+    blocks.free(large)
+    blocks.free(min(blocks.held))
+    assert blocks.allocate(3 * PAGE, stream) == min(blocks.held) == large - 4 * PAGE
+
+
+def test_old_places_are_left_without_waiting_once_their_work_is_past(cuda: FakeCuda) -> None:
+    blocks, _, b, large = two_pages_moved_to_b(cuda)
+    cuda.finish()
+    take_the_old_places(blocks, large, b)
+    assert (cuda.calls("cuEventSynchronize"), cuda.calls("cuMemUnmap")) == (0, 2)
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def test_a_block_at_an_old_place_waits_until_nobody_uses_it_there(cuda: FakeCuda) -> None:
+    blocks, a, b, large = two_pages_moved_to_b(cuda)
+    assert cuda.queued(a) > 0
+    take_the_old_places(blocks, large, b)
+    assert cuda.calls("cuEventSynchronize") > 0
+    assert cuda.queued(b) > 0  # Only what used the old places was waited for.
+    in_order(cuda, b, a)
+    assert cuda.faults() == []
+
+
+def test_pages_that_are_given_back_too_early_are_seen(cuda: FakeCuda) -> None:
+    blocks, a, _, _ = start(cuda, pages=4)
     cuda.drop("cuEventSynchronize")
     parts = [blocks.allocate(PAGE, a) for _ in range(4)]
     blocks.free(parts[0])
     blocks.free(parts[2])
-    if by == "move":
-        blocks.allocate(2 * PAGE, b)
-    else:
-        blocks.pool.trim()
+    blocks.pool.trim()
     cuda.finish()
     assert f"a read of {PAGE} bytes for 1 touched memory that is not there" in cuda.faults()
 

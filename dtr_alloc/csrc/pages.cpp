@@ -129,13 +129,14 @@ std::int64_t Pages::release(Run run, std::int64_t most) {
   return released;
 }
 
-std::int64_t Pages::move(Run from, Run to, std::int64_t most) {
+std::int64_t Pages::move(Run from, Run to, std::int64_t most,
+                         const std::function<void(Run)>& moved) {
   from.end = std::min(from.end, top_);
-  std::int64_t moved = 0;
-  while (from.size() > 0 && moved < most) {
+  std::int64_t count = 0;
+  while (from.size() > 0 && count < most) {
     to.begin = next(false, to);
     const std::int64_t room = next(true, to) - to.begin;
-    const Run piece = last_committed(from, std::min(room, most - moved));
+    const Run piece = last_committed(from, std::min(room, most - count));
     if (piece.size() == 0) break;
     const Run target{to.begin, to.begin + piece.size()};
     try {
@@ -147,10 +148,11 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most) {
     }
     set(piece, false);
     set(target, true);
-    moved += piece.size();
+    count += piece.size();
     from.end = piece.begin;
+    moved(piece);
   }
-  return moved;
+  return count;
 }
 
 std::vector<std::pair<Bytes, Bytes>> Pages::runs() const {

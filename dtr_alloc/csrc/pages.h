@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -60,8 +61,9 @@ class Pages {
     if (!all_committed(run)) commit_missing(run);
   }
   // Moves up to `most` committed pages of `from`, highest first, to where `to` has none; returns
-  // how many. `to` must miss that many.
-  std::int64_t move(Run from, Run to, std::int64_t most);
+  // how many. `to` must miss that many. Calls `moved(run)` for each run of old places.
+  std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& moved);
+  void leave(Run old) { arena_.leave(bytes(old.begin), bytes(old.end)); }
   // Releases up to `most` pages of the run, highest first; returns how many.
   std::int64_t release(Run run, std::int64_t most);
 

@@ -39,6 +39,7 @@ Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
 Pool::~Pool() {
   try {
     settle_holes();
+    finish_all_moves();
   } catch (const std::exception&) {
     // The device is gone, or this is a forked child: no work is left that could touch the memory.
   }
@@ -64,7 +65,7 @@ inline Node* Pool::usable_block(Node* hole, Bytes size, std::int32_t user, bool 
   Node* block = carve(hole, size, high);
   try {
     if (remap || !pages_->all_committed(pages_->touched(block->offset, block->offset + size))) {
-      back(block, remap);
+      back(block, remap, user);
     }
     if (order_ != nullptr) [[unlikely]]
       block->fence = order_->allocated(block->fence, user);

@@ -197,7 +197,12 @@ class Pool {
   void check_hole(const Block& hole) const;
   void check_live(const Block& block) const;
   std::int64_t releasable() const;
-  [[gnu::noinline]] void back(const Block* block, bool remap);
+  [[gnu::noinline]] void back(const Block* block, bool remap, std::int32_t user);
+  std::int64_t move_from(Node* hole, const Block* block, std::int64_t most, std::int32_t user);
+  std::int64_t release_from(Node* hole, std::int64_t most);
+  void finish_moves(const Block* at);
+  void finish_move(std::size_t i);
+  void finish_all_moves();
   template <class Take>
   std::int64_t from_holes(std::int64_t count, const Take& take);
 
@@ -226,6 +231,12 @@ class Pool {
   int quarantine_ = 0;  // Depth.
   Bytes quarantined_ = 0;
   std::vector<Node*> held_;  // Freed in the quarantine, in order.
+
+  struct OldPlace {  // A run of pages that were moved away, which work may still use there.
+    std::int64_t begin, end;
+    Fence fence;
+  };
+  std::vector<OldPlace> old_places_;
 };
 
 }  // namespace dtr

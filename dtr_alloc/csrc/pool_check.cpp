@@ -65,6 +65,14 @@ void Pool::check() const {
          "pages beyond the limit must be there for live blocks only");
   holes_->check();
   pages_->check();
+  for (const OldPlace& old : old_places_) {
+    insist(pages_->committed({old.begin, old.end}) == 0,
+           "an old place must have no page of its own");
+    if (old.fence != 0) of_holes.push_back(old.fence);
+  }
+  insist(quarantine_ == 0 ||
+             std::ranges::all_of(old_places_, [](const OldPlace& old) { return old.fence == 0; }),
+         "old places must be settled during a quarantine");
   if (order_ != nullptr) {
     order_->check(of_holes, of_live);
   } else {

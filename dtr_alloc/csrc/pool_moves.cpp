@@ -5,6 +5,11 @@
 // because holes that touch are one hole. So the committed pages that a set of live blocks cannot do
 // without are a sum over blocks, and whether a block can be backed in a given hole is arithmetic on
 // a few numbers.
+//
+// On a device, work in a stream may still use a page where it is. Nobody waits for that work: the
+// page is mapped at its new place as well, the stream that gets it waits, and the old place is left
+// once the work is past, which later requests look for. Only a block that needs pages at such an
+// old place makes the host wait.
 
 #include <algorithm>
 #include <cstdint>
@@ -67,37 +72,82 @@ Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
   return price;
 }
 
-// Few large holes before many small ones: each hole costs a call to the arena. No page is taken
-// that work in a stream may still touch.
+// Few large holes before many small ones: each hole costs a call to the arena.
 template <class Take>
 std::int64_t Pool::from_holes(std::int64_t count, const Take& take) {
   std::int64_t taken = 0;
   holes_->largest_first([&](Node* hole) {
     if (taken >= count) return false;
     const Pages::Run inside = pages_->inside(hole->offset, hole->offset + hole->size);
-    if (hole->fence != 0) {
-      if (pages_->committed(inside) == 0) return true;
-      hole->fence = order_->settle(hole->fence);
-    }
-    taken += take(inside, count - taken);
+    if (pages_->committed(inside) > 0) taken += take(hole, count - taken);
     return true;
   });
   return taken;
 }
 
+// Takes up to `most` pages of a hole to a block that `user` is to have.
+std::int64_t Pool::move_from(Node* hole, const Block* block, std::int64_t most, std::int32_t user) {
+  if (hole->fence != 0) {
+    order_->mark(hole->fence);
+    order_->wait(hole->fence, user);
+  }
+  return pages_->move(pages_->inside(hole->offset, hole->offset + hole->size),
+                      pages_->touched(block->offset, block->offset + block->size), most,
+                      [&](Pages::Run old) {
+                        if (order_ == nullptr) return;  // The arena has left it.
+                        old_places_.push_back({old.begin, old.end, order_->copy(hole->fence)});
+                      });
+}
+
+// Gives up to `most` pages of a hole back. No work may touch them any more.
+std::int64_t Pool::release_from(Node* hole, std::int64_t most) {
+  finish_all_moves();  // An old place would keep the memory.
+  if (hole->fence != 0) hole->fence = order_->settle(hole->fence);
+  return pages_->release(pages_->inside(hole->offset, hole->offset + hole->size), most);
+}
+
+// Leaves old places that no work uses any more, and those where the block will have its pages.
+void Pool::finish_moves(const Block* at) {
+  const Pages::Run needed = pages_->touched(at->offset, at->offset + at->size);
+  if (quarantine_ == 0) order_->poll();
+  for (std::size_t i = old_places_.size(); i-- > 0;) {
+    const OldPlace& old = old_places_[i];
+    const bool overlaps = old.begin < needed.end && needed.begin < old.end;
+    if (overlaps || order_->passed(old.fence)) finish_move(i);
+  }
+}
+
+void Pool::finish_move(std::size_t i) {
+  OldPlace& old = old_places_[i];
+  old.fence = order_->settle(old.fence);
+  pages_->leave({old.begin, old.end});
+  old = old_places_.back();
+  old_places_.pop_back();
+}
+
+void Pool::finish_all_moves() {
+  while (!old_places_.empty()) finish_move(old_places_.size() - 1);
+}
+
 // Commits the pages of a block: those beyond the limit, or beyond what the machine has, are taken
 // from holes.
-void Pool::back(const Block* block, bool remap) {
+void Pool::back(const Block* block, bool remap, std::int32_t user) {
   const Pages::Run run = pages_->touched(block->offset, block->offset + block->size);
   const auto take = [&](std::int64_t count) {
     const std::int64_t taken = from_holes(
-        count, [&](Pages::Run hole, std::int64_t most) { return pages_->move(hole, run, most); });
+        count, [&](Node* hole, std::int64_t most) { return move_from(hole, block, most, user); });
     remaps_ += taken > 0;
     return taken;
   };
   const auto missing = [&] { return run.size() - pages_->committed(run); };
 
-  if (remap) take(missing() - std::max<std::int64_t>(pages_->limit() - pages_->committed(), 0));
+  if (remap || !old_places_.empty()) {
+    const Nanos begin = arena_->now();
+    if (!old_places_.empty()) finish_moves(block);
+    const std::int64_t headroom = std::max<std::int64_t>(pages_->limit() - pages_->committed(), 0);
+    const std::int64_t taken = remap ? take(missing() - headroom) : 0;
+    arena_->note_move(taken, arena_->now() - begin);
+  }
   try {
     pages_->commit(run);
     peak_committed_ = std::max(peak_committed_, pages_->committed_bytes());
@@ -113,8 +163,7 @@ void Pool::give_surplus_back(Node* hole) {
   const Pages::Run inside = pages_->inside(hole->offset, hole->offset + hole->size);
   if (pages_->committed(inside) == 0) return;
   try {
-    if (hole->fence != 0) hole->fence = order_->settle(hole->fence);
-    pages_->release(inside, pages_->committed() - pages_->limit());
+    release_from(hole, pages_->committed() - pages_->limit());
   } catch (const std::exception&) {
     // Whoever frees a block need not know: it is free. The next request for a page takes these.
   }
@@ -122,8 +171,8 @@ void Pool::give_surplus_back(Node* hole) {
 
 Bytes Pool::trim() {
   const std::lock_guard lock(mutex_);
-  return pages_->bytes(from_holes(pages_->committed(), [&](Pages::Run hole, std::int64_t most) {
-    return pages_->release(hole, most);
+  return pages_->bytes(from_holes(pages_->committed(), [&](Node* hole, std::int64_t most) {
+    return release_from(hole, most);
   }));
 }
 
@@ -136,8 +185,7 @@ void Pool::set_limit(Bytes limit) {
   limit_ = limit;
   const std::int64_t surplus = pages_->committed() - pages_->limit();
   if (surplus <= 0) return;
-  from_holes(surplus,
-             [&](Pages::Run hole, std::int64_t most) { return pages_->release(hole, most); });
+  from_holes(surplus, [&](Node* hole, std::int64_t most) { return release_from(hole, most); });
 }
 
 }  // namespace dtr

@@ -59,7 +59,7 @@ void Pool::retire_stream(Stream stream) {
 
 // The first backed hole that the stream may use without waiting.
 Node* Pool::ready_hole(Bytes size, std::int32_t user) {
-  if (quarantine_ == 0) order_->poll();
+  if (quarantine_ == 0 && many_streams()) order_->poll();  // One stream never waits for itself.
   return holes_->best_fit(size, [&](const Node* hole) {
     return order_->ready(hole->fence, user) &&
            pages_->fits(pages_->touched(hole->offset, hole->offset + size));
@@ -80,7 +80,10 @@ void Pool::settle_holes() {
 
 void Pool::begin_quarantine() {
   const std::lock_guard lock(mutex_);
-  if (quarantine_ == 0) settle_holes();
+  if (quarantine_ == 0) {
+    settle_holes();
+    finish_all_moves();
+  }
   quarantine_++;
 }
 

@@ -163,6 +163,22 @@ Fence StreamOrder::settle(Fence fence) {
   return 0;
 }
 
+void StreamOrder::mark(Fence fence) {
+  for (const Use& use : fences_[fence]) reach(streams_[use.stream], use.number);
+}
+
+Fence StreamOrder::copy(Fence fence) {
+  if (fence == 0) return 0;
+  const Fence same = make();
+  fences_[same] = fences_[fence];
+  return same;
+}
+
+bool StreamOrder::passed(Fence fence) const {
+  return std::ranges::all_of(
+      fences_[fence], [&](const Use& use) { return use.number <= streams_[use.stream].done; });
+}
+
 // Makes `then` wait for all that `first` was given so far.
 void StreamOrder::order(State& first, State& then) {
   record(first);

@@ -78,6 +78,12 @@ class StreamOrder {
   void wait(Fence fence, std::int32_t stream);  // Makes the stream wait for the block.
   Fence settle(Fence fence);  // The host waits for the block: nothing uses it any more. Returns 0.
 
+  // For what waits for the same uses as a free block without keeping anybody: events that only the
+  // next request would record are recorded now, so that `passed` becomes true by itself.
+  void mark(Fence fence);
+  Fence copy(Fence fence);
+  bool passed(Fence fence) const;  // As far as poll() has seen.
+
   // The host gives a stream work that touches what others made and will touch what it makes: it
   // waits for all they were given, or they for all it was given. For rare events only: one call per
   // stream.

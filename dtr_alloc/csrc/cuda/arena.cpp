@@ -3,13 +3,15 @@
 // page can be taken to another address without a copy, and what other processes hold is respected
 // as it changes: the driver says no, and commit throws std::bad_alloc.
 //
-// A move maps the pages at the new place before it takes them away at the old one (the driver
-// allows a page two addresses). Whatever call fails, no page is lost and every page that cannot be
-// put back is written down: `pages_` holds what the driver was told, and backed() answers from it.
-// A page whose mapping could not be undone stays as a remnant, which the next commit there clears.
+// A move maps the pages at the new place and leaves them mapped at the old one (the driver allows a
+// page two addresses), where work that is under way may still use them; the pool says when it is
+// past (pool_moves.cpp), since a call to unmap does not wait for it. Whatever call fails, no page is
+// lost and every page that cannot be put back is written down: `pages_` holds what the driver was
+// told, and backed() answers from it. A page whose mapping could not be undone stays as a remnant,
+// which the next commit there clears.
 //
-// The driver takes about 10 us a page to create, map and give access, and a call to unmap does not
-// wait for work that uses the page: the pool waits first (streams.h).
+// What a page costs is not known before it is measured: mapping and giving access as pages are
+// committed, which nobody pays for, then whole moves.
 
 #include "dtr_alloc/csrc/arena.h"
 
@@ -97,25 +99,31 @@ class CudaArena final : public Arena {
     top_ = std::max(top_, last);
     try {
       for (std::int64_t i = first; i < last; i++) pages_[i].physical = create();
-      const auto begin = std::chrono::steady_clock::now();
+      const Nanos begin = now();
       for (std::int64_t i = first; i < last; i++) map(i, pages_[i].physical);
       give_access(first, last);
-      mapping_ =
-          std::min<Nanos>(mapping_, (std::chrono::steady_clock::now() - begin) / (last - first));
+      mappings_.add(last - first, now() - begin);
     } catch (...) {
       for (std::int64_t i = first; i < last; i++) drop(i);
       throw;
     }
   }
 
-  // From the high end, page by page: what a failure leaves is said by backed().
   void release(Bytes begin, Bytes end) override {
     const Scope scope(*context_);
     retry_releases();
-    for (std::int64_t i = end / page_; i-- > begin / page_;) {
-      unmap(i);
-      give_up(i);
+    const auto give_up_unmapped = [&] {
+      for (std::int64_t i = end / page_; i-- > begin / page_;) {
+        if (!pages_[i].mapped) give_up(i);
+      }
+    };
+    try {
+      unmap(begin / page_, end / page_);
+    } catch (...) {
+      give_up_unmapped();
+      throw;
     }
+    give_up_unmapped();
   }
 
   void move(Bytes from, Bytes to, Bytes bytes) override {
@@ -125,25 +133,31 @@ class CudaArena final : public Arena {
     const std::int64_t count = bytes / page_;
     for (std::int64_t i = 0; i < count; i++) clear_remnant(target + i);
     top_ = std::max(top_, target + count);
-    std::int64_t moved = 0;
     try {
       for (std::int64_t i = 0; i < count; i++) map(target + i, pages_[source + i].physical);
       give_access(target, target + count);
-      for (; moved < count; moved++) {
-        unmap(source + moved);
-        std::swap(pages_[target + moved].physical, pages_[source + moved].physical);
-      }
     } catch (...) {
-      for (std::int64_t i = moved; i < count; i++) drop(target + i);
+      for (std::int64_t i = 0; i < count; i++) drop(target + i);
       throw;
+    }
+    for (std::int64_t i = 0; i < count; i++) {
+      std::swap(pages_[target + i].physical, pages_[source + i].physical);
+      pages_[source + i].accessible = false;
     }
   }
 
-  // To map a page and to take it away cost about the same. The first is measured as pages are
-  // committed, so that nobody pays for the measurement.
-  MovePrices move_prices() const override {
-    return {.call = 0ns, .page = 2 * mapping_, .page_anew = 2 * mapping_, .worth_a_call = 1};
+  void leave(Bytes begin, Bytes end) override {
+    const Scope scope(*context_);
+    unmap(begin / page_, end / page_);
   }
+
+  // Before the first move: to take a page away costs about what it costs to map it.
+  MovePrices move_prices() const override {
+    const Nanos page = moves_.pages > 0 ? moves_.mean() : 2 * mappings_.mean();
+    return {.call = 0ns, .page = page, .page_anew = page, .worth_a_call = 1};
+  }
+  void note_move(std::int64_t pages, Nanos took) override { moves_.add(pages, took); }
+  Nanos now() const override { return driver_.now(); }
 
   bool backed(Bytes offset, bool) const override { return pages_[offset / page_].accessible; }
 
@@ -153,6 +167,19 @@ class CudaArena final : public Arena {
     Physical physical;  // Ours to release; 0: none.
     bool mapped;
     bool accessible;
+  };
+
+  // What a page takes, in the mean of the last few thousand.
+  struct Price {
+    std::int64_t pages = 0;
+    Nanos took{0};
+
+    Nanos mean() const { return took / std::max<std::int64_t>(pages, 1); }
+    void add(std::int64_t more, Nanos time) {
+      constexpr std::int64_t kRemembered = 4096;
+      if (pages > kRemembered) pages /= 2, took /= 2;
+      pages += more, took += time;
+    }
   };
 
   Pointer at(std::int64_t i) const { return base_ + static_cast<Pointer>(i * page_); }
@@ -198,6 +225,21 @@ class CudaArena final : public Arena {
     pages_[i].mapped = pages_[i].accessible = false;
   }
 
+  // A run in one call, which costs little more than a page. Where the driver turns that down, page
+  // by page.
+  void unmap(std::int64_t first, std::int64_t last) {
+    const auto is_mapped = [](const Page& page) { return page.mapped; };
+    const bool whole = std::all_of(&pages_[first], &pages_[first] + (last - first), is_mapped);
+    const std::size_t bytes = static_cast<std::size_t>((last - first) * page_);
+    if (whole && last - first > 1 && succeeds(driver_.cuMemUnmap, at(first), bytes)) {
+      for (std::int64_t i = first; i < last; i++) pages_[i].mapped = pages_[i].accessible = false;
+      return;
+    }
+    for (std::int64_t i = last; i-- > first;) {
+      if (pages_[i].mapped) unmap(i);
+    }
+  }
+
   // Releases what an unmapped page of addresses owns, now or later.
   void give_up(std::int64_t i) {
     const Physical physical = pages_[i].physical;
@@ -232,8 +274,9 @@ class CudaArena final : public Arena {
   const LazyArray<Page> pages_;
   Pointer range_ = 0;
   std::uintptr_t base_ = 0;
-  std::int64_t top_ = 0;   // No page from here on was ever mapped.
-  Nanos mapping_ = 100us;  // The least time so far to map a page and give access to it.
+  std::int64_t top_ = 0;  // No page from here on was ever mapped.
+  Price mappings_;        // To map a page and give access to it.
+  Price moves_;           // To move one, with all waiting.
   std::vector<Physical> unreleased_;
 };
 

@@ -37,6 +37,7 @@ std::unique_ptr<Driver> open(const std::string& path) {
   auto driver = std::make_unique<Driver>();
 #define DTR_CUDA_LOOK_UP(name, ...) look_up(library, path, #name, driver->name);
   DTR_CUDA_CALLS(DTR_CUDA_LOOK_UP)
+  driver->clock = reinterpret_cast<std::int64_t (*)()>(dlsym(library, "dtr_alloc_clock"));
 #undef DTR_CUDA_LOOK_UP
   return driver;
 }
@@ -98,7 +99,10 @@ Scope::Scope(const PrimaryContext& context) : driver_(context.driver()) {
         "a CUDA pool cannot be used in a forked process, where CUDA does not work: start the "
         "process with \"spawn\"");
   }
-  driver_.call(driver_.cuCtxPushCurrent_v2, context.context());
+  Context current = nullptr;
+  driver_.call(driver_.cuCtxGetCurrent, &current);
+  pushed_ = current != context.context();
+  if (pushed_) driver_.call(driver_.cuCtxPushCurrent_v2, context.context());
   // A driver that refuses this one still does the rest.
   if (!succeeds(driver_.cuThreadExchangeStreamCaptureMode, &capture_mode_)) capture_mode_ = -1;
 }
@@ -106,7 +110,7 @@ Scope::Scope(const PrimaryContext& context) : driver_(context.driver()) {
 Scope::~Scope() {
   if (capture_mode_ >= 0) succeeds(driver_.cuThreadExchangeStreamCaptureMode, &capture_mode_);
   Context popped = nullptr;
-  release_at_last(driver_.cuCtxPopCurrent_v2, &popped);
+  if (pushed_) release_at_last(driver_.cuCtxPopCurrent_v2, &popped);
 }
 
 }  // namespace dtr::cuda

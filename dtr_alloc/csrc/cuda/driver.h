@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -87,6 +88,7 @@ struct AccessDesc {  // CUmemAccessDesc
   CALL(cuDevicePrimaryCtxRelease_v2, Device)                                                 \
   CALL(cuCtxPushCurrent_v2, Context)                                                         \
   CALL(cuCtxPopCurrent_v2, Context*)                                                         \
+  CALL(cuCtxGetCurrent, Context*)                                                            \
   CALL(cuThreadExchangeStreamCaptureMode, int*)                                              \
   CALL(cuMemGetAllocationGranularity, std::size_t*, const AllocationProp*, int)              \
   CALL(cuMemAddressReserve, Pointer*, std::size_t, std::size_t, Pointer, unsigned long long) \
@@ -152,6 +154,14 @@ struct Driver {
     if (result != kSuccess) fail(call.name, result);
   }
   [[noreturn]] void fail(const char* call, Result result) const;
+
+  // By what calls are timed. A driver that brings a clock of its own, as the tests' does, says so by
+  // a symbol dtr_alloc_clock; with that one, figures do not hang on the machine.
+  std::int64_t (*clock)() = nullptr;
+  std::chrono::nanoseconds now() const {
+    return clock != nullptr ? std::chrono::nanoseconds(clock())
+                            : std::chrono::steady_clock::now().time_since_epoch();
+  }
 };
 
 // Where an error has nowhere to go: whether the call succeeded.
@@ -205,6 +215,7 @@ class Scope {
 
  private:
   const Driver& driver_;
+  bool pushed_ = false;  // Or it was current already, as it is where torch runs operators.
   int capture_mode_ = kCaptureRelaxed;
 };
 
