@@ -271,7 +271,7 @@ def two_pages_moved_to_b(cuda: FakeCuda) -> tuple[Blocks, int, int, int]:
 
 
 def test_pages_are_taken_from_a_hole_while_its_streams_still_use_them(cuda: FakeCuda) -> None:
-    blocks, a, b, _ = two_pages_moved_to_b(cuda)
+    _blocks, a, b, _ = two_pages_moved_to_b(cuda)
     assert cuda.calls("cuEventSynchronize") == 0
     assert (cuda.queued(a) > 0, cuda.count("mappings")) == (True, 6)
     in_order(cuda, b, a)
