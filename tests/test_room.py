@@ -41,11 +41,11 @@ def test_pages_move_where_that_is_free_and_neighbours_go_where_it_is_dear() -> N
 
 
 @pytest.mark.parametrize("cost", [1000, 50_000])
-def test_the_remedy_changes_where_moving_costs_four_times_the_recomputation(cost: int) -> None:
-    """Against moving: a search of 10 ns a block, and two values."""
-    even = (10 * COUNT // 2 + 4 * 2 * cost) // MOVED
-    assert evicted(scattered(move_ns=even, cost=cost)) == 0
-    assert evicted(scattered(move_ns=even + 1, cost=cost)) == 2
+def test_pages_are_dear_where_one_takes_more_than_a_tenth_of_computing_it(cost: int) -> None:
+    """A value of four pages took `cost`. While nothing is recomputed, dear pages do not move."""
+    tenth = cost // 4 // 10
+    assert evicted(scattered(move_ns=tenth, cost=cost)) == 0
+    assert evicted(scattered(move_ns=tenth + 1, cost=cost)) == 2
 
 
 def test_nothing_is_evicted_where_the_bytes_are_there_and_a_host_moves_them() -> None:

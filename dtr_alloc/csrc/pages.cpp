@@ -91,6 +91,7 @@ void Pages::look_again(Run run, bool before) {
 void Pages::commit_missing(Run run) {
   while ((run.begin = next(false, run)) < run.end) {
     const Run piece{run.begin, next(true, run)};
+    ++calls_;
     try {
       arena_.commit(bytes(piece.begin), bytes(piece.end));
     } catch (...) {
@@ -116,6 +117,7 @@ std::int64_t Pages::release(Run run, std::int64_t most) {
   while (run.size() > 0 && released < most) {
     const Run piece = last_committed(run, most - released);
     if (piece.size() == 0) break;
+    ++calls_;
     try {
       arena_.release(bytes(piece.begin), bytes(piece.end));
     } catch (...) {
@@ -139,6 +141,7 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most,
     const Run piece = last_committed(from, std::min(room, most - count));
     if (piece.size() == 0) break;
     const Run target{to.begin, to.begin + piece.size()};
+    ++calls_;
     try {
       arena_.move(bytes(piece.begin), bytes(target.begin), bytes(piece.size()));
     } catch (...) {

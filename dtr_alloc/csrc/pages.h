@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -63,10 +64,14 @@ class Pages {
   // Moves up to `most` committed pages of `from`, highest first, to where `to` has none; returns
   // how many. `to` must miss that many. Calls `moved(run)` for each run of old places.
   std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& moved);
-  void leave(Run old) { arena_.leave(bytes(old.begin), bytes(old.end)); }
+  void leave(Run old) {
+    ++calls_;
+    arena_.leave(bytes(old.begin), bytes(old.end));
+  }
   // Releases up to `most` pages of the run, highest first; returns how many.
   std::int64_t release(Run run, std::int64_t most);
 
+  std::int64_t calls() const { return calls_.load(std::memory_order_relaxed); }  // To the arena.
   std::int64_t limit() const { return limit_; }
   void set_limit(Bytes bytes) { limit_ = touched(0, bytes).end; }
   std::int64_t committed() const { return committed_; }
@@ -92,6 +97,7 @@ class Pages {
   const int shift_;
   std::int64_t limit_;
   std::int64_t committed_ = 0;
+  std::atomic<std::int64_t> calls_ = 0;
   std::int64_t top_ = 0;  // No page from here on was ever committed.
   const LazyArray<std::uint64_t> bits_;
   const LazyArray<std::uint64_t> full_;  // Bit i: bits_[i] has all its bits.

@@ -285,6 +285,8 @@ Bytes Pool::live() const {
 
 const Arena& Pool::arena() const { return *arena_; }
 
+std::int64_t Pool::page_calls() const { return pages_->calls(); }
+
 std::vector<std::pair<Bytes, Bytes>> Pool::committed_runs() const {
   const std::lock_guard lock(mutex_);
   return pages_->runs();

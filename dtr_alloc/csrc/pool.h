@@ -142,6 +142,8 @@ class Pool {
   Bytes budget() const;  // Or the limit set below it.
   Bytes live() const;
   const Arena& arena() const;
+  // Times that pages were made, moved or given back: the host was busy with them. Lock-free.
+  std::int64_t page_calls() const;
   // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.

@@ -1,13 +1,26 @@
 #include "runtime/csrc/engine/make_room.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace dtr {
 namespace {
 
+using Real = std::chrono::duration<double, std::nano>;  // Nanos cannot hold 4 * kCannotMove.
+
 bool evict_window(const Window& window, Engine& engine) {
   for (Value* value : window.values) engine.evict(*value);
   return !window.values.empty();
+}
+
+// Whether to move a page costs more than a tenth of computing as many bytes. A device's pages are
+// dear; a host's cost a thousandth.
+bool pages_are_dear(const Pool& pool, const EngineStats& done, const MovePrices& prices) {
+  constexpr double kShare = 0.1;
+  const auto computed = static_cast<double>(pool.stats().allocated);
+  const auto page = static_cast<double>(pool.arena().page());
+  return done.base_cost > 0ns &&
+         Real(prices.page) * computed > Real(done.base_cost) * kShare * page;
 }
 
 }  // namespace
@@ -18,21 +31,27 @@ Bytes scope_addresses(Bytes budget) {
   return std::min(2 * budget + (Bytes{64} << 20), kMaxCapacity);
 }
 
-Remedy cheaper_remedy(Nanos move, Nanos search, const std::function<Nanos()>& recompute) {
+Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrices& prices,
+                      Nanos move, const std::function<Nanos()>& recompute) {
+  // A window's search, for each block of the pool: twice what it takes with warm caches (window.h).
+  constexpr Nanos kSearchBlock = 10ns;
   // With little memory an evicted value comes back more than once. Chosen on the traces that
   // perf/fragmentation.py runs: counted once, windows over pages of 4 KiB made the published LSTM
   // thrash at 0.35 of its peak; twice and eight times fail in a cell each where four does not.
   constexpr double kTimesRecomputed = 4;
-  using Real = std::chrono::duration<double, std::nano>;  // Nanos cannot hold 4 * kCannotMove.
+  // A program that recomputes more of its own time than this chooses the wrong windows.
+  constexpr double kTooMuch = 1.0 / 3;
+
+  const bool dear = pages_are_dear(pool, done, prices);
+  if (dear && Real(done.remat_cost) <= kTooMuch * Real(done.base_cost)) return Remedy::kEvict;
+  const Nanos search = kSearchBlock * pool.stats().live_blocks;
   if (move <= search) return Remedy::kMove;
-  const Real evict = kTimesRecomputed * Real(recompute());
+  const Real evict = (dear ? 1 : kTimesRecomputed) * Real(recompute());
   return Real(move - search) <= evict ? Remedy::kMove : Remedy::kEvict;
 }
 
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
                          const Take& take, bool may_evict) {
-  // Of a window, for each block of the pool: twice what it takes with warm caches (window.h).
-  constexpr Nanos kSearchBlock = 10ns;
   const bool windows = engine.heuristic().selection == Selection::kWindow;
   while (true) {
     if (Block* block = take(Fit::kCommitted)) return block;
@@ -40,13 +59,15 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
     const bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
     const Nanos move = scattered ? pool.move_price(asked, prices) : kCannotMove;
     if (move != kCannotMove) {
-      Window window;
-      const auto recompute = [&] {
-        window = engine.cheapest_window(pool, asked);
-        return window.values.empty() ? kCannotMove : window.cost;
+      std::optional<Window> found;
+      const auto window = [&]() -> const Window& {
+        if (!found) found = engine.cheapest_window(pool, asked);
+        return *found;
       };
-      const Nanos search = kSearchBlock * pool.stats().live_blocks;
-      if (cheaper_remedy(move, search, recompute) == Remedy::kEvict) evict_window(window, engine);
+      const auto recompute = [&] { return window().values.empty() ? kCannotMove : window().cost; };
+      if (cheaper_remedy(pool, engine.stats(), prices, move, recompute) == Remedy::kEvict) {
+        evict_window(window(), engine);
+      }
       if (Block* block = take(Fit::kRemap)) return block;
     }
     if (windows && evict_window(engine.cheapest_window(pool, asked), engine)) continue;

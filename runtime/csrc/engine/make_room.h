@@ -20,8 +20,16 @@ Bytes scope_addresses(Bytes budget);
 // price is known from the holes. The second must be searched for, block by block, which is not
 // worth it where moving costs less than the search. Evicting single victims is no remedy: they free
 // bytes, of which there are enough.
+//
+// Moves have a price that is not on the label: they leave holes without pages behind, so that the
+// next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer
+// than either remedy alone. Then windows are evicted, as if pages could not move, until the program
+// recomputes so much that windows must be wrong for it, and the prices decide after all. On the
+// published U-Net at 0.5 of its peak and 80 us a page, time above the program's own is 0.29 of it so;
+// 0.68 by prices alone (`python perf/page_prices.py`).
 enum class Remedy { kMove, kEvict };
-Remedy cheaper_remedy(Nanos move, Nanos search, const std::function<Nanos()>& recompute);
+Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrices& prices,
+                      Nanos move, const std::function<Nanos()>& recompute);
 
 // `take` asks the pool for `asked` bytes. Null where nothing is left to evict, or nothing may be.
 // The engine's lock is held.

@@ -296,8 +296,9 @@ void Session::run(Call& call, torch::jit::Stack* stack) {
 void Session::run_timed(Call& call, torch::jit::Stack* stack) {
   if (costs_ && call.here) {
     call.cost = cost_key(call, *stack);
-    if (captures_ == 0) call.sample = costs_->begin(call.cost, device_.current_stream());
+    if (captures_ == 0) call.sample = costs_->begin(call.cost, device_.current_stream(), steps_);
   }
+  const std::int64_t page_calls = pool_->page_calls();
   InOperator::State& thread = InOperator::state;
   const std::int64_t start = ticks(), search = thread.search_ticks;
   {
@@ -307,7 +308,9 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
   }
   call.inside_ticks = ticks() - start;
   call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);
-  if (call.sample.first) costs_->end(call.sample, device_.current_stream());
+  if (!call.sample.first) return;
+  const bool disturbed = thread.search_ticks != search || pool_->page_calls() != page_calls;
+  costs_->end(call.sample, device_.current_stream(), disturbed);
 }
 
 void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) {

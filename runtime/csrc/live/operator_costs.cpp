@@ -15,14 +15,17 @@ Costs::~Costs() {
   }
 }
 
-Costs::Sample Costs::begin(Key key, Stream stream) {
+Costs::Sample Costs::begin(Key key, Stream stream, std::int64_t step) {
   const std::lock_guard lock(mutex_);
   collect();
   Known& known = known_[key];
-  if (known.samples >= kSamples || under_way_.size() >= kMostUnderWay) return {};
+  if (known.samples >= kSamples || known.runs++ == 0) return {};
+  const bool apart = known.step != step || known.runs - known.run >= kRunsApart;
+  if (!apart || under_way_.size() >= kMostUnderWay) return {};
   try {
     void* first = work_.stamp(stream);
-    known.samples++;
+    known.step = step;
+    known.run = known.runs;
     stamps_++;
     return {key, first};
   } catch (const std::exception&) {
@@ -30,11 +33,18 @@ Costs::Sample Costs::begin(Key key, Stream stream) {
   }
 }
 
-void Costs::end(const Sample& sample, Stream stream) {
+void Costs::end(const Sample& sample, Stream stream, bool disturbed) {
   if (sample.first == nullptr) return;
   const std::lock_guard lock(mutex_);
+  Known& known = known_[sample.key];
+  if (disturbed && ++known.disturbed < kPatience) {
+    known.step = -1;  // The next run may be better.
+    return work_.give_back(sample.first);
+  }
   try {
     under_way_.push_back({sample.key, sample.first, work_.stamp(stream)});
+    known.samples++;
+    known.disturbed = 0;
     stamps_++;
   } catch (const std::exception&) {
     work_.give_back(sample.first);

@@ -3,8 +3,13 @@
 // The same operator on the same shapes costs the same, so its time is measured a few times and then
 // known: two time stamps around it, read later, when the device has passed them. Nobody ever waits
 // for the device, and a program in its steady state makes no stamp at all. Until a time is known,
-// the caller's estimate stands in. The least of the samples is taken: the first run of an operator
-// pays for loading its kernel, and a stamp on an idle device counts the launch as well.
+// the caller's estimate stands in.
+//
+// Between two stamps the device may stand idle because the host is busy, and the stamps cannot tell.
+// Three rules keep that out. The first run of an operator is not measured: it loads the kernel. A
+// run in which the host made or moved pages or evicted does not count, unless nearly all runs are
+// such. The samples come from different steps, since all layers of one step may be disturbed alike;
+// the least of them is taken.
 
 #pragma once
 
@@ -26,14 +31,16 @@ class Costs {
     void* first = nullptr;  // Null: this run is not measured.
   };
   static constexpr int kSamples = 3;
+  static constexpr int kRunsApart = 64;  // In a program that knows no steps.
+  static constexpr int kPatience = 8;    // Disturbed runs, until one that is disturbed counts.
   static constexpr std::size_t kMostUnderWay = 256;  // Above that the device is far behind.
 
   explicit Costs(DeviceWork& work) : work_(work) {}
   ~Costs();
 
   // Around a run. They throw nothing: a run that cannot be measured is not.
-  Sample begin(Key key, Stream stream);
-  void end(const Sample& sample, Stream stream);
+  Sample begin(Key key, Stream stream, std::int64_t step);
+  void end(const Sample& sample, Stream stream, bool disturbed);
   void abandon(const Sample& sample);  // The run failed.
 
   Nanos cost(Key key, Nanos estimate) const;
@@ -41,8 +48,11 @@ class Costs {
 
  private:
   struct Known {
-    int samples = 0;    // Begun.
-    Nanos least = 0ns;  // 0: none has arrived.
+    int runs = 0;  // Until there are enough samples.
+    int samples = 0, disturbed = 0;
+    int run = 0;             // Of the last sample.
+    std::int64_t step = -1;  // Likewise.
+    Nanos least = 0ns;       // 0: none has arrived.
   };
   struct UnderWay {
     Key key;

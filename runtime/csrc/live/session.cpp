@@ -317,6 +317,7 @@ void Session::start_trace() {
 }
 
 void Session::step() {
+  ++steps_;
   if (Scope::records_this_thread()) trace_.stepped();
 }
 

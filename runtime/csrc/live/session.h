@@ -202,6 +202,7 @@ class Session final : public Executor {
   std::int64_t kernel_ticks_ = 0, remat_ticks_ = 0, search_ticks_ = 0, bookkeeping_ticks_ = 0;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
+  std::atomic<std::int64_t> steps_{0};  // Of optimizers.
   bool making_room_ = false;
   std::vector<std::string> exposures_;
   std::atomic<Bytes> refused_{0};  // By the last error: the budget that would have served it.
