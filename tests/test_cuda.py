@@ -303,6 +303,21 @@ def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: s
 
 
 @with_cuda
+def test_torch_accelerator_tells_the_same_as_torch_cuda(fake_driver: str) -> None:
+    asked, told = tell(
+        """
+        allocator = swap()
+        allocator._core.init()  # As torch does once it has found a device.
+        allocator.allocate(3 * MIB)
+        print(json.dumps([torch._C._cuda_memoryStats(0), torch._C._accelerator_getDeviceStats(0)]))
+        """,
+        fake_driver,
+    )
+    assert told["allocated_bytes"] == asked["allocated_bytes"]
+    assert told["allocated_bytes"]["all"]["current"] == 3 << 20
+
+
+@with_cuda
 def test_cudnns_benchmark_is_told_the_largest_hole(fake_driver: str) -> None:
     before, after = tell(
         """

@@ -148,6 +148,30 @@ def test_a_time_that_cannot_be_taken_is_no_error(cuda: FakeCuda, call: str) -> N
         del found
 
 
+def test_a_run_in_which_pages_are_made_is_not_measured(cuda: FakeCuda) -> None:
+    small = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        small.exp()
+        kept = [small.exp() for _ in range(3)]  # One may make a page; the next is measured.
+        assert session._core.stats().time_stamps == 2
+        large = torch.empty(1 << 20)
+        kept += [large.exp() for _ in range(4)]  # Each makes two pages of its own.
+        assert session._core.stats().time_stamps == 2 + 3
+
+
+def test_cudnns_benchmark_is_warned_of_once(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB"):
+        with pytest.warns(
+            UserWarning, match=r"^torch\.backends\.cudnn\.benchmark is on: .* = False"
+        ):
+            x.exp()
+        x.exp()
+
+
 def test_memory_that_others_hold_is_made_up_for_by_evicting(cuda: FakeCuda) -> None:
     cuda.set_capacity(16 << 20)
     x = torch.randn(1 << 19)

@@ -12,6 +12,7 @@
 // large and cheap but need the whole backward pass again; optimizer steps, whose state would drag
 // its history along; operators that we cannot keep.
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -239,6 +240,13 @@ void Session::make_constant(Call& call, OperatorCall& engaged, Value& value) {
 }
 
 void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack) {
+  if (device_.work && at::globalContext().benchmarkCuDNN()) {
+    TORCH_WARN_ONCE(
+        "torch.backends.cudnn.benchmark is on: cuDNN then times several algorithms in each thread "
+        "and may choose another one where a convolution is recomputed in the backward pass, whose "
+        "thread is autograd's. Results may differ in the last bits. They are exact with "
+        "torch.backends.cudnn.benchmark = False");
+  }
   if (detector_) verify_constants(call);
   Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.random));
   if (!op) return;

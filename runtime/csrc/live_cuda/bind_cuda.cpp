@@ -122,6 +122,7 @@ void bind_torch_cuda(py::module_& m) {
              (*self).recordHistory(true, nullptr, 0, RecordContext::NEVER, false, {});
            })
       .def("enable_peer", [](PyCudaAllocator& self) { (*self).enablePeerAccess(0, 1); })
+      .def("init", [](PyCudaAllocator& self) { (*self).init(1); })
       .def("largest_cached", [](PyCudaAllocator& self, int device) {
         std::size_t largest = 0;
         (*self).cacheInfo(static_cast<c10::DeviceIndex>(device), &largest);

@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include "runtime/csrc/live/in_operator.h"
+
 namespace dtr {
 namespace {
 
@@ -104,7 +106,16 @@ void CudaAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   on(device).set_fraction(fraction);
 }
 
+// torch.accelerator asks c10's table of allocators, where changing CUDA's leaves the old one.
+void CudaAllocator::init(int) {
+  initialized_ = true;
+  c10::SetAllocator(c10::kCUDA, this);
+}
+
+// Within an operator it is cuDNN's benchmark that asks, after each new shape: what it would give
+// back is needed again by the next operator.
 void CudaAllocator::emptyCache(MempoolId) {
+  if (InOperator::state.depth > 0) return;
   for (const auto& memory : memory_) {
     DeviceMemory* found = memory.load(std::memory_order_acquire);
     if (found && !found->graphs.routing()) found->pool.trim();

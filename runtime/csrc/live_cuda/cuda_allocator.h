@@ -44,7 +44,7 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* data) override { DeviceMemory::deleter(data); }
-  void init(int) override { initialized_ = true; }
+  void init(int) override;
   bool initialized() override { return initialized_; }
   double getMemoryFraction(DeviceIndex device) override;
   void setMemoryFraction(double fraction, DeviceIndex device) override;
