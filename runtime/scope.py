@@ -9,6 +9,7 @@ Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 
 from __future__ import annotations
 
+import functools
 import numbers
 import os
 import warnings
@@ -301,6 +302,32 @@ def serve(allocator: _core.CudaAllocator) -> None:
     _core.record_this_thread(True)
 
 
+def _step_begins(
+    _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    _core.set_in_optimizer(True)
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _outside_of_step(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, kwargs | {"closure": _outside_of_step(kwargs["closure"])}
+    return None
+
+
+def _outside_of_step(closure: Callable[..., Any]) -> Callable[..., Any]:
+    """What a closure computes is the program's, and the step goes on behind it. Without this, its
+    first operator with gradients would pass for the end of a step that raised (intercept.cpp).
+    """
+
+    @functools.wraps(closure)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _core.set_in_optimizer(False)
+        result = closure(*args, **kwargs)
+        _core.set_in_optimizer(True)
+        return result
+
+    return run
+
+
 def _watch_program(opened: OpenScope) -> Callable[[], None]:
     """Has torch tell of an optimizer's steps, of raw memory that it hands out, and of compiled
     code that it calls. Returns the undo."""
@@ -310,7 +337,7 @@ def _watch_program(opened: OpenScope) -> Callable[[], None]:
         opened.step()
 
     hooks = (
-        register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True)),
+        register_optimizer_step_pre_hook(_step_begins),
         register_optimizer_step_post_hook(stepped),
     )
     restore = raw_access.watch(current.session)

@@ -825,6 +825,36 @@ def test_an_optimizer_step_that_raises_does_not_stop_the_recording() -> None:
         assert dtr_alloc.evict(y)
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_step_is_not_recorded_but_its_closure_is(by_name: bool) -> None:
+    made = {}
+
+    class Optimizer(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            with torch.enable_grad():
+                result = closure()
+            made["state"] = torch.ones(1000).exp()
+            return result
+
+    def closure() -> Tensor:
+        with torch.no_grad():
+            made["evaluated"] = torch.ones(1000).exp()
+        return (weight * 2).sum()
+
+    weight = nn.Parameter(torch.randn(1000))
+    with scope(None):
+        optimizer = Optimizer([weight], lr=0.1)
+        loss = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        made["after"] = torch.ones(1000).exp()
+        assert loss.item() == (weight * 2).sum().item()
+        assert {name: dtr_alloc.evict(tensor) for name, tensor in made.items()} == {
+            "evaluated": True,
+            "state": False,
+            "after": True,
+        }
+
+
 def test_banishing_keeps_what_readers_read_when_an_argument_becomes_constant() -> None:
     x = torch.randn(64, 64)
     with dtr_alloc.rematerialize("4MiB", policy="banish"):
