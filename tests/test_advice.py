@@ -85,6 +85,30 @@ def test_after_measured_steps_the_advice_runs_and_little_less_does_not(steps: in
     refusal(lambda: within(int(budget / 1.05)))
 
 
+def quasi_newton() -> Step:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(64, 64), nn.Tanh())])
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, history_size=4)
+    x = torch.randn(512, 64)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    return lambda _: float(optimizer.step(closure).item())  # type: ignore[no-untyped-call]
+
+
+def test_an_optimizer_whose_state_grows_for_two_steps_has_advice_after_them() -> None:
+    step = quasi_newton()
+    wanted = [step(512) for _ in range(4)]
+    measured(2, quasi_newton())
+    _, budget = advised(refusal(lambda: within("500KiB", step=quasi_newton())))
+    assert within(budget, 4, quasi_newton()) == wanted
+    refusal(lambda: within(int(budget / 1.05), 4, quasi_newton()))
+
+
 def test_a_request_that_no_step_had_is_told_as_such() -> None:
     step = training()
     with dtr_alloc.rematerialize("8MiB", clock="logical"):

@@ -42,29 +42,31 @@ def calls(records: list[int], operators: list[str]) -> Iterator[tuple[Any, ...]]
 
 
 def with_later_state(records: list[int]) -> list[int]:
-    """A step's records as they would be in the next step: what the last step of an optimizer made
-    and kept is there from the begin on. They end where that step began; none where it kept nothing.
+    """A step's records as they would be in the next step: what the last step of an optimizer made,
+    and kept beyond what it had, is there from the begin on. They end where that step began, behind
+    its closure if it called one; none where it kept no more.
     """
-    begun, ended, at = 0, 0, 0
-    made: dict[int, int] = {}
-    kept: dict[int, int] = {}
+    begun = ended = had = state = 0
+    inside = False
+    made: dict[int, int] = {}  # By optimizers, while it lives: pool bytes.
+    at = 0
     for kind, fields in _split(records):
         if kind == _OPTIMIZING:
-            made, begun = {}, at
+            begun, had, inside = at, sum(made.values()), True
         elif kind == _STEP:
-            kept, ended = dict(made), begun
+            ended, state, inside = begun, sum(made.values()) - had, False
         elif kind == _RELEASE:
             made.pop(fields[0], None)
         elif kind == _OPERATOR:
             _, _, results, memory = _lists(fields[2:])
-            rows = zip(results[::4], results[1::4], results[2::4], strict=True)
-            made |= {name: size for name, size, block in rows if block >= 0}
+            if inside:
+                rows = zip(results[::4], results[1::4], results[2::4], strict=True)
+                made |= {name: -(-size // 512) * 512 for name, size, block in rows if block >= 0}
             for event, name in zip(memory[::2], memory[1::2], strict=True):
                 if event == _RELEASED:
                     made.pop(name, None)
         at += 2 + len(fields)
-    state = sum(-(-size // 512) * 512 for size in kept.values())
-    return [_CONSTANT, 2, 1 << 40, state, *records[:ended]] if state else []
+    return [_CONSTANT, 2, 1 << 40, state, *records[:ended]] if state > 0 else []
 
 
 def _split(records: list[int]) -> Iterator[tuple[int, list[int]]]:
