@@ -263,7 +263,25 @@ def handed_out() -> Step:
     return step
 
 
-@pytest.mark.parametrize("make", [training, carried_state, handed_out])
+def nested_tensors() -> Step:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = [torch.randn(rows, 64) for rows in (20, 40)]
+
+    def step(_: int) -> float:
+        optimizer.zero_grad()
+        out = model(torch.nested.nested_tensor(parts, layout=torch.strided))
+        loss = sum(part.square().mean() for part in out.unbind())
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return 0.0
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("make", [training, carried_state, handed_out, nested_tensors])
 def test_what_is_measured_is_recorded_as_in_a_scope_without_a_budget(
     make: Callable[[], Step],
 ) -> None:

@@ -71,12 +71,6 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
 // and convolutions come out too cheap, for the first step only.
 Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
 
-// A subclass or a nested tensor may lie over a storage that we track.
-bool lies_over_tracked(const c10::TensorImpl& tensor) {
-  return tensor.has_storage() && tensor.unsafe_storage() &&
-         StorageTable::tracked(storage_of(tensor));
-}
-
 // A backward pass of first order, or an optimizer's step.
 bool differentiating() {
   if (c10::GradMode::is_enabled()) {
@@ -181,8 +175,10 @@ void Session::add_argument(Call& call, TensorArgument& argument) const {
   const bool here = tensor.device() == device_.device;
   call.here |= here;
   if (!device_.holds(tensor) || (argument.written && !here)) {
+    // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
     call.foreign = true;
-    if (!lies_over_tracked(tensor)) return;  // Else it must be resident.
+    const bool has_memory = tensor.has_storage() && tensor.unsafe_storage();
+    if (!has_memory || !trace_.tracks(storages_, storage_of(tensor))) return;
   }
   argument.storage = storage_of(tensor);
   call.bytes += static_cast<Bytes>(argument.storage->nbytes());

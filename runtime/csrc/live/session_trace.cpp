@@ -56,6 +56,12 @@ TraceRecorder::Records SessionTrace::take() {
   return records;
 }
 
+bool SessionTrace::tracks(const StorageTable& storages, const c10::StorageImpl* storage) const {
+  if (recipes_) return StorageTable::tracked(storage);
+  TraceRecorder* recorder = recorder_;
+  return recorder && recorder->tracks(storages.key_of(storage));
+}
+
 // In a scope where nothing is: what adopt_results and prepare_writes would do.
 bool SessionTrace::would_track(const Call& call, const StorageTable& storages,
                                const c10::TensorImpl& tensor) const {

@@ -47,6 +47,9 @@ class SessionTrace {
   Seen seen() const;
   void stepped();
 
+  // Whether a storage is tracked, or would be where nothing is recorded by recipes.
+  bool tracks(const StorageTable& storages, const c10::StorageImpl* storage) const;
+
   // Around a run of an operator, in the thread that runs it.
   void begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder);
   void end(const Call& call, const StorageTable& storages, TraceRecorder& recorder, Nanos cost,
