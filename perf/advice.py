@@ -107,10 +107,9 @@ def row_of(name: str, make: Make) -> Row:
     torch.manual_seed(0)
     step, model = make()
     with dtr_alloc.measure() as session:
-        for _ in range(STEPS):
-            step()
+        kept = [step() for _ in range(STEPS)]  # As `run` keeps the losses.
         peak = session.stats().peak_bytes
-    del step, model
+    del step, model, kept
     peak_runs = attempt(make, peak, wanted)
     early = advice(make, peak, 1)
     advised = advice(make, peak, 2)
