@@ -29,6 +29,7 @@ test-all: $(READY)
 perf: $(READY)
 	$(PYTHON) perf/throughput.py --out perf/results
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
+	$(PYTHON) perf/optimizers.py --out perf/results
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
