@@ -280,8 +280,45 @@ def nested_tensors() -> Step:
     return step
 
 
+def kept_loss() -> Step:
+    """A loss whose storage has a number for each element, kept while its weights are written."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 64), nn.Linear(64, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(128, 64), torch.randn(128, 256)
+
+    def step(_: int) -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def adversaries() -> Step:
+    torch.manual_seed(0)
+    makes, judges = nn.Linear(64, 64), nn.Linear(64, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (makes, judges)]
+
+    def step(_: int) -> float:
+        fakes = makes(torch.randn(128, 64)).tanh()
+        for loss, optimizer in zip(
+            (-judges(fakes), judges(fakes.detach())), optimizers, strict=True
+        ):
+            optimizer.zero_grad()
+            torch.autograd.backward(loss.mean())
+            optimizer.step()
+        return 0.0
+
+    return step
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("make", [training, carried_state, handed_out, nested_tensors])
+@pytest.mark.parametrize(
+    "make", [training, carried_state, handed_out, nested_tensors, kept_loss, adversaries]
+)
 def test_what_is_measured_is_recorded_as_in_a_scope_without_a_budget(
     make: Callable[[], Step],
 ) -> None:

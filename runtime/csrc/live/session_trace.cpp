@@ -93,7 +93,9 @@ void SessionTrace::begin(const Call& call, const StorageTable& storages, TraceRe
     const void* key = storages.key_of(argument.storage);
     if (argument.written && !call.info.fresh) {
       written.push_back(static_cast<std::int64_t>(arguments.size()));
-      if (!recipes_ && !recorder.tracks(key)) recorder.retired(key);
+      if (!recipes_ && !recorder.tracks(key)) {
+        recorder.overwritten(key, static_cast<Bytes>(argument.storage->nbytes()));
+      }
     }
     arguments.push_back(key);
   }

@@ -5,8 +5,7 @@
 // for an error that is to say which budget would do (runtime/advice.py). That watch ends after some
 // steps or operators, so a long run pays nothing for it. Where nothing is recorded by recipes
 // (measure), the operators, their results and what is made of what say what a scope with a budget
-// could recompute. A constant that is written then counts as one whose dependents stay; a scope
-// with a budget may give them a copy instead.
+// could recompute, and which constants it would copy before they are written.
 
 #pragma once
 

@@ -52,13 +52,13 @@ void TraceRecorder::name_result(const Result& result) {
     if (locals_[i].data != result.data || !locals_[i].alive) continue;
     locals_[i].alive = false;  // It has a name now.
     name_local(i, result.key, result.tracked);
-    if (result.tracked && !recipes_) tracked_.insert(last_);
+    if (result.tracked && !recipes_) tracked_[last_] = locals_[i].size;
   }
 }
 
 void TraceRecorder::name_written(Name name, bool tracked) {
   made_.insert(made_.end(), {name, 0, -1, std::int64_t{tracked}});
-  if (!tracked) tracked_.erase(name);
+  if (!tracked) untrack(name);
 }
 
 void TraceRecorder::name_local(std::size_t index, const void* key, bool tracked) {
@@ -145,14 +145,33 @@ void TraceRecorder::died(const void* key) {
 void TraceRecorder::release(const void* key) {
   auto known = names_.find(key);
   if (known == names_.end()) return;  // From before the trace.
-  if (running_) {
-    memory_.insert(memory_.end(), {kReleased, known->second});
-    released_.push_back(known->second);
-  } else {
-    put(kRelease, {known->second});
-  }
-  tracked_.erase(known->second);
+  const Name name = known->second;
   names_.erase(known);
+  put_release(name);
+  untrack(name);
+}
+
+void TraceRecorder::put_release(Name name) {
+  if (running_) {
+    memory_.insert(memory_.end(), {kReleased, name});
+    released_.push_back(name);
+  } else {
+    put(kRelease, {name});
+  }
+}
+
+// A copy goes with the last value that rests on it.
+void TraceRecorder::untrack(Name name) {
+  if (!tracked_.erase(name)) return;
+  std::erase_if(copies_, [&](Copy& copy) {
+    if (copy.needed_by != name) return false;
+    copy.needed_by = resting_on(copy.name, 1).one;
+    if (copy.needed_by) return false;
+    copied_ -= copy.bytes;
+    put_release(copy.name);
+    made_of_.erase(copy.name);
+    return true;
+  });
 }
 
 void TraceRecorder::rekey(const void* from, const void* to) {
@@ -169,7 +188,7 @@ void TraceRecorder::froze(const void* key) {
   auto known = names_.find(key);
   if (known == names_.end()) return;
   put(kFreeze, {known->second});
-  tracked_.erase(known->second);
+  untrack(known->second);
 }
 
 void TraceRecorder::stepped() {
@@ -194,16 +213,47 @@ TraceRecorder::Name TraceRecorder::name_of(const void* key) {
   return known == names_.end() ? 0 : known->second;
 }
 
-// What was found once has no live recipe left, so no edge is followed twice.
-void TraceRecorder::retired(const void* key) {
+void TraceRecorder::overwritten(const void* key, Bytes bytes) {
   std::lock_guard<std::mutex> guard(mutex_);
   auto known = names_.find(key);
   if (known == names_.end()) return;
-  std::vector<Name> pending{known->second};
+  const Name name = known->second;
+  const Resting resting = resting_on(name, copied_ + bytes + 1);
+  if (resting.bytes <= copied_ + bytes) return retire(name);
+  const Name copy = ++last_;
+  put(kConstant, {copy, bytes});
+  std::vector<Name> readers = std::move(made_of_[name]);
+  made_of_.erase(name);
+  made_of_[copy] = std::move(readers);
+  copies_.push_back({copy, bytes, resting.one});
+  copied_ += bytes;
+}
+
+TraceRecorder::Resting TraceRecorder::resting_on(Name constant, Bytes enough) const {
+  Resting found;
+  ska::flat_hash_set<Name> seen{constant};
+  std::vector<Name> pending{constant};
+  while (!pending.empty() && found.bytes < enough) {
+    auto edges = made_of_.find(pending.back());
+    pending.pop_back();
+    if (edges == made_of_.end()) continue;
+    for (Name name : edges->second) {
+      if (!seen.insert(name).second) continue;
+      pending.push_back(name);
+      auto alive = tracked_.find(name);
+      if (alive != tracked_.end()) found.bytes += alive->second, found.one = name;
+    }
+  }
+  return found;
+}
+
+// What was found once has no live recipe left, so no edge is followed twice.
+void TraceRecorder::retire(Name constant) {
+  std::vector<Name> pending{constant};
   while (!pending.empty()) {
     const Name name = pending.back();
     pending.pop_back();
-    if (tracked_.erase(name)) put(kFreeze, {name});
+    if (tracked_.count(name)) put(kFreeze, {name}), untrack(name);
     auto edges = made_of_.find(name);
     if (edges == made_of_.end()) continue;
     pending.insert(pending.end(), edges->second.begin(), edges->second.end());

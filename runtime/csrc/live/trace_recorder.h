@@ -62,9 +62,10 @@ class TraceRecorder {
   void stepped();
   void optimizing();
   void evicted(const Value& value);
-  // Where no recipes are made that would tell: a large constant is about to be written, so what is
-  // tracked and was made of it, however indirectly, stops being recomputable.
-  void retired(const void* key);
+  // Where no recipes are made that would tell: a constant of so many bytes is about to be written.
+  // What is tracked and was made of it, however indirectly, gets a copy to rest on, or stops being
+  // recomputable, as in Constants::keep_content.
+  void overwritten(const void* key, Bytes bytes);
   Name name_of(const void* key);  // 0 where it has none.
   // Whether it is a result that was said to be tracked, where no recipes tell.
   bool tracks(const void* key);
@@ -87,8 +88,23 @@ class TraceRecorder {
     bool alive;
   };
 
+  // A constant's content from before a write, which recipes would read.
+  struct Copy {
+    Name name;
+    Bytes bytes;
+    Name needed_by;  // One of the values that rest on it.
+  };
+  struct Resting {
+    Bytes bytes = 0;
+    Name one = 0;
+  };
+
   Name constant(const void* key, Bytes bytes);
   void release(const void* key);
+  void put_release(Name name);
+  void untrack(Name name);
+  Resting resting_on(Name constant, Bytes enough) const;
+  void retire(Name constant);
   void put(Kind kind, std::initializer_list<std::int64_t> fields);
   // These add to `made_` what the operator leaves: the memory of a result, an argument that it
   // wrote, or memory that it allocated.
@@ -103,8 +119,10 @@ class TraceRecorder {
   std::mutex mutex_;
   Records out_;
   ska::flat_hash_map<const void*, Name> names_;
-  ska::flat_hash_set<Name> tracked_;
+  ska::flat_hash_map<Name, Bytes> tracked_;
   ska::flat_hash_map<Name, std::vector<Name>> made_of_;  // The tracked results of what reads it.
+  std::vector<Copy> copies_;
+  Bytes copied_ = 0;  // The bytes of them.
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
   const bool recipes_;  // Whether the session has them.
   const Name first_;
