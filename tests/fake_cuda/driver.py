@@ -56,6 +56,7 @@ class FakeCuda:
         self._library.fakecuda_fault.restype = ctypes.c_char_p
         for name in ("count", "calls", "faults", "used", "queued", "pending_failures"):
             getattr(self._library, f"fakecuda_{name}").restype = ctypes.c_long
+        self._library.fakecuda_time.restype = ctypes.c_int64
         self._library.fakecuda_reset()
 
     # The driver's own calls.
@@ -121,6 +122,36 @@ class FakeCuda:
     def event_takes(self, milliseconds: float) -> None:
         """What passes on the device's clock before each event is complete."""
         self._library.fakecuda_event_takes(ctypes.c_double(milliseconds))
+
+    # Time. All figures are nanoseconds.
+
+    def timed(self) -> None:
+        """From now on time passes: calls take their latencies, and work what it is said to."""
+        self._library.fakecuda_timed()
+
+    def bare(self) -> None:
+        """Pages have no memory: for more of them than a process can map."""
+        self._library.fakecuda_bare()
+
+    def latency(self, name: str, nanoseconds: int) -> None:
+        self._library.fakecuda_latency(name.encode(), ctypes.c_int64(nanoseconds))
+
+    def drains(self, name: str) -> None:
+        """The call waits for all work, as some of a real driver's may."""
+        self._library.fakecuda_drains(name.encode())
+
+    def host_works(self, nanoseconds: int) -> None:
+        self._library.fakecuda_host_works(ctypes.c_int64(nanoseconds))
+
+    def work(self, nanoseconds: int, stream: int = 0) -> None:
+        """Gives a stream work that takes so long."""
+        self.call("fakecuda_work", stream, nanoseconds)
+
+    def time(self, what: str) -> int:
+        """The host's clock (`host`), how much of it went to calls (`driver`) and to waiting for the
+        device (`waited`); how long the device was `busy`, stood `idle` between two pieces of work,
+        and when the last one ends (`end`)."""
+        return int(self._library.fakecuda_time(what.encode()))
 
     def capture(self, on: bool) -> None:
         self._library.fakecuda_capture(int(on))

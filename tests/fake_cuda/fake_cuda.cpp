@@ -12,6 +12,10 @@
 // It runs one kernel, the scorer's, as a function here: its PTX is read for what parameters it
 // takes. The device sees memory of the host at other addresses than the host does.
 //
+// Time passes only where a test says so (fakecuda_timed). Then every call takes its latency of the
+// host's clock, streams have clocks of their own and run beside each other, and work takes as long as
+// it is said to. Bytes still change when the work is given, so no test waits for real.
+//
 // The names from fakecuda_ on are for tests: turn a call down, drop one without a word, count.
 // It is no driver for torch or CuPy, which need far more of it.
 
@@ -20,6 +24,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -50,7 +55,7 @@ using Capture = int;
 
 constexpr std::size_t kPage = 2u << 20;
 constexpr int kDevices = 2;
-constexpr std::size_t kSlots = 4096;
+constexpr std::size_t kSlots = std::size_t{1} << 17;  // 256 GiB, of which only what is used exists.
 constexpr Result kCaptureUnsupported = 900;
 constexpr Result kInvalidImage = 200;
 constexpr Result kNotFound = 500;
@@ -76,6 +81,7 @@ struct EventState {
   std::uint64_t recorded = 0;  // Versions: each recording is one.
   std::uint64_t complete = 0;
   double milliseconds = 0;  // When it was complete.
+  std::int64_t at = 0;      // The same, in a timed world: perhaps in the future.
 };
 
 struct Kernel {
@@ -92,7 +98,7 @@ struct Launch {
 };
 
 struct Operation {
-  enum Kind { kWrite, kExpect, kCopy, kRecord, kWait, kKernel } kind;
+  enum Kind { kWrite, kExpect, kCopy, kRecord, kWait, kKernel, kWork } kind;
   Pointer address = 0;
   std::size_t size = 0;
   unsigned char value = 0;
@@ -100,9 +106,41 @@ struct Operation {
   std::uint64_t version = 0;
   Pointer from = 0;
   Launch launch = {};
+  std::int64_t takes = 0;  // Nanoseconds of its stream.
 };
 
 using Queue = std::deque<Operation>;
+
+// What a call takes of the host, in nanoseconds. These are assumptions: nobody has measured them on
+// a device yet (perf/gpu's probe does).
+const std::map<std::string, std::int64_t> kLatencies = {{"cuMemCreate", 25'000},
+                                                        {"cuMemRelease", 10'000},
+                                                        {"cuMemMap", 8'000},
+                                                        {"cuMemSetAccess", 8'000},
+                                                        {"cuMemUnmap", 12'000},
+                                                        {"cuEventRecord", 1'000},
+                                                        {"cuEventQuery", 1'000},
+                                                        {"cuStreamWaitEvent", 1'000},
+                                                        {"cuEventSynchronize", 5'000},
+                                                        {"cuEventCreate", 2'000},
+                                                        {"cuStreamSynchronize", 5'000},
+                                                        {"cuLaunchKernel", 4'000},
+                                                        {"cuMemcpyDtoDAsync_v2", 3'000},
+                                                        {"cuCtxPushCurrent_v2", 100},
+                                                        {"cuCtxPopCurrent_v2", 100},
+                                                        {"cuCtxGetCurrent", 30},
+                                                        {"cuThreadExchangeStreamCaptureMode", 30}};
+
+// Clocks of a world in which time passes, all in nanoseconds.
+struct Clocks {
+  std::int64_t host = 0;                           // Now.
+  std::int64_t driver = 0;                         // Of the host, in calls.
+  std::int64_t waited = 0;                         // Of the host, for the device.
+  std::int64_t busy = 0;                           // Of the device: some stream runs.
+  std::int64_t idle = 0;                           // Of the device, between two pieces of work.
+  std::int64_t end = 0;                            // Of the last piece of work so far.
+  std::map<std::uintptr_t, std::int64_t> streams;  // When each has run all that it was given.
+};
 
 struct Injection {
   long after;
@@ -116,6 +154,12 @@ struct World {
   double milliseconds = 0;    // The device's clock: it stands still but for events.
   double event_takes = 0.25;  // Milliseconds that pass before an event is complete.
   bool aside = false;         // Calls are the test's own: not counted, and none fails.
+  bool timed = false;
+  bool bare =
+      false;  // Pages have no memory: a process has 65,530 mappings, and a device more pages.
+  Clocks clocks;
+  std::map<std::string, std::int64_t> latencies = kLatencies;
+  std::set<std::string> drains;  // Calls that wait for all work.
   std::size_t capacity[kDevices] = {std::size_t{1} << 32, std::size_t{1} << 32};
   std::size_t used[kDevices] = {};
   std::size_t others[kDevices] = {};  // What other processes hold.
@@ -124,6 +168,7 @@ struct World {
   std::map<Pointer, Mapping> mappings;
   std::map<Physical, Allocation> allocations;
   std::set<std::size_t> slots;  // In use.
+  std::size_t first_slot = 0;   // None below is free.
   Physical next_physical = 1;
   std::map<Event, std::shared_ptr<EventState>> events;
   std::map<std::uintptr_t, Queue> streams = {{0, {}}};
@@ -153,6 +198,7 @@ int memory() {
 void* pointer(Pointer address) { return reinterpret_cast<void*>(address); }
 
 void forbid(Pointer address, std::size_t size) {
+  if (world.bare) return;
   mmap(pointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
        -1, 0);
 }
@@ -164,6 +210,7 @@ void sweep(Physical physical) {
   fallocate(memory(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
             static_cast<off_t>(gone.slot * kPage), static_cast<off_t>(gone.size));
   for (std::size_t i = 0; i < gone.size / kPage; i++) world.slots.erase(gone.slot + i);
+  world.first_slot = std::min(world.first_slot, gone.slot);
   world.used[gone.device] -= gone.size;
   world.allocations.erase(physical);
 }
@@ -285,6 +332,7 @@ void perform(const Operation& operation) {
       operation.event->milliseconds = world.milliseconds += world.event_takes;
       return;
     case Operation::kWait:
+    case Operation::kWork:
       return;
     case Operation::kKernel:
       return least_of_tiles(operation.launch);
@@ -353,9 +401,36 @@ void run_out(Queue& queue) {
   }
 }
 
+void wait_until(std::int64_t time) {
+  Clocks& clocks = world.clocks;
+  clocks.waited += std::max<std::int64_t>(time - clocks.host, 0);
+  clocks.host = std::max(clocks.host, time);
+}
+
+// Gives the operation its place in time.
+void schedule(std::uintptr_t stream, const Operation& operation) {
+  Clocks& clocks = world.clocks;
+  std::int64_t& end = clocks.streams[stream];
+  if (operation.kind == Operation::kWait) {
+    end = std::max(end, operation.event->at);
+    return;
+  }
+  const std::int64_t begin = std::max(end, clocks.host);
+  if (operation.kind == Operation::kRecord) {
+    operation.event->at = begin;
+    return;
+  }
+  end = begin + operation.takes;
+  if (operation.takes == 0) return;
+  if (clocks.busy > 0) clocks.idle += std::max<std::int64_t>(begin - clocks.end, 0);
+  clocks.busy += std::max<std::int64_t>(end - std::max(begin, clocks.end), 0);
+  clocks.end = std::max(clocks.end, end);
+}
+
 Result submit(StreamHandle stream, Operation operation) {
   const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
   if (at == world.streams.end()) return dtr::cuda::kInvalidHandle;
+  if (world.timed) schedule(at->first, operation);
   at->second.push_back(std::move(operation));
   if (!world.manual) run_out(at->second);
   return 0;
@@ -364,6 +439,13 @@ Result submit(StreamHandle stream, Operation operation) {
 Result enter(const char* name) {
   if (world.aside) return 0;
   world.calls[name]++;
+  if (world.timed) {
+    const auto latency = world.latencies.find(name);
+    const std::int64_t takes = latency == world.latencies.end() ? 0 : latency->second;
+    if (world.drains.contains(name)) wait_until(world.clocks.end);
+    world.clocks.host += takes;
+    world.clocks.driver += takes;
+  }
   const auto injected = world.injections.find(name);
   if (injected != world.injections.end() && injected->second.after-- == 0) {
     const Result code = injected->second.code;
@@ -561,12 +643,13 @@ FAKE Result cuMemCreate(Physical* physical, std::size_t size, const AllocationPr
   INSIST(size > 0 && size % kPage == 0, kInvalidValue);
   INSIST(world.used[device] + world.others[device] + size <= world.capacity[device], kOutOfMemory);
   const std::size_t count = size / kPage;
-  std::size_t slot = 0;
+  std::size_t slot = world.first_slot;
   for (std::size_t have = 0; have < count; slot++) {
     INSIST(slot < kSlots, kOutOfMemory);
     have = world.slots.contains(slot) ? 0 : have + 1;
   }
   slot -= count;
+  if (slot == world.first_slot) world.first_slot = slot + count;
   for (std::size_t i = 0; i < count; i++) world.slots.insert(slot + i);
   world.used[device] += size;
   *physical = world.next_physical++;
@@ -609,8 +692,10 @@ FAKE Result cuMemMap(Pointer address, std::size_t size, std::size_t offset, Phys
     next--;
     INSIST(next->first + next->second.size <= address, kInvalidValue);
   }
-  mmap(pointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory(),
-       static_cast<off_t>(at->second.slot * kPage));
+  if (!world.bare) {
+    mmap(pointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory(),
+         static_cast<off_t>(at->second.slot * kPage));
+  }
   world.mappings[address] = {size, physical, false};
   at->second.mappings++;
   return 0;
@@ -636,7 +721,7 @@ FAKE Result cuMemSetAccess(Pointer address, std::size_t size, const AccessDesc* 
   ENTER(cuMemSetAccess);
   INSIST(count == 1 && access->flags == dtr::cuda::kAccessReadWrite, kInvalidValue);
   INSIST(whole_mappings(address, size), kInvalidValue);
-  mprotect(pointer(address), size, PROT_READ | PROT_WRITE);
+  if (!world.bare) mprotect(pointer(address), size, PROT_READ | PROT_WRITE);
   for (const Pointer end = address + size; address < end;) {
     Mapping& mapping = world.mappings.at(address);
     mapping.accessible = true;
@@ -674,6 +759,8 @@ FAKE Result cuStreamQuery(StreamHandle stream) {
   ENTER(cuStreamQuery);
   const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
   INSIST(at != world.streams.end(), kInvalidHandle);
+  if (world.timed && world.clocks.streams[at->first] > world.clocks.host)
+    return dtr::cuda::kNotReady;
   return at->second.empty() ? 0 : dtr::cuda::kNotReady;
 }
 
@@ -682,6 +769,7 @@ FAKE Result cuStreamSynchronize(StreamHandle stream) {
   if (world.capturing) return kCaptureUnsupported;
   const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
   INSIST(at != world.streams.end(), kInvalidHandle);
+  if (world.timed) wait_until(world.clocks.streams[at->first]);
   run_out(at->second);
   return 0;
 }
@@ -724,6 +812,7 @@ FAKE Result cuEventQuery(Event event) {
   if (world.capturing) return kCaptureUnsupported;
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
+  if (world.timed && at->second->at > world.clocks.host) return dtr::cuda::kNotReady;
   return at->second->complete >= at->second->recorded ? 0 : dtr::cuda::kNotReady;
 }
 
@@ -732,6 +821,7 @@ FAKE Result cuEventSynchronize(Event event) {
   if (world.capturing) return kCaptureUnsupported;
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
+  if (world.timed) wait_until(at->second->at);
   reach(at->second, at->second->recorded);
   return 0;
 }
@@ -744,8 +834,11 @@ FAKE Result cuEventElapsedTime(float* milliseconds, Event first, Event last) {
   for (const auto& event : {begin->second, end->second}) {
     INSIST(event->recorded > 0, kInvalidHandle);
     INSIST(event->complete >= event->recorded, kNotReady);
+    INSIST(!world.timed || event->at <= world.clocks.host, kNotReady);
   }
-  *milliseconds = static_cast<float>(end->second->milliseconds - begin->second->milliseconds);
+  *milliseconds = static_cast<float>(
+      world.timed ? static_cast<double>(end->second->at - begin->second->at) * 1e-6
+                  : end->second->milliseconds - begin->second->milliseconds);
   return 0;
 }
 
@@ -893,6 +986,47 @@ FAKE void fakecuda_aside(int on) { world.aside = on != 0; }
 FAKE long fakecuda_calls(const char* name) {
   const std::lock_guard lock(mutex);
   return world.calls[name];
+}
+
+// From now on time passes. Call it before any work.
+FAKE void fakecuda_timed() { world.timed = true; }
+FAKE void fakecuda_bare() { world.bare = true; }
+FAKE void fakecuda_latency(const char* name, std::int64_t nanoseconds) {
+  const std::lock_guard lock(mutex);
+  world.latencies[name] = nanoseconds;
+}
+FAKE void fakecuda_drains(const char* name) {
+  const std::lock_guard lock(mutex);
+  world.drains.insert(name);
+}
+
+// The host is busy with something else.
+FAKE void fakecuda_host_works(std::int64_t nanoseconds) {
+  const std::lock_guard lock(mutex);
+  world.clocks.host += nanoseconds;
+}
+
+// A stream is given work that takes so long.
+FAKE int fakecuda_work(StreamHandle stream, std::int64_t nanoseconds) {
+  const std::lock_guard lock(mutex);
+  return submit(stream, {.kind = Operation::kWork, .takes = nanoseconds});
+}
+
+FAKE std::int64_t fakecuda_time(const char* what) {
+  const std::lock_guard lock(mutex);
+  const Clocks& clocks = world.clocks;
+  const std::map<std::string, std::int64_t> known = {
+      {"host", clocks.host}, {"driver", clocks.driver}, {"waited", clocks.waited},
+      {"busy", clocks.busy}, {"idle", clocks.idle},     {"end", clocks.end}};
+  const auto at = known.find(what);
+  return at == known.end() ? -1 : at->second;
+}
+
+// By which the pool times its calls (dtr_alloc/csrc/cuda/driver.h).
+FAKE std::int64_t dtr_alloc_clock() {
+  const std::lock_guard lock(mutex);
+  if (world.timed) return world.clocks.host;
+  return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
 FAKE void fakecuda_capacity(int device, std::size_t bytes) { world.capacity[device] = bytes; }

@@ -1,0 +1,161 @@
+"""Where time goes on a device, as far as a driver without a device can tell: latencies of calls that
+tests/fake_cuda assumes, streams that run at once, and a host that waits or does not.
+
+Nothing here takes real time: the fake driver's clocks only move as it says.
+"""
+
+import pytest
+import torch
+
+from dtr_alloc import Pool
+from dtr_alloc.runtime._testing import instrumented
+from dtr_alloc.runtime.scope import rematerialize
+from tests.fake_cuda.driver import PAGE, FakeCuda
+
+US = 1000
+MS = 1000 * US
+
+
+@pytest.fixture
+def timed(cuda: FakeCuda) -> FakeCuda:
+    cuda.timed()
+    return cuda
+
+
+# The clocks
+
+
+def test_two_streams_run_at_once(timed: FakeCuda) -> None:
+    a, b = timed.stream(), timed.stream()
+    timed.work(5 * MS, a)
+    timed.work(3 * MS, b)
+    assert (timed.time("end"), timed.time("busy")) == (5 * MS, 5 * MS)
+
+
+def test_a_stream_that_waits_for_another_starts_when_that_one_is_done(timed: FakeCuda) -> None:
+    a, b = timed.stream(), timed.stream()
+    timed.work(5 * MS, a)
+    timed.order(a, b)
+    timed.work(3 * MS, b)
+    assert timed.time("end") == 8 * MS
+
+
+def test_the_device_stands_idle_while_the_host_is_late(timed: FakeCuda) -> None:
+    stream = timed.stream()
+    timed.work(1 * MS, stream)
+    timed.host_works(4 * MS)
+    timed.work(1 * MS, stream)
+    assert (timed.time("idle"), timed.time("busy")) == (3 * MS, 2 * MS)
+
+
+def test_a_call_that_drains_makes_the_host_wait(timed: FakeCuda) -> None:
+    stream = timed.stream()
+    timed.drains("cuStreamSynchronize")
+    timed.work(7 * MS, stream)
+    timed.call("cuStreamSynchronize", stream)
+    assert timed.time("waited") == 7 * MS
+
+
+# The pool
+
+
+def test_first_use_of_memory_costs_calls_and_a_second_use_none(timed: FakeCuda) -> None:
+    pool = Pool(64 * PAGE, "cuda")
+    before = timed.time("driver")
+    pool.free(pool.allocate(64 * PAGE))
+    made = timed.time("driver") - before
+    pages = 64 * (25 + 8) * US
+    assert pages <= made <= pages + 20 * US
+    before = timed.time("driver")
+    for _ in range(100):
+        pool.free(pool.allocate(64 * PAGE))
+    assert timed.time("driver") == before
+
+
+def scattered(pool: Pool, stream: int) -> None:
+    """Fills the pool and frees every second page."""
+    blocks = [pool.allocate(PAGE, stream=stream) for _ in range(64)]
+    for address in blocks[::2]:
+        pool.free(address)
+
+
+def test_moving_pages_never_waits_for_the_device(timed: FakeCuda) -> None:
+    a, b = timed.stream(), timed.stream()
+    pool = Pool(64 * PAGE, "cuda")
+    scattered(pool, a)
+    timed.work(50 * MS, a)
+    before = timed.time("host")
+    pool.allocate(32 * PAGE, stream=b)
+    assert pool.stats().remaps == 1
+    assert timed.time("waited") == 0
+    assert timed.time("host") - before < 1 * MS
+
+
+def test_an_old_place_is_unmapped_by_a_later_request_and_without_waiting(timed: FakeCuda) -> None:
+    stream = timed.stream()
+    pool = Pool(64 * PAGE, "cuda")
+    scattered(pool, stream)
+    timed.work(50 * MS, stream)
+    large = pool.allocate(32 * PAGE, stream=stream)
+    assert timed.calls("cuMemUnmap") == 0
+    timed.host_works(60 * MS)
+    pool.free(large)
+    pool.allocate(16 * PAGE, stream=stream)
+    rest = pool.allocate(16 * PAGE, stream=stream)
+    pool.free(rest)
+    assert timed.time("waited") == 0
+
+
+def test_giving_pages_back_waits_for_the_work_on_them(timed: FakeCuda) -> None:
+    stream = timed.stream()
+    pool = Pool(64 * PAGE, "cuda")
+    scattered(pool, stream)
+    timed.work(50 * MS, stream)
+    pool.trim()
+    assert 49 * MS < timed.time("waited") <= 50 * MS
+
+
+def test_a_run_of_pages_is_unmapped_in_one_call(timed: FakeCuda) -> None:
+    pool = Pool(64 * PAGE, "cuda")
+    pool.free(pool.allocate(64 * PAGE))
+    before = timed.calls("cuMemUnmap")
+    assert pool.trim() == 64 * PAGE
+    assert timed.calls("cuMemUnmap") == before + 1
+
+
+def test_a_hundred_thousand_pages_are_handled(timed: FakeCuda) -> None:
+    pages = 100_000
+    timed.bare()
+    timed.set_capacity(2 * pages * PAGE)
+    pool = Pool(pages * PAGE, "cuda")
+    blocks = [pool.allocate(100 * PAGE) for _ in range(pages // 100)]
+    for address in blocks[::2]:
+        pool.free(address)
+    large = pool.allocate(pages // 4 * PAGE)
+    assert pool.stats().committed == pages * PAGE
+    pool.check()
+    for address in (large, *blocks[1::2]):
+        pool.free(address)
+    assert pool.trim() == pages * PAGE
+
+
+# The runtime
+
+
+def test_an_operator_s_cost_is_not_that_of_the_pages_it_was_the_first_to_use(
+    timed: FakeCuda,
+) -> None:
+    """Three layers alike, each with memory of its own in the first step. 40 us a page, 5 pages."""
+    timed.latency("cuMemCreate", 40 * US)
+    x = torch.ones(5 * PAGE // 4)
+    with instrumented(on_cuda=True), rematerialize("256MiB") as session:
+        for _ in range(4):
+            layers = [x]
+            for _ in range(3):
+                layers.append(layers[-1].add(1))
+            del layers
+            session._core.step()
+        before = session.stats().kernel_ns
+        y = x.add(1)
+        assert session.stats().kernel_ns - before < 10 * US
+        assert torch.equal(y, torch.full_like(x, 2))
