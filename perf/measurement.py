@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,10 +37,24 @@ def rss_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def commit() -> str:
+    """The commit of this checkout, with a "+" where files differ from it; "unknown" without git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        name = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, check=True
+        )
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode != 0
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.stdout.decode().strip() + "+" * changed
+
+
 def provenance() -> dict[str, str]:
     """The command that is running, and what it runs on."""
     return {
         "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

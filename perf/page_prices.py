@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from measurement import provenance
+
 from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.plot import short_name
@@ -79,7 +81,11 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="a folder of logs, instead of our own traces")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    lines = [f"{'trace':<16} share  us a page  {'ours':<14} {'always':<14} {'never':<14} over best"]
+    about = provenance()
+    lines = [f"$ {about['command']}   # commit {about['commit']}", ""]
+    lines += [
+        f"{'trace':<16} share  us a page  {'ours':<14} {'always':<14} {'never':<14} over best"
+    ]
     for path in sorted((options.logs or OWN).glob("*.log.gz")):
         for share, price, ours, always, never in rows(path):
             best = min(always.sum, never.sum)

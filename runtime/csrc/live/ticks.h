@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <c10/util/ApproximateClock.h>
+
 #include <chrono>
 #include <cstdint>
 
@@ -10,11 +12,7 @@
 
 namespace dtr {
 
-#if defined(__x86_64__)
-inline std::int64_t ticks() { return static_cast<std::int64_t>(__builtin_ia32_rdtsc()); }
-#else
-inline std::int64_t ticks() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-#endif
+inline std::int64_t ticks() { return static_cast<std::int64_t>(c10::getApproximateTime()); }
 
 // Nanoseconds a tick, measured once over about two milliseconds.
 inline double nanoseconds_per_tick() {
