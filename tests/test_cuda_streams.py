@@ -297,6 +297,52 @@ def take_the_old_places(blocks: Blocks, large: int, stream: int) -> None:
     assert blocks.allocate(3 * PAGE, stream) == min(blocks.held) == large - 4 * PAGE
 
 
+def test_the_rest_of_a_page_that_moved_waits_for_who_used_it_at_its_old_place(
+    cuda: FakeCuda,
+) -> None:
+    blocks, a, b, _ = start(cuda, pages=4)
+    parts = [blocks.allocate(PAGE, a) for _ in range(4)]
+    cuda.finish()
+    blocks.free(parts[0])
+    blocks.free(parts[2])
+    blocks.allocate(PAGE * 3 // 2, a)  # Half of its second page is a hole.
+    blocks.allocate(PAGE // 2, b)
+    assert blocks.pool.stats().stream_waits > 0
+    in_order(cuda, b, a)
+    assert cuda.faults() == []
+
+
+def test_a_page_that_moved_for_a_request_that_failed_waits_for_who_used_it(cuda: FakeCuda) -> None:
+    blocks, a, b, c = start(cuda, pages=4)
+    parts = [blocks.allocate(PAGE, a) for _ in range(3)]
+    cuda.finish()
+    blocks.free(parts[0])
+    cuda.set_capacity(3 * PAGE)  # The budget allows a page that the device no longer has.
+    with pytest.raises(MemoryError):
+        blocks.allocate(2 * PAGE, b)
+    blocks.allocate(PAGE // 2, c)
+    in_order(cuda, c, b, a)
+    assert cuda.faults() == []
+
+
+def test_addresses_that_are_still_in_use_are_not_chosen_while_there_are_others(
+    cuda: FakeCuda,
+) -> None:
+    blocks, a, _, _ = start(cuda, pages=16)
+    parts = [blocks.allocate(PAGE, a) for _ in range(16)]
+    cuda.finish()
+    for address in parts[:8:2]:
+        blocks.free(address)
+    blocks.allocate(4 * PAGE, a)  # Its pages come from four holes, whose addresses are in use.
+    blocks.free(parts[1])
+    blocks.free(parts[15])
+    blocks.free(parts[13])
+    blocks.allocate(3 * PAGE, a)
+    assert cuda.calls("cuEventSynchronize") == 0
+    cuda.finish()
+    assert cuda.faults() == []
+
+
 def test_old_places_are_left_without_waiting_once_their_work_is_past(cuda: FakeCuda) -> None:
     blocks, _, b, large = two_pages_moved_to_b(cuda)
     cuda.finish()

@@ -159,17 +159,17 @@ def test_a_run_in_which_pages_are_made_is_not_measured(cuda: FakeCuda) -> None:
         assert session._core.stats().time_stamps == 2 + 3
 
 
-def test_cudnns_benchmark_is_warned_of_once(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cudnns_benchmark_is_warned_of(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB"):
-        with pytest.warns(
-            UserWarning, match=r"^torch\.backends\.cudnn\.benchmark is on: .* = False"
-        ):
-            x.exp()
-        x.exp()
+    x, weight = torch.randn(1, 4, 16, 16), torch.randn(4, 4, 3, 3)
+    torch.set_warn_always(True)  # Else once a process, and this test may run twice.
+    try:
+        with instrumented(on_cuda=True), rematerialize("64MiB"):
+            x = x.add(1)  # No convolution: no warning, which would be an error here.
+            with pytest.warns(UserWarning, match=r"^torch\.backends\.cudnn\.benchmark is on: "):
+                torch.nn.functional.conv2d(x, weight)
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_memory_that_others_hold_is_made_up_for_by_evicting(cuda: FakeCuda) -> None:

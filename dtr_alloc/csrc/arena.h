@@ -56,8 +56,8 @@ class Arena {
 
   // Takes the pages of `bytes` from one offset to another, where there are none. Pages that are
   // moved need not be cleared and touched for the first time again. Work that is under way may use
-  // them at the old place until `leave` is called for it, which comes before the next commit or move
-  // to there and before the pages are released.
+  // them at the old place until `leave` is called for that place. The call comes before the next
+  // commit or move to there, and before the pages are released.
   virtual void move(Bytes from, Bytes to, Bytes bytes) {
     release(from, from + bytes);
     commit(to, to + bytes);
@@ -68,8 +68,8 @@ class Arena {
   // Measured on this machine; the usual ones where nothing can be.
   virtual MovePrices move_prices() const { return MovePrices::usual(page()); }
 
-  // What it really took to move so many pages, or to leave their old places (none are moved then),
-  // with all waiting, by the clock below.
+  // What the host's part of a move took, by the clock below: of so many pages, or of leaving an old
+  // place, which counts none.
   virtual void note_move(std::int64_t /*pages*/, Nanos /*took*/) {}
   virtual Nanos now() const { return std::chrono::steady_clock::now().time_since_epoch(); }
 

@@ -132,7 +132,7 @@ std::int64_t Pages::release(Run run, std::int64_t most) {
 }
 
 std::int64_t Pages::move(Run from, Run to, std::int64_t most,
-                         const std::function<void(Run)>& moved) {
+                         const std::function<void(Run)>& about) {
   from.end = std::min(from.end, top_);
   std::int64_t count = 0;
   while (from.size() > 0 && count < most) {
@@ -141,6 +141,7 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most,
     const Run piece = last_committed(from, std::min(room, most - count));
     if (piece.size() == 0) break;
     const Run target{to.begin, to.begin + piece.size()};
+    about(piece);
     ++calls_;
     try {
       arena_.move(bytes(piece.begin), bytes(target.begin), bytes(piece.size()));
@@ -153,7 +154,6 @@ std::int64_t Pages::move(Run from, Run to, std::int64_t most,
     set(target, true);
     count += piece.size();
     from.end = piece.begin;
-    moved(piece);
   }
   return count;
 }

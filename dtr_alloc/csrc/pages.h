@@ -62,8 +62,8 @@ class Pages {
     if (!all_committed(run)) commit_missing(run);
   }
   // Moves up to `most` committed pages of `from`, highest first, to where `to` has none; returns
-  // how many. `to` must miss that many. Calls `moved(run)` for each run of old places.
-  std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& moved);
+  // how many. `to` must miss that many. Calls `about(run)` before each run leaves its place.
+  std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& about);
   void leave(Run old) {
     ++calls_;
     arena_.leave(bytes(old.begin), bytes(old.end));

@@ -90,7 +90,10 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
     user = meet(stream);
   Node* hole = backed_hole(rounded, place, user);
   const bool remap = hole == nullptr && fit != Fit::kCommitted;
-  if (remap) hole = hole_after_moves(rounded);
+  if (remap) {
+    if (!old_places_.empty() && quarantine_ == 0) order_->poll();
+    hole = hole_after_moves(rounded);
+  }
   if (hole == nullptr && fit == Fit::kBeyond) {
     hole = holes_->best_fit(rounded, [](const Node*) { return true; });
   }

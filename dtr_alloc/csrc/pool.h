@@ -21,8 +21,8 @@
 // On a device, work that uses a block may still wait in a stream when the block is freed. A block
 // is allocated on a stream; that stream may use its bytes again at once, and any other is made to
 // wait by an event (streams.h). A hole that needs no waiting is taken before one that does. Pages
-// are taken from holes only once the host has waited for their streams. Host pools know no streams:
-// every stream is as good as 0, and nothing waits.
+// are taken from holes while their streams may still use them where they are (pool_moves.cpp). Host
+// pools know no streams: every stream is as good as 0, and nothing waits.
 //
 // Every member is thread-safe. One mutex a pool, held for some ten nanoseconds, longer only while
 // pages change hands.
@@ -152,6 +152,7 @@ class Pool {
   // that nobody can have. `visit` must not call the pool.
   template <class Visit>
   Visit each_extent(Bytes bytes, Visit visit) const;
+  MovePrices move_prices() const;  // The arena's, as far as they are measured by now.
   // What Fit::kRemap would cost for this size at these prices; kCannotMove where it would fail.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
@@ -199,8 +200,10 @@ class Pool {
   void check_hole(const Block& hole) const;
   void check_live(const Block& block) const;
   std::int64_t releasable() const;
-  [[gnu::noinline]] void back(const Block* block, bool remap, std::int32_t user);
-  std::int64_t move_from(Node* hole, const Block* block, std::int64_t most, std::int32_t user);
+  [[gnu::noinline]] void back(Node* block, bool remap, std::int32_t user);
+  bool is_old_place(const Node* hole, Bytes size) const;
+  std::int64_t move_from(Node* hole, Node* block, std::int64_t most, std::int32_t user);
+  void hand_on(Fence fence, Node* block, std::int64_t first_page, std::int64_t last_page);
   std::int64_t release_from(Node* hole, std::int64_t most);
   void finish_moves(const Block* at);
   void finish_move(std::size_t i);

@@ -6,10 +6,11 @@
 // without are a sum over blocks, and whether a block can be backed in a given hole is arithmetic on
 // a few numbers.
 //
-// On a device, work in a stream may still use a page where it is. Nobody waits for that work: the
-// page is mapped at its new place as well, the stream that gets it waits, and the old place is left
-// once the work is past, which later requests look for. Only a block that needs pages at such an
-// old place makes the host wait.
+// On a device, work in a stream may still use a page where it is. The host seldom waits for it: the
+// page is mapped at its new place as well, the stream that gets it waits, and a later request that
+// finds the work done leaves the old place. The host waits only for a block that must have pages at
+// an old place. The old work's fence goes with the page: to the hole that shares the page with the
+// block, and to the block, whose hole it is if the request fails.
 
 #include <algorithm>
 #include <cstdint>
@@ -48,7 +49,25 @@ bool Pool::can_back(const Node* hole, Bytes size, std::int64_t releasable) const
 // Best fit among those that can be backed once pages have moved.
 Node* Pool::hole_after_moves(Bytes size) const {
   const std::int64_t spare = releasable();
-  return holes_->best_fit(size, [&](const Node* hole) { return can_back(hole, size, spare); });
+  const auto fits = [&](const Node* hole) { return can_back(hole, size, spare); };
+  if (!old_places_.empty()) {
+    const auto ready = [&](const Node* hole) { return fits(hole) && !is_old_place(hole, size); };
+    if (Node* hole = holes_->best_fit(size, ready)) return hole;
+  }
+  return holes_->best_fit(size, fits);
+}
+
+// Whether work may still use pages where the low end of the hole would have its own.
+bool Pool::is_old_place(const Node* hole, Bytes size) const {
+  const Pages::Run run = pages_->touched(hole->offset, hole->offset + size);
+  return std::ranges::any_of(old_places_, [&](const OldPlace& old) {
+    return old.begin < run.end && run.begin < old.end && !order_->passed(old.fence);
+  });
+}
+
+MovePrices Pool::move_prices() const {
+  const std::lock_guard lock(mutex_);
+  return arena_->move_prices();
 }
 
 Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
@@ -86,17 +105,42 @@ std::int64_t Pool::from_holes(std::int64_t count, const Take& take) {
 }
 
 // Takes up to `most` pages of a hole to a block that `user` is to have.
-std::int64_t Pool::move_from(Node* hole, const Block* block, std::int64_t most, std::int32_t user) {
+std::int64_t Pool::move_from(Node* hole, Node* block, std::int64_t most, std::int32_t user) {
+  const Pages::Run from = pages_->inside(hole->offset, hole->offset + hole->size);
+  const Pages::Run to = pages_->touched(block->offset, block->offset + block->size);
+  if (order_ == nullptr) return pages_->move(from, to, most, [](Pages::Run) {});
   if (hole->fence != 0) {
     order_->mark(hole->fence);
     order_->wait(hole->fence, user);
+    hand_on(hole->fence, block, to.begin, to.end);
   }
-  return pages_->move(pages_->inside(hole->offset, hole->offset + hole->size),
-                      pages_->touched(block->offset, block->offset + block->size), most,
-                      [&](Pages::Run old) {
-                        if (order_ == nullptr) return;  // The arena has left it.
-                        old_places_.push_back({old.begin, old.end, order_->copy(hole->fence)});
-                      });
+  const std::size_t known = old_places_.size();
+  try {
+    return pages_->move(from, to, most, [&](Pages::Run old) {
+      old_places_.push_back({old.begin, old.end, 0});
+      old_places_.back().fence = order_->copy(hole->fence);
+    });
+  } catch (...) {  // The last run has perhaps not moved.
+    if (old_places_.size() > known) {
+      const OldPlace& last = old_places_.back();
+      if (pages_->committed({last.begin, last.end}) > 0) {
+        if (last.fence != 0) order_->drop(last.fence);
+        old_places_.pop_back();
+      }
+    }
+    throw;
+  }
+}
+
+// Tells the block, and the holes that share its first or last page, who may still use its pages.
+void Pool::hand_on(Fence fence, Node* block, std::int64_t first_page, std::int64_t last_page) {
+  block->fence = order_->join(block->fence, order_->copy(fence));
+  for (Block* beside : {block->previous, block->next}) {
+    if (beside == nullptr || !beside->free) continue;
+    const Pages::Run its = pages_->touched(beside->offset, beside->offset + beside->size);
+    if (its.begin >= last_page || first_page >= its.end) continue;
+    beside->fence = order_->join(beside->fence, order_->copy(fence));
+  }
 }
 
 // Gives up to `most` pages of a hole back. No work may touch them any more.
@@ -106,21 +150,29 @@ std::int64_t Pool::release_from(Node* hole, std::int64_t most) {
   return pages_->release(pages_->inside(hole->offset, hole->offset + hole->size), most);
 }
 
-// Leaves old places that no work uses any more, and those where the block will have its pages.
+// Leaves old places that no work uses any more, and those where the block will have its pages. An
+// error of the driver about a place that the block does not need is for another request.
 void Pool::finish_moves(const Block* at) {
   const Pages::Run needed = pages_->touched(at->offset, at->offset + at->size);
   if (quarantine_ == 0) order_->poll();
   for (std::size_t i = old_places_.size(); i-- > 0;) {
     const OldPlace& old = old_places_[i];
     const bool overlaps = old.begin < needed.end && needed.begin < old.end;
-    if (overlaps || order_->passed(old.fence)) finish_move(i);
+    if (!overlaps && !order_->passed(old.fence)) continue;
+    try {
+      finish_move(i);
+    } catch (const std::exception&) {
+      if (overlaps) throw;
+    }
   }
 }
 
 void Pool::finish_move(std::size_t i) {
   OldPlace& old = old_places_[i];
   old.fence = order_->settle(old.fence);
+  const Nanos begin = arena_->now();
   pages_->leave({old.begin, old.end});
+  arena_->note_move(0, arena_->now() - begin);
   old = old_places_.back();
   old_places_.pop_back();
 }
@@ -131,7 +183,7 @@ void Pool::finish_all_moves() {
 
 // Commits the pages of a block: those beyond the limit, or beyond what the machine has, are taken
 // from holes.
-void Pool::back(const Block* block, bool remap, std::int32_t user) {
+void Pool::back(Node* block, bool remap, std::int32_t user) {
   const Pages::Run run = pages_->touched(block->offset, block->offset + block->size);
   const auto take = [&](std::int64_t count) {
     const std::int64_t taken = from_holes(
@@ -141,11 +193,11 @@ void Pool::back(const Block* block, bool remap, std::int32_t user) {
   };
   const auto missing = [&] { return run.size() - pages_->committed(run); };
 
-  if (remap || !old_places_.empty()) {
+  if (!old_places_.empty()) finish_moves(block);
+  if (remap) {
     const Nanos begin = arena_->now();
-    if (!old_places_.empty()) finish_moves(block);
     const std::int64_t headroom = std::max<std::int64_t>(pages_->limit() - pages_->committed(), 0);
-    const std::int64_t taken = remap ? take(missing() - headroom) : 0;
+    const std::int64_t taken = take(missing() - headroom);
     arena_->note_move(taken, arena_->now() - begin);
   }
   try {

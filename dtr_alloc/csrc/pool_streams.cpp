@@ -59,7 +59,7 @@ void Pool::retire_stream(Stream stream) {
 
 // The first backed hole that the stream may use without waiting.
 Node* Pool::ready_hole(Bytes size, std::int32_t user) {
-  if (quarantine_ == 0 && many_streams()) order_->poll();  // One stream never waits for itself.
+  if (quarantine_ == 0 && order_->met() > 1) order_->poll();  // One never waits for itself.
   return holes_->best_fit(size, [&](const Node* hole) {
     return order_->ready(hole->fence, user) &&
            pages_->fits(pages_->touched(hole->offset, hole->offset + size));

@@ -218,7 +218,7 @@ void StreamOrder::check(const std::vector<Fence>& of_holes,
       insist(!live, "a live block must name the stream that it was allocated on");
       return;
     }
-    insist(fence < fences_.size() && !seen[fence], "a fence must belong to one block");
+    insist(fence < fences_.size() && !seen[fence], "a fence must belong to one block or old place");
     seen[fence] = true;
     in_use++;
     insist(!fences_[fence].empty(), "a fence must name a stream");

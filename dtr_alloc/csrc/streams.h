@@ -50,7 +50,7 @@ class StreamEvents {
 };
 
 // Names a set of (stream, number) in the table of a StreamOrder; 0 is the empty set. Every other
-// fence belongs to one block.
+// fence belongs to one block, or to one old place of pages that moved (pool_moves.cpp).
 using Fence = std::uint32_t;
 
 class StreamOrder {
@@ -78,10 +78,11 @@ class StreamOrder {
   void wait(Fence fence, std::int32_t stream);  // Makes the stream wait for the block.
   Fence settle(Fence fence);  // The host waits for the block: nothing uses it any more. Returns 0.
 
-  // For what waits for the same uses as a free block without keeping anybody: events that only the
-  // next request would record are recorded now, so that `passed` becomes true by itself.
+  // Records the events that only the next request would record: so `passed` comes true even if
+  // nobody ever waits.
   void mark(Fence fence);
   Fence copy(Fence fence);
+  void drop(Fence fence);
   bool passed(Fence fence) const;  // As far as poll() has seen.
 
   // The host gives a stream work that touches what others made and will touch what it makes: it
@@ -90,6 +91,7 @@ class StreamOrder {
   void gather(std::int32_t stream);
   void spread(std::int32_t stream);
   std::size_t streams() const { return index_.size(); }  // That are not retired.
+  std::size_t met() const { return streams_.size(); }    // With those.
 
   // The stream is about to be destroyed: afterwards its name may be another stream's.
   void retire(Stream stream);
@@ -121,7 +123,6 @@ class StreamOrder {
   void reach(State& state, Number number);  // Records the event of that number if it is the next.
   bool satisfied(const Use& use, std::int32_t stream) const;
   Fence make();
-  void drop(Fence fence);
 
   const std::unique_ptr<StreamEvents> events_;
   std::vector<State> streams_;

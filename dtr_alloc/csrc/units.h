@@ -1,8 +1,8 @@
 // Units of all figures: bytes, and nanoseconds.
 //
-// A time is a type of its own, so that no size and no bare number becomes one by mistake: it must be
-// said, as in Nanos{bytes} where a logical clock counts bytes. That keeps the two apart. Sizes stay
-// plain numbers, since all over the pool they are offsets and indices too.
+// A time is a type of its own, so that no size and no bare number becomes one by mistake. Where one
+// shall, the code says so: Nanos{bytes}, for a logical clock that counts bytes. That keeps the two
+// apart. Sizes stay plain numbers, since all over the pool they are offsets and indices too.
 
 #pragma once
 

@@ -13,8 +13,8 @@
 // takes. The device sees memory of the host at other addresses than the host does.
 //
 // Time passes only where a test says so (fakecuda_timed). Then every call takes its latency of the
-// host's clock, streams have clocks of their own and run beside each other, and work takes as long as
-// it is said to. Bytes still change when the work is given, so no test waits for real.
+// host's clock, streams have clocks of their own and run beside each other, and work takes as long
+// as it is said to. Bytes still change when the work is given, so no test waits for real.
 //
 // The names from fakecuda_ on are for tests: turn a call down, drop one without a word, count.
 // It is no driver for torch or CuPy, which need far more of it.

@@ -4,11 +4,11 @@
 // as it changes: the driver says no, and commit throws std::bad_alloc.
 //
 // A move maps the pages at the new place and leaves them mapped at the old one (the driver allows a
-// page two addresses), where work that is under way may still use them; the pool says when it is
-// past (pool_moves.cpp), since a call to unmap does not wait for it. Whatever call fails, no page is
-// lost and every page that cannot be put back is written down: `pages_` holds what the driver was
-// told, and backed() answers from it. A page whose mapping could not be undone stays as a remnant,
-// which the next commit there clears.
+// page two addresses), where work that is under way may still use them. The pool says when it is
+// past (pool_moves.cpp), since a call to unmap does not wait for it. Whatever call fails, no page
+// is lost and every page that cannot be put back is written down: `pages_` holds what the driver
+// was told, and backed() answers from it. A page whose mapping could not be undone stays as a
+// remnant, which the next commit there clears.
 //
 // What a page costs is not known before it is measured: mapping and giving access as pages are
 // committed, which nobody pays for, then whole moves.
@@ -99,10 +99,10 @@ class CudaArena final : public Arena {
     top_ = std::max(top_, last);
     try {
       for (std::int64_t i = first; i < last; i++) pages_[i].physical = create();
-      const Nanos begin = now();
+      const Nanos start = now();
       for (std::int64_t i = first; i < last; i++) map(i, pages_[i].physical);
       give_access(first, last);
-      mappings_.add(last - first, now() - begin);
+      mappings_.add(last - first, now() - start);
     } catch (...) {
       for (std::int64_t i = first; i < last; i++) drop(i);
       throw;

@@ -18,9 +18,9 @@ bool evict_window(const Window& window, Engine& engine) {
 bool pages_are_dear(const Pool& pool, const EngineStats& done, const MovePrices& prices) {
   constexpr double kShare = 0.1;
   const auto computed = static_cast<double>(pool.stats().allocated);
+  const Nanos took = done.base_cost + done.remat_cost;
   const auto page = static_cast<double>(pool.arena().page());
-  return done.base_cost > 0ns &&
-         Real(prices.page) * computed > Real(done.base_cost) * kShare * page;
+  return took > 0ns && Real(prices.page) * computed > Real(took) * kShare * page;
 }
 
 }  // namespace

@@ -24,9 +24,9 @@ Bytes scope_addresses(Bytes budget);
 // Moves have a price that is not on the label: they leave holes without pages behind, so that the
 // next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer
 // than either remedy alone. Then windows are evicted, as if pages could not move, until the program
-// recomputes so much that windows must be wrong for it, and the prices decide after all. On the
-// published U-Net at 0.5 of its peak and 80 us a page, time above the program's own is 0.29 of it so;
-// 0.68 by prices alone (`python perf/page_prices.py`).
+// recomputes so much that windows must be wrong for it, and the prices decide after all. The
+// published U-Net, at 0.5 of its peak and 80 us a page, so takes 1.29 times its own time, and 1.68
+// times by prices alone (`python perf/page_prices.py`).
 enum class Remedy { kMove, kEvict };
 Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrices& prices,
                       Nanos move, const std::function<Nanos()>& recompute);

@@ -1,5 +1,5 @@
-// What only tests ask of a scope, after every operator: to run its recipe at once and compare, or to
-// evict all that may be evicted.
+// What only tests ask of a scope, after every operator: to run its recipe at once and compare, or
+// to evict all that may be evicted.
 
 #include <cstdint>
 #include <string>

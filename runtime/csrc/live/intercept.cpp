@@ -236,7 +236,8 @@ void Session::make_constant(Call& call, OperatorCall& engaged, Value& value) {
 }
 
 void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack) {
-  if (device_.work && at::globalContext().benchmarkCuDNN()) {
+  const bool times = device_.work && at::globalContext().benchmarkCuDNN();
+  if (times && call.info.handle.schema().name().find("convolution") != std::string::npos) {
     TORCH_WARN_ONCE(
         "torch.backends.cudnn.benchmark is on: cuDNN then times several algorithms in each thread "
         "and may choose another one where a convolution is recomputed in the backward pass, whose "

@@ -20,7 +20,8 @@ Costs::Sample Costs::begin(Key key, Stream stream, std::int64_t step) {
   collect();
   Known& known = known_[key];
   if (known.samples >= kSamples || known.runs++ == 0) return {};
-  const bool apart = known.step != step || known.runs - known.run >= kRunsApart;
+  const bool long_after = step == 0 && known.runs - known.run >= kRunsApart;
+  const bool apart = known.step != step || long_after;
   if (!apart || under_way_.size() >= kMostUnderWay) return {};
   try {
     void* first = work_.stamp(stream);

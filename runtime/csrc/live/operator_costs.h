@@ -5,7 +5,7 @@
 // for the device, and a program in its steady state makes no stamp at all. Until a time is known,
 // the caller's estimate stands in.
 //
-// Between two stamps the device may stand idle because the host is busy, and the stamps cannot tell.
+// Between two stamps the device may stand idle because the host is busy; the stamps cannot tell.
 // Three rules keep that out. The first run of an operator is not measured: it loads the kernel. A
 // run in which the host made or moved pages or evicted does not count, unless nearly all runs are
 // such. The samples come from different steps, since all layers of one step may be disturbed alike;

@@ -167,8 +167,7 @@ Block* Session::make_room(Bytes asked, Stream stream, std::string& shortage, Loc
 
 // A repeatable run must not hang on what a machine can do.
 MovePrices Session::move_prices() const {
-  return options_.logical_clock ? MovePrices::usual(pool_->arena().page())
-                                : pool_->arena().move_prices();
+  return options_.logical_clock ? MovePrices::usual(pool_->arena().page()) : pool_->move_prices();
 }
 
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {
