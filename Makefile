@@ -51,12 +51,11 @@ check-cuda-%:
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .
 	cd .venv-cuda/$*/source && ../bin/pytest -q -m "not slow" $(ARGS)
 
-# On a machine with a GPU: one command, no network, the system's python with its torch. Minutes.
+# On a machine with a GPU, with the system's python and its torch, no network. perf/gpu/run.py builds what it needs and
+# works without make just as well: make gpu ARGS="--only probe,tests".
 GPU_PYTHON ?= python3
 gpu:
-	$(GPU_PYTHON) setup.py -q build_ext --inplace
-	mkdir -p build/gpu && ln -sfn ../../dtr_alloc build/gpu/dtr_alloc # The root itself would offer `kernels`.
-	PYTHONPATH=$(CURDIR)/build/gpu PYTHONSAFEPATH=1 $(GPU_PYTHON) perf/gpu/run.py $(ARGS)
+	$(GPU_PYTHON) perf/gpu/run.py $(ARGS)
 
 # Pool and engine under threads, without torch and Python; needs g++ with its sanitizers.
 asan:

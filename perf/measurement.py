@@ -1,7 +1,8 @@
-"""What the measurements in this folder share: thread time, a table with limits, and a JSON file.
+"""What the measurements in this folder share: a table with limits, and a JSON file.
 
 A measurement is a name, a figure, its unit, and the limit it has to keep, if any. The JSON file
-holds them with the command that made them, so that a number in results/ can be made again.
+holds them with the command that made them, so that a number in results/ can be made again. A file
+is replaced whole, so that a script may write what it has so far and be killed at any time.
 """
 
 import json
@@ -10,10 +11,11 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,27 @@ def provenance() -> dict[str, str]:
     return {
         "command": shlex.join(["python", *sys.argv]),
         "commit": commit(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Writes `path` in one go: a reader sees the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(document, indent=1) + "\n")
+    fresh.replace(path)
+
+
+def save(measurements: Sequence[Measurement], out: Path | None, unfinished: str = "") -> None:
+    """Writes measurements to `out` if given; `unfinished` says what they still lack."""
+    if out is None:
+        return
+    found = {"measurements": [asdict(m) | {"kept": m.kept} for m in measurements]}
+    state = {"unfinished": unfinished} if unfinished else {}
+    write_json(out, provenance() | state | found)
 
 
 def report(measurements: list[Measurement], out: Path | None) -> int:
@@ -69,9 +88,5 @@ def report(measurements: list[Measurement], out: Path | None) -> int:
     for m in measurements:
         limit = "" if m.limit is None else f"limit {m.limit:g}{'' if m.kept else '  PASSED OVER'}"
         print(f"{m.name:<{width}}  {m.value:>12,.3f} {m.unit:<8} {limit}".rstrip())
-    if out is not None:
-        found = {"measurements": [asdict(m) | {"kept": m.kept} for m in measurements]}
-        document = provenance() | found
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=1) + "\n")
+    save(measurements, out)
     return 0 if all(m.kept for m in measurements) else 1

@@ -39,6 +39,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import checkpointing
 import torch
 from matplotlib.figure import Figure
 from measurement import provenance
@@ -46,12 +47,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch._functorch import config as functorch
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    checkpoint_sequential,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import dtr_alloc
 from dtr_alloc.demo import MODELS, Job, Plan
@@ -61,16 +57,6 @@ from dtr_alloc.demo.train import Training, train
 MIB = 1 << 20
 CHOSEN = ("gpt", "resnet", "unet", "treelstm")
 Make = Callable[[], Job]
-
-aten = torch.ops.aten
-DEAR = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.convolution.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_fused_attention_overrideable.default,
-}
 
 
 @dataclass
@@ -96,22 +82,16 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, BasicBlock | TransformerBlock)]
 
 
-def _keep_the_dear(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def each_block(job: Job, **options: Any) -> Job:
+def each_block(job: Job, wrap: Callable[[list[nn.Module]], None] = checkpointing.each_block) -> Job:
     found = blocks(job.model)
     if not found:
         raise NotImplementedError("has no blocks to wrap: one recursive method computes all")
-    for block in found:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+    wrap(found)
     return job
 
 
 def selective(job: Job) -> Job:
-    contexts = functools.partial(create_selective_checkpoint_contexts, _keep_the_dear)
-    return each_block(job, context_fn=contexts)
+    return each_block(job, checkpointing.selective)
 
 
 def square_root(job: Job) -> Job:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from engine_harness import ScoreColumns
-from measurement import Measurement, report
+from measurement import Measurement, report, save
 
 from dtr_alloc.kernels import ahead
 from dtr_alloc.kernels.columns import Columns
@@ -54,29 +54,27 @@ def native_columns(columns: Columns) -> ScoreColumns:
     return ScoreColumns(**{f.name: getattr(columns, f.name).numpy() for f in fields(columns)})
 
 
-def on_cpu(rows: int) -> list[Measurement]:
+def on_cpu(columns: ScoreColumns, rows: int, rounds: int) -> list[Measurement]:
     """Nanoseconds a score, by way."""
-    columns = native_columns(drawn(rows))
     one, tuned = PRESETS["dtr"]._native(), Heuristic(size_exp=0.7)._native()
     repeat = max(1, 20_000 // rows)
     ways = {"C++ row by row": (one, True), "C++": (one, False), "C++, a power": (tuned, False)}
     found = dict.fromkeys(ways, float("inf"))
-    for _ in range(ROUNDS):  # The ways take turns.
+    for _ in range(rounds):  # The ways take turns.
         for way, (heuristic, by_row) in ways.items():
             passed = columns.time_choices(heuristic, CLOCK, repeat, by_row)
             found[way] = min(found[way], passed)
     return [_score(way, rows, 1e9 * s / (rows * repeat)) for way, s in found.items()]
 
 
-def as_the_engine(rows: int) -> list[Measurement]:
+def as_the_engine(columns: ScoreColumns, rows: int) -> list[Measurement]:
     """The engine's way to the GPU and back: columns in the host's memory, one victim chosen."""
-    at = native_columns(drawn(rows))
     image = ahead.image()
     repeat = max(3, 1_000_000 // rows)
     found = []
     for name, heuristic in (("", PRESETS["dtr"]), (", a power", Heuristic(size_exp=0.7))):
         native = heuristic._native()
-        seconds = min(at.time_choices(native, CLOCK, repeat, False, image) for _ in range(3))
+        seconds = min(columns.time_choices(native, CLOCK, repeat, False, image) for _ in range(3))
         found.append(_score(f"engine's GPU{name}", rows, 1e9 * seconds / (rows * repeat)))
     return found
 
@@ -108,14 +106,18 @@ def main() -> int:
     """Measures; returns 1 if the C++ scorer takes longer than its limit among 10,000 rows."""
     parser = argparse.ArgumentParser(description="Cost of a score.")
     parser.add_argument("--quick", action="store_true", help="up to 100,000 rows")
-    parser.add_argument("--out", type=Path, help="write JSON here")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="in which the ways take turns")
+    parser.add_argument("--out", type=Path, help="write JSON here, after each number of rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: list[Measurement] = []
-    for rows in ROWS[:-2] if options.quick else ROWS:
-        found += on_cpu(rows)
+    chosen = ROWS[:-2] if options.quick else ROWS
+    for rows in chosen:
+        columns = native_columns(drawn(rows))
         if torch.cuda.is_available():
-            found += as_the_engine(rows)
+            found += as_the_engine(columns, rows)
+        found += on_cpu(columns, rows, options.rounds)
+        save(found, options.out, f"{rows:,} rows were the last, of {chosen[-1]:,}")
     found += crossover(found)
     return report(found, options.out)
 

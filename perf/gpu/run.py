@@ -1,260 +1,119 @@
-"""All that needs a GPU, in eight minutes: tests, exactness, throughput, scoring, batch, allocators.
+"""All that needs a GPU, in calls of some minutes: driver, tests, exactness, speed, allocators.
 
-Each part is a process with a time limit, so that one that fails, hangs or crashes loses nothing but
-itself, and the results are written after every part. Parts come in the order of their worth; those
-for which no time is left are reported as skipped. Results go to $OUT, or to perf/results/gpu:
-gpu.json, gpu.txt (the table) and tests.txt.
+    python perf/gpu/run.py --list
+    python perf/gpu/run.py --only probe,tests
+    python perf/gpu/run.py --device cpu                 a rehearsal: small models, no GPU
+
+It builds the extension where that is needed, and needs no make and no network. Each part is made of
+processes with limits, so that one that fails, hangs or crashes loses nothing but itself. Results go
+to $OUT, or to perf/results/gpu: gpu.json, gpu.txt (the table) and tests.txt. They are added to what
+lies there, or to perf/results/gpu/gpu.json where $OUT is empty: a later call goes on, and a part
+that runs again replaces what it found before. perf/README.md has the calls that make up a whole.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import traceback
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-GIB = 1 << 30
-RATIOS = (0.7, 0.5, 0.3)
-DEMO = ("resnet", "gpt", "lstm", "treelstm", "unet")
-ALLOCATOR_SETTINGS = {
-    "expandable": "expandable_segments:True",
-    "async": "backend:cudaMallocAsync",
-}
-FIXED = 24 * GIB  # Memory for the largest batch.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
+import facts
+import parts
+import prepare
+from report import Report
+from work import Part, Work
 
-@dataclass
-class Report:
-    """Results so far, rewritten whenever one comes in."""
-
-    out: Path
-    deadline: float
-    device: str
-    results: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    machine: str = "unknown"
-
-    def add(self, name: str, result: Any, line: str) -> None:
-        with self.lock:
-            self.results[name] = result
-            self.lines.append(f"{name:<34} {line}")
-            print(self.lines[-1], flush=True)
-            self.write()
-
-    def write(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        document = {
-            "command": "make gpu",
-            "python": platform.python_version(),
-            "device": self.machine,
-            "results": self.results,
-        }
-        (self.out / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
-        (self.out / "gpu.txt").write_text("\n".join(self.lines) + "\n")
-
-    def left(self) -> float:
-        return self.deadline - time.monotonic()
+RESULTS = Path(__file__).parents[1] / "results/gpu"
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def describe(device: str) -> str:
-    """What ran, asked of another process: this one must not hold the GPU."""
-    if device == "cpu":
-        return "cpu"
-    program = "import torch; print(torch.__version__, torch.cuda.get_device_name())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+def run_part(part: Part, work: Work) -> str:
+    """Runs it whatever it does; returns how it ended."""
+    work.report.begin(part.name, gpu=facts.gpu_now() if work.cuda else {})
+    try:
+        part.run(work)
+    except Exception:
+        text = traceback.format_exc()
+        print(text, flush=True)
+        work.report.end(part.name, "failed", failed=text[-2000:])
+        return "failed"
+    found = work.report.results(part.name).values()
+    state = "done"
+    if any("unfinished" in result for result in found):
+        state = "unfinished"
+    if any("failed" in result for result in found):
+        state = "failed in part"
+    work.report.end(part.name, state)
+    return state
+
+
+def run(report: Report, chosen: list[Part], work: Work) -> int:
+    """Runs parts in turn until the time of this call is up; 1 if one did not come to its end."""
+    end = work.deadline
+    states = {}
+    for part in chosen:
+        left = end - time.monotonic()
+        if left < 10:
+            report.skip(part.name, "no time left in this call")
+            states[part.name] = "skipped"
+            continue
+        print(f"-- {part.name}: {part.question}", flush=True)
+        work.part, work.deadline = part.name, time.monotonic() + min(part.limit, left)
+        states[part.name] = run_part(part, work)
+    print("-- " + ", ".join(f"{name}: {state}" for name, state in states.items()), flush=True)
+    return int(any(state != "done" for state in states.values()))
+
+
+def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    return done.stdout.strip() or "unknown"
-
-
-def part(report: Report, script: str, *arguments: object, limit: float = 90) -> dict[str, Any]:
-    """What the script wrote, or `failed` with the end of its error text."""
-    limit = min(limit, report.left())
-    if limit < 5:
-        return {"failed": "skipped: no time left"}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        command = [sys.executable, str(HERE / script), *map(str, arguments), "--out", str(out)]
-        path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-        env = dict(os.environ, PYTHONPATH=path)
-        # Torch reads it when it is loaded.
-        for argument in arguments:
-            if argument in ALLOCATOR_SETTINGS:
-                env["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATOR_SETTINGS[str(argument)]
-        code, text = ended(command, limit, env=env)
-        if out.exists():  # Perhaps what there was when time was up.
-            result: dict[str, Any] = json.loads(out.read_text())
-            return result
-        if code is None:
-            return {"failed": f"no answer within {limit:.0f} s"}
-        return {"failed": text.strip()[-2000:] or f"exit code {code}"}
-
-
-def ended(command: list[str], limit: float, **options: Any) -> tuple[int | None, str]:
-    """Exit code (None: time was up, and it was killed with all that it started) and output."""
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        **options,
-    ) as process:
-        try:
-            text, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return None, process.communicate()[0]
-        return process.returncode, text
-
-
-def short(result: dict[str, Any]) -> str:
-    text = str(result.get("failed") or result.get("out_of_memory"))
-    return text.splitlines()[-1][:120]
-
-
-def tests(report: Report) -> None:
-    # A warning of another package's there must not fail all of them.
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-m", "gpu", "tests/gpu"]
-    code, text = ended(command, 150, cwd=ROOT)
-    if code is None:
-        text += "\nno answer within 150 s"
-    (report.out / "tests.txt").write_text(text)
-    last = text.strip().splitlines()[-1] if text.strip() else "no output"
-    report.add("tests/gpu", last, last)
-
-
-def budget_of(eager: dict[str, Any], ratio: float) -> int:
-    """Persistent bytes, and a share of what eager has beside them at its peak."""
-    persistent = int(eager["persistent_bytes"])
-    return persistent + int(ratio * max(int(eager["peak_bytes"]) - persistent, 0)) + (2 << 20)
-
-
-def exactness(report: Report, model: str, extra: list[object], name: str) -> None:
-    """Eager, then each budget; all must agree to the bit. Small models run eagerly twice: what
-    differs then, because an operator adds in any order, is not compared."""
-    base = ["--model", model, "--device", report.device, *extra]
-    eager = part(report, "train.py", *base, "--allocator", "native")
-    if "checksums" not in eager:
-        report.add(f"{name} native", eager, short(eager))
-        return
-    reference = eager.pop("checksums")
-    if model in DEMO:
-        again = part(report, "train.py", *base, "--allocator", "native").get("checksums", {})
-        unstable = [key for key, value in reference.items() if again.get(key, value) != value]
-        for key in unstable:
-            del reference[key]
-        eager["not_repeatable"] = unstable
-    seconds = sorted(eager["step_seconds"])[0]
-    report.add(f"{name} native", eager, f"{seconds * 1e3:9.1f} ms a step")
-    if report.device == "cpu":  # Eager's peak is not counted there.
-        eager["peak_bytes"] = eager["persistent_bytes"] * 2
-    for ratio in (None, *RATIOS):
-        budget = [] if ratio is None else ["--budget", budget_of(eager, ratio)]
-        if ratio is None and report.device == "cpu":
-            continue
-        label = f"{name} {'no limit' if ratio is None else f'budget {ratio:.1f}'}"
-        found = part(report, "train.py", *base, "--allocator", "dtr", *budget)
-        if "checksums" not in found:
-            report.add(label, found, short(found))
-            continue
-        differing = [key for key, value in reference.items() if found["checksums"][key] != value]
-        del found["checksums"]
-        found["differing"] = differing
-        found["slowdown"] = sorted(found["step_seconds"])[0] / seconds
-        verdict = "bit for bit" if not differing else f"DIFFERS in {len(differing)}"
-        if left_out := len(eager.get("not_repeatable", [])):
-            verdict += f" of {len(reference)} (eager differs from itself in {left_out} others)"
-        evictions = found["stats"].get("num_alloc_retries", 0)
-        line = f"x{found['slowdown']:6.2f}  {verdict}, {evictions} evictions"
-        report.add(label, found, line)
-
-
-def batches(report: Report, model: str, most: int) -> None:
-    for name, options in {
-        "stock": ["--allocator", "native", "--limit", FIXED],
-        "torch.utils.checkpoint": ["--allocator", "native", "--limit", FIXED, "--checkpoint"],
-        "dtr_alloc": ["--allocator", "dtr", "--budget", FIXED],
-    }.items():
-        found = part(
-            report,
-            "train.py",
-            *["--model", model, "--largest", most, "--batch", 4, "--device", report.device],
-            *options,
-            limit=60,
-        )
-        line = short(found) if "batch" not in found else f"{found['batch']:9d} texts"
-        report.add(f"largest batch {name}", found, line)
-
-
-def allocators(report: Report) -> None:
-    for allocator in ("native", "expandable", "async", "pool", "dtr", "cupy", "cupy-dtr"):
-        found = part(report, "allocators.py", "throughput", "--allocator", allocator, limit=40)
-        line = f"{found['nanoseconds']:9.0f} ns" if "nanoseconds" in found else short(found)
-        report.add(f"allocate and free {allocator}", found, line)
-    for allocator in ("native", "expandable", "pool"):
-        found = part(report, "allocators.py", "fragmentation", "--allocator", allocator, limit=40)
-        line = f"{found['ratio']:9.3f} held over live" if "ratio" in found else short(found)
-        report.add(f"fragmentation {allocator}", found, line)
-
-
-def remapping(report: Report) -> None:
-    arena = "host" if report.device == "cpu" else "cuda"
-    found = part(report, "allocators.py", "remap", "--arena", arena, limit=40)
-    line = short(found)
-    if "new_page" in found:
-        moved, new = found["microseconds_a_page"], found["new_page"]
-        line = f"{moved:9.2f} us a page of 2 MiB moved, {new:.2f} us made anew"
-    report.add("remap", found, line)
-
-
-def scoring(report: Report) -> None:
-    """What a score costs, on the CPU and on the GPU, and from how many candidates the GPU pays."""
-    found = part(report, "../scoring.py", *(["--quick"] if report.device == "cpu" else []))
-    if "measurements" not in found:
-        report.add("scoring", found, short(found))
-    for one in found.get("measurements", []):
-        report.add(f"scoring {one['name']}", one, f"{one['value']:12.3f} {one['unit']}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="parts by name, with commas")
+    parser.add_argument("--list", action="store_true", help="name the parts and go")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--seconds", type=float, default=360, help="for everything")
-    parser.add_argument("--model", default="gpt1b", help="the large one")
+    parser.add_argument("--seconds", type=float, default=540, help="for this call")
+    parser.add_argument("--build", type=Path, help="folder of what is compiled; build/gpu")
+    parser.add_argument("--build-only", action="store_true", help="build and go")
+    parser.add_argument("--commit", help="what to call the code where there is no git")
+    parser.add_argument("--tests", nargs="+", default=[], help="files for the part tests")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    out = arguments.out or Path(os.environ.get("OUT") or ROOT / "perf/results/gpu")
-    report = Report(out, time.monotonic() + arguments.seconds, arguments.device)
-    report.machine = describe(arguments.device)
-    if report.machine == "unknown":
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    begin = time.monotonic()
+    arguments = arguments_of()
+    try:
+        chosen = parts.chosen(arguments.only)
+    except ValueError as error:
+        sys.exit(f"run.py: {error}")
+    if arguments.list:
+        print("\n".join(f"{p.name:<12} {p.limit:4.0f} s  {p.question}" for p in chosen))
+        return 0
+    # A polite end is an exception here, so that no process stays behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    env = prepare.environment(arguments.build, arguments.device)
+    if arguments.build_only:
+        return 0
+    if arguments.device == "cpu":
+        env |= THREADS
+    call = facts.of_call(arguments.device, arguments.commit, env)
+    if arguments.device == "cuda" and "gpu" not in call:
         sys.exit("there is no CUDA device here that torch can use; --device cpu is a rehearsal")
-    report.write()
-    if arguments.device == "cuda":
-        tests(report)
-    with ThreadPoolExecutor(5) as pool:  # Small models side by side: their times mean nothing.
-        for done in [pool.submit(exactness, report, m, [], f"{m} (shared)") for m in DEMO]:
-            done.result()
-    exactness(report, arguments.model, ["--batch", 8, "--steps", 4], arguments.model)
-    remapping(report)
-    scoring(report)
-    if arguments.device == "cuda":
-        allocators(report)
-    batches(report, "gpt100m" if arguments.device == "cuda" else "gpt-tiny", 512)
+    out = arguments.out or Path(os.environ.get("OUT") or RESULTS)
+    before = RESULTS / "gpu.json" if arguments.device == "cuda" else None
+    report = Report(out, call | {"seconds_to_build": time.monotonic() - begin}, before)
+    deadline = begin + arguments.seconds
+    work = Work(report, "", arguments.device, deadline, env, tuple(arguments.tests))
+    return run(report, chosen, work)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,6 +3,7 @@
 The harness is a second compiled module beside `dtr_alloc._core`: the sources of the pool, the
 policy and the engine once more, with bindings that only tests and measurements need. So it is
 compiled as setup.py compiles those, by the same compiler. Objects lie in build/engine_harness.
+DTR_ALLOC_ENGINE_HARNESS names a module that was built before, perhaps on another machine.
 """
 
 import fcntl
@@ -83,6 +84,8 @@ def _alone() -> Iterator[None]:
 
 def build() -> Path:
     """The path of the module."""
+    if named := os.environ.get("DTR_ALLOC_ENGINE_HARNESS"):
+        return Path(named)
     library = FOLDER / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
     with _alone():
         objects = _objects(sources())

@@ -1,0 +1,112 @@
+"""How fast is training in less memory than it wants, beside what else a user could do?
+
+Three questions. `gpt`: the same batch in 70, 50 and 30 % of the activations' memory. `anchors`:
+one, two and three times the batch in the memory that stock needs for one, by each way (ways.py).
+`batches`: the largest batch in a fixed memory. All in the mode in which people train.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import parts_exact
+from work import Work, trouble_of
+
+GIB = 1 << 30
+ANCHORS = {"cuda": ("gpt1b", "resnet50", "bert-large"), "cpu": ("gpt-tiny", "resnet-tiny")}
+FIXED = {"cuda": 40 * GIB, "cpu": 24 << 20}  # Memory for the largest batch.
+BATCH_MODEL = {"cuda": "gpt1b", "cpu": "gpt-tiny"}
+WAYS = ("dtr_alloc", "stock", "checkpoint", "expandable", "selective")  # First what matters.
+
+
+def rate(run: dict[str, Any]) -> str:
+    if "per_second" not in run:
+        return trouble_of({k.replace(" ", "_"): v for k, v in run.items()}) or "thrash"
+    held = run["held_peak_bytes"] / GIB
+    line = f"{run['per_second']:.0f} {run['unit']}/s, {held:.2f} GiB held"
+    changed = run["during_timed_steps"]
+    for key, unit in (("session.evictions", "evictions"), ("pool.remaps", "remaps")):
+        if count := changed.get(key):
+            line += f", {count / len(run['step_seconds']):.0f} {unit} a step"
+    if "device_bytes" in run:
+        line += f", {run['device_bytes'] / GIB:.2f} GiB of the device"
+    return line
+
+
+def speed(work: Work, name: str, model: str, way: str, *extra: object, limit: float) -> Any:
+    """Runs speed.py, adds a result for each of its batches, and returns them by `1x`, `2x`, ..."""
+    quick = [] if work.cuda else ["--warm", 1, "--steps", 2]
+    found = work.script(
+        name,
+        "speed.py",
+        *["--model", model, "--way", way, "--device", work.device, *quick, *extra],
+        limit=limit,
+        allocator=way,
+    )
+    runs = found.get("runs", {})
+    lines = [f"{times}: {rate(run)}" for times, run in runs.items()]
+    work.add(name, found, " | ".join(lines))
+    return runs
+
+
+def anchors(work: Work) -> None:
+    for model in ANCHORS[work.device]:
+        first = speed(work, f"{model} stock", model, "stock", "--times", 1, 2, 3, limit=60).get(
+            "1x", {}
+        )
+        memory = first.get("held_peak_bytes")
+        if memory is None:
+            continue
+        for way in WAYS:
+            if way == "stock":
+                continue
+            bound = ["--memory", memory, "--times", 1, 2, 3]
+            speed(work, f"{model} {way}", model, way, *bound, limit=60)
+
+
+def gpt(work: Work) -> None:
+    """Exactness first, then the same budgets at full speed."""
+    parts_exact.gpt(work)
+    model = BATCH_MODEL[work.device]
+    found = speed(work, f"{model} speed stock", model, "stock", limit=60)
+    eager = found.get("1x", {})
+    if "held_peak_bytes" not in eager:
+        return
+    parameters = work.report.results(work.part).get(f"{model} eager", {}).get("parameters")
+    if parameters is None:
+        return
+    # Parameters, gradients, two moments, in fp32.
+    fixed = {"persistent_bytes": 16 * parameters}
+    for ratio in (1.3, *parts_exact.RATIOS) if work.cuda else (0.5,):
+        budget = parts_exact.budget_of(eager | fixed, ratio)
+        name = f"{model} speed budget {ratio:.1f}"
+        speed(work, name, model, "dtr_alloc", "--memory", budget, limit=60)
+
+
+def batches(work: Work) -> None:
+    for way in WAYS:
+        limit = min(150.0, work.left()) if work.cuda else min(40.0, work.left())
+        name = f"largest batch {way}"
+        found = work.script(
+            name,
+            "largest.py",
+            *["--model", BATCH_MODEL[work.device], "--way", way, "--device", work.device],
+            *["--memory", FIXED[work.device], "--seconds", max(limit - 15, 5)],
+            limit=limit,
+            allocator=way,
+        )
+        work.add(name, found, largest(found))
+
+
+def largest(found: dict[str, Any]) -> str:
+    """Time that was up makes no largest batch."""
+    attempts = found.get("attempts", [])
+    rates = {row["batch"]: row["per_second"] for row in attempts if row["ended"] == "fits"}
+    if not attempts:
+        return "no attempt came to its end"
+    at_least = found["at_least"]
+    speed_there = f"{rates[at_least]:.0f} {attempts[0].get('unit', '')}/s" if at_least else "-"
+    if found.get("largest") is None:
+        return f"at least {at_least} ({found['ended']}), {speed_there}"
+    refused = min((r["batch"], r["ended"]) for r in attempts if r["ended"] != "fits")
+    return f"{found['largest']:6d}, {speed_there}; at {refused[0]}: {refused[1]}"

@@ -1,0 +1,77 @@
+"""tests/gpu, side by side where pytest-xdist is there, every line of it in tests.txt as it comes.
+
+A run that is killed must still say what failed, and which tests ran when it was killed. So pytest
+is verbose, and the file is read line by line afterwards, whether or not it has a summary. Tests
+marked `alone` fill the card; they come last, one by one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from processes import ended
+from work import Work
+
+ROOT = Path(__file__).parents[2]
+OUTCOMES = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
+DONE_BESIDE = re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?({OUTCOMES}) (.+?::.+?) *$")
+DONE = re.compile(rf"^(\S+?::.+?) ({OUTCOMES})(?: .*)?$")
+BEGUN = re.compile(r"^(\S+\.py::.+?) *$")
+
+
+def outcomes(text: str) -> dict[str, str]:
+    """Of every test that pytest's verbose output names; `running` where it names no end."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := DONE_BESIDE.match(line):
+            found[match[2]] = match[1]
+        elif match := DONE.match(line):
+            found[match[1]] = match[2]
+        elif match := BEGUN.match(line):
+            found.setdefault(match[1], "running")
+    return found
+
+
+def tests(work: Work) -> None:
+    output = work.report.out / "tests.txt"
+    output.write_text("")
+    beside = ["-n", "6"] if importlib.util.find_spec("xdist") and work.cuda else []
+    killed = False
+    # A warning of another package's there must not fail all of them.
+    pytest = [sys.executable, "-m", "pytest", "-v", "-rA", "--tb=short", "-W", "default"]
+    pytest += ["-p", "no:cacheprovider"]
+    where = work.named or ("tests/gpu",)
+    kind = "gpu" if work.cuda else "not gpu"
+    env = work.env | {"COLUMNS": "200", "PYTHONSAFEPATH": "1"}
+    for chosen, extra in ((f"{kind} and not alone", beside), (f"{kind} and alone", [])):
+        command = [*pytest, *extra, "-m", chosen, *where]
+
+        def look() -> None:
+            tell(work, output, "unfinished")
+
+        code = ended(command, max(work.left() - 2, 1), output, env=env, cwd=ROOT, look=look)
+        killed |= code is None
+    tell(work, output, "killed" if killed else "ended")
+
+
+def tell(work: Work, output: Path, state: str) -> None:
+    """Counts, and the names of those that did not pass."""
+    seen = outcomes(output.read_text(errors="replace"))
+    counts = dict(Counter(seen.values()))
+    bad = {name: end for name, end in seen.items() if end not in ("PASSED", "SKIPPED")}
+    found = {"state": state, "counts": counts, "not_passed": bad}
+    if state != "ended":
+        found["unfinished"] = "killed: time was up" if state == "killed" else "was running"
+    elif not counts:
+        found["failed"] = output.read_text(errors="replace")[-2000:] or "pytest said nothing"
+    line = ", ".join(f"{count} {end.lower()}" for end, count in sorted(counts.items()))
+    if state == "unfinished":
+        work.report.put(work.part, "tests/gpu", found, line)
+        return
+    work.add("tests/gpu", found, line)
+    for name, end in bad.items():
+        print(f"  {end} {name}")

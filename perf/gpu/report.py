@@ -1,0 +1,104 @@
+"""Results by part, merged into those of earlier calls and rewritten whenever one comes in.
+
+A call may end at any moment, and another on a fresh machine goes on. So gpu.json is the union of
+calls: each part says which call it is of, when it ran, and whether it came to its end. A part that
+runs again takes the place of its older results, which go to the end of the file (`replaced`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from measurement import write_json
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+class Report:
+    """gpu.json and gpu.txt in a folder, as they stand."""
+
+    def __init__(self, out: Path, call: dict[str, Any], before: Path | None = None) -> None:
+        """`call` says what runs, on what; `before` is an older gpu.json to go on from."""
+        self.out = out
+        self._lock = threading.Lock()
+        self._began: dict[str, float] = {}
+        self.document: dict[str, Any] = {"calls": {}, "parts": {}, "replaced": []}
+        for file in (out / "gpu.json", before):
+            if file is not None and file.exists():
+                self.document |= json.loads(file.read_text())
+                break
+        self._call = str(1 + max(map(int, self.document["calls"]), default=0))
+        self.document["calls"][self._call] = {"date": now(), **call}
+        self._write()
+
+    def begin(self, part: str, **facts: Any) -> None:
+        """From now on `part` has no results but those to come. Until `end` it is unfinished."""
+        with self._lock:
+            parts = self.document["parts"]
+            if part in parts:
+                self.document["replaced"].append({"part": part, **parts.pop(part)})
+            state = {"state": "unfinished", "call": self._call, "date": now(), **facts}
+            parts[part] = state | {"results": {}}
+            self._began[part] = time.monotonic()
+            self._write()
+
+    def put(self, part: str, name: str, found: dict[str, Any], line: str) -> None:
+        """Writes a result, which may take the place of one of that name."""
+        with self._lock:
+            self.document["parts"][part]["results"][name] = {"line": line, **found}
+            self._write()
+
+    def add(self, part: str, name: str, found: dict[str, Any], line: str) -> None:
+        """`put`, and says so on the terminal."""
+        self.put(part, name, found, line)
+        print(f"{name:<40} {line}", flush=True)
+
+    def end(self, part: str, state: str, **facts: Any) -> None:
+        """`state` is done, unfinished, or failed."""
+        with self._lock:
+            seconds = time.monotonic() - self._began[part]
+            self.document["parts"][part] |= {"state": state, "seconds": round(seconds, 1), **facts}
+            self._write()
+
+    def skip(self, part: str, why: str) -> None:
+        """Says that a part did not run; what an earlier call found stays."""
+        with self._lock:
+            old = self.document["parts"].get(part)
+            if old is None or old["state"] == "skipped":
+                state = {"state": "skipped", "why": why, "call": self._call, "date": now()}
+                self.document["parts"][part] = state | {"results": {}}
+            self._write()
+        print(f"{part}: skipped: {why}", flush=True)
+
+    def results(self, part: str) -> dict[str, Any]:
+        """What a part has found so far, by name."""
+        found: dict[str, Any] = self.document["parts"][part]["results"]
+        return found
+
+    def text(self) -> str:
+        """The table."""
+        lines = []
+        for name, part in self.document["parts"].items():
+            call = self.document["calls"][part["call"]]
+            commit = f"{str(call.get('commit'))[:12]}{', changed' if call.get('dirty') else ''}"
+            lines.append(f"{name}: {part['state']}, {part['date']}, commit {commit}")
+            lines += [f"  {key}: {part[key]}" for key in ("why", "failed", "counts") if key in part]
+            lines += [f"  {label:<40} {r['line']}" for label, r in part["results"].items()]
+        return "\n".join(lines) + "\n"
+
+    def _write(self) -> None:
+        used = {part["call"] for part in self.document["parts"].values()} | {self._call}
+        used |= {part["call"] for part in self.document["replaced"]}
+        calls = self.document["calls"]
+        self.document["calls"] = {number: calls[number] for number in calls if number in used}
+        write_json(self.out / "gpu.json", self.document)
+        fresh = self.out / ".gpu.txt"
+        fresh.write_text(self.text())
+        fresh.replace(self.out / "gpu.txt")
