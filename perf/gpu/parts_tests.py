@@ -47,14 +47,21 @@ def tests(work: Work) -> None:
     where = work.named or ("tests/gpu",)
     kind = "gpu" if work.cuda else "not gpu"
     env = work.env | {"COLUMNS": "200", "PYTHONSAFEPATH": "1"}
-    for chosen, extra in ((f"{kind} and not alone", beside), (f"{kind} and alone", [])):
+    # What is kept back of the time is for those that come after.
+    for chosen, extra, kept in (
+        (f"{kind} and not alone", beside, min(40, work.left() / 5)),
+        (f"{kind} and alone", [], 2),
+    ):
         command = [*pytest, *extra, "-m", chosen, *where]
 
         def look() -> None:
             tell(work, output, "unfinished")
 
-        code = ended(command, max(work.left() - 2, 1), output, env=env, cwd=ROOT, look=look)
+        limit = max(work.left() - kept, 1)
+        code = ended(command, limit, output, env=env, cwd=ROOT, look=look)
         killed |= code is None
+        with output.open("a") as file:
+            file.write("\n")
     tell(work, output, "killed" if killed else "ended")
 
 
