@@ -38,8 +38,8 @@ _scopes = ExitStack()
 class Watched:
     """What counts a program's memory: dtr_alloc's session, or torch where there is none."""
 
-    def __init__(self, session: Callable[[], Any], pool: Callable[[], Any]) -> None:
-        self._session, self._pool = session, pool
+    def __init__(self, device: str, session: Callable[[], Any], pool: Callable[[], Any]) -> None:
+        self._device, self._session, self._pool = device, session, pool
 
     def evictions(self) -> int:
         session = self._session()
@@ -50,7 +50,7 @@ class Watched:
         return 0 if stats is None else int(stats.remaps)
 
     def peak(self) -> int:
-        if torch.cuda.is_available():
+        if self._device == "cuda":
             return int(torch.cuda.max_memory_allocated())
         return int(self._session().stats().peak_bytes)
 
@@ -63,13 +63,14 @@ def swap(device: str, budget: int | None, **options: Any) -> Watched:
     """Puts dtr_alloc in place, unless the budget is None: then only the peak is counted."""
     if device == "cuda":
         if budget is None:
-            return Watched(lambda: None, lambda: None)
+            return Watched(device, lambda: None, lambda: None)
         allocator = dtr_alloc.allocator(budget, **{"thrash_limit": 0.0, **options})
         torch.cuda.memory.change_current_allocator(allocator)
-        return Watched(lambda: allocator.session, lambda: allocator._core.pool_stats(0))
+        core = allocator._core
+        return Watched(device, lambda: allocator.session, lambda: core.pool_stats(0))
     opened = dtr_alloc.measure() if budget is None else dtr_alloc.rematerialize(budget)
     session = _scopes.enter_context(opened)
-    return Watched(lambda: session, lambda: session._core.pool_stats())
+    return Watched(device, lambda: session, lambda: session._core.pool_stats())
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -1,17 +1,15 @@
 """What only a GPU can show: torch's own CUDA tensors on the pool, evicted and recomputed.
 
-Not collected by `make test`; `make gpu` runs them. The allocator is for a whole process, so each
-program runs in one of its own and prints what the test compares.
+The allocator is for a whole process, so each program runs in one of its own and prints what the
+test compares. `make gpu` runs them.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
 import textwrap
 from typing import Any
 
 import pytest
+
+from tests.gpu.programs import in_process
 
 pytestmark = pytest.mark.gpu
 
@@ -43,16 +41,7 @@ def sums(net):
 
 
 def tell(program: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        cwd=tempfile.gettempdir(),
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_process(PRELUDE + textwrap.dedent(program))
 
 
 TRAIN = """
@@ -156,29 +145,6 @@ def test_a_captured_graph_replays_right_while_others_allocate() -> None:
         print(json.dumps([right, intact]))
         """
     ) == [[True, True, True], True]
-
-
-def test_streams_do_not_read_each_others_memory() -> None:
-    assert (
-        tell(
-            """
-        swap("512MiB")
-        streams = [torch.cuda.Stream() for _ in range(4)]
-        wrong = 0
-        for turn in range(200):
-            stream = streams[turn % 4]
-            with torch.cuda.stream(stream):
-                x = torch.full((4 << 20,), float(turn), device="cuda")
-                for _ in range(8):
-                    x = x * 1.0
-                y = x.max() - x.min() + (x[0] - turn).abs()
-                del x
-                wrong += float(y) != 0
-        print(json.dumps(wrong))
-        """
-        )
-        == 0
-    )
 
 
 def test_cudnns_benchmark_works() -> None:

@@ -4,6 +4,7 @@ Each program trains twice, on plain torch and under a share of the peak it had t
 losses, parameters and gradients must agree to the bit.
 """
 
+import builtins
 from typing import Any
 
 import pytest
@@ -32,10 +33,11 @@ def perceptron(device: str, budget: int | None, half: bool, optimizer: str) -> A
         layers += [torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.GELU()]
         layers += [torch.nn.Dropout(0.1)]
     net = torch.nn.Sequential(*layers).to(device)
-    made = {
+    makers: dict[str, Any] = {
         "fused AdamW": lambda: torch.optim.AdamW(net.parameters(), fused=True),
         "foreach SGD": lambda: torch.optim.SGD(net.parameters(), 0.01, 0.9, foreach=True),
-    }[optimizer]()
+    }
+    made = makers[optimizer]()
     kind = torch.float16 if device == "cuda" else torch.bfloat16
     scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=half)
     x = torch.randn(batch, width, device=device)
@@ -139,12 +141,11 @@ def test_workers_of_a_loader_may_be_forked_beside_the_pool(device: str) -> None:
 
 def left_alive(device: str, budget: int) -> Any:
     """Ends with tensors that live, are evicted, and are held by a graph of autograd."""
-    global kept
     swap(device, budget)
     x = torch.randn(1 << 18, device=device, requires_grad=True)
     y = x.sin()
     layers = [(y * i).cos() for i in range(8)]
-    kept = [x, y, *layers, torch.stack(layers).sum()]
+    builtins.kept = [x, y, *layers, torch.stack(layers).sum()]  # type: ignore[attr-defined]
     dtr_alloc.evict(layers[3])
     return dtr_alloc.is_evicted(layers[3])
 
