@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import runpy
+import tempfile
+from pathlib import Path
+
 from work import Work
+
+ROOT = Path(__file__).parents[2]
 
 
 def probe(work: Work) -> None:
-    """Without a GPU there is no driver; the tests run it on a fake one, which may be named."""
-    if not work.cuda and "DTR_ALLOC_LIBCUDA" not in work.env:
-        absent = {"absent": "no driver, and DTR_ALLOC_LIBCUDA names none"}
-        work.add("driver calls", absent, absent["absent"])
-        return
-    found = work.script("driver calls", "driver_calls.py", limit=60)
+    """Without a GPU the driver is the fake one of the tests, unless another is named."""
+    with tempfile.TemporaryDirectory() as folder:
+        driver = {}
+        if not work.cuda and "DTR_ALLOC_LIBCUDA" not in work.env:
+            driver = {"DTR_ALLOC_LIBCUDA": fake_driver(Path(folder))}
+        found = work.script("driver calls", "driver_calls.py", limit=60, settings=driver)
+    found["driver"] = "fake" if driver else work.env.get("DTR_ALLOC_LIBCUDA", "the system's")
     work.add("driver calls", found, f"{len(found.get('microseconds', {}))} groups of figures")
     for group, calls in found.get("microseconds", {}).items():
         shown = ", ".join(f"{name} {value:.2f}" for name, value in calls.items())
         print(f"  {group} (us): {shown}")
+
+
+def fake_driver(folder: Path) -> str:
+    made: str = runpy.run_path(str(ROOT / "tests/fake_cuda/driver.py"))["build"](folder)
+    return made
 
 
 def remap(work: Work) -> None:

@@ -59,17 +59,21 @@ def build(folder: Path) -> None:
     """Compiles into `folder`.
 
     Raises:
-        subprocess.CalledProcessError: The compiler's words are on the terminal.
+        RuntimeError: With the end of what the compiler said.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "built.json").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as place:
         into = ["--build-lib", place, "--build-temp", str(ROOT / "build/temp-gpu")]
         command = [sys.executable, "setup.py", "-q", "build_ext", *into]
-        with subprocess.Popen(command, cwd=ROOT) as extension:
+        log = Path(place) / "said.txt"
+        with (
+            log.open("w") as said,
+            subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said) as extension,
+        ):
             harness = _build_harness()
         if extension.returncode != 0:
-            raise subprocess.CalledProcessError(extension.returncode, command)
+            raise RuntimeError(f"the extension does not build:\n{log.read_text()[-4000:]}")
         shutil.copy(Path(place) / "dtr_alloc" / f"_core{SUFFIX}", folder)
         shutil.copy(harness, folder / HARNESS)
     write_json(folder / "built.json", key())
@@ -106,11 +110,11 @@ def environment(folder: Path | None, device: str) -> dict[str, str]:
     if folder is None and device == "cpu" and importlib.util.find_spec("dtr_alloc"):
         paths = [os.environ.get("PYTHONPATH", "")]
     else:
-        folder = folder or DEFAULT
+        folder = (folder or DEFAULT).resolve()  # Scripts run in other folders.
         if not is_current(folder):
             print(f"building into {folder}", flush=True)
             build(folder)
         paths = [str(link(folder)), os.environ.get("PYTHONPATH", "")]
-        shown["DTR_ALLOC_ENGINE_HARNESS"] = str((folder / HARNESS).resolve())
+        shown["DTR_ALLOC_ENGINE_HARNESS"] = str(folder / HARNESS)
     paths += [str(ROOT / "perf/gpu"), str(ROOT / "perf")]
     return shown | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUNBUFFERED": "1"}

@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+OWN_GROUP: Any = {"process_group": 0}
+if sys.version_info < (3, 11):
+    OWN_GROUP = {"preexec_fn": os.setpgrp}
 
 
 def ended(
@@ -42,7 +45,7 @@ def ended(
     with (
         output.open("ab") as file,
         subprocess.Popen(
-            command, stdout=file, stderr=file, env=env, cwd=cwd, preexec_fn=os.setpgrp
+            command, stdout=file, stderr=file, env=env, cwd=cwd, **OWN_GROUP
         ) as process,
     ):
         try:

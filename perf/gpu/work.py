@@ -41,13 +41,20 @@ class Work:
         return self.deadline - time.monotonic()
 
     def script(
-        self, name: str, script: str, *arguments: object, limit: float, allocator: str = ""
+        self,
+        name: str,
+        script: str,
+        *arguments: object,
+        limit: float,
+        allocator: str = "",
+        settings: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """What the script found, for the result `name`: perhaps with `failed` or `unfinished`."""
+        """What the script found, for the result `name`: perhaps with `failed` or `unfinished`.
+        `settings` are further variables of its process."""
         limit = min(limit, self.left())
         if limit < LEAST_SECONDS:
             return {"unfinished": "not begun: no time left"}
-        env = dict(self.env)
+        env = self.env | (settings or {})
         if self.cuda and allocator in ALLOCATOR_SETTINGS:
             env["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATOR_SETTINGS[allocator]
 
