@@ -66,10 +66,14 @@ class Blocks:
         self.pool.check()
 
 
-def start(cuda: FakeCuda, pages: int = 4) -> tuple[Blocks, int, int, int]:
+def start(
+    cuda: FakeCuda, pages: int = 4, addresses: int | None = None
+) -> tuple[Blocks, int, int, int]:
+    """A pool of so many pages, with addresses for so many."""
     a, b, c = (cuda.stream() for _ in range(3))
     cuda.manual()
-    return Blocks(cuda, Pool(pages * PAGE, "cuda")), a, b, c
+    space = None if addresses is None else addresses * PAGE
+    return Blocks(cuda, Pool(pages * PAGE, "cuda", address_space=space)), a, b, c
 
 
 def in_order(cuda: FakeCuda, *streams: int) -> None:
@@ -259,8 +263,9 @@ def test_a_block_that_joins_the_holes_of_two_streams_keeps_all_three_waits(cuda:
 
 
 def two_pages_moved_to_b(cuda: FakeCuda) -> tuple[Blocks, int, int, int]:
-    """One of two pages in holes was used by a, the other by b; b gets both as one block."""
-    blocks, a, b, _ = start(cuda, pages=4)
+    """One of two pages in holes was used by a, the other by b; b gets both as one block. Then no
+    address is left that was never used."""
+    blocks, a, b, _ = start(cuda, pages=4, addresses=6)
     parts = [blocks.allocate(PAGE, stream) for stream in (a, a, b, b)]
     blocks.free(parts[0])
     blocks.free(parts[2])
