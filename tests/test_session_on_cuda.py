@@ -159,12 +159,12 @@ def test_a_run_in_which_pages_are_made_is_not_measured(cuda: FakeCuda) -> None:
         assert session._core.stats().time_stamps == 2 + 3
 
 
-def test_cudnns_benchmark_is_warned_of(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+def test_cudnns_benchmark_is_warned_of(cuda: FakeCuda) -> None:
     x, weight = torch.randn(1, 4, 16, 16), torch.randn(4, 4, 3, 3)
     torch.set_warn_always(True)  # Else once a process, and this test may run twice.
+    on = torch.backends.cudnn.flags(enabled=True, benchmark=True)
     try:
-        with instrumented(on_cuda=True), rematerialize("64MiB"):
+        with on, instrumented(on_cuda=True), rematerialize("64MiB"):
             x = x.add(1)  # No convolution: no warning, which would be an error here.
             with pytest.warns(UserWarning, match=r"^torch\.backends\.cudnn\.benchmark is on: "):
                 torch.nn.functional.conv2d(x, weight)

@@ -18,9 +18,13 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 
 
 def convolutions(device: str, budget: int | None, benchmark: bool, channels_last: bool) -> Any:
-    torch.backends.cudnn.benchmark = benchmark
     if benchmark and device == "cuda":
         torch.use_deterministic_algorithms(False)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+        return trained_convolutions(device, budget, channels_last)
+
+
+def trained_convolutions(device: str, budget: int | None, channels_last: bool) -> Any:
     watched = swap(device, budget)
     width, side, count = (64, 64, 16) if device == "cuda" else (8, 16, 4)
     layers: list[torch.nn.Module] = []
@@ -68,8 +72,13 @@ def test_with_cudnns_benchmark_results_are_near_and_a_difference_is_told(device:
 def touched_in_backward(device: str, budget: int, benchmark: bool) -> Any:
     """A convolution's result, evicted by hand, and brought back in the thread of the backward
     pass; is it the same?"""
-    torch.backends.cudnn.benchmark = benchmark
-    torch.use_deterministic_algorithms(False)
+    if device == "cuda":
+        torch.use_deterministic_algorithms(False)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+        return brought_back_in_backward(device, budget)
+
+
+def brought_back_in_backward(device: str, budget: int) -> Any:
     swap(device, budget)
     torch.manual_seed(0)
     conv: Any = torch.nn.Conv2d(32, 48, 3, padding=1).to(device)
