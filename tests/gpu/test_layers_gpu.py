@@ -20,11 +20,6 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 def convolutions(device: str, budget: int | None, benchmark: bool, channels_last: bool) -> Any:
     if benchmark and device == "cuda":
         torch.use_deterministic_algorithms(False)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
-        return trained_convolutions(device, budget, channels_last)
-
-
-def trained_convolutions(device: str, budget: int | None, channels_last: bool) -> Any:
     watched = swap(device, budget)
     width, side, count = (64, 64, 16) if device == "cuda" else (8, 16, 4)
     layers: list[torch.nn.Module] = []
@@ -39,12 +34,13 @@ def trained_convolutions(device: str, budget: int | None, channels_last: bool) -
     net = net.to(memory_format=kind)
     x = torch.randn(count, width, side, side, device=device).to(memory_format=kind)
     losses = []
-    for _ in range(3):
-        net.zero_grad()
-        loss = net(x).square().mean()
-        backward(loss)
-        losses.append(loss.detach().clone())
-        del loss
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+        for _ in range(3):
+            net.zero_grad()
+            loss = net(x).square().mean()
+            backward(loss)
+            losses.append(loss.detach().clone())
+            del loss
     values = [float(value) for value in losses]
     return result(watched, [*losses, *trained(net)], losses=values)
 
@@ -74,25 +70,21 @@ def touched_in_backward(device: str, budget: int, benchmark: bool) -> Any:
     pass; is it the same?"""
     if device == "cuda":
         torch.use_deterministic_algorithms(False)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
-        return brought_back_in_backward(device, budget)
-
-
-def brought_back_in_backward(device: str, budget: int) -> Any:
     swap(device, budget)
     torch.manual_seed(0)
     conv: Any = torch.nn.Conv2d(32, 48, 3, padding=1).to(device)
     x = torch.randn(8, 32, 40, 40, device=device)
-    with torch.no_grad():
-        y = conv(x)
-    before = y.clone()
-    dtr_alloc.pin(before)
-    gone = dtr_alloc.evict(y)
-    found: list[Any] = []
-    z = torch.ones((), device=device, requires_grad=True)
-    out: Any = z * 2
-    out.register_hook(lambda gradient: found.append((y - before).abs().max()))
-    backward(out)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+        with torch.no_grad():
+            y = conv(x)
+        before = y.clone()
+        dtr_alloc.pin(before)
+        gone = dtr_alloc.evict(y)
+        found: list[Any] = []
+        z = torch.ones((), device=device, requires_grad=True)
+        out: Any = z * 2
+        out.register_hook(lambda gradient: found.append((y - before).abs().max()))
+        backward(out)
     return [gone, float(found[0])]
 
 
