@@ -276,7 +276,7 @@ class CudaArena final : public Arena {
   std::uintptr_t base_ = 0;
   std::int64_t top_ = 0;  // No page from here on was ever mapped.
   Price mappings_;        // To map a page and give access to it.
-  Price moves_;           // To move one, with all waiting.
+  Price moves_;           // To move one: the host's part.
   std::vector<Physical> unreleased_;
 };
 

@@ -13,8 +13,8 @@ bool evict_window(const Window& window, Engine& engine) {
   return !window.values.empty();
 }
 
-// Whether to move a page costs more than a tenth of computing as many bytes. A device's pages are
-// dear; a host's cost a thousandth.
+// Whether to move a page costs more than a tenth of computing as many bytes. By its measured prices
+// a host's pages never do; a device's are expected to.
 bool pages_are_dear(const Pool& pool, const EngineStats& done, const MovePrices& prices) {
   constexpr double kShare = 0.1;
   const auto computed = static_cast<double>(pool.stats().allocated);
