@@ -161,7 +161,9 @@ class Engine {
   // value is asked as it is read, when the program has let go of what it was made from. Costs some
   // nanoseconds: by Value::history most need no look.
   static constexpr int kShortestHistory = 16, kLongestHistory = 256;
-  bool outweighed(Value& value, int shortest = kShortestHistory);
+  bool outweighed(Value& value, int shortest = kShortestHistory) {
+    return value.history >= shortest && !value.constant() && weighs_too_much(value);
+  }
 
   // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
@@ -192,6 +194,7 @@ class Engine {
   static constexpr Bytes kRecord = 1024;
   template <class Visit>
   History walk(const Value& value, Bytes enough, const Visit& visit);
+  bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
   std::vector<Value*> held_on(const Value& constant) const;
   void own(Value& value);

@@ -65,9 +65,8 @@ Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visi
 // is walked where it may weigh too much by the estimate, or where that has grown by half since the
 // last walk. What a backward pass will need is held by the program, so in training a walk ends at
 // once.
-bool Engine::outweighed(Value& value, int shortest) {
+bool Engine::weighs_too_much(Value& value) {
   constexpr int kLongestEstimate = std::numeric_limits<std::uint16_t>::max() / 2;
-  if (value.constant() || value.history < shortest) return false;
   if (value.history < std::min<Bytes>(value.size / kRecord, value.walked * 3 / 2)) return false;
   const History history = walk(value, value.size, [](Value&) {});
   const int estimate = std::min(history.recipes + history.behind, kLongestEstimate);

@@ -9,14 +9,26 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 
 #include <cstring>
 #include <memory>
 
 #include "dtr_alloc/csrc/device_work.h"
+#include "runtime/csrc/engine/rules.h"
 
 namespace dtr {
+
+constexpr c10::DispatchKeySet kDense = c10::DispatchKeySet(
+    {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
+     c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
+     c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+// Whether nothing but its storage holds a tensor's content: not sparse, quantized, nested, ...
+inline bool is_dense(const c10::TensorImpl& tensor) {
+  return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
+}
 
 struct SessionDevice {
   c10::Device device;
@@ -27,16 +39,18 @@ struct SessionDevice {
   std::unique_ptr<DeviceWork> work;         // Null on the host.
 
   // A dense tensor of this device, or a number on the host, which a recipe keeps itself.
-  bool holds(const c10::TensorImpl& tensor) const;
+  bool holds(const c10::TensorImpl& tensor) const {
+    if (!is_dense(tensor)) return false;
+    if (tensor.device() == device) return true;
+    return tensor.is_cpu() &&
+           static_cast<Bytes>(tensor.unsafe_storage().nbytes()) <= kLargestInline;
+  }
   at::DataPtr ordinary(void* data) const { return {data, data, deleter, device}; }
   Stream current_stream() const { return work ? stream(device) : 0; }
   void copy(void* to, const void* from, Bytes bytes) const {
     work ? work->copy(to, from, bytes, current_stream()) : void(std::memcpy(to, from, bytes));
   }
 };
-
-// Whether nothing but its storage holds a tensor's content: not sparse, quantized, nested, ...
-bool is_dense(const c10::TensorImpl& tensor);
 
 // The host. With `on_cuda`, CPU tensors on the memory of CUDA device 0, for tests on a driver whose
 // memory the host can touch.

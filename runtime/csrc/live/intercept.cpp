@@ -39,11 +39,6 @@ namespace {
 
 thread_local bool in_optimizer = false;
 
-const c10::DispatchKeySet kDense = c10::DispatchKeySet(
-    {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
-     c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
-     c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
-
 void mix(Costs::Key& key, c10::IntArrayRef numbers) {
   for (std::int64_t number : numbers) {
     key = (key ^ static_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15;
@@ -81,16 +76,6 @@ bool differentiating() {
 }
 
 }  // namespace
-
-bool is_dense(const c10::TensorImpl& tensor) {
-  return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
-}
-
-bool SessionDevice::holds(const c10::TensorImpl& tensor) const {
-  if (!is_dense(tensor)) return false;
-  if (tensor.device() == device) return true;
-  return tensor.is_cpu() && static_cast<Bytes>(storage_of(tensor)->nbytes()) <= kLargestInline;
-}
 
 void Session::set_in_optimizer(bool inside) {
   in_optimizer = inside;

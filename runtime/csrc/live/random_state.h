@@ -23,6 +23,7 @@ class RandomState {
 
  private:
   struct Cpu {
+    explicit Cpu(at::CPUGeneratorImpl& source);
     at::mt19937 engine;
     std::optional<float> next_float;
     std::optional<double> next_double;
