@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from measurement import Measurement, report
+from measurement import Measurement, end_first_steps, report
 
 import dtr_alloc
 
@@ -39,11 +39,13 @@ def evictions(count: int) -> list[Measurement]:
     """Costs of `count` evictions, in us each."""
     base = torch.ones(TENSOR_BYTES // 4)
     with dtr_alloc.rematerialize(None, device="cpu"):
+        end_first_steps()
         _, kept = additions_ns(base, count)  # Touches the pages.
         del kept
         free_ns, kept = additions_ns(base, count)
         del kept
     with dtr_alloc.rematerialize(CANDIDATES * TENSOR_BYTES, device="cpu") as session:
+        end_first_steps()
         _, full = additions_ns(base, CANDIDATES)
         before = session.stats()
         tight_ns, kept = additions_ns(base, count)
@@ -69,6 +71,7 @@ def chain(length: int) -> list[Measurement]:
     holds them all: of what it dropped, a recipe goes no further back than 256 operators."""
     y = torch.ones(256)
     with dtr_alloc.rematerialize(None, device="cpu") as session:
+        end_first_steps()
         links = [torch.zeros(256) + y]
         begin = time.perf_counter()
         for _ in range(length - 1):

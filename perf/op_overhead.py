@@ -3,8 +3,9 @@
 Thread-CPU time per Python call, in a scope without a budget against plain eager. Batches of the
 two alternate, so that a machine that slows down does so for both, and the difference of the two
 medians counts. Results are dropped at once, so the figure holds both making a record and freeing
-it. Inputs are themselves results of recorded operators. Beside it: what a TorchDispatchMode adds
-that does nothing but call the operator, the way that programs in Python intercept.
+it. Inputs are themselves results of recorded operators. Beside it: the same in the first steps of
+a scope, which are written down for the advice in errors; and what a TorchDispatchMode adds that
+does nothing but call the operator, the way that programs in Python intercept.
 
 The size of a record is the growth of the process over a chain of additions whose intermediates are
 dropped and whose recipes are kept by the chain's end, divided by the number of additions.
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measurement import Measurement, report, rss_bytes
+from measurement import Measurement, end_first_steps, report, rss_bytes
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -88,12 +89,15 @@ def overheads(batches: int, count: int) -> list[Measurement]:
     scopes: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "eager": nullcontext,
         "added": lambda: dtr_alloc.rematerialize(None, device="cpu"),
+        "added in the first steps": lambda: dtr_alloc.rematerialize(None, device="cpu"),
         "added by an empty TorchDispatchMode": Empty,
     }
     times: dict[tuple[str, str], list[float]] = {}
     for _ in range(batches):
         for scope, make in scopes.items():
             with make():
+                if scope == "added":
+                    end_first_steps()
                 for name, call in calls().items():
                     times.setdefault((name, scope), []).append(batch_ns(call, count))
     found = []
