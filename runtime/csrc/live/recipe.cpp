@@ -211,14 +211,14 @@ class ReplayArguments {
   }
 
   c10::Storage storage_of(const RecipeReader::Tensor& tensor) {
-    const c10::Device device = kinds()[tensor.recipe.kind].device;
+    const auto device = [&] { return kinds()[tensor.recipe.kind].device; };
     switch (tensor.recipe.use) {
       case kScratch:
         return storages_[scratch_++];
       case kShapeOnly:
-        return c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, device));
+        return c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, device()));
       case kInline:
-        return storage_of_kept(tensor.content, device);
+        return storage_of_kept(tensor.content, device());
       default:
         return storages_[tensor.recipe.use];
     }
@@ -318,7 +318,8 @@ c10::SmallVector<Bytes, 2> Recipe::scratch() const {
   return sizes;
 }
 
-Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const {
+Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
+                       const SessionDevice& device) const {
   const Context& context = contexts()[context_];
   Replay replay{.info = info_,
                 .stack = {},
@@ -329,8 +330,7 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice
                 .grad_mode = context.grad_mode,
                 .default_generator = {},
                 .recorded_state = {}};
-  ReplayArguments arguments(*info_, reader(), random_.get(), storages,
-                            storages.size() - scratch().size());
+  ReplayArguments arguments(*info_, reader(), random_.get(), storages, uses);
   replay.stack.reserve(info_->arguments);
   for (std::uint32_t i = 0; i < info_->arguments; ++i) {
     replay.stack.push_back(arguments.next(replay));

@@ -92,9 +92,10 @@ class Recipe {
   // Bytes of the memory that a replay may write as it likes, for each such argument.
   c10::SmallVector<Bytes, 2> scratch() const;
 
-  // Arguments over `storages`: one for each Use, those of one value being the same, then one for
-  // each of scratch().
-  Replay prepare(c10::ArrayRef<c10::Storage> storages, const SessionDevice& device) const;
+  // Arguments over `storages`: one for each of the `uses`, those of one value being the same, then
+  // one for each of scratch().
+  Replay prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
+                 const SessionDevice& device) const;
 
  private:
   Recipe(const OperatorInfo& info, std::unique_ptr<RandomState> random, std::uint16_t context,

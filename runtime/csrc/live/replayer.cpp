@@ -69,7 +69,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
       storage->set_data_ptr_noswap(std::move(data));
     }
   }
-  Replay ready = recipe.prepare(storages, device_);
+  Replay ready = recipe.prepare(storages, op.use_count, device_);
   storages.clear();
   {
     Unlocked open(lock);

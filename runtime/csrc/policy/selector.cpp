@@ -48,6 +48,15 @@ bool Selector::all_are_affordable(Nanos clock) const {
   return columns_.count() <= kFew || (evaluations_ + n) * kScore <= clock / kShare;
 }
 
+inline void Selector::consider(Least& least, const ColumnsView& columns, std::size_t row,
+                               Nanos clock) {
+  columns_.set_neighbourhood(row, neighbourhood_.cost(row));
+  if (heuristic_.fragmentation != 0) look_beside(row);
+  ++evaluations_;
+  least.consider(static_cast<std::int64_t>(row), columns.order[row],
+                 scorer_.terms(columns, row, clock));
+}
+
 // At least kSampleAtLeast rows. Tensors below a hundredth of the mean size are passed over.
 Value* Selector::choose_from_sample(Nanos clock) {
   constexpr std::size_t kSampleAtLeast = 32;
@@ -58,7 +67,7 @@ Value* Selector::choose_from_sample(Nanos clock) {
   Least least = scorer_.least();
   for (std::size_t i = 0; i < draws; ++i) {
     const std::size_t row = draw(n);
-    if (columns.size[row] >= small && columns.evictable[row]) consider(least, row, clock);
+    if (columns.size[row] >= small && columns.evictable[row]) consider(least, columns, row, clock);
   }
   return least.row() == kNoRow ? nullptr : columns_.value(least.row());
 }
@@ -75,10 +84,11 @@ Value* Selector::choose_at_random() {
 }
 
 Value* Selector::choose_waiting(Nanos clock) {
+  const ColumnsView columns = columns_.view();
   Least least = scorer_.least();
-  for (std::size_t row = 0; row < columns_.count(); ++row) {
+  for (std::size_t row = 0; row < columns.count; ++row) {
     const Value& value = *columns_.value(row);
-    if (value.locks > 0 && value.locks == value.waiting) consider(least, row, clock);
+    if (value.locks > 0 && value.locks == value.waiting) consider(least, columns, row, clock);
   }
   return least.row() == kNoRow ? nullptr : columns_.value(least.row());
 }
@@ -86,19 +96,6 @@ Value* Selector::choose_waiting(Nanos clock) {
 std::size_t Selector::draw(std::size_t rows) {
   random_ = random_ * 6364136223846793005 + 1442695040888963407;  // Knuth's MMIX generator.
   return (random_ >> 32) * rows >> 32;
-}
-
-void Selector::consider(Least& least, std::size_t row, Nanos clock) {
-  refresh(row);
-  ++evaluations_;
-  const ColumnsView columns = columns_.view();
-  least.consider(static_cast<std::int64_t>(row), columns.order[row],
-                 scorer_.terms(columns, row, clock));
-}
-
-void Selector::refresh(std::size_t row) {
-  columns_.set_neighbourhood(row, neighbourhood_.cost(row));
-  if (heuristic_.fragmentation != 0) look_beside(row);
 }
 
 // MegEngine looks for the right hole where the bytes of a value end. Blocks end at a granule, so

@@ -58,8 +58,7 @@ class Selector {
   Value* choose_from_sample(Nanos clock);
   Value* choose_at_random();
   bool all_are_affordable(Nanos clock) const;
-  void consider(Least& least, std::size_t row, Nanos clock);
-  void refresh(std::size_t row);
+  void consider(Least& least, const ColumnsView& columns, std::size_t row, Nanos clock);
   bool sees_right(const Value& value) const;
   void look_beside(std::size_t row);
   void look_beside_all();
