@@ -13,7 +13,7 @@ ARGS :=
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all perf lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults
+.PHONY: demo test test-all figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -25,16 +25,23 @@ test: $(READY)
 test-all: $(READY)
 	.venv/bin/pytest -q $(ARGS)
 
-# Under twenty minutes on a quiet machine of two cores; perf/README.md tells what each shows.
-perf: $(READY)
-	$(PYTHON) perf/throughput.py --out perf/results
+# What the README and the documents quote, measured anew; perf/README.md tells what each shows. For a
+# quiet machine. What takes hours or needs the published logs is not here: tests/test_figures.py has
+# the list.
+figures: $(READY)
+	$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
+	$(PYTHON) perf/peers.py --out perf/results
+	$(PYTHON) perf/advice.py --out perf/results
 	$(PYTHON) perf/optimizers.py --out perf/results
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
+	$(PYTHON) perf/fidelity.py --out perf/results/fidelity.json
 	$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	$(PYTHON) perf/scaling.py --out perf/results
-	$(PYTHON) perf/peers.py --out perf/results
+	$(PYTHON) perf/throughput.py --out perf/results
+	$(PYTHON) perf/trace_overhead.py --out perf/results/trace_overhead.json
+	$(PYTHON) perf/memory_map.py
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the

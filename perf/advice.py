@@ -14,9 +14,7 @@ Thirty-odd small trainings in the idioms of public code, three steps each, on on
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +24,7 @@ from typing import Any
 
 import torch
 from idioms import PROGRAMS, STEPS, Make
-from measurement import provenance
+from measurement import origin, provenance, write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -143,10 +141,13 @@ def shown(size: int | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The advice of OutOfMemoryError, followed.")
     parser.add_argument("--only", default="", help="names of programs, with commas")
+    parser.add_argument("--quick", action="store_true", help="the first program")
     parser.add_argument("--out", type=Path, help="folder for advice.json and advice.txt")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     only = [name for name in arguments.only.split(",") if name]
+    if arguments.quick:
+        only = [next(iter(PROGRAMS))]
     rows = []
     for name, make in PROGRAMS.items():
         if only and name not in only:
@@ -183,14 +184,9 @@ def main() -> None:
     console = Console(width=110, record=True)
     console.print(table, last)
     if arguments.out:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        )
         results = [asdict(row) | {"passes": row.passes()} for row in rows]
-        ran = {**provenance(), "commit": commit.stdout.strip(), "rows": results}
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "advice.json").write_text(json.dumps(ran, indent=1) + "\n")
-        (arguments.out / "advice.txt").write_text(console.export_text())
+        write_json(arguments.out / "advice.json", provenance() | {"rows": results})
+        (arguments.out / "advice.txt").write_text(f"{origin()}\n\n{console.export_text()}")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import platform
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +27,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from measurement import origin
 from rich.console import Console
 from rich.table import Table
 
@@ -228,9 +227,7 @@ def main() -> int:
             writer.writeheader()
             writer.writerows(asdict(cell) | {"overhead": f"{cell.overhead:.4f}"} for cell in cells)
         with (options.out / "budget_floor.txt").open("w") as file:
-            command = shlex.join(["python", *sys.argv])
-            machine = f"torch {torch.__version__}, {platform.machine()}, 1 thread"
-            print(f"$ {command}   # {machine}\n", file=file)
+            print(f"{origin()}\n", file=file)
             report = Console(file=file, width=110)
             report.print(table(floors, cells))
             for found in floors:

@@ -11,11 +11,11 @@ operators run again, and the peak; without a budget, the peak to the byte.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
+from measurement import provenance, write_json
 from models import MODELS, Workload
 
 import dtr_alloc
@@ -129,12 +129,7 @@ def main() -> int:
                 flush=True,
             )
     if options.out is not None:
-        document = {
-            "command": f"python perf/fidelity.py{' --quick' if options.quick else ''}",
-            "torch": torch.__version__,
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(options.out, provenance() | {"rows": rows})
     return 0 if all(row["identical"] for row in rows) else 1
 
 

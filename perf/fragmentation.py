@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from measurement import origin
 
 from dtr_alloc import Heuristic, SimulationResult
 from dtr_alloc.runtime.heuristic import PRESETS
@@ -229,13 +230,14 @@ def main() -> int:
         ).items():
             results[way, share, short_name(str(path)) + tag] = result
     rows = summary(results)
-    print("  ".join(f"{name:>30}" for name in rows[0]))
+    lines = [origin(), "", "  ".join(f"{name:>30}" for name in rows[0])]
     for row in rows:
         shown = (f"{value:.4f}" if isinstance(value, float) else value for value in row.values())
-        print("  ".join(f"{value:>30}" for value in shown))
-    for line in (*against_bytes(results), *against_dtr(results)):
-        print(line)
+        lines.append("  ".join(f"{value:>30}" for value in shown))
+    lines += [*against_bytes(results), *against_dtr(results)]
+    print("\n".join(lines))
     options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "fragmentation.txt").write_text("\n".join(lines) + "\n")
     with open(options.out / "fragmentation.csv", "w", newline="") as file:
         writer = csv.writer(file)
         names = ("status", "overhead", "misses", "fragmentation", "free_after", "evicted_bytes")

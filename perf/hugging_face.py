@@ -21,9 +21,6 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import json
-import platform
-import shlex
 import statistics
 import sys
 import time
@@ -36,6 +33,7 @@ from typing import Any
 
 import torch
 import transformers
+from measurement import origin, provenance, write_json
 from models.hugging_face import HUGGING_FACE
 from rich.console import Console
 from torch import Tensor
@@ -223,22 +221,15 @@ def main() -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         with (options.out / "hugging_face.txt").open("w") as file:
-            print(
-                f"$ {shlex.join(['python', *sys.argv])}   # torch {torch.__version__}, "
-                f"transformers {transformers.__version__}, Python {platform.python_version()}, "
-                f"{platform.machine()}, 1 thread\n",
-                file=file,
-            )
+            print(f"{origin()}, transformers {transformers.__version__}\n", file=file)
             show(Console(file=file, width=110), trained, generated, broken)
-        document = {
-            "command": shlex.join(["python", *sys.argv]),
-            "torch": torch.__version__,
+        document = provenance() | {
             "transformers": transformers.__version__,
             "failures": broken,
             "trained": [figures(comparison) for comparison in trained],
             "generated": [figures(comparison) for comparison in generated],
         }
-        (options.out / "hugging_face.json").write_text(json.dumps(document, indent=1) + "\n")
+        write_json(options.out / "hugging_face.json", document)
     return 1 if broken else 0
 
 

@@ -1,13 +1,16 @@
-"""What the measurements in this folder share: a table with limits, and a JSON file.
+"""What the measurements in this folder share: a table with limits, and where a result comes from.
 
-A measurement is a name, a figure, its unit, and the limit it has to keep, if any. The JSON file
-holds them with the command that made them, so that a number in results/ can be made again. A file
-is replaced whole, so that a script may write what it has so far and be killed at any time.
+A measurement is a name, a figure, its unit, and the limit it has to keep, if any. A JSON file holds
+them with the command that made them, so that a number in results/ can be made again, and with the
+state of the C++ that was measured, so that a test can tell which numbers are of today. A file is
+replaced whole, so that a script may write what it has so far and be killed at any time.
 """
 
+import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+LOAD = os.getloadavg()[0]
+"""Of the machine in the minute before the script began."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +71,38 @@ def commit() -> str:
     return name.stdout.decode().strip() + "+" * changed
 
 
+def code() -> str:
+    """Twelve digits that stand for the product's C++, its comments and its spaces left out."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for folder in ("dtr_alloc/csrc", "runtime/csrc"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in {".cpp", ".h"}:
+                text = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.S)
+                digest.update(f"{path.relative_to(root)} {' '.join(text.split())}".encode())
+    return digest.hexdigest()[:12]
+
+
 def provenance() -> dict[str, str]:
-    """The command that is running, and what it runs on."""
+    """The command that is running, what it measures, and what it runs on."""
     return {
         "command": shlex.join(["python", *sys.argv]),
         "commit": commit(),
+        "code": code(),
         "torch": version("torch"),
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} used",
+        "load": f"{LOAD:.1f}",
     }
+
+
+def origin() -> str:
+    """The same in one line, the first of a text."""
+    about = provenance()
+    return (
+        f"$ {about['command']}   # {about['commit']}, code {about['code']}, "
+        f"torch {about['torch']}, {about['machine']}, load {about['load']}"
+    )
 
 
 def write_json(path: Path, document: Any) -> None:

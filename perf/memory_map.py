@@ -19,6 +19,7 @@ from fragmentation import DEFAULT, OWN, PLENTY, WAYS
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from measurement import origin
 
 from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.plot import short_name
@@ -48,13 +49,15 @@ def image(result: SimulationResult, addresses: int) -> npt.NDArray[np.int64]:
 def main() -> int:
     """Draws."""
     parser = argparse.ArgumentParser(description="Memory over time, plain dtr beside the default.")
-    parser.add_argument("trace", type=Path, nargs="?", default=OWN / "densenet.log.gz")
+    parser.add_argument("trace", type=Path, nargs="?", help="default: densenet of ours")
+    parser.add_argument("--quick", action="store_true", help="unrolled_gan, which is small")
     parser.add_argument("--budget", type=float, default=0.4, help="share of the pool's peak")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results/memory_map.png"
     )
     options = parser.parse_args()
-    simulator = Simulator(options.trace, name=short_name(str(options.trace)))
+    trace = options.trace or OWN / f"{'unrolled_gan' if options.quick else 'densenet'}.log.gz"
+    simulator = Simulator(trace, name=short_name(str(trace)))
     peak = simulator.run(PLENTY, Rules(mode="pool", thrash=None, pin_outputs=False)).peak_bytes
     budget = int(peak * options.budget)
     figure = Figure(figsize=(11, 4.6), layout="constrained", dpi=100)
@@ -83,7 +86,7 @@ def main() -> int:
     patches = [Patch(facecolor=colour, edgecolor="k", label=kind) for kind, colour in KINDS.items()]
     figure.legend(handles=patches, loc="outside upper center", ncols=4, frameon=False)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out)
+    figure.savefig(options.out, metadata={"Description": origin()})
     return 0
 
 

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from measurement import provenance
+from measurement import origin, provenance
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -110,7 +110,7 @@ def main() -> int:
         document = json.dumps(head | {"rows": rows}, indent=1)
         (options.out / "optimizers.json").write_text(document + "\n")
         with (options.out / "optimizers.txt").open("w") as file:
-            file.write(f"$ {head['command']}   # torch {torch.__version__}, {head['machine']}\n\n")
+            file.write(f"{origin()}\n\n")
             Console(file=file, width=100).print(table)
     return 0
 

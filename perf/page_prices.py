@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from measurement import provenance
+from measurement import origin
 
 from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.heuristic import PRESETS
@@ -80,14 +80,14 @@ def main() -> None:
     """Prints the table and writes it as text."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--logs", type=Path, help="a folder of logs, instead of our own traces")
+    parser.add_argument("--quick", action="store_true", help="one trace")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    about = provenance()
-    lines = [f"$ {about['command']}   # commit {about['commit']}", ""]
+    lines = [origin(), ""]
     lines += [
         f"{'trace':<16} share  us a page  {'ours':<14} {'always':<14} {'never':<14} over best"
     ]
-    for path in sorted((options.logs or OWN).glob("*.log.gz")):
+    for path in sorted((options.logs or OWN).glob("*.log.gz"))[: 1 if options.quick else None]:
         for share, price, ours, always, never in rows(path):
             best = min(always.sum, never.sum)
             over = f"{ours.sum / best - 1:+.2f}" if best < float("inf") else "-"

@@ -42,7 +42,7 @@ from typing import Any
 import checkpointing
 import torch
 from matplotlib.figure import Figure
-from measurement import provenance
+from measurement import origin, provenance
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -252,9 +252,7 @@ def main() -> int:
         document = json.dumps(head | {"rows": [asdict(row) for row in rows]}, indent=1)
         (options.out / "peers.json").write_text(document + "\n")
         with (options.out / "peers.txt").open("w") as file:
-            print(
-                f"$ {head['command']}   # torch {torch.__version__}, {head['machine']}", file=file
-            )
+            print(origin(), file=file)
             print(f"# {plan.rounds} rounds of {plan.steps} steps\n", file=file)
             Console(file=file, width=120).print(table_of(rows))
         draw(rows, options.out / "peers.png")

@@ -14,7 +14,6 @@ foretold exactly without a budget; within one both must keep to it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import torch
 from fidelity import persistent_bytes
+from measurement import origin, provenance, write_json
 from models import MODELS
 
 import dtr_alloc
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write JSON here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"$ python {' '.join(sys.argv)}   # torch {torch.__version__}, one thread")
+    print(origin())
     print(f"beyond what is simulated: {rematerialization_ns() / 1e3:.1f} us a rematerialization\n")
     print(
         "model         budget  peak MiB  foretold  slowdown  predicted   error  own rounds  redone"
@@ -173,13 +173,11 @@ def main() -> int:
     worst = max(abs(row.error) for row in rows)
     print(f"\nwithin {LIMIT:.0%} at every budget: {', '.join(kept) or 'none'}; worst {worst:.1%}")
     if options.out is not None:
-        document = {
-            "command": f"python {' '.join(sys.argv)}",
-            "torch": torch.__version__,
+        document = provenance() | {
             "rematerialization_ns": rematerialization_ns(),
             "rows": [asdict(row) | {"error": row.error, "kept": row.kept} for row in rows],
         }
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(options.out, document)
     return 0 if len(kept) >= 3 else 1
 
 

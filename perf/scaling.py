@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from measurement import provenance
+from measurement import origin, provenance
 from rich.console import Console
 from rich.table import Table
 
@@ -115,7 +115,7 @@ def main() -> int:
         found = {n: {"ns": curve, "exponent": exponent(curve)} for n, curve in curves.items()}
         (options.out / "scaling.json").write_text(json.dumps(head | found, indent=1) + "\n")
         with (options.out / "scaling.txt").open("w") as file:
-            file.write(f"$ {head['command']}   # torch {torch.__version__}, {head['machine']}\n\n")
+            file.write(f"{origin()}\n\n")
             Console(file=file, width=120).print(table)
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.subplots()

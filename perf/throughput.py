@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
-from measurement import provenance
+from measurement import origin, provenance
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -260,7 +260,7 @@ def main() -> int:
         document = json.dumps(head | {"ns_per_pair": results}, indent=1)
         (options.out / "throughput.json").write_text(document + "\n")
         with (options.out / "throughput.txt").open("w") as file:
-            file.write(f"$ {head['command']}   # torch {torch.__version__}, {head['machine']}\n\n")
+            file.write(f"{origin()}\n\n")
             Console(file=file, width=120).print(table)
         draw(results, options.out / "throughput.png")
     return 0

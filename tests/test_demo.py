@@ -3,6 +3,7 @@
 import json
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import dtr_alloc
 from dtr_alloc.__main__ import main
 from dtr_alloc.demo import MODELS, Comparison, Job, Plan, Row, compare, draw, table, write_json
 from dtr_alloc.demo.models import gpt, random_tree
-from dtr_alloc.demo.train import train
+from dtr_alloc.demo.train import Training, train
 
 MIB = 1 << 20
 
@@ -92,6 +93,7 @@ def kept_row() -> Row:
         rematerializations=30,
         step_ms=88.0,
         slowdown=1.1,
+        slowdown_plain=0.9,
         timeline=np.linspace(0, 25 * MIB, 130).astype(np.int64),
     )
 
@@ -213,8 +215,39 @@ def test_the_picture_is_drawn_for_any_number_of_models(tmp_path: Path, models: i
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_has_a_row_for_eager_and_one_per_budget() -> None:
-    assert table([comparison(kept_row()), comparison(kept_row(), kept_row())]).row_count == 5
+def test_the_table_has_three_rows_for_a_model_and_one_per_budget() -> None:
+    assert table([comparison(kept_row()), comparison(kept_row(), kept_row())]).row_count == 9
+
+
+def test_a_slowdown_is_processor_time_over_either_eager_of_the_same_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    made = iter(range(1, 100))  # The machine is slower at each training.
+
+    def watch(name: str) -> None:
+        real = getattr(dtr_alloc, name)
+
+        def scope(*arguments: Any, **options: Any) -> Any:
+            opened.append(name)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(dtr_alloc, name, scope)
+
+    def timed(*arguments: Any) -> Training:
+        opened.clear()
+        training = train(*arguments)
+        way = opened[0] if opened else "eager"
+        ns = {"eager": 10, "measure": 8, "rematerialize": 20}[way]
+        round_ = (next(made) - 4) // 4  # After the four trainings that are not timed.
+        return replace(training, processor_ns=[1000, ns * 2**round_])
+
+    watch("measure")
+    watch("rematerialize")
+    monkeypatch.setattr("dtr_alloc.demo.train.train", timed)
+    result = compare("gpt", tiny_gpt, Plan((0.5,), steps=2, rounds=3))
+    assert [row.slowdown for row in result.rows] == [2.5, 2.5]
+    assert [row.slowdown_plain for row in result.rows] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

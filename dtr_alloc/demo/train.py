@@ -6,9 +6,14 @@ pool bytes minus those two, and the budget for a ratio R is R times the activati
 two. Parameters are made before the scope and lie outside the pool.
 
 Each training starts from scratch, on the same seed. One training per budget keeps a timeline and is
-not timed. Then follow rounds that are: eager, no budget, each budget, in turn, so that a machine
-that slows down does so for all. The first step of each training warms up and does not count. A
-slowdown is the median over rounds of the round's median step over that of eager in the same round.
+not timed. Then follow rounds that are: eager, eager in our pool, no budget, each budget, in turn,
+so that a machine that slows down does so for all; each round begins with another of them. The first
+step of each training warms up and does not count.
+
+A slowdown is a ratio of processor times: the median over rounds of the round's median step over
+that of eager in the same round. There are two. Our pool is faster than malloc at large blocks, so
+what recomputation costs is seen against eager in the pool, and what a user gains or loses against
+plain eager.
 """
 
 import gc
@@ -48,7 +53,7 @@ class Plan:
     def trainings(self) -> int:
         """How many trainings `compare` makes of one model: what a progress bar counts."""
         scopes = 1 + len(self.budgets)
-        return 2 + scopes + self.rounds * (1 + scopes)
+        return 2 + scopes + self.rounds * (2 + scopes)
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,11 @@ class Training:
     `digests` has an entry per loss, gradient, parameter, buffer, and tensor of optimizer state.
     Byte counts are sums of tensors, each rounded up as the pool does. `stats` are the session's
     after each step, and once more after the scope. `timeline` holds the pool bytes live after each
-    operator of the last step.
+    operator of the last step. `step_ns` is time on the wall, `processor_ns` that of all threads.
     """
 
     step_ns: list[int]
+    processor_ns: list[int]
     digests: dict[str, str]
     gradient_bytes: int
     optimizer_bytes: int
@@ -74,8 +80,8 @@ class Row:
     """One budget of one model.
 
     `ratio` is None without a budget. An infeasible row has no measurements but the floor, and the
-    runtime's error. Counts are of one training of `Plan.steps` steps. Shares are of the wall time
-    of the timed steps.
+    runtime's error. Counts are of one training of `Plan.steps` steps. `slowdown` is over eager in
+    the pool, `slowdown_plain` over plain eager. Shares are of the wall time of the timed steps.
     """
 
     ratio: float | None
@@ -88,6 +94,7 @@ class Row:
     rematerializations: int = 0
     step_ms: float = 0.0
     slowdown: float = 0.0
+    slowdown_plain: float = 0.0
     remat_share: float = 0.0
     search_share: float = 0.0
     bookkeeping_share: float = 0.0
@@ -102,7 +109,7 @@ class Row:
 
 @dataclass
 class Comparison:
-    """One model: what eager needs, and a row per budget."""
+    """One model: what eager needs, and a row per budget. `pool_step_ms` is eager's in the pool."""
 
     model: str
     peak_bytes: int
@@ -110,6 +117,7 @@ class Comparison:
     optimizer_bytes: int
     steps: int
     step_ms: float = 0.0
+    pool_step_ms: float = 0.0
     differences: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     timeline: Timeline | None = field(default=None, repr=False)
@@ -166,16 +174,18 @@ def train(
     torch.manual_seed(plan.seed)
     losses: list[float] = []
     step_ns: list[int] = []
+    processor_ns: list[int] = []
     stats: list[Any] = []
     with nullcontext() if scope is None else scope() as session:
         for _ in range(plan.steps):
-            begin = time.perf_counter_ns()
+            begin, processor_begin = time.perf_counter_ns(), time.process_time_ns()
             optimizer.zero_grad()
             loss = job.loss(job.model, job.batch(generator))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
             step_ns.append(time.perf_counter_ns() - begin)
+            processor_ns.append(time.process_time_ns() - processor_begin)
             if session is not None:
                 stats.append(session.stats())
         timeline = None if session is None else session.timeline()
@@ -200,7 +210,15 @@ def train(
         ("state", state),
     ):
         digests |= {f"{kind} {name}": _digest(tensor) for name, tensor in tensors.items()}
-    return Training(step_ns, digests, _pool_bytes(gradients), _pool_bytes(state), stats, timeline)
+    return Training(
+        step_ns,
+        processor_ns,
+        digests,
+        _pool_bytes(gradients),
+        _pool_bytes(state),
+        stats,
+        timeline,
+    )
 
 
 def compare(
@@ -231,27 +249,48 @@ def compare(
         advance(next(done), label(ratio))
         result.rows.append(_prove(make, plan, ratio, result, eager))
 
-    step_ns: list[list[int]] = []
-    timed: dict[int, list[Training]] = {n: [] for n, row in enumerate(result.rows) if row.feasible}
+    _time(make, plan, result, eager, lambda doing: advance(next(done), doing))
+    return result
+
+
+def _time(
+    make: Callable[[], Job],
+    plan: Plan,
+    result: Comparison,
+    eager: Training,
+    advance: Callable[[str], None],
+) -> None:
+    """The rounds of `compare`: fills in all times, and leaves out what turns out infeasible."""
+    ways: dict[str, Callable[[], AbstractContextManager[Any]] | None] = {
+        "eager": None,
+        "eager in the pool": lambda: dtr_alloc.measure(device="cpu"),
+    }
+    rows = {label(row.ratio): row for row in result.rows}
+    for name, row in rows.items():
+        ways[name] = _scope(row.budget_bytes, timeline=False)
+    timed: dict[str, list[Training]] = {name: [] for name in ways}
     for turn in range(plan.rounds):
-        advance(next(done), f"round {turn + 1}, eager")
-        step_ns.append(train(make, plan, None).step_ns[1:])
-        for n, row in enumerate(result.rows):
-            advance(next(done), f"round {turn + 1}, {label(row.ratio)}")
-            if n in timed:
-                try:
-                    training = train(make, plan, _scope(row.budget_bytes, timeline=False))
-                except torch.OutOfMemoryError as error:  # So near the floor that it is luck.
-                    result.rows[n] = infeasible(row.ratio, row.budget_bytes, error)
-                    del timed[n]
-                    continue
+        first = turn % len(ways)
+        for name in [*ways, *ways][first : first + len(ways)]:
+            advance(f"round {turn + 1}, {name}")
+            if name in rows and not rows[name].feasible:
+                continue
+            try:
+                training = train(make, plan, ways[name])
+            except torch.OutOfMemoryError as error:  # So near the floor that it is luck.
+                row = rows[name]
+                rows[name] = infeasible(row.ratio, row.budget_bytes, error)
+                continue
+            timed[name].append(training)
+    plain, pool = timed["eager"], timed["eager in the pool"]
+    result.step_ms, result.pool_step_ms = _step_ms(plain), _step_ms(pool)
+    for name, row in rows.items():
+        if row.feasible:
+            _add_times(row, timed[name], pool, plain)
+            for training in timed[name]:
                 row.differences = sorted({*row.differences, *_differences(eager, training)})
                 row.peak_bytes = max(row.peak_bytes, training.stats[-1].peak_bytes)
-                timed[n].append(training)
-    result.step_ms = statistics.median(ns for turn in step_ns for ns in turn) / 1e6
-    for n, trainings in timed.items():
-        _add_times(result.rows[n], trainings, step_ns)
-    return result
+    result.rows = list(rows.values())
 
 
 def _scope(budget: int | None, *, timeline: bool) -> Callable[[], AbstractContextManager[Any]]:
@@ -279,18 +318,31 @@ def _prove(
     )
 
 
-def _add_times(row: Row, trainings: list[Training], eager_ns: list[list[int]]) -> None:
+def _step_ms(trainings: list[Training]) -> float:
+    """The median step on the wall, each training's first left out."""
+    steps = [ns for training in trainings for ns in training.step_ns[1:]]
+    return statistics.median(steps) / 1e6 if steps else 0.0
+
+
+def _slowdown(trainings: list[Training], base: list[Training]) -> float:
+    return statistics.median(
+        statistics.median(training.processor_ns[1:]) / statistics.median(eager.processor_ns[1:])
+        for training, eager in zip(trainings, base, strict=True)
+    )
+
+
+def _add_times(
+    row: Row, trainings: list[Training], pool: list[Training], plain: list[Training]
+) -> None:
     """Fills in times and shares of time from one training per round; each training's first step is
     left out.
     """
     if not trainings:
         return
+    row.step_ms = _step_ms(trainings)
+    row.slowdown = _slowdown(trainings, pool)
+    row.slowdown_plain = _slowdown(trainings, plain)
     steps = [ns for training in trainings for ns in training.step_ns[1:]]
-    row.step_ms = statistics.median(steps) / 1e6
-    row.slowdown = statistics.median(
-        statistics.median(training.step_ns[1:]) / statistics.median(eager)
-        for training, eager in zip(trainings, eager_ns, strict=True)
-    )
 
     def share(counter: str) -> float:
         spent = sum(

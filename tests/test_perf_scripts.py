@@ -1,0 +1,54 @@
+"""Every script that measures runs: the short version of each, in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fences import ROOT
+
+NOT_HERE = {
+    "checkpointing.py": "no script",
+    "engine_harness.py": "no script",
+    "measurement.py": "no script",
+    "study.py": "no script",
+    "record_traces.py": "records the committed traces anew",
+    "reference_parity.py": "needs the published logs; test_reference_parity.py runs it",
+}
+WRITES_ONE_FILE = {
+    "decision_cost.py": "a.json",
+    "eviction.py": "a.json",
+    "fidelity.py": "a.json",
+    "memory_map.py": "a.png",
+    "op_overhead.py": "a.json",
+    "plan.py": "a.json",
+    "scoring.py": "a.json",
+    "soak.py": "a.json",
+    "trace_overhead.py": "a.json",
+}
+LONG = {"hugging_face.py", "peers.py", "plan.py", "throughput.py", "budget_floor.py"}
+
+
+def scripts() -> list[object]:
+    found = [*ROOT.glob("perf/*.py"), *ROOT.glob("perf/paper/*.py")]
+    return [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.name in LONG else ())
+        for path in sorted(found)
+        if path.name not in NOT_HERE
+    ]
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_a_script_runs_in_its_short_version(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / WRITES_ONE_FILE.get(script.name, "")
+    done = subprocess.run(
+        [sys.executable, str(script), "--quick", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr  # 1: a limit of speed was passed, say.
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) or out.exists(), "it wrote nothing"
