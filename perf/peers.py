@@ -2,8 +2,10 @@
 
 The demo's models are trained by each peer, and by us under a budget that is the peer's own peak:
 the bytes that it allocates beside the parameters, measured in a scope that evicts nothing. In each
-round eager, the peer and we train in turn, so that a machine that slows down does so for all; a
-slowdown is the median over rounds of the round's median step over eager's. Whether the losses,
+round eager, the peer and we train in turn, so that a machine that slows down does so for all. Eager
+and the peer train twice: in our pool, which is faster than malloc at large blocks, and without it.
+The first tells what recomputation costs, the second what a user gains. A slowdown is the median
+over rounds of the round's median step over eager's, in processor time. Whether the losses,
 gradients, parameters, buffers and optimizer state equal eager's to the bit is checked for all. One
 thread.
 
@@ -61,7 +63,7 @@ Make = Callable[[], Job]
 
 @dataclass
 class Row:
-    """A peer on a model. Slowdowns are over eager; None where it did not run."""
+    """A peer on a model. Slowdowns are over eager, both in our pool; None where it did not run."""
 
     model: str
     peer: str
@@ -72,6 +74,10 @@ class Row:
     identical: bool | None = None
     ours: float | None = None
     """Our slowdown with the peer's peak as budget."""
+    plain: float | None = None
+    """The peer without our pool, over eager without it."""
+    ours_plain: float | None = None
+    """Ours over eager without our pool."""
     ours_identical: bool | None = None
     note: str = ""
 
@@ -135,9 +141,14 @@ PEERS: dict[str, Callable[[Job], Job]] = {
 }
 
 
-def peak_of(make: Make, plan: Plan) -> Training:
+def in_pool(make: Make, plan: Plan) -> Training:
     torch.compiler.reset()
     return train(make, plan, lambda: dtr_alloc.measure(device="cpu"))
+
+
+def plainly(make: Make, plan: Plan) -> Training:
+    torch.compiler.reset()
+    return train(make, plan, None)
 
 
 def budgeted(budget: int) -> Callable[[], AbstractContextManager[Any]]:
@@ -145,12 +156,12 @@ def budgeted(budget: int) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def median_step(training: Training) -> float:
-    return statistics.median(training.step_ns[1:])
+    return statistics.median(training.processor_ns[1:])
 
 
 def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
     make = MODELS[model]
-    eager = peak_of(make, plan)
+    eager = in_pool(make, plan)
     fixed = eager.gradient_bytes + eager.optimizer_bytes
     activations = eager.stats[-1].peak_bytes - fixed
     rows = []
@@ -162,38 +173,41 @@ def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
             return PEERS[peer](make())
 
         try:
-            measured = peak_of(remade, plan)
+            measured = in_pool(remade, plan)
         except NotImplementedError as reason:
             row.note = str(reason)
             continue
         row.peak_bytes = measured.stats[-1].peak_bytes
         row.share = (row.peak_bytes - fixed) / activations
-        slowdowns: list[float] = []
-        ours: list[float] = []
+        found: dict[str, list[float]] = {"slowdown": [], "plain": [], "ours": [], "ours_plain": []}
         for _ in range(plan.rounds):
-            plain = train(make, plan, None)
-            torch.compiler.reset()
-            theirs = train(remade, plan, None)
-            slowdowns.append(median_step(theirs) / median_step(plain))
+            plain, pool = plainly(make, plan), in_pool(make, plan)
+            theirs, theirs_in_pool = plainly(remade, plan), in_pool(remade, plan)
+            found["slowdown"].append(median_step(theirs_in_pool) / median_step(pool))
+            found["plain"].append(median_step(theirs) / median_step(plain))
             row.identical = row.identical is not False and theirs.digests == plain.digests
             try:
                 own = train(make, plan, budgeted(row.peak_bytes))
             except torch.OutOfMemoryError as error:
                 row.note = str(error)
                 continue
-            ours.append(median_step(own) / median_step(plain))
+            found["ours"].append(median_step(own) / median_step(pool))
+            found["ours_plain"].append(median_step(own) / median_step(plain))
             row.ours_identical = row.ours_identical is not False and own.digests == plain.digests
-        row.slowdown = statistics.median(slowdowns)
+        for name, values in found.items():
+            setattr(row, name, statistics.median(values) if values else None)
         print(f"{model}, {peer}: {row.slowdown:.2f} of eager", flush=True)
-        row.ours = statistics.median(ours) if ours else None
     return rows
 
 
 def table_of(rows: list[Row]) -> Table:
-    table = Table(title="Slowdown over eager, at the peer's own peak")
+    table = Table(title="Slowdown over eager, at the peer's own peak: all in our pool; without it")
     for column in ("model", "peer"):
         table.add_column(column)
-    for column in ("peak MiB", "of activations", "peer", "exact", "ours", "exact", "ours / peer"):
+    for column in (
+        "peak MiB", "share", "peer", "exact", "ours", "exact", "ours / peer",
+        "peer", "ours", "ours / peer",
+    ):  # fmt: skip
         table.add_column(column, justify="right")
 
     def yes(value: bool | None) -> str:
@@ -213,6 +227,10 @@ def table_of(rows: list[Row]) -> Table:
             "refused" if row.ours is None else f"{row.ours:.2f}",
             yes(row.ours_identical),
             "" if row.ours is None else f"{row.ours / row.slowdown:.2f}",
+            *("" if x is None else f"{x:.2f}" for x in (row.plain, row.ours_plain)),
+            ""
+            if row.ours_plain is None or row.plain is None
+            else f"{row.ours_plain / row.plain:.2f}",
         )
     return table
 

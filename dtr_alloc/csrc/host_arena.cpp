@@ -77,10 +77,10 @@ class HostArena final : public Arena {
     }
   }
 
-  // The kernel moves page tables, 10 to 400 ns a page by the length of the run, where a released
-  // page costs 2.4 us to clear and fault in again, and a huge one hundreds. It moves one mapping at
-  // a time, and every move makes another one: a range of several is halved until a piece is too
-  // short to be worth a call, which is released, and so becomes part of one mapping again.
+  // The kernel moves page tables, which costs less than to clear a released page and fault it in
+  // again (perf/README.md, "The pool", has both). It moves one mapping at a time, and every move
+  // makes another one: a range of several is halved until a piece is too short to be worth a call,
+  // which is released, and so becomes part of one mapping again.
   void move(Bytes from, Bytes to, Bytes bytes) override {
     if (bytes >= worth_a_call() * page_) {
       constexpr int kFlags = MREMAP_MAYMOVE | MREMAP_FIXED;
