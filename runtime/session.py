@@ -9,7 +9,10 @@ Scopes are opened in scope.py.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +20,7 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import chrome_trace, current
-from dtr_alloc.size import format_size
+from dtr_alloc.size import format_size, parse_size
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class SessionStats:
         peak_bytes: most pool bytes ever in use since the scope was opened or the peak reset.
         evictable_bytes: pool bytes that could be evicted now.
         largest_operator_bytes: arguments and results of the largest operator so far.
-        budget_bytes: the budget, or None without one.
+        budget_bytes: the budget at present, or None without one.
     """
 
     operators: int
@@ -63,7 +66,7 @@ class Session:
 
     def __init__(self, core: _core.Session, budget_bytes: int | None, events: bool = False) -> None:
         self._core = core
-        self._budget = budget_bytes
+        self._most = budget_bytes
         self._events = events
         if events:
             core.keep_events()
@@ -76,7 +79,8 @@ class Session:
             for name in SessionStats.__dataclass_fields__
             if name != "budget_bytes"
         }
-        return SessionStats(**figures, budget_bytes=self._budget)
+        budget = None if self._most is None else self._core.pool_stats().budget
+        return SessionStats(**figures, budget_bytes=budget)
 
     def summary(self) -> str:
         """A table of where time and memory went, for people."""
@@ -102,6 +106,105 @@ class Session:
     def reset_peak(self) -> None:
         """Starts the peak again from what is in use now."""
         self._core.reset_peak()
+
+    def resize(self, budget: SupportsIndex | str) -> None:
+        """Changes the budget while the program runs; any thread may call this.
+
+        A smaller budget holds at once: the tensors cheapest to recompute are evicted until what is
+        left fits, and the pages above it go back to the system. A larger one lets the program keep
+        more from now on.
+
+        Args:
+            budget: bytes, or a text such as ``"2GiB"``, up to the budget that the scope was opened
+                with: so many addresses were reserved.
+
+        Raises:
+            TypeError, ValueError: `budget` is no size, or above the scope's first, or the scope is
+                one of ``measure``, or has no budget.
+            RuntimeError: the scope is over.
+            torch.OutOfMemoryError: more than `budget` is read by operators now running or cannot be
+                recomputed. The text names the bytes. The budget and all tensors are as before.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> with dtr_alloc.rematerialize("64MiB") as session:
+            ...     x = [torch.ones(1 << 20) + n for n in range(8)]  # 32 MiB.
+            ...     session.resize("16MiB")
+            ...     within = session.stats().live_bytes <= 16 << 20
+            ...     session.resize("64MiB")
+            ...     print(within, f"{sum(x)[0]:.0f}")
+            True 36
+        """
+        self._insist_budget()
+        size = parse_size(budget)
+        if self._most is not None and size > self._most:
+            raise ValueError(
+                f"budget {format_size(size)} is above {format_size(self._most)}, with which the "
+                "scope was opened: open it with the largest it may ever have, and resize it down"
+            )
+        self._insist_open()
+        self._core.resize(size)
+
+    @contextmanager
+    def lent(self, amount: SupportsIndex | str) -> Iterator[None]:
+        """Takes bytes off the budget for as long as the body runs, for somebody else to use.
+
+        Args:
+            amount: bytes, or a text such as ``"512MiB"``, less than the budget.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, torch.OutOfMemoryError: as of `resize`, before the
+                body runs.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> with dtr_alloc.rematerialize("64MiB") as session:
+            ...     with session.lent("48MiB"):
+            ...         print(session.stats().budget_bytes >> 20)
+            ...     print(session.stats().budget_bytes >> 20)
+            16
+            64
+        """
+        self._insist_budget()
+        size = parse_size(amount, "amount")
+        self._insist_open()
+        self._core.lend(size)
+        try:
+            yield
+        finally:
+            if self._is_open():
+                self._core.lend(-size)
+
+    def release(self) -> int:
+        """Evicts all that can be recomputed, and gives the memory back to the system. What the
+        program touches next comes back. Any thread may call this.
+
+        Returns:
+            Bytes given back.
+
+        Raises:
+            RuntimeError: the scope is over.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> with dtr_alloc.rematerialize("64MiB") as session:
+            ...     x = torch.ones(1 << 22).exp()
+            ...     print(session.release() >= 1 << 24, dtr_alloc.is_evicted(x), f"{x[0]:.3f}")
+            True True 2.718
+        """
+        self._insist_open()
+        return self._core.give_back()
+
+    def _insist_budget(self) -> None:
+        if self._most is None:
+            raise ValueError("this scope has no budget: open it with the largest it may ever need")
+
+    def _is_open(self) -> bool:
+        return current.session() is self._core
+
+    def _insist_open(self) -> None:
+        if not self._is_open():
+            raise RuntimeError("this scope is over: what it held is ordinary memory by now")
 
     def timeline(self) -> npt.NDArray[np.int64]:
         """Pool bytes in use after each operator, shape (operators,); empty unless the scope was

@@ -185,6 +185,9 @@ void bind_session(py::module_& m) {
              }
              return rows;
            })
+      .def("resize", &Session::resize, Open())
+      .def("lend", &Session::lend, Open())
+      .def("give_back", &Session::give_back, Open())
       .def("check", &Session::check);
   m.def("set_adviser", &set_adviser);
   m.def("record_this_thread", &Scope::record_this_thread);

@@ -288,10 +288,11 @@ void Engine::disown(Value& value) {
 
 // ---- Evicting -----------------------------------------------------------------------------------
 
-bool Engine::evict_one() {
+bool Engine::evict_one(Shed shed) {
   Value* victim = selector_.choose(stats_.clock);
   if (!victim) return false;
-  if (!sheds_ || !shed_behind(*victim)) evict(*victim);
+  const bool sheds = sheds_ && shed == Shed::kBehindVictim;
+  if (!sheds || !shed_behind(*victim)) evict(*victim);
   return true;
 }
 
@@ -328,6 +329,15 @@ Bytes Engine::locked_bytes() const {
   for (std::size_t row = 0; row < columns_.count(); ++row) {
     const Value& value = *columns_.value(row);
     sum += value.locks ? value.size : 0;
+  }
+  return sum;
+}
+
+Bytes Engine::evictable_bytes() const {
+  Bytes sum = 0;
+  for (std::size_t row = 0; row < columns_.count(); ++row) {
+    const Value& value = *columns_.value(row);
+    sum += value.locks ? 0 : round_to_granule(value.size);
   }
   return sum;
 }

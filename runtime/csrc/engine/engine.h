@@ -126,7 +126,9 @@ class Engine {
   // Takes back all records at once, where all are kept: `ops` and `constants` are all there are.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
-  bool evict_one();          // The value of least score; false where nothing may go.
+  // The value of least score, or what is shed instead of it; false where nothing may go.
+  enum class Shed { kBehindVictim, kNothing };
+  bool evict_one(Shed shed = Shed::kBehindVictim);
   bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
@@ -178,6 +180,7 @@ class Engine {
   }
   EngineStats stats() const;
   Bytes locked_bytes() const;
+  Bytes evictable_bytes() const;    // What evict_all() would free in the pool.
   void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
   void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
 

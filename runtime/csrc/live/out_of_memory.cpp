@@ -73,6 +73,14 @@ void throw_budget_is_full(const Refusal& refusal) {
       enough_mib(refusal.least_budget()));
 }
 
+void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "the budget cannot shrink to ", in_mib(asked), ": ",
+                   in_mib(stays),
+                   " are read by operators now running or cannot be recomputed; it stays ",
+                   in_mib(budget), ": resize it to at least ", enough_mib(stays),
+                   ", or try again when less is in use, such as between two steps");
+}
+
 void throw_thrashing(Bytes budget, double ratio, double limit) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(budget), ": the program recomputes ",
                    static_cast<std::int64_t>(ratio),

@@ -26,6 +26,7 @@ struct Refusal {
 [[noreturn]] void throw_machine_is_full(const Refusal& refusal, const std::string& machine);
 [[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);  // Inside a handler.
 [[noreturn]] void throw_budget_is_full(const Refusal& refusal);
+[[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);
 [[noreturn]] void throw_thrashing(Bytes budget, double ratio, double limit);
 
 }  // namespace dtr

@@ -99,6 +99,12 @@ class Session final : public Executor {
   std::vector<std::string> exposures() const;
   bool is_evicted(const at::Tensor& tensor) const;
 
+  // A new limit, up to the budget that the session began with (resize.cpp). Evicts what is above it.
+  // Throws torch.OutOfMemoryError, and has changed nothing, where too much may not be evicted now.
+  void resize(Bytes budget);
+  void lend(Bytes bytes);  // The same, relative to the budget there is. Below 0: takes back.
+  Bytes give_back();       // Evicts all that may be, and returns the bytes of pages given back.
+
   void start_trace();  // Throws std::runtime_error where one is being recorded.
   void step();         // An optimizer step is over: a mark in a trace.
   static void set_in_optimizer(bool inside);

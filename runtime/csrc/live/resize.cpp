@@ -1,0 +1,51 @@
+// A budget that changes while the program runs, and memory that is given back when another program
+// needs it: a scheduler, an inference engine beside a trainer, the next of several jobs.
+//
+// Any thread may ask. The engine's lock makes it one step for all others: an operator that runs
+// keeps its arguments, and whatever allocates next finds the new limit. The turn is taken first, so
+// that no recomputation is under way, which would hold values that may go a moment later.
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "runtime/csrc/live/locks.h"
+#include "runtime/csrc/live/out_of_memory.h"
+#include "runtime/csrc/live/session.h"
+
+namespace dtr {
+
+void Session::resize(Bytes budget) {
+  Turn turn(*this);
+  Guard guard(*this);
+  const Bytes before = pool_->budget();
+  pool_->set_limit(budget);  // First: blocks are handed out without the engine's lock.
+  const Bytes stays = pool_->live() - (captures_ > 0 ? 0 : engine_.evictable_bytes());
+  if (stays > budget) {
+    pool_->set_limit(before);
+    throw_cannot_shrink(budget, stays, before);
+  }
+  while (pool_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
+  }
+  pool_->set_limit(budget);  // Again: gives back the pages that are now too many.
+}
+
+// Relative to the budget of the moment, so that lenders in several threads do not undo each other.
+void Session::lend(Bytes bytes) {
+  Turn turn(*this);
+  const Bytes budget = pool_->budget();
+  TORCH_CHECK_VALUE(bytes < budget, "amount ", bytes, " is not below the budget of ", budget,
+                    " bytes: nothing would be left");
+  resize(std::min(budget - bytes, options_.budget));
+}
+
+Bytes Session::give_back() {
+  Turn turn(*this);
+  Guard guard(*this);
+  const Bytes before = pool_->stats().committed;
+  if (captures_ == 0) engine_.evict_all();
+  pool_->trim();
+  return before - pool_->stats().committed;
+}
+
+}  // namespace dtr

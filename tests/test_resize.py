@@ -1,0 +1,202 @@
+"""A budget that changes while the program runs: it holds from then on, and no bit differs."""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dtr_alloc
+from dtr_alloc.demo import MODELS, Plan
+from dtr_alloc.demo.models import gpt
+from dtr_alloc.demo.train import train
+
+MIB = 1 << 20
+
+
+def results(count: int) -> list[torch.Tensor]:
+    """Tensors of 1 MiB that can be recomputed."""
+    base = torch.arange(MIB // 4, dtype=torch.float32)
+    return [base * (n + 1) for n in range(count)]
+
+
+def test_a_smaller_budget_holds_at_once_and_a_larger_one_from_then_on() -> None:
+    expected = [float(n + 1) for n in range(8)]
+    with dtr_alloc.rematerialize("16MiB") as session:
+        held = results(8)
+        session.resize("4MiB")
+        assert session.stats().live_bytes <= 4 * MIB
+        assert session.stats().budget_bytes == 4 * MIB
+        session.reset_peak()
+        assert [tensor[1].item() for tensor in held] == expected
+        assert session.stats().peak_bytes <= 4 * MIB
+        session.resize(16 * MIB)
+        assert [tensor[1].item() for tensor in held] == expected
+        before = session.stats().evictions
+        assert [tensor[1].item() for tensor in held] == expected
+        assert session.stats().evictions == before
+        session.check()
+
+
+def test_pages_above_the_budget_go_back_to_the_system() -> None:
+    with dtr_alloc.rematerialize("64MiB") as session:
+        held = results(48)
+        session.resize("8MiB")
+        free_ends = 48 * 2 * 4096  # Of pages that a live block begins or ends on.
+        assert session._core.pool_stats().committed <= 8 * MIB + free_ends
+        assert held[47][1].item() == 48.0
+        session.resize("64MiB")  # What outlives the scope must fit together.
+
+
+def test_a_budget_below_what_must_stay_is_refused_before_anything_changes() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        kept, held = results(3), results(4)
+        for tensor in kept:
+            dtr_alloc.pin(tensor)
+        before = session.stats()
+        with pytest.raises(torch.OutOfMemoryError, match=r"to at least 3\.00 MiB") as error:
+            session.resize("2MiB")
+        assert "it stays 16.00 MiB" in str(error.value)
+        after = session.stats()
+        assert (after.evictions, after.live_bytes) == (before.evictions, before.live_bytes)
+        assert after.budget_bytes == 16 * MIB
+        session.resize("3MiB")  # As the error says.
+        assert session.stats().live_bytes == 3 * MIB
+        session.resize("16MiB")
+        assert held[3][1].item() == 4.0
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ("17MiB", "17 MiB is above 16 MiB, with which the scope was opened"),
+        ("eight", "is not a size"),
+        (0, "is not above zero"),
+        (-1, "is not above zero"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(budget: Any, message: str) -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        held = results(8)
+        with pytest.raises(ValueError, match=message):
+            session.resize(budget)
+        assert session.stats().budget_bytes == 16 * MIB
+        assert session.stats().evictions == 0
+        assert len(held) == 8
+
+
+def test_a_scope_without_a_budget_has_none_to_resize() -> None:
+    for scope in (dtr_alloc.measure(), dtr_alloc.rematerialize(None)):
+        with scope as session:
+            with pytest.raises(ValueError, match="has no budget"):
+                session.resize("1MiB")
+            with pytest.raises(ValueError, match="has no budget"), session.lent("1MiB"):
+                pass
+            assert session.stats().budget_bytes is None
+
+
+def test_a_scope_that_is_over_cannot_be_resized() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        pass
+    with pytest.raises(RuntimeError, match="this scope is over"):
+        session.resize("1MiB")
+    with pytest.raises(RuntimeError, match="this scope is over"):
+        session.release()
+
+
+def test_what_is_released_goes_back_to_the_system_and_returns_when_touched() -> None:
+    with dtr_alloc.rematerialize("64MiB") as session:
+        held = results(32)
+        committed = session._core.pool_stats().committed
+        assert session.release() >= 31 * MIB
+        assert session._core.pool_stats().committed <= committed - 31 * MIB
+        assert all(dtr_alloc.is_evicted(tensor) for tensor in held)
+        assert [tensor[1].item() for tensor in held] == [float(n + 1) for n in range(32)]
+
+
+def test_what_is_lent_comes_back_also_after_an_error() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        held = results(8)
+        with pytest.raises(KeyError), session.lent("12MiB"), session.lent("1MiB"):
+            assert session.stats().budget_bytes == 3 * MIB
+            assert session.stats().live_bytes <= 3 * MIB
+            raise KeyError
+        assert session.stats().budget_bytes == 16 * MIB
+        assert [tensor[1].item() for tensor in held] == [float(n + 1) for n in range(8)]
+
+
+def test_a_loan_that_leaves_nothing_is_refused() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        with pytest.raises(ValueError, match="nothing would be left"), session.lent("16MiB"):
+            pass
+        assert session.stats().budget_bytes == 16 * MIB
+
+
+def test_loans_of_two_threads_do_not_undo_each_other() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+
+        def lend(amount: int) -> None:
+            for _ in range(200):
+                with session.lent(amount):
+                    pass
+
+        threads = [threading.Thread(target=lend, args=(n * MIB,)) for n in (1, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert session.stats().budget_bytes == 16 * MIB
+
+
+def small_gpt() -> Any:
+    return gpt(layers=3, width=32, heads=2, length=16, texts=4, vocabulary=32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(small_gpt, id="gpt"),
+        pytest.param(MODELS["treelstm"], id="treelstm", marks=pytest.mark.slow),
+    ],
+)
+def test_training_is_exact_while_another_thread_resizes_the_budget(
+    make: Callable[[], Any],
+) -> None:
+    plan = Plan(steps=12)
+    eager = train(make, plan, None)
+    measured = train(make, plan, dtr_alloc.measure)
+    peak = measured.stats[-1].peak_bytes
+    fixed = measured.gradient_bytes + measured.optimizer_bytes
+    draw = random.Random(0)
+    stop, made, over = threading.Event(), [0], []
+
+    def resize(session: dtr_alloc.Session) -> None:
+        while not stop.is_set():
+            budget = fixed + int(draw.uniform(0.5, 1.0) * (peak - fixed))
+            try:
+                session.resize(budget)
+            except torch.OutOfMemoryError:  # Just now more is being read.
+                continue
+            made[0] += 1
+            if session.stats().live_bytes > budget:
+                over.append(budget)
+
+    class Scope:
+        def __enter__(self) -> dtr_alloc.Session:
+            self.scope = dtr_alloc.rematerialize(peak)
+            session = self.scope.__enter__()
+            self.thread = threading.Thread(target=resize, args=(session,))
+            self.thread.start()
+            return session
+
+        def __exit__(self, *error: Any) -> None:
+            stop.set()
+            self.thread.join(60)
+            self.scope.__exit__(*error)
+
+    resized = train(make, plan, Scope)
+    assert resized.digests == eager.digests
+    assert made[0] > 10
+    assert not over
