@@ -34,6 +34,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtr_alloc/csrc/cuda/driver.h"
@@ -82,6 +83,14 @@ struct EventState {
   std::uint64_t complete = 0;
   double milliseconds = 0;  // When it was complete.
   std::int64_t at = 0;      // The same, in a timed world: perhaps in the future.
+  bool stamps = false;      // Made to tell the time.
+};
+
+// An operator of torch's while it runs: its kernel is launched by the time it ends, or before the
+// second stamp in it, which is to come behind the kernel.
+struct Running {
+  std::int64_t takes;
+  int stamps = 0;
 };
 
 struct Kernel {
@@ -158,6 +167,7 @@ struct World {
   bool bare =
       false;  // Pages have no memory: a process has 65,530 mappings, and a device more pages.
   Clocks clocks;
+  std::vector<Running> running;  // One within the other, as an operator has others run again.
   std::map<std::string, std::int64_t> latencies = kLatencies;
   std::set<std::string> drains;  // Calls that wait for all work.
   std::size_t capacity[kDevices] = {std::size_t{1} << 32, std::size_t{1} << 32};
@@ -434,6 +444,12 @@ Result submit(StreamHandle stream, Operation operation) {
   at->second.push_back(std::move(operation));
   if (!world.manual) run_out(at->second);
   return 0;
+}
+
+// The kernel of the innermost operator, once.
+void launch(StreamHandle stream) {
+  const std::int64_t takes = std::exchange(world.running.back().takes, 0);
+  if (takes > 0) submit(stream, {.kind = Operation::kWork, .takes = takes});
 }
 
 Result enter(const char* name) {
@@ -783,12 +799,13 @@ FAKE Result cuStreamWaitEvent(StreamHandle stream, Event event, unsigned) {
                 {.kind = Operation::kWait, .event = at->second, .version = at->second->recorded});
 }
 
-FAKE Result cuEventCreate(Event* event, unsigned) {
+FAKE Result cuEventCreate(Event* event, unsigned flags) {
   ENTER(cuEventCreate);
   INSIST(!current.empty(), kInvalidContext);
   static std::uintptr_t next = 1;
   *event = reinterpret_cast<Event>(next++);
   world.events[*event] = std::make_shared<EventState>();
+  world.events[*event]->stamps = flags == dtr::cuda::kEventDefault;
   return 0;
 }
 
@@ -803,6 +820,9 @@ FAKE Result cuEventRecord(Event event, StreamHandle stream) {
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
   INSIST(world.streams.contains(reinterpret_cast<std::uintptr_t>(stream)), kInvalidHandle);
+  if (at->second->stamps && !world.running.empty() && ++world.running.back().stamps == 2) {
+    launch(stream);
+  }
   return submit(
       stream, {.kind = Operation::kRecord, .event = at->second, .version = ++at->second->recorded});
 }
@@ -1010,6 +1030,18 @@ FAKE void fakecuda_host_works(std::int64_t nanoseconds) {
 FAKE int fakecuda_work(StreamHandle stream, std::int64_t nanoseconds) {
   const std::lock_guard lock(mutex);
   return submit(stream, {.kind = Operation::kWork, .takes = nanoseconds});
+}
+
+// An operator of torch's that keeps the host busy and then the stream (operator_work.cpp).
+FAKE void fakecuda_operator_begins(std::int64_t host, std::int64_t takes) {
+  const std::lock_guard lock(mutex);
+  world.clocks.host += host;
+  world.running.push_back({takes});
+}
+FAKE void fakecuda_operator_ends(StreamHandle stream) {
+  const std::lock_guard lock(mutex);
+  launch(stream);
+  world.running.pop_back();
 }
 
 FAKE std::int64_t fakecuda_time(const char* what) {
