@@ -303,6 +303,29 @@ def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: s
 
 
 @with_cuda
+def test_within_an_operator_empty_cache_gives_nothing_back(fake_driver: str) -> None:
+    """There it is cuDNN's benchmark that calls it, after each new shape."""
+    within, after = tell(
+        """
+        allocator = swap()
+        allocator.free(allocator.allocate(8 * MIB))
+        committed = lambda: allocator._core.pool_stats(0).committed
+        found = []
+        @torch.library.custom_op("dtr_test_cuda::tries", mutates_args=())
+        def tries(x: torch.Tensor) -> torch.Tensor:
+            torch._C._cuda_emptyCache()
+            found.append(committed())
+            return x + 1
+        tries(torch.ones(4))
+        torch._C._cuda_emptyCache()
+        print(json.dumps([*found, committed()]))
+        """,
+        fake_driver,
+    )
+    assert (within, after) == (8 << 20, 0)
+
+
+@with_cuda
 def test_torch_accelerator_tells_the_same_as_torch_cuda(fake_driver: str) -> None:
     asked, told = tell(
         """
