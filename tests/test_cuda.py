@@ -303,6 +303,41 @@ def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: s
 
 
 @with_cuda
+@pytest.mark.parametrize("rematerialize", [True, False])
+def test_memory_is_made_for_what_was_asked(fake_driver: str, rematerialize: bool) -> None:
+    counts = tell(
+        f"""
+        import ctypes, os
+        driver = ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"])
+        allocator = swap(rematerialize={rematerialize}, rdma=True, exportable=True)
+        allocator.allocate(4 * MIB)
+        allocator.allocate(4 * MIB, device=1)
+        print(json.dumps([driver.fakecuda_count(what) for what in (b"rdma", b"exportable")]))
+        """,
+        fake_driver,
+    )
+    assert counts == [4, 4]
+
+
+@with_cuda
+def test_a_device_that_makes_no_such_memory_says_so_at_the_first_request(fake_driver: str) -> None:
+    error, later = tell(
+        """
+        import ctypes, os
+        ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"]).fakecuda_lacks(110)
+        allocator = swap(rdma=True)
+        error = refused(lambda: allocator.allocate(4 * MIB))
+        reserved = torch._C._cuda_memoryStats(0)["reserved_bytes"]
+        print(json.dumps([error, reserved["all"]["current"]]))
+        """,
+        fake_driver,
+    )
+    assert error[0] == "RuntimeError"
+    assert "CUDA device 0 makes no pages that a network card can reach" in error[1]
+    assert later == 0
+
+
+@with_cuda
 def test_within_an_operator_empty_cache_gives_nothing_back(fake_driver: str) -> None:
     """There it is cuDNN's benchmark that calls it, after each new shape."""
     within, after = tell(

@@ -70,6 +70,8 @@ struct Allocation {
   std::size_t slot;
   int handles;
   int mappings;
+  bool rdma;
+  bool exportable;
 };
 
 struct Mapping {
@@ -170,6 +172,8 @@ struct World {
   std::vector<Running> running;  // One within the other, as an operator has others run again.
   std::map<std::string, std::int64_t> latencies = kLatencies;
   std::set<std::string> drains;  // Calls that wait for all work.
+  std::set<int> attributes = {dtr::cuda::kVirtualMemoryManagement, dtr::cuda::kPosixHandles,
+                              dtr::cuda::kRdmaPages};  // Of the devices.
   std::size_t capacity[kDevices] = {std::size_t{1} << 32, std::size_t{1} << 32};
   std::size_t used[kDevices] = {};
   std::size_t others[kDevices] = {};  // What other processes hold.
@@ -537,7 +541,7 @@ FAKE Result cuDeviceGet(int* device, int ordinal) {
 FAKE Result cuDeviceGetAttribute(int* value, int attribute, int device) {
   ENTER(cuDeviceGetAttribute);
   INSIST(device >= 0 && device < kDevices, kInvalidDevice);
-  *value = attribute == dtr::cuda::kVirtualMemoryManagement;
+  *value = world.attributes.contains(attribute);
   return 0;
 }
 
@@ -658,6 +662,11 @@ FAKE Result cuMemCreate(Physical* physical, std::size_t size, const AllocationPr
   INSIST(device >= 0 && device < kDevices, kInvalidDevice);
   INSIST(size > 0 && size % kPage == 0, kInvalidValue);
   INSIST(world.used[device] + world.others[device] + size <= world.capacity[device], kOutOfMemory);
+  const bool rdma = prop->gpu_direct_rdma_capable != 0;
+  const bool exportable = prop->requested_handle_types == dtr::cuda::kHandlePosix;
+  INSIST(exportable || prop->requested_handle_types == 0, kInvalidValue);
+  INSIST(!rdma || world.attributes.contains(dtr::cuda::kRdmaPages), kNotSupported);
+  INSIST(!exportable || world.attributes.contains(dtr::cuda::kPosixHandles), kNotSupported);
   const std::size_t count = size / kPage;
   std::size_t slot = world.first_slot;
   for (std::size_t have = 0; have < count; slot++) {
@@ -669,7 +678,7 @@ FAKE Result cuMemCreate(Physical* physical, std::size_t size, const AllocationPr
   for (std::size_t i = 0; i < count; i++) world.slots.insert(slot + i);
   world.used[device] += size;
   *physical = world.next_physical++;
-  world.allocations[*physical] = {device, size, slot, 1, 0};
+  world.allocations[*physical] = {device, size, slot, 1, 0, rdma, exportable};
   return 0;
 }
 
@@ -1062,6 +1071,8 @@ FAKE std::int64_t dtr_alloc_clock() {
 }
 
 FAKE void fakecuda_capacity(int device, std::size_t bytes) { world.capacity[device] = bytes; }
+// From now on the devices lack it.
+FAKE void fakecuda_lacks(int attribute) { world.attributes.erase(attribute); }
 FAKE void fakecuda_others(int device, std::size_t bytes) { world.others[device] = bytes; }
 FAKE long fakecuda_used(int device) { return static_cast<long>(world.used[device]); }
 FAKE void fakecuda_event_takes(double milliseconds) { world.event_takes = milliseconds; }
@@ -1102,6 +1113,12 @@ FAKE long fakecuda_count(const char* what) {
     long handles = 0;
     for (const auto& [physical, allocation] : world.allocations) handles += allocation.handles;
     return handles;
+  }
+  for (const bool rdma : {true, false}) {
+    if (kind != (rdma ? "rdma" : "exportable")) continue;
+    return std::ranges::count_if(world.allocations, [&](const auto& one) {
+      return rdma ? one.second.rdma : one.second.exportable;
+    });
   }
   if (kind == "allocations") return static_cast<long>(world.allocations.size());
   if (kind == "mappings") return static_cast<long>(world.mappings.size());
