@@ -231,6 +231,24 @@ def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
         session.check()
 
 
+def test_replays_on_the_only_stream_record_and_wait_for_nothing(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    x = torch.randn(64, 64)
+    calls = ("cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuEventSynchronize")
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        _core.set_host_stream(streams[0])
+        made = [x.exp().sin() for _ in range(8)]
+        before = [cuda.calls(call) for call in calls]
+        for tensor in made:
+            assert dtr_alloc.evict(tensor)
+            dtr_alloc.materialize(tensor)
+        assert [cuda.calls(call) for call in calls] == before
+        assert session.stats().rematerializations >= 8
+        del made, tensor
+        session.check()
+
+
 def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
     cuda: FakeCuda, streams: tuple[int, int]
 ) -> None:
