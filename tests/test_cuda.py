@@ -303,6 +303,31 @@ def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: s
 
 
 @with_cuda
+def test_a_trace_of_the_device_is_recorded_once_it_has_memory(fake_driver: str) -> None:
+    """No operator runs without a GPU, but memory comes and goes."""
+    early, instructions, again = tell(
+        """
+        allocator = swap()
+        early = refused(lambda: dtr_alloc.record_trace().__enter__())
+        allocator.free(allocator.allocate(4 * MIB))
+        with dtr_alloc.record_trace() as recording:
+            for _ in range(3):
+                allocator.free(allocator.allocate(4 * MIB))
+            again = refused(lambda: dtr_alloc.record_trace().__enter__())
+        told = [[type(item).__name__, item.name] for item in recording.trace.instructions[1:]]
+        print(json.dumps([early, told, again]))
+        """,
+        fake_driver,
+    )
+    assert early[0] == again[0] == "RuntimeError"
+    assert "no memory of it was asked for yet" in early[1]
+    assert "a trace is being recorded" in again[1]
+    assert instructions == [
+        [kind, f"x{number}"] for number in (1, 2, 3) for kind in ("Constant", "Release")
+    ]
+
+
+@with_cuda
 @pytest.mark.parametrize("rematerialize", [True, False])
 def test_memory_is_made_for_what_was_asked(fake_driver: str, rematerialize: bool) -> None:
     counts = tell(

@@ -11,10 +11,12 @@ import pytest
 import torch
 from device_time import DRIVER_LIMIT, FIRST_LIMIT, SPEEDS, training
 
+import dtr_alloc
 from dtr_alloc import Pool
 from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.scope import rematerialize
+from dtr_alloc.runtime.trace.format import Call
 from tests.fake_cuda import operator_work
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.fake_cuda.operator_work import Speed, operators_work
@@ -215,6 +217,29 @@ def test_an_operator_s_cost_is_not_that_of_the_pages_it_was_the_first_to_use(
 
 
 # Trainings
+
+
+def test_a_trace_has_the_times_that_the_device_took(timed: FakeCuda, library: str) -> None:
+    """Kernels of 100 ms and 200 ms, which no host needs to launch them."""
+    timed.call("cuInit", 0)
+    x, y = torch.ones(1 << 18), torch.ones(1 << 19)
+    speed = Speed(host_us=20, kernel_us=1, gigabytes=0.02097152)
+    with (
+        instrumented(on_cuda=True),
+        rematerialize("256MiB") as session,
+        operators_work(timed, library, speed),
+    ):
+        for _ in range(6):
+            x.exp()
+            y.exp()
+            session._core.step()
+            timed.call("cuStreamSynchronize", 0)
+        with dtr_alloc.record_trace() as recording:
+            x.exp()
+            y.exp()
+    assert recording.trace is not None
+    times = [item.time for item in recording.trace.instructions if isinstance(item, Call)]
+    assert times == [pytest.approx(100 * MS, rel=0.01), pytest.approx(200 * MS, rel=0.01)]
 
 
 def test_a_gpt_at_half_of_its_memory_hardly_calls_the_driver_and_never_waits(

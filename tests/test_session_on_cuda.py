@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc import _core
+from dtr_alloc.runtime import current
 from dtr_alloc.runtime._testing import instrumented
-from dtr_alloc.runtime.current import open_session
 from dtr_alloc.runtime.scope import rematerialize
 from tests.exactness import run, same
 from tests.fake_cuda.driver import FakeCuda
@@ -207,7 +207,7 @@ def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
 
 def hold(tensor: Tensor) -> None:
     """As compiled code does."""
-    session = open_session()
+    session = current.session()
     assert session is not None
     session.holding([tensor], [], lambda: None)
 

@@ -118,6 +118,7 @@ void DeviceMemory::free(void* data) {
                                      pool.stats().committed, c10::Device(c10::kCUDA, device));
   }
   if (!graphs.empty() && graphs.keep(block)) return;
+  if (session) session->freed(data);
   pool.free(block);
 }
 
