@@ -103,6 +103,8 @@ def allocator(
     *,
     scorer: Scorer = "auto",
     thrash_limit: float = 100.0,
+    rdma: bool = False,
+    exportable: bool = False,
 ) -> Allocator:
     """The allocator for `torch.cuda.memory.change_current_allocator`.
 
@@ -121,6 +123,10 @@ def allocator(
             ``"host"`` and ``"device"``: always there. The victims are the same.
         thrash_limit: Recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
+        rdma: Whether a network card can reach the memory (GPUDirect RDMA).
+        exportable: Whether a POSIX file descriptor can name pages of it, for another process to
+            map. NCCL and UCX ask for both where they register memory. A device that makes no such
+            pages is an error at the first request for memory, and then nothing was reserved.
 
     Raises:
         TypeError, ValueError: An argument that is not understood. Nothing has changed then.
@@ -159,6 +165,8 @@ def allocator(
         thrash_limit=float(thrash_limit),
         scorer=place,
         image=ahead.image(),
+        rdma=rdma,
+        exportable=exportable,
     )
     if rematerialize:
         serve(core)

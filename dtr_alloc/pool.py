@@ -84,6 +84,8 @@ class Pool:
             device.
         placement: `"best_fit"`.
         device: The number of the CUDA device.
+        rdma: Whether a network card can reach the pages of a CUDA device (GPUDirect RDMA).
+        exportable: Whether a POSIX file descriptor can name them, for another process to map.
         address_space: Bytes of addresses to reserve, at least the budget; rounded up to a page. By
             default the budget for `"virtual"`, so that fragmentation shows as it would on memory
             that cannot be remapped, and else twice the budget and 64 MiB.
@@ -91,8 +93,10 @@ class Pool:
     Raises:
         TypeError: `budget` or `address_space` is neither an int nor a string.
         ValueError: `arena` or `placement` has no such name, a size is not one, `address_space` is
-            less than the budget, either is more than 32 TiB, or there is no such device.
-        RuntimeError: There is no CUDA driver, or it turned a call down.
+            less than the budget, either is more than 32 TiB, there is no such device, or pages of
+            another arena than a device's were asked for `rdma` or `exportable`.
+        RuntimeError: There is no CUDA driver, it turned a call down, or the device makes no such
+            pages.
         MemoryError: the process cannot reserve that many addresses.
 
     Example:
@@ -110,12 +114,16 @@ class Pool:
         placement: Literal["best_fit"] = "best_fit",
         *,
         device: int = 0,
+        rdma: bool = False,
+        exportable: bool = False,
         address_space: int | str | None = None,
     ) -> None:
         if placement != "best_fit":
             raise ValueError(f'placement "{placement}" is unknown: "best_fit" is the only one')
         if arena not in ("host", "cuda", "virtual"):
             raise ValueError(f'arena "{arena}" is unknown: use "host", "cuda" or "virtual"')
+        if (rdma or exportable) and arena != "cuda":
+            raise ValueError(f'rdma and exportable are of arena "cuda", not of "{arena}"')
         limit = parse_size(budget, most=_LARGEST_ARENA)
         if address_space is not None:
             space = parse_size(address_space, "address_space", _LARGEST_ARENA)
@@ -127,7 +135,7 @@ class Pool:
             raise ValueError(
                 f"address_space {format_size(space)} is less than the budget, {format_size(limit)}"
             )
-        self._core = _core.Pool(limit, arena, space, device)
+        self._core = _core.Pool(limit, arena, space, device, rdma, exportable)
 
     def allocate(self, size: int, *, stream: int = 0) -> int:
         """Returns the address of a new block of `size` bytes, rounded up to 512 (0 as 1), for work

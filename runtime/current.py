@@ -144,11 +144,6 @@ def session() -> _core.Session | None:
     return None if _current is None else _current.session()
 
 
-def open_session() -> _core.Session | None:
-    """The session of the CPU scope that is open; None beside the CUDA allocator's."""
-    return _current.core if isinstance(_current, CpuScope) else None
-
-
 def begin(opened: OpenScope) -> None:
     """From now on `opened` is the one."""
     global _current

@@ -303,6 +303,89 @@ def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: s
 
 
 @with_cuda
+def test_a_trace_of_the_device_is_recorded_once_it_has_memory(fake_driver: str) -> None:
+    """No operator runs without a GPU, but memory comes and goes."""
+    early, instructions, again = tell(
+        """
+        allocator = swap()
+        early = refused(lambda: dtr_alloc.record_trace().__enter__())
+        allocator.free(allocator.allocate(4 * MIB))
+        with dtr_alloc.record_trace() as recording:
+            for _ in range(3):
+                allocator.free(allocator.allocate(4 * MIB))
+            again = refused(lambda: dtr_alloc.record_trace().__enter__())
+        told = [[type(item).__name__, item.name] for item in recording.trace.instructions[1:]]
+        print(json.dumps([early, told, again]))
+        """,
+        fake_driver,
+    )
+    assert early[0] == again[0] == "RuntimeError"
+    assert "no memory of it was asked for yet" in early[1]
+    assert "a trace is being recorded" in again[1]
+    assert instructions == [
+        [kind, f"x{number}"] for number in (1, 2, 3) for kind in ("Constant", "Release")
+    ]
+
+
+@with_cuda
+@pytest.mark.parametrize("rematerialize", [True, False])
+def test_memory_is_made_for_what_was_asked(fake_driver: str, rematerialize: bool) -> None:
+    counts = tell(
+        f"""
+        import ctypes, os
+        driver = ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"])
+        allocator = swap(rematerialize={rematerialize}, rdma=True, exportable=True)
+        allocator.allocate(4 * MIB)
+        allocator.allocate(4 * MIB, device=1)
+        print(json.dumps([driver.fakecuda_count(what) for what in (b"rdma", b"exportable")]))
+        """,
+        fake_driver,
+    )
+    assert counts == [4, 4]
+
+
+@with_cuda
+def test_a_device_that_makes_no_such_memory_says_so_at_the_first_request(fake_driver: str) -> None:
+    error, later = tell(
+        """
+        import ctypes, os
+        ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"]).fakecuda_lacks(110)
+        allocator = swap(rdma=True)
+        error = refused(lambda: allocator.allocate(4 * MIB))
+        reserved = torch._C._cuda_memoryStats(0)["reserved_bytes"]
+        print(json.dumps([error, reserved["all"]["current"]]))
+        """,
+        fake_driver,
+    )
+    assert error[0] == "RuntimeError"
+    assert "CUDA device 0 makes no pages that a network card can reach" in error[1]
+    assert later == 0
+
+
+@with_cuda
+def test_within_an_operator_empty_cache_gives_nothing_back(fake_driver: str) -> None:
+    """There it is cuDNN's benchmark that calls it, after each new shape."""
+    within, after = tell(
+        """
+        allocator = swap()
+        allocator.free(allocator.allocate(8 * MIB))
+        committed = lambda: allocator._core.pool_stats(0).committed
+        found = []
+        @torch.library.custom_op("dtr_test_cuda::tries", mutates_args=())
+        def tries(x: torch.Tensor) -> torch.Tensor:
+            torch._C._cuda_emptyCache()
+            found.append(committed())
+            return x + 1
+        tries(torch.ones(4))
+        torch._C._cuda_emptyCache()
+        print(json.dumps([*found, committed()]))
+        """,
+        fake_driver,
+    )
+    assert (within, after) == (8 << 20, 0)
+
+
+@with_cuda
 def test_torch_accelerator_tells_the_same_as_torch_cuda(fake_driver: str) -> None:
     asked, told = tell(
         """

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +114,60 @@ def test_a_wrong_declaration_does_not_compile(tmp_path: Path, right: str, wrong:
 
 
 # Pages
+
+POSIX_HANDLES, RDMA_PAGES = 103, 110  # Device attributes.
+
+
+@pytest.mark.parametrize(
+    ("options", "rdma", "exportable"),
+    [
+        ({}, 0, 0),
+        ({"rdma": True}, 8, 0),
+        ({"exportable": True}, 0, 8),
+        ({"rdma": True, "exportable": True}, 8, 8),
+    ],
+)
+def test_pages_are_made_for_what_was_asked(
+    cuda: FakeCuda, options: dict[str, Any], rdma: int, exportable: int
+) -> None:
+    """Those of a later request and those that take the place of released ones, too."""
+    pool = Pool(8 * PAGE, "cuda", **options)
+    blocks = [pool.allocate(2 * PAGE) for _ in range(4)]
+    pool.free(blocks[0])
+    pool.trim()
+    pool.allocate(2 * PAGE)
+    assert (cuda.count("rdma"), cuda.count("exportable")) == (rdma, exportable)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "option", "what"),
+    [
+        (RDMA_PAGES, "rdma", r"that a network card can reach \(GPUDirect RDMA\)"),
+        (POSIX_HANDLES, "exportable", "that a file descriptor can name"),
+    ],
+)
+def test_a_device_that_makes_no_such_pages_is_an_error_before_anything_is_reserved(
+    cuda: FakeCuda, attribute: int, option: str, what: str
+) -> None:
+    cuda.lacks(attribute)
+    with pytest.raises(
+        RuntimeError, match=f"^CUDA device 0 makes no pages {what}: leave {option}=True out$"
+    ):
+        Pool(8 * PAGE, "cuda", **{option: True})  # type: ignore[arg-type]
+    assert cuda.calls("cuMemAddressReserve") == 0
+    assert cuda.held() == {}
+    other = {"rdma": "exportable", "exportable": "rdma"}[option]
+    pool = Pool(8 * PAGE, "cuda", **{other: True})  # type: ignore[arg-type]
+    pool.allocate(PAGE)
+    assert (cuda.count(option), cuda.count(other)) == (0, 1)
+
+
+@pytest.mark.parametrize("arena", ["host", "virtual"])
+def test_only_a_device_s_pages_are_made_for_other_uses(arena: Any) -> None:
+    with pytest.raises(
+        ValueError, match=f'rdma and exportable are of arena "cuda", not of "{arena}"'
+    ):
+        Pool(PAGE, arena, rdma=True)
 
 
 def test_a_new_pool_holds_addresses_and_no_memory(cuda: FakeCuda) -> None:

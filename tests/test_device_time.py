@@ -1,16 +1,25 @@
 """Where time goes on a device, as far as a driver without one can tell: latencies of calls that
 tests/fake_cuda assumes, streams that run at once, and a host that waits or does not.
 
-Nothing here takes real time: the fake driver's clocks only move as it says.
+Nothing here takes real time: the fake driver's clocks only move as it says. The trainings at the
+end are those of perf/device_time.py, which tells their figures.
 """
+
+from collections.abc import Callable
 
 import pytest
 import torch
+from device_time import DRIVER_LIMIT, FIRST_LIMIT, SPEEDS, training
 
+import dtr_alloc
 from dtr_alloc import Pool
+from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.scope import rematerialize
+from dtr_alloc.runtime.trace.format import Call
+from tests.fake_cuda import operator_work
 from tests.fake_cuda.driver import PAGE, FakeCuda
+from tests.fake_cuda.operator_work import Speed, operators_work
 
 US = 1000
 MS = 1000 * US
@@ -20,6 +29,11 @@ MS = 1000 * US
 def timed(cuda: FakeCuda) -> FakeCuda:
     cuda.timed()
     return cuda
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return operator_work.build(tmp_path_factory.mktemp("operator_work"))
 
 
 # The clocks
@@ -56,6 +70,19 @@ def test_a_call_that_drains_makes_the_host_wait(timed: FakeCuda) -> None:
     assert timed.time("waited") == 7 * MS
 
 
+def test_an_operator_is_work_of_its_bytes_behind_that_of_the_host(
+    timed: FakeCuda, library: str
+) -> None:
+    timed.call("cuInit", 0)
+    x = torch.ones(1 << 20)
+    speed = Speed(host_us=10, kernel_us=1, gigabytes=8 * 1.048576, gigaflops=0.5)
+    with operators_work(timed, library, speed) as work:
+        x.exp().view(1 << 10, -1) @ torch.empty(1 << 10, 1)
+    assert (work.count("operators"), timed.time("host")) == (2, 20 * US)
+    matrix_by_vector = 2 * (1 << 20) / 0.5
+    assert timed.time("end") == pytest.approx(10 * US + 1 * MS + matrix_by_vector, rel=1e-6)
+
+
 # The pool
 
 
@@ -79,7 +106,8 @@ def scattered(pool: Pool, stream: int) -> None:
         pool.free(address)
 
 
-def test_moving_pages_never_waits_for_the_device(timed: FakeCuda) -> None:
+def moves(timed: FakeCuda) -> None:
+    """Pages go from one stream to another while the first is at work."""
     a, b = timed.stream(), timed.stream()
     pool = Pool(64 * PAGE, "cuda")
     scattered(pool, a)
@@ -87,11 +115,12 @@ def test_moving_pages_never_waits_for_the_device(timed: FakeCuda) -> None:
     before = timed.time("host")
     pool.allocate(32 * PAGE, stream=b)
     assert pool.stats().remaps == 1
-    assert timed.time("waited") == 0
-    assert timed.time("host") - before < 1 * MS
+    assert timed.time("host") - before < 1 * MS + timed.time("waited")
+    timed.host_works(100 * MS)
 
 
-def test_an_old_place_is_unmapped_by_a_later_request_and_without_waiting(timed: FakeCuda) -> None:
+def leaves(timed: FakeCuda) -> None:
+    """Pages are still mapped at an old place whose work is done, and the stream has more to do."""
     stream = timed.stream()
     pool = Pool(64 * PAGE, "cuda")
     scattered(pool, stream)
@@ -99,9 +128,37 @@ def test_an_old_place_is_unmapped_by_a_later_request_and_without_waiting(timed: 
     pool.allocate(16 * PAGE, stream=stream)
     assert timed.calls("cuMemUnmap") == 0
     timed.host_works(60 * MS)
+    timed.work(50 * MS, stream)
     pool.allocate(16 * PAGE, stream=stream)
     assert timed.calls("cuMemUnmap") > 0
+    timed.host_works(100 * MS)
+
+
+def test_moving_pages_never_waits_for_the_device(timed: FakeCuda) -> None:
+    moves(timed)
     assert timed.time("waited") == 0
+
+
+def test_an_old_place_is_unmapped_by_a_later_request_and_without_waiting(timed: FakeCuda) -> None:
+    leaves(timed)
+    assert timed.time("waited") == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "call"),
+    [
+        (moves, "cuMemMap"),
+        (moves, "cuMemSetAccess"),
+        (moves, "cuStreamWaitEvent"),
+        (leaves, "cuMemUnmap"),
+    ],
+)
+def test_on_a_driver_whose_calls_wait_the_same_would_show(
+    timed: FakeCuda, program: Callable[[FakeCuda], None], call: str
+) -> None:
+    timed.drains(call)
+    program(timed)
+    assert timed.time("waited") > 40 * MS
 
 
 def test_giving_pages_back_waits_for_the_work_on_them(timed: FakeCuda) -> None:
@@ -157,3 +214,54 @@ def test_an_operator_s_cost_is_not_that_of_the_pages_it_was_the_first_to_use(
         y = x.add(1)
         assert session.stats().kernel_ns - before < 10 * US
         assert torch.equal(y, torch.full_like(x, 2))
+
+
+# Trainings
+
+
+def test_a_trace_has_the_times_that_the_device_took(timed: FakeCuda, library: str) -> None:
+    """Kernels of 100 ms and 200 ms, which no host needs to launch them."""
+    timed.call("cuInit", 0)
+    x, y = torch.ones(1 << 18), torch.ones(1 << 19)
+    speed = Speed(host_us=20, kernel_us=1, gigabytes=0.02097152)
+    with (
+        instrumented(on_cuda=True),
+        rematerialize("256MiB") as session,
+        operators_work(timed, library, speed),
+    ):
+        for _ in range(6):
+            x.exp()
+            y.exp()
+            session._core.step()
+            timed.call("cuStreamSynchronize", 0)
+        with dtr_alloc.record_trace() as recording:
+            x.exp()
+            y.exp()
+    assert recording.trace is not None
+    times = [item.time for item in recording.trace.instructions if isinstance(item, Call)]
+    assert times == [pytest.approx(100 * MS, rel=0.01), pytest.approx(200 * MS, rel=0.01)]
+
+
+def test_a_gpt_at_half_of_its_memory_hardly_calls_the_driver_and_never_waits(
+    cuda: FakeCuda, library: str
+) -> None:
+    """On a device so fast that it waits for the host, where a call of the driver counts most."""
+    found = training(cuda, library, SPEEDS["launch"], MODELS["gpt"], 0.5)
+    assert all(step.replayed > 0 for step in found.ours)
+    assert found.driver_share <= DRIVER_LIMIT / 100
+    assert found.waited == 0
+    assert found.first_to_second <= FIRST_LIMIT
+    assert cuda.faults() == []
+
+
+def test_costs_are_within_a_tenth_of_the_truth_after_four_steps(
+    cuda: FakeCuda, library: str
+) -> None:
+    """40 us to make a page, as long as three kernels take. The first run of an operator is not
+    measured, three of the next steps are."""
+    cuda.latency("cuMemCreate", 40 * US)
+    speed = Speed(host_us=3, gigabytes=300, gigaflops=18_000)
+    found = training(cuda, library, speed, MODELS["gpt"], 0.7)
+    assert found.ours[0].pages > 20
+    assert found.waited == 0
+    assert 0.9 <= found.believed <= 1.1

@@ -3,7 +3,7 @@
 import pytest
 
 from dtr_alloc import Heuristic, SimulationResult, Trace, simulate
-from dtr_alloc.runtime.trace.format import Call, Constant, Mutate, Release, Result
+from dtr_alloc.runtime.trace.format import Call, Constant, Instruction, Mutate, Release, Result
 
 BLOCK = 16 << 10  # Four pages of a small host arena.
 COUNT = 32
@@ -11,17 +11,27 @@ MOVED = 3 * 4
 BACKED, EVICTABLE, FIXED = range(3)
 
 
-def scattered(move_ns: int | None, cost: int = 1000) -> SimulationResult:
+def scattered(
+    move_ns: int | None,
+    cost: int = 1000,
+    *,
+    others: int | None = None,
+    before: tuple[Instruction, ...] = (),
+) -> SimulationResult:
     """A full pool of which every second block is free, and then a request for four of them. Four
-    neighbours that hold it are two values, `cost` each. The last block is free, and more addresses
-    come after it, so that pages of three other holes make one there."""
+    neighbours that hold it are two values, `cost` each; all `others` may be dearer. The last block
+    is free, and more addresses come after it, so that pages of three other holes make one there."""
     names = [f"v{i}" for i in range(COUNT)]
-    made = [Call("make", (), (Result(name, BLOCK, -1),), cost) for name in names]
+    cheap = ("v8", "v10")
+    made = [
+        Call("make", (), (Result(n, BLOCK, -1),), cost if n in cheap else others or cost)
+        for n in names
+    ]
     freed = [Release(name) for name in names[1::2]]
     big = Call("big", (), (Result("big", 4 * BLOCK, -1),), 1)
     heuristic = Heuristic(neighbourhood="none", staleness_exp=0)
     return simulate(
-        Trace((*made, *freed, big)),
+        Trace((*before, *made, *freed, big)),
         COUNT * BLOCK,
         heuristic,
         mode="pool",
@@ -46,6 +56,60 @@ def test_pages_are_dear_where_one_takes_more_than_a_tenth_of_computing_it(cost: 
     tenth = cost // 4 // 10
     assert evicted(scattered(move_ns=tenth, cost=cost)) == 0
     assert evicted(scattered(move_ns=tenth + 1, cost=cost)) == 2
+
+
+SEARCH = 10 * COUNT // 2
+"""Nanoseconds: the search of a window looks at each block."""
+
+
+def test_pages_move_up_to_four_times_what_a_window_takes_to_recompute() -> None:
+    """Two values of 1 us among dear ones, beside which no page is dear."""
+    most = (4 * 2 * 1000 + SEARCH) // MOVED
+    assert evicted(scattered(most, others=1_000_000)) == 0
+    assert evicted(scattered(most + 1, others=1_000_000)) == 2
+
+
+def recomputed(cost: int) -> tuple[Instruction, ...]:
+    """A value that takes `cost` is evicted by a large one and recomputed; nothing is left."""
+    return (
+        Call("make", (), (Result("a", BLOCK, -1),), cost),
+        Call("large", (), (Result("fill", COUNT * BLOCK, -1),), 0),
+        Release("fill"),
+        Call("use", ("a",), (Result("b", BLOCK, -1),), 0),
+        Release("a"),
+        Release("b"),
+    )
+
+
+A_THIRD = COUNT * 1000 // 2
+"""What is recomputed, of all that is computed once: this and 32 values of 1 us."""
+
+
+def test_what_was_recomputed_counts_where_a_page_is_dear_or_not() -> None:
+    computed = 2 * A_THIRD + COUNT * 1000
+    pages = 4 * (COUNT + 3 + COUNT)
+    tenth = computed // 10 // pages
+    assert evicted(scattered(tenth, before=recomputed(A_THIRD))) == 1
+    assert evicted(scattered(tenth + 1, before=recomputed(A_THIRD))) == 1 + 2
+
+
+def test_dear_pages_move_only_where_a_program_recomputes_more_than_a_third_of_its_time() -> None:
+    page = (2 * 1000 + SEARCH) // MOVED
+    assert evicted(scattered(page, before=recomputed(A_THIRD))) == 1 + 2
+    assert evicted(scattered(page, before=recomputed(A_THIRD + 1))) == 1
+
+
+def test_of_a_program_that_recomputes_much_a_window_counts_once() -> None:
+    page = (2 * 1000 + SEARCH) // MOVED
+    before = recomputed(COUNT * 1000)
+    assert evicted(scattered(page, before=before)) == 1
+    assert evicted(scattered(page + 1, before=before)) == 1 + 2
+
+
+def test_a_move_may_take_as_long_as_the_search_for_a_window_that_takes_no_time() -> None:
+    most = SEARCH // MOVED
+    assert evicted(scattered(most, 0, others=1_000_000)) == 0
+    assert evicted(scattered(most + 1, 0, others=1_000_000)) == 2
 
 
 def test_nothing_is_evicted_where_the_bytes_are_there_and_a_host_moves_them() -> None:

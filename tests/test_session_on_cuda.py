@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc import _core
+from dtr_alloc.runtime import current
 from dtr_alloc.runtime._testing import instrumented
-from dtr_alloc.runtime.current import open_session
 from dtr_alloc.runtime.scope import rematerialize
 from tests.exactness import run, same
 from tests.fake_cuda.driver import FakeCuda
@@ -207,7 +207,7 @@ def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
 
 def hold(tensor: Tensor) -> None:
     """As compiled code does."""
-    session = open_session()
+    session = current.session()
     assert session is not None
     session.holding([tensor], [], lambda: None)
 
@@ -228,6 +228,24 @@ def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
             assert dtr_alloc.evict(tensor)
             assert cuda.calls("cuEventRecord") == before + events
         del alone, shared, tensor
+        session.check()
+
+
+def test_replays_on_the_only_stream_record_and_wait_for_nothing(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    x = torch.randn(64, 64)
+    calls = ("cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuEventSynchronize")
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        _core.set_host_stream(streams[0])
+        made = [x.exp().sin() for _ in range(8)]
+        before = [cuda.calls(call) for call in calls]
+        for tensor in made:
+            assert dtr_alloc.evict(tensor)
+            dtr_alloc.materialize(tensor)
+        assert [cuda.calls(call) for call in calls] == before
+        assert session.stats().rematerializations >= 8
+        del made, tensor
         session.check()
 
 

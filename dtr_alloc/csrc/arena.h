@@ -99,10 +99,17 @@ Bytes host_page(Bytes capacity);
 // every granule by itself.
 std::unique_ptr<Arena> make_virtual_arena(Bytes capacity, Bytes page = 512);
 
+// What a device's pages are made for, besides its own kernels. Libraries that register memory ask
+// for it, and a page cannot get it later.
+struct PageUses {
+  bool rdma = false;        // A network card reads and writes them (GPUDirect RDMA).
+  bool exportable = false;  // Another process maps them, by a POSIX file descriptor.
+};
+
 // Memory of a CUDA device, in pages of 2 MiB; the driver is loaded now. Throws std::runtime_error
-// that says what is missing where there is no driver, std::invalid_argument where it sees no such
-// device.
-std::unique_ptr<Arena> make_cuda_arena(Bytes capacity, int device);
+// that says what is missing where there is no driver, or no such use of a page;
+// std::invalid_argument where it sees no such device.
+std::unique_ptr<Arena> make_cuda_arena(Bytes capacity, int device, PageUses uses = {});
 
 inline void check_capacity(Bytes capacity) {
   if (capacity <= 0 || capacity > kMaxCapacity) {

@@ -18,18 +18,20 @@ namespace py = pybind11;
 namespace dtr {
 namespace {
 
-std::unique_ptr<Arena> make_arena(const std::string& arena, Bytes address_space, int device) {
+std::unique_ptr<Arena> make_arena(const std::string& arena, Bytes address_space, int device,
+                                  PageUses uses) {
   if (arena == "host") return make_host_arena(address_space);
   if (arena == "virtual") return make_virtual_arena(address_space);
-  if (arena == "cuda") return make_cuda_arena(address_space, device);
+  if (arena == "cuda") return make_cuda_arena(address_space, device, uses);
   throw std::invalid_argument("arena \"" + arena +
                               "\" is unknown: \"host\", \"cuda\" or \"virtual\"");
 }
 
 class PyPool {
  public:
-  PyPool(Bytes budget, const std::string& arena, Bytes address_space, int device)
-      : pool_(Pool::create(make_arena(arena, address_space, device), budget)) {}
+  PyPool(Bytes budget, const std::string& arena, Bytes address_space, int device, bool rdma,
+         bool exportable)
+      : pool_(Pool::create(make_arena(arena, address_space, device, {rdma, exportable}), budget)) {}
 
   ~PyPool() {
     Pool* pool = pool_.get();
@@ -122,8 +124,9 @@ void bind_pool(py::module_& m) {
       .value("beyond", Fit::kBeyond);
 
   py::class_<PyPool>(m, "Pool")
-      .def(py::init<Bytes, const std::string&, Bytes, int>(), py::arg("budget"), py::arg("arena"),
-           py::arg("address_space"), py::arg("device") = 0)
+      .def(py::init<Bytes, const std::string&, Bytes, int, bool, bool>(), py::arg("budget"),
+           py::arg("arena"), py::arg("address_space"), py::arg("device") = 0,
+           py::arg("rdma") = false, py::arg("exportable") = false)
       .def("allocate", &PyPool::allocate, py::arg("size"), py::arg("fit") = Fit::kBeyond,
            py::arg("stream") = 0)
       .def("free", &PyPool::free, py::arg("address"))

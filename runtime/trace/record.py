@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from dtr_alloc.runtime.current import open_session
+from dtr_alloc.runtime import current
 from dtr_alloc.runtime.scope import rematerialize
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Call, Mutate
@@ -41,11 +41,13 @@ class Recording:
 def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recording]:
     """Records the body as a trace, and writes it to `path`, compressed if that ends in ``.gz``.
 
-    Inside ``rematerialize`` it records that scope; else it opens one without a budget, in which
-    nothing is evicted.
+    Inside ``rematerialize`` it records that scope. Beside ``dtr_alloc.allocator`` it records what
+    runs on the device whose tensors are evicted, with the times that the device took. Else it opens
+    a scope without a budget, in which nothing is evicted.
 
     Raises:
-        RuntimeError: a trace is being recorded already.
+        RuntimeError: a trace is being recorded already, or no memory was asked of the allocator so
+            far.
         OSError: the file cannot be written; the trace is in the recording all the same.
 
     Example:
@@ -56,8 +58,7 @@ def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recordi
         ['aten::ones', 'aten::exp']
     """
     recording = Recording()
-    core = open_session()
-    if core is None:
+    if current.scope() is None:
         with rematerialize(None), recorded(recording):
             yield recording
     else:
@@ -70,8 +71,12 @@ def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recordi
 @contextmanager
 def recorded(recording: Recording) -> Iterator[None]:
     """Fills `recording` with what the body does in the scope that is open."""
-    core = open_session()
-    assert core is not None
+    core = current.session()
+    if core is None:
+        raise RuntimeError(
+            "a trace is of the device's operators, and no memory of it was asked for yet: record "
+            "once the model is there"
+        )
     core.start_trace()
     try:
         yield

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtr_alloc.runtime.current import open_session
+from dtr_alloc.runtime import current
 from tests.conformance.cases import DATABASES, PARTS, cases
 from tests.conformance.comparison import Tally, compare
 from tests.conformance.report import RESULTS, compare_with_progress, record
@@ -81,7 +81,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = case.info.op
 
     def wrong_inside_a_scope(x: Tensor) -> Tensor:
-        return honest(x) + (open_session() is not None)  # type: ignore[no-any-return]
+        return honest(x) + (current.session() is not None)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(case.info, "op", wrong_inside_a_scope)
     tally = Tally()

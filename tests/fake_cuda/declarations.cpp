@@ -59,6 +59,10 @@ static_assert(same_names());
 
 static_assert(sizeof(AllocationProp) == sizeof(CUmemAllocationProp));
 static_assert(offsetof(AllocationProp, location) == offsetof(CUmemAllocationProp, location));
+static_assert(offsetof(AllocationProp, requested_handle_types) ==
+              offsetof(CUmemAllocationProp, requestedHandleTypes));
+static_assert(offsetof(AllocationProp, gpu_direct_rdma_capable) ==
+              offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable));
 static_assert(offsetof(AllocationProp, compression_type) ==
               offsetof(CUmemAllocationProp, allocFlags));
 static_assert(sizeof(AccessDesc) == sizeof(CUmemAccessDesc));
@@ -76,11 +80,15 @@ static_assert(kInvalidContext == CUDA_ERROR_INVALID_CONTEXT);
 static_assert(kInvalidHandle == CUDA_ERROR_INVALID_HANDLE);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(kIllegalAddress == CUDA_ERROR_ILLEGAL_ADDRESS);
+static_assert(kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(kMemoryPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);
 static_assert(kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(kGranularityMinimum == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 static_assert(kCaptureRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(kHandlePosix == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+static_assert(kPosixHandles == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(kRdmaPages == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(kVirtualMemoryManagement == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(kEventDefault == CU_EVENT_DEFAULT);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);

@@ -198,6 +198,10 @@ class FakeCuda:
     def set_capacity(self, size: int, device: int = 0) -> None:
         self._library.fakecuda_capacity(device, ctypes.c_size_t(size))
 
+    def lacks(self, attribute: int) -> None:
+        """The devices answer no to a CU_DEVICE_ATTRIBUTE."""
+        self._library.fakecuda_lacks(attribute)
+
     def set_others(self, size: int, device: int = 0) -> None:
         """What other processes hold on the device."""
         self._library.fakecuda_others(device, ctypes.c_size_t(size))

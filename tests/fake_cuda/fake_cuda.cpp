@@ -34,6 +34,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtr_alloc/csrc/cuda/driver.h"
@@ -69,6 +70,8 @@ struct Allocation {
   std::size_t slot;
   int handles;
   int mappings;
+  bool rdma;
+  bool exportable;
 };
 
 struct Mapping {
@@ -82,6 +85,14 @@ struct EventState {
   std::uint64_t complete = 0;
   double milliseconds = 0;  // When it was complete.
   std::int64_t at = 0;      // The same, in a timed world: perhaps in the future.
+  bool stamps = false;      // Made to tell the time.
+};
+
+// An operator of torch's while it runs: its kernel is launched by the time it ends, or before the
+// second stamp in it, which is to come behind the kernel.
+struct Running {
+  std::int64_t takes;
+  int stamps = 0;
 };
 
 struct Kernel {
@@ -158,8 +169,11 @@ struct World {
   bool bare =
       false;  // Pages have no memory: a process has 65,530 mappings, and a device more pages.
   Clocks clocks;
+  std::vector<Running> running;  // One within the other, as an operator has others run again.
   std::map<std::string, std::int64_t> latencies = kLatencies;
   std::set<std::string> drains;  // Calls that wait for all work.
+  std::set<int> attributes = {dtr::cuda::kVirtualMemoryManagement, dtr::cuda::kPosixHandles,
+                              dtr::cuda::kRdmaPages};  // Of the devices.
   std::size_t capacity[kDevices] = {std::size_t{1} << 32, std::size_t{1} << 32};
   std::size_t used[kDevices] = {};
   std::size_t others[kDevices] = {};  // What other processes hold.
@@ -436,6 +450,12 @@ Result submit(StreamHandle stream, Operation operation) {
   return 0;
 }
 
+// The kernel of the innermost operator, once.
+void launch(StreamHandle stream) {
+  const std::int64_t takes = std::exchange(world.running.back().takes, 0);
+  if (takes > 0) submit(stream, {.kind = Operation::kWork, .takes = takes});
+}
+
 Result enter(const char* name) {
   if (world.aside) return 0;
   world.calls[name]++;
@@ -521,7 +541,7 @@ FAKE Result cuDeviceGet(int* device, int ordinal) {
 FAKE Result cuDeviceGetAttribute(int* value, int attribute, int device) {
   ENTER(cuDeviceGetAttribute);
   INSIST(device >= 0 && device < kDevices, kInvalidDevice);
-  *value = attribute == dtr::cuda::kVirtualMemoryManagement;
+  *value = world.attributes.contains(attribute);
   return 0;
 }
 
@@ -642,6 +662,11 @@ FAKE Result cuMemCreate(Physical* physical, std::size_t size, const AllocationPr
   INSIST(device >= 0 && device < kDevices, kInvalidDevice);
   INSIST(size > 0 && size % kPage == 0, kInvalidValue);
   INSIST(world.used[device] + world.others[device] + size <= world.capacity[device], kOutOfMemory);
+  const bool rdma = prop->gpu_direct_rdma_capable != 0;
+  const bool exportable = prop->requested_handle_types == dtr::cuda::kHandlePosix;
+  INSIST(exportable || prop->requested_handle_types == 0, kInvalidValue);
+  INSIST(!rdma || world.attributes.contains(dtr::cuda::kRdmaPages), kNotSupported);
+  INSIST(!exportable || world.attributes.contains(dtr::cuda::kPosixHandles), kNotSupported);
   const std::size_t count = size / kPage;
   std::size_t slot = world.first_slot;
   for (std::size_t have = 0; have < count; slot++) {
@@ -653,7 +678,7 @@ FAKE Result cuMemCreate(Physical* physical, std::size_t size, const AllocationPr
   for (std::size_t i = 0; i < count; i++) world.slots.insert(slot + i);
   world.used[device] += size;
   *physical = world.next_physical++;
-  world.allocations[*physical] = {device, size, slot, 1, 0};
+  world.allocations[*physical] = {device, size, slot, 1, 0, rdma, exportable};
   return 0;
 }
 
@@ -783,12 +808,13 @@ FAKE Result cuStreamWaitEvent(StreamHandle stream, Event event, unsigned) {
                 {.kind = Operation::kWait, .event = at->second, .version = at->second->recorded});
 }
 
-FAKE Result cuEventCreate(Event* event, unsigned) {
+FAKE Result cuEventCreate(Event* event, unsigned flags) {
   ENTER(cuEventCreate);
   INSIST(!current.empty(), kInvalidContext);
   static std::uintptr_t next = 1;
   *event = reinterpret_cast<Event>(next++);
   world.events[*event] = std::make_shared<EventState>();
+  world.events[*event]->stamps = flags == dtr::cuda::kEventDefault;
   return 0;
 }
 
@@ -803,6 +829,9 @@ FAKE Result cuEventRecord(Event event, StreamHandle stream) {
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
   INSIST(world.streams.contains(reinterpret_cast<std::uintptr_t>(stream)), kInvalidHandle);
+  if (at->second->stamps && !world.running.empty() && ++world.running.back().stamps == 2) {
+    launch(stream);
+  }
   return submit(
       stream, {.kind = Operation::kRecord, .event = at->second, .version = ++at->second->recorded});
 }
@@ -1012,6 +1041,18 @@ FAKE int fakecuda_work(StreamHandle stream, std::int64_t nanoseconds) {
   return submit(stream, {.kind = Operation::kWork, .takes = nanoseconds});
 }
 
+// An operator of torch's that keeps the host busy and then the stream (operator_work.cpp).
+FAKE void fakecuda_operator_begins(std::int64_t host, std::int64_t takes) {
+  const std::lock_guard lock(mutex);
+  world.clocks.host += host;
+  world.running.push_back({takes});
+}
+FAKE void fakecuda_operator_ends(StreamHandle stream) {
+  const std::lock_guard lock(mutex);
+  launch(stream);
+  world.running.pop_back();
+}
+
 FAKE std::int64_t fakecuda_time(const char* what) {
   const std::lock_guard lock(mutex);
   const Clocks& clocks = world.clocks;
@@ -1030,6 +1071,8 @@ FAKE std::int64_t dtr_alloc_clock() {
 }
 
 FAKE void fakecuda_capacity(int device, std::size_t bytes) { world.capacity[device] = bytes; }
+// From now on the devices lack it.
+FAKE void fakecuda_lacks(int attribute) { world.attributes.erase(attribute); }
 FAKE void fakecuda_others(int device, std::size_t bytes) { world.others[device] = bytes; }
 FAKE long fakecuda_used(int device) { return static_cast<long>(world.used[device]); }
 FAKE void fakecuda_event_takes(double milliseconds) { world.event_takes = milliseconds; }
@@ -1070,6 +1113,12 @@ FAKE long fakecuda_count(const char* what) {
     long handles = 0;
     for (const auto& [physical, allocation] : world.allocations) handles += allocation.handles;
     return handles;
+  }
+  for (const bool rdma : {true, false}) {
+    if (kind != (rdma ? "rdma" : "exportable")) continue;
+    return std::ranges::count_if(world.allocations, [&](const auto& one) {
+      return rdma ? one.second.rdma : one.second.exportable;
+    });
   }
   if (kind == "allocations") return static_cast<long>(world.allocations.size());
   if (kind == "mappings") return static_cast<long>(world.mappings.size());

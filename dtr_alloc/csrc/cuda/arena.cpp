@@ -35,16 +35,29 @@ using cuda::succeeds;
 
 Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
 
-cuda::AllocationProp on_device(cuda::Device device) {
+// What a page is to be. Throws std::runtime_error where the device makes no such pages.
+cuda::AllocationProp page_for(const cuda::PrimaryContext& context, PageUses uses) {
+  const auto insist = [&](int attribute, const char* what, const char* option) {
+    if (context.has(attribute)) return;
+    throw std::runtime_error("CUDA device " + std::to_string(context.device()) +
+                             " makes no pages " + what + ": leave " + option + "=True out");
+  };
   cuda::AllocationProp prop = {};
   prop.type = cuda::kMemoryPinned;
-  prop.location = {cuda::kLocationDevice, device};
+  prop.location = {cuda::kLocationDevice, context.device()};
+  if (uses.rdma) {
+    insist(cuda::kRdmaPages, "that a network card can reach (GPUDirect RDMA)", "rdma");
+    prop.gpu_direct_rdma_capable = 1;
+  }
+  if (uses.exportable) {
+    insist(cuda::kPosixHandles, "that a file descriptor can name", "exportable");
+    prop.requested_handle_types = cuda::kHandlePosix;
+  }
   return prop;
 }
 
-Bytes granularity(const cuda::PrimaryContext& context) {
+Bytes granularity(const cuda::PrimaryContext& context, const cuda::AllocationProp& prop) {
   const Scope scope(context);
-  const cuda::AllocationProp prop = on_device(context.device());
   std::size_t bytes = 0;
   const cuda::Driver& driver = context.driver();
   driver.call(driver.cuMemGetAllocationGranularity, &bytes, &prop, cuda::kGranularityMinimum);
@@ -53,10 +66,11 @@ Bytes granularity(const cuda::PrimaryContext& context) {
 
 class CudaArena final : public Arena {
  public:
-  CudaArena(Bytes capacity, int device)
+  CudaArena(Bytes capacity, int device, PageUses uses)
       : context_(std::make_shared<cuda::PrimaryContext>(cuda::load(), device)),
         driver_(context_->driver()),
-        page_(granularity(*context_)),
+        prop_(page_for(*context_, uses)),
+        page_(granularity(*context_, prop_)),
         capacity_(round_up(capacity, page_)),
         // An alignment is a wish that drivers have not always granted: reserve one too much.
         reserved_(round_up(capacity_, kArenaAlignment) + kArenaAlignment),
@@ -201,9 +215,8 @@ class CudaArena final : public Arena {
       unreleased_.pop_back();
       return physical;
     }
-    const cuda::AllocationProp prop = on_device(context_->device());
     Physical physical = 0;
-    driver_.call(driver_.cuMemCreate, &physical, size(), &prop, 0ull);
+    driver_.call(driver_.cuMemCreate, &physical, size(), &prop_, 0ull);
     return physical;
   }
 
@@ -268,6 +281,7 @@ class CudaArena final : public Arena {
 
   const std::shared_ptr<cuda::PrimaryContext> context_;
   const cuda::Driver& driver_;
+  const cuda::AllocationProp prop_;
   const Bytes page_;
   const Bytes capacity_;
   const Bytes reserved_;
@@ -282,9 +296,9 @@ class CudaArena final : public Arena {
 
 }  // namespace
 
-std::unique_ptr<Arena> make_cuda_arena(Bytes capacity, int device) {
+std::unique_ptr<Arena> make_cuda_arena(Bytes capacity, int device, PageUses uses) {
   check_capacity(capacity);
-  return std::make_unique<CudaArena>(capacity, device);
+  return std::make_unique<CudaArena>(capacity, device, uses);
 }
 
 }  // namespace dtr

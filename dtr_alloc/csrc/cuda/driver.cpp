@@ -77,9 +77,7 @@ PrimaryContext::PrimaryContext(const Driver& driver, int device)
                                 ": this process sees " + std::to_string(count));
   }
   driver_.call(driver_.cuDeviceGet, &device_, device);
-  int can_map = 0;
-  driver_.call(driver_.cuDeviceGetAttribute, &can_map, kVirtualMemoryManagement, device_);
-  if (can_map == 0) {
+  if (!has(kVirtualMemoryManagement)) {
     throw std::runtime_error("CUDA device " + std::to_string(device) +
                              " cannot map memory by pages (virtual memory management), which the "
                              "pool needs");
@@ -89,6 +87,12 @@ PrimaryContext::PrimaryContext(const Driver& driver, int device)
 
 PrimaryContext::~PrimaryContext() {
   if (!forked()) release_at_last(driver_.cuDevicePrimaryCtxRelease_v2, device_);
+}
+
+bool PrimaryContext::has(int attribute) const {
+  int answer = 0;
+  driver_.call(driver_.cuDeviceGetAttribute, &answer, attribute, device_);
+  return answer != 0;
 }
 
 bool PrimaryContext::forked() const { return getpid() != process_; }

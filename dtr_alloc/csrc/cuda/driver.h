@@ -40,13 +40,17 @@ constexpr Result kInvalidContext = 201;
 constexpr Result kInvalidHandle = 400;
 constexpr Result kNotReady = 600;
 constexpr Result kIllegalAddress = 700;
+constexpr Result kNotSupported = 801;
 
 constexpr int kMemoryPinned = 1;                // CU_MEM_ALLOCATION_TYPE_PINNED
 constexpr int kLocationDevice = 1;              // CU_MEM_LOCATION_TYPE_DEVICE
 constexpr int kAccessReadWrite = 3;             // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 constexpr int kGranularityMinimum = 0;          // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 constexpr int kCaptureRelaxed = 2;              // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr int kHandlePosix = 1;                 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 constexpr int kVirtualMemoryManagement = 102;   // CU_DEVICE_ATTRIBUTE_..._SUPPORTED
+constexpr int kPosixHandles = 103;              // ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+constexpr int kRdmaPages = 110;                 // ..._GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
 constexpr unsigned kEventDefault = 0;           // CU_EVENT_DEFAULT
 constexpr unsigned kEventDisableTiming = 2;     // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kStreamNonBlocking = 1;      // CU_STREAM_NON_BLOCKING
@@ -195,6 +199,7 @@ class PrimaryContext {
   const Driver& driver() const { return driver_; }
   Device device() const { return device_; }
   Context context() const { return context_; }
+  bool has(int attribute) const;  // CU_DEVICE_ATTRIBUTE_..._SUPPORTED
 
  private:
   const Driver& driver_;

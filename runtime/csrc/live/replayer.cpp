@@ -75,7 +75,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     Unlocked open(lock);
     InOperator inside;
     RECORD_FUNCTION(c10::str("dtr::rematerialize(", ready.info->handle.operator_name(), ")"),
-                    c10::ArrayRef<const c10::IValue>{});
+                    c10::ArrayRef<const c10::IValue>(ready.stack.data(), ready.stack.size()));
     ready.run();
   }
   Results results;

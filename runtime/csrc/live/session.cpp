@@ -15,7 +15,7 @@ namespace {
 
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
   const Bytes addresses = options.limited ? scope_addresses(options.budget) : options.budget;
-  return options.on_cuda ? make_cuda_arena(addresses, options.cuda_device)
+  return options.on_cuda ? make_cuda_arena(addresses, options.cuda_device, options.page_uses)
                          : make_host_arena(addresses);
 }
 

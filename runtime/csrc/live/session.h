@@ -35,6 +35,7 @@ struct SessionOptions {
   bool limited = true;
   bool on_cuda = false;  // Whether the pool's memory is a CUDA device's.
   int cuda_device = 0;
+  PageUses page_uses;  // Of a device.
   Heuristic heuristic;
   ScorerPlace scorer = ScorerPlace::kAuto;  // Of a device; on the host there is no choice.
   std::string image;                        // PTX of what scores on a device; empty: nothing does.

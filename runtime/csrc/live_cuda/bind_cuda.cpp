@@ -16,8 +16,10 @@ cudaStream_t handle(Stream stream) { return reinterpret_cast<cudaStream_t>(strea
 class PyCudaAllocator {
  public:
   PyCudaAllocator(Bytes budget, int device, bool rematerialize, const Heuristic& heuristic,
-                  double thrash_limit, ScorerPlace scorer, const std::string& image)
+                  double thrash_limit, ScorerPlace scorer, const std::string& image, bool rdma,
+                  bool exportable)
       : allocator_(new CudaAllocator(SessionOptions{.budget = budget,
+                                                    .page_uses = {rdma, exportable},
                                                     .heuristic = heuristic,
                                                     .scorer = scorer,
                                                     .image = image,
@@ -39,9 +41,11 @@ class PyCudaAllocator {
 void bind_torch_cuda(py::module_& m) {
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<PyCudaAllocator>(m, "CudaAllocator")
-      .def(py::init<Bytes, int, bool, const Heuristic&, double, ScorerPlace, const std::string&>(),
+      .def(py::init<Bytes, int, bool, const Heuristic&, double, ScorerPlace, const std::string&,
+                    bool, bool>(),
            py::arg("budget"), py::arg("device"), py::arg("rematerialize"), py::arg("heuristic"),
-           py::arg("thrash_limit"), py::arg("scorer"), py::arg("image"))
+           py::arg("thrash_limit"), py::arg("scorer"), py::arg("image"), py::arg("rdma"),
+           py::arg("exportable"))
       .def("native", &PyCudaAllocator::native)
       .def(
           "allocate",

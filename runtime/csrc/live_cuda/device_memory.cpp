@@ -37,8 +37,9 @@ std::unique_ptr<Session> make_session(SessionOptions options, c10::DeviceIndex d
   return session;
 }
 
-Pool::Handle make_pool(Bytes budget, c10::DeviceIndex device) {
-  return Pool::create(make_cuda_arena(scope_addresses(budget), device), budget);
+Pool::Handle make_pool(const SessionOptions& options, c10::DeviceIndex device) {
+  const Bytes budget = options.budget;
+  return Pool::create(make_cuda_arena(scope_addresses(budget), device, options.page_uses), budget);
 }
 
 }  // namespace
@@ -48,7 +49,7 @@ DeviceMemory::DeviceMemory(const SessionOptions& options, c10::DeviceIndex index
     : device(index),
       budget(options.budget),
       session(rematerialize ? make_session(options, index, allocator) : nullptr),
-      own(rematerialize ? nullptr : make_pool(options.budget, index)),
+      own(rematerialize ? nullptr : make_pool(options, index)),
       pool(session ? session->pool() : *own),
       graphs(pool) {
   std::size_t slot = registered++;
@@ -117,6 +118,7 @@ void DeviceMemory::free(void* data) {
                                      pool.stats().committed, c10::Device(c10::kCUDA, device));
   }
   if (!graphs.empty() && graphs.keep(block)) return;
+  if (session) session->freed(data);
   pool.free(block);
 }
 
