@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from fake_device import driver, operator_work
-from measurement import Measurement, provenance, report
+from measurement import Measurement, origin, report
 
 import dtr_alloc
 from dtr_alloc import Pool
@@ -253,7 +253,7 @@ def main() -> int:
             found.append(Measurement(f"{PAGES:,} pages {what}, each", us, "us"))
         code = report(found, options.out / "device_time.json" if options.out else None)
     if options.out:
-        lines = [f"$ {provenance()['command']}   # commit {provenance()['commit']}", ""]
+        lines = [origin(), ""]
         lines += [f"{m.name:<50} {m.value:12,.3f} {m.unit}".rstrip() for m in found]
         (options.out / "device_time.txt").write_text("\n".join(lines) + "\n")
     return code

@@ -11,6 +11,7 @@ from tests.fences import ROOT
 NOT_HERE = {
     "checkpointing.py": "no script",
     "engine_harness.py": "no script",
+    "fake_device.py": "no script",
     "measurement.py": "no script",
     "study.py": "no script",
     "record_traces.py": "records the committed traces anew",
