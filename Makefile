@@ -31,7 +31,7 @@ test-all: $(READY)
 figures: $(READY)
 	$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
-	$(PYTHON) perf/peers.py --out perf/results
+	$(PYTHON) perf/peers.py --no-compile --out perf/results
 	$(PYTHON) perf/advice.py --out perf/results
 	$(PYTHON) perf/optimizers.py --out perf/results
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json

@@ -22,7 +22,7 @@ convolutions of unet):
 
 save_on_cpu has no other memory to save to on a CPU, and is left to a GPU.
 
-    python perf/peers.py [--quick] [--out perf/results]
+    python perf/peers.py [--quick] [--model MODEL] [--no-compile] [--out perf/results]
 """
 
 from __future__ import annotations
@@ -253,10 +253,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round, nothing compiled")
     parser.add_argument("--model", choices=list(MODELS), action="append", help="all if not given")
+    parser.add_argument("--no-compile", action="store_true", help="half an hour less")
     parser.add_argument("--out", type=Path, help="folder for peers.json, .txt and .png")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-    peers = [peer for peer in PEERS if not (options.quick and peer.startswith("compile"))]
+    compiles = not (options.quick or options.no_compile)
+    peers = [peer for peer in PEERS if compiles or not peer.startswith("compile")]
     plan = Plan((), steps=4, rounds=1 if options.quick else 3)
     torch.set_num_threads(1)  # Two would wait for each other on a machine that is not idle.
     begin = time.monotonic()
