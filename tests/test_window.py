@@ -165,3 +165,20 @@ def test_the_window_evicts_what_is_needed_where_single_victims_evict_twice_that(
 
     assert evicted("window") == 2
     assert evicted("single") >= 4
+
+
+def test_what_a_search_learns_of_neighbours_the_next_victim_is_chosen_by() -> None:
+    """A dear input is missing, then back: its result is cheap again, also after a search."""
+    heuristic = Heuristic(neighbourhood="eqclass", size_exp=0, staleness_exp=0, selection="single")
+    run = EngineHarness(4 * BLOCK, heuristic._native())
+    (dear,) = run.call(0, 100, [], [], [BLOCK])
+    (result,) = run.call(1, 10, [dear], [], [BLOCK])
+    (first,) = run.call(2, 50, [], [], [2 * BLOCK])
+    run.evict(dear)
+    run.take_evicted()
+    run.constant(2 * BLOCK, 7)
+    assert run.take_evicted() == [first]
+    run.read(dear)
+    run.window(BLOCK)
+    run.constant(BLOCK, 7)
+    assert run.take_evicted() == [result]
