@@ -321,6 +321,24 @@ def test_only_what_is_missing_is_recomputed() -> None:
     run.check()
 
 
+def test_a_recomputation_that_multiplies_comes_to_an_end() -> None:
+    """Each operator reads the last result and the one of sixteen steps ago, which waits for it. In
+    ten blocks what waits must go, and is recomputed by what waits in turn."""
+    run = EngineHarness(
+        10 * BLOCK, replace(PRESETS["dtr"], selection="single")._native(), page_price=0
+    )
+    made = [run.constant(BLOCK, 7)] * 16
+    for name in range(96):
+        made += run.call(name, 10, [made[-16], made[-1]], [], [BLOCK])
+    for value in made[16:]:
+        run.evict(value)
+    before = run.stats().rematerializations
+    with pytest.raises(MemoryError):
+        run.read(made[-1])
+    assert 100 * 96 <= run.stats().rematerializations - before <= 101 * 96
+    run.check()
+
+
 # What goes first
 
 

@@ -30,12 +30,12 @@ PYBIND11_MODULE(_engine_harness, m) {
 
   py::class_<EngineHarness>(m, "EngineHarness")
       .def(py::init([](Bytes budget, const Heuristic& heuristic, std::string image, Bytes spare,
-                       std::optional<Nanos> page_price) {
-             return std::make_unique<EngineHarness>(
-                 budget, heuristic, EngineHarness::Options{std::move(image), spare, page_price});
+                       Bytes page, std::optional<Nanos> page_price) {
+             EngineHarness::Options options{std::move(image), spare, page, page_price};
+             return std::make_unique<EngineHarness>(budget, heuristic, options);
            }),
            py::arg("budget"), py::arg("heuristic"), py::arg("image") = "", py::arg("spare") = 0,
-           py::arg("page_price") = std::nullopt)
+           py::arg("page") = kGranule, py::arg("page_price") = std::nullopt)
       .def("constant", &EngineHarness::constant, py::arg("size"), py::arg("content"))
       .def("call", &EngineHarness::call, py::arg("name"), py::arg("cost"), py::arg("inputs"),
            py::arg("written"), py::arg("results"),

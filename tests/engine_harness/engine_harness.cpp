@@ -39,7 +39,8 @@ void count_down(std::int64_t& to_failure) {
 }  // namespace
 
 EngineHarness::EngineHarness(Bytes budget, const Heuristic& heuristic, const Options& options)
-    : pool_(Pool::create(make_virtual_arena(round_to_granule(budget) + options.spare), budget)),
+    : pool_(Pool::create(make_virtual_arena(round_to_granule(budget) + options.spare, options.page),
+                         budget)),
       engine_(*this, heuristic),
       page_price_(options.page_price) {
   if (options.image.empty()) return;

@@ -24,6 +24,7 @@ class EngineHarness final : public Executor {
   struct Options {
     std::string image;  // Where it is not empty, device 0 scores (device_scorer.h).
     Bytes spare = 0;    // Addresses beyond the budget.
+    Bytes page = kGranule;
     // To move a page. Where it is given, requests get room as in a scope (make_room.h); else the
     // least scores go until pages that move make a hole.
     std::optional<Nanos> page_price;

@@ -23,6 +23,7 @@ class EngineHarness:
         heuristic: Heuristic,
         image: str = "",
         spare: int = 0,
+        page: int = 512,
         page_price: int | None = None,
     ) -> None: ...
     def constant(self, size: int, content: int) -> int: ...
