@@ -3,8 +3,8 @@
 Made from the paper (section 3, section 4.1, appendix C.2) and from the rules in `engine.h`,
 `neighbourhood.h`, `score.h` and `engine_harness.h`. The memory is the pool's own model, so
 fragmentation forces the same evictions. Orders that decide something are modelled too: which value
-became evictable last (it goes first among equal scores), and that of the readers (newest first).
-Only selection "single" is modelled.
+became evictable last (it goes first among equal scores), that of the readers (newest first), and
+that of the rows from which selection "sample" draws. How a scope makes room is in `room_model`.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic
-from tests import pool_model
+from tests import pool_model, room_model
 
 MASK = (1 << 64) - 1
-NEVER = 1 << 31
 
 
 class OutOfMemoryError(MemoryError):
@@ -56,6 +55,9 @@ class Value:
     order: int = 0
     """When it last became evictable."""
     locks: int = 0
+    waiting: int = 0
+    """Of the locks, those of recomputations whose turn has not come."""
+    dropped_while_locked: bool = False
     recomputes: int = 0
 
 
@@ -91,9 +93,13 @@ class Node:
 
 
 class Model:
-    def __init__(self, budget: int, heuristic: Heuristic) -> None:
-        self.pool = pool_model.Model(budget, rounded(budget), pool_model.GRANULE)
+    def __init__(
+        self, budget: int, heuristic: Heuristic, spare: int = 0, page_price: int | None = None
+    ) -> None:
+        self.pool = pool_model.Model(budget, rounded(budget) + spare, pool_model.GRANULE)
         self.heuristic = heuristic
+        self.page_price = page_price
+        self.random = 0x9E3779B97F4A7C15 ^ heuristic.seed
         self.storages: dict[int, Value] = {}
         self.candidates: list[Value] = []
         self.owned: list[Value] = []
@@ -101,7 +107,10 @@ class Model:
         self.evicted: list[int] = []
         """Ids in the order of their eviction; values that no id holds are left out."""
         self.order = 0
-        self.evictions = self.rematerializations = 0
+        self.evictions = self.rematerializations = self.given_up = self.sampled = 0
+        self.evaluations = self.allocated = 0
+        self.runs_before = 0
+        self.allocations_to_failure = self.replays_to_failure = 0
         self.clock = self.base_cost = self.remat_cost = 0
 
     # What a program does
@@ -116,6 +125,7 @@ class Model:
         inputs: Sequence[int],
         written: Sequence[int],
         results: Sequence[int],
+        dropped: Sequence[int] = (),
     ) -> list[int]:
         values = [self.storages[at] for at in inputs]
         for value in values:
@@ -155,6 +165,9 @@ class Model:
             self.storages[old.home] = new
             superseded.append(old)
             fresh.append(new)
+        for position in dropped:
+            self._let_go(self.storages.pop(inputs[position]))
+            values[position].dropped_while_locked = True
         self.clock += cost
         self.base_cost += cost
         if recorded:
@@ -175,8 +188,7 @@ class Model:
     def drop(self, at: int) -> None:
         value = self.storages.pop(at)
         self._let_go(value)
-        if value.recipe and value.content and value.readers:
-            self._release(value)
+        self._release_dropped(value)
         self._collect(value)
 
     def read(self, at: int) -> int:
@@ -193,13 +205,19 @@ class Model:
         value = self.storages[at]
         if value.recipe is None or value.content is None:
             return False
-        self._evict(value)
+        self.evict_value(value)
         return True
 
     def freeze(self, at: int) -> None:
         self.read(at)
         if self.storages[at].recipe is not None:
             self._freeze(self.storages[at])
+
+    def fail_allocation(self, k: int) -> None:
+        self.allocations_to_failure = k
+
+    def fail_replay(self, k: int) -> None:
+        self.replays_to_failure = k
 
     def commit(self) -> None:
         for i in reversed(range(len(self.owned))):
@@ -216,6 +234,11 @@ class Model:
 
     def resident(self, at: int) -> bool:
         return self.storages[at].content is not None
+
+    def offset(self, at: int) -> int:
+        content = self.storages[at].content
+        assert content is not None
+        return content.offset
 
     def records(self) -> tuple[int, int]:
         """Live values and recipes; a constant counts while a recipe reads it."""
@@ -241,9 +264,16 @@ class Model:
             assert value.recipe is not None
             return sum(cost_in_set(near) for near in missing_beside(value)) - value.recipe.cost
         if kind == "eqclass":
-            return sum(c.cost for c in {v.evicted_class for v in neighbours(value)} if c)
+            return self.classes_cost([value])
         backward = missing_around(value, inputs_of) if kind != "none" else 0
         return backward + (missing_around(value, made_from) if kind == "full" else 0)
+
+    def classes_cost(self, values: Sequence[Value]) -> int:
+        """Of the evicted classes beside these values, each counted once; where classes count."""
+        if self.heuristic.neighbourhood != "eqclass":
+            return 0
+        classes = {near.evicted_class for value in values for near in neighbours(value)}
+        return sum(one.cost for one in classes if one)
 
     def score(self, value: Value) -> float:
         h = self.heuristic
@@ -264,19 +294,66 @@ class Model:
     # Memory
 
     def _allocate(self, size: int, number: int) -> Content:
+        if self.allocations_to_failure > 0:
+            self.allocations_to_failure -= 1
+            if self.allocations_to_failure == 0:
+                raise OutOfMemoryError
+        offset = self._offset(size)
+        if offset is None:
+            raise OutOfMemoryError
+        self.allocated += rounded(size)
+        return Content(number, offset)
+
+    def _offset(self, size: int) -> int | None:
+        if self.page_price is not None:
+            return room_model.make_room(self, rounded(size), self.page_price)
         while True:
             offset = self.pool.allocate(size, _core.Fit.remap)
-            if offset is not None:
-                return Content(number, offset)
-            if not self._evict_one():
-                raise OutOfMemoryError
+            if offset is not None or not self.evict_one():
+                return offset
 
-    def _evict_one(self) -> bool:
+    def evict_one(self) -> bool:
         free = [value for value in self.candidates if not value.locks]
+        if self.heuristic.selection == "sample" and not self._all_are_affordable():
+            self.sampled += 1
+            drawn = self._sample()
+            self.evaluations += len(drawn)
+            if drawn:
+                self.evict_value(self._least(drawn))
+                return True
+        self.evaluations += len(free)
         if not free:
             return False
-        self._evict(min(free, key=lambda value: (self.score(value), -value.order)))
+        self.evict_value(self._least(free))
         return True
+
+    def evict_waiting(self) -> bool:
+        """Of what only waiting recomputations hold, unless they have run too often."""
+        waiting = [v for v in self.candidates if v.locks and v.locks == v.waiting]
+        if self.rematerializations - self.runs_before > 100 * self.records()[1] or not waiting:
+            return False
+        self.evaluations += len(waiting)
+        self.given_up += 1
+        self.evict_value(self._least(waiting))
+        return True
+
+    def _least(self, values: Sequence[Value]) -> Value:
+        return min(values, key=lambda value: (self.score(value), -value.order))
+
+    def _all_are_affordable(self) -> bool:
+        """At 25 ns a score, within a hundredth of the operators' time."""
+        rows = len(self.candidates)
+        return rows <= 32 or (self.evaluations + rows) * 25 <= self.clock // 100
+
+    def _sample(self) -> list[Value]:
+        rows = len(self.candidates)
+        small = sum(value.size for value in self.candidates) // rows // 100
+        drawn = [self.candidates[self._draw(rows)] for _ in range(max(32, int(rows**0.5)))]
+        return [value for value in drawn if value.size >= small and not value.locks]
+
+    def _draw(self, rows: int) -> int:
+        self.random = (self.random * 6364136223846793005 + 1442695040888963407) & MASK
+        return (self.random >> 32) * rows >> 32
 
     def _stamp(self, value: Value) -> None:
         self.order += 1
@@ -286,7 +363,7 @@ class Model:
         self._stamp(value)
         self.candidates.append(value)
 
-    def _evict(self, value: Value) -> None:
+    def evict_value(self, value: Value) -> None:
         if value.home is not None:
             self.evicted.append(value.home)
         self._release(value)
@@ -296,6 +373,11 @@ class Model:
             if root is not other:
                 root.cost += other.cost
                 other.parent = root
+
+    def _release_dropped(self, value: Value) -> None:
+        """Its recipe stays for its readers."""
+        if value.recipe and value.content and value.readers:
+            self._release(value)
 
     def _release(self, value: Value) -> None:
         assert value.content is not None
@@ -325,31 +407,51 @@ class Model:
 
     def _materialize(self, value: Value) -> None:
         if value.content is None:
-            assert value.recipe is not None
-            self._replay(value.recipe)
+            self.runs_before = self.rematerializations
+            self._replay(value)
 
-    def _replay(self, recipe: Recipe) -> None:
-        """What is there is locked at once, what is missing as it comes back."""
+    def _replay(self, wanted: Value) -> None:
+        """What is there is locked at once, what is missing as it comes back. Until all have been
+        there they wait, and may be given up; from then on they are held, and brought back."""
+        recipe = wanted.recipe
+        assert recipe is not None
         for value in recipe.inputs:
             value.last_access = self.clock
         missing = [value for value in recipe.inputs if not value.content]
-        for value in recipe.inputs:
-            value.locks += value.content is not None
+        waiting = [value for value in recipe.inputs if value.content]
+        for value in waiting:
+            value.locks += 1
+            value.waiting += 1
         try:
             while missing:
-                self._materialize(missing[0])
-                missing.pop(0).locks += 1
+                if missing[0].content is None:
+                    self._replay(missing[0])
+                missing[0].locks += 1
+                missing[0].waiting += 1
+                waiting.append(missing.pop(0))
+            while waiting:
+                waiting.pop().waiting -= 1
+            while lost := [value for value in recipe.inputs if value.content is None]:
+                self._replay(lost[0])
             self._run(recipe)
+            if wanted.content is not None:
+                self._stamp(wanted)
             self.rematerializations += 1
             self.clock += recipe.cost
             self.remat_cost += recipe.cost
         finally:
+            for value in waiting:
+                value.waiting -= 1
             for value in missing:
                 value.locks += 1
             self._unlock(recipe.inputs)
 
     def _run(self, recipe: Recipe) -> None:
         """Brings back what is missing when it starts. A sibling that goes meanwhile stays gone."""
+        if self.replays_to_failure > 0:
+            self.replays_to_failure -= 1
+            if self.replays_to_failure == 0:
+                raise OutOfMemoryError
         numbers = [number_of(value) for value in recipe.inputs]
         made: list[tuple[Value, Content]] = []
         missing = [(i, v) for i, v in enumerate(recipe.outputs) if v and v.content is None]
@@ -387,6 +489,9 @@ class Model:
             value.locks -= 1
             if not value.locks:
                 self._stamp(value)
+                if value.dropped_while_locked:
+                    value.dropped_while_locked = False
+                    self._release_dropped(value)
             self._collect(value)
 
     def _collect(self, value: Value) -> None:

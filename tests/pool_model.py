@@ -101,6 +101,12 @@ class Model:
         self.pages = self._held()
         return (before - len(self.pages)) * self.page
 
+    def pages_after_moves(self, size: int) -> set[int] | None:
+        """Those of a block that gets its pages from other holes; None where no hole can."""
+        holes = sorted((r for r in self.ranges if r.free and r.size >= size), key=self._best_fit)
+        hole = next((h for h in holes if self._fits(self._held(), h.offset, size)), None)
+        return self._touched(hole.offset, hole.offset + size) if hole else None
+
     def _tick(self) -> int:
         self.clock += 1
         return self.clock

@@ -568,3 +568,25 @@ def test_a_move_that_fails_half_way_loses_no_page(cuda: FakeCuda, name: str) -> 
     large = pool.allocate(4 * PAGE)
     cuda.write(large, 4 * PAGE, 200, 0)
     assert cuda.faults() == []
+
+
+@pytest.mark.parametrize("name", ["cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
+def test_a_move_of_several_pages_that_fails_loses_no_page(cuda: FakeCuda, name: str) -> None:
+    """Holes of three pages: each call may fail when some of a run have moved."""
+    pool = Pool(8 * PAGE, "cuda")
+    blocks = [pool.allocate(pages * PAGE) for pages in (3, 1, 3, 1)]
+    for number in (1, 3):
+        cuda.write(blocks[number], PAGE, number, 0)
+    for number in (0, 2):
+        pool.free(blocks[number])
+    for after in range(6):
+        cuda.fail(name, after)
+        with suppress(RuntimeError):
+            pool.free(pool.allocate(6 * PAGE))
+        pool.check()
+        assert pool.stats().committed == cuda.used() == 8 * PAGE
+    large = pool.allocate(6 * PAGE)
+    cuda.write(large, 6 * PAGE, 200, 0)
+    for number in (1, 3):
+        cuda.expect(blocks[number], PAGE, number, 0)
+    assert cuda.faults() == []

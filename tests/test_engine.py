@@ -3,7 +3,7 @@
 import random
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from tests.engine_harness.build import build_program
 from tests.engine_harness.harness import EngineHarness
 from tests.engine_model import Model, content_of
+from tests.engine_program import Program, run_random
 
 T = TypeVar("T")
 Selection = Literal["sample", "single"]
@@ -35,142 +36,14 @@ DECIDING = {
     "megengine_published": PRESETS["megengine_published"],
     "tuned": Heuristic(cost_exp=0.7, size_exp=1.3, staleness_exp=0.5, fragmentation=0.25),
 }
+# None: as the least score goes; else room is made as in a scope, and a page costs this to move.
+PAGE_PRICES = [None, 0, 50]
+WINDOWED = ("dtr", "dtr_local")  # Of which room_model knows the windows.
 
 
 def engine(blocks: int, heuristic: Heuristic = PRESETS["dtr"]) -> EngineHarness:
     """An engine with a budget of so many granules that looks at all candidates."""
     return EngineHarness(blocks * BLOCK, replace(heuristic, selection="single")._native())
-
-
-def outcome(act: Callable[[], T]) -> T | MemoryError:
-    try:
-        return act()
-    except MemoryError as error:
-        return error
-
-
-class Program:
-    """A program under a budget: all it reads must be exact, all it decides must be the model's.
-
-    Operands are numbers that are taken modulo what there is, so any numbers are a program.
-    """
-
-    def __init__(self, budget: int, heuristic: Heuristic, with_model: bool) -> None:
-        self.run = EngineHarness(budget, heuristic._native())
-        self.model = Model(budget, heuristic) if with_model else None
-        self.budget = budget
-        self.contents: dict[int, int] = {}
-        self.made = self.failures = 0
-
-    def both(self, act: Callable[[Any], T]) -> T | MemoryError:
-        got = outcome(lambda: act(self.run))
-        if self.model is not None:
-            expected = outcome(lambda: act(self.model))
-            if isinstance(got, MemoryError) or isinstance(expected, MemoryError):
-                assert isinstance(got, MemoryError) == isinstance(expected, MemoryError)
-            else:
-                assert got == expected
-        self.failures += isinstance(got, MemoryError)
-        return got
-
-    def pick(self, operand: int) -> int:
-        ids = list(self.contents)
-        return ids[operand % len(ids)]
-
-    def constant(self, size: int) -> None:
-        self.made += 1
-        number = 1000 + self.made
-        made = self.both(lambda engine: engine.constant(size, number))
-        if not isinstance(made, MemoryError):
-            self.contents[made] = number
-
-    def call(
-        self, cost: int, operands: Sequence[int], writes: Sequence[bool], results: Sequence[int]
-    ) -> None:
-        self.made += 1
-        name = self.made
-        inputs = [self.pick(operand) for operand in operands] if self.contents else []
-        written: list[int] = []
-        for position in range(min(len(inputs), len(writes))):
-            if writes[position] and inputs[position] not in [inputs[at] for at in written]:
-                written.append(position)
-        made = self.both(lambda engine: engine.call(name, cost, inputs, written, results))
-        if isinstance(made, MemoryError):
-            return
-        assert len(made) == len(results)
-        numbers = [self.contents[at] for at in inputs]
-        for i, at in enumerate([*made, *(inputs[position] for position in written)]):
-            self.contents[at] = content_of(name, numbers, i)
-
-    def drop(self, operand: int) -> None:
-        at = self.pick(operand)
-        self.both(lambda engine: engine.drop(at))
-        del self.contents[at]
-
-    def read(self, operand: int) -> None:
-        at = self.pick(operand)
-        resident = self.run.resident(at)
-        got = self.both(lambda engine: engine.read(at))
-        if isinstance(got, MemoryError):
-            assert not resident
-        else:
-            assert got == self.contents[at]
-            assert self.run.resident(at)
-
-    def evict(self, operand: int) -> None:
-        at = self.pick(operand)
-        if self.both(lambda engine: engine.evict(at)):
-            assert not self.run.resident(at)
-
-    def freeze(self, operand: int) -> None:
-        at = self.pick(operand)
-        if not isinstance(self.both(lambda engine: engine.freeze(at)), MemoryError):
-            assert self.run.resident(at)
-            assert not self.run.evict(at)
-
-    def commit(self) -> None:
-        if not isinstance(self.both(lambda engine: engine.commit()), MemoryError):
-            stats = self.run.stats()
-            assert (stats.values, stats.ops, stats.evictable) == (0, 0, 0)
-            assert all(self.run.resident(at) for at in self.contents)
-
-    def compare(self) -> None:
-        self.run.check()
-        stats = self.run.stats()
-        assert self.run.live_bytes <= self.run.peak_bytes <= self.budget
-        assert stats.clock == stats.base_cost + stats.remat_cost
-        evicted = [at for at in self.run.take_evicted() if at >= 0]
-        model = self.model
-        if model is None:
-            return
-        assert evicted == model.take_evicted()
-        assert (stats.evictions, stats.rematerializations) == (
-            model.evictions,
-            model.rematerializations,
-        )
-        assert (stats.clock, stats.base_cost, stats.remat_cost) == (
-            model.clock,
-            model.base_cost,
-            model.remat_cost,
-        )
-        assert (self.run.live_bytes, self.run.peak_bytes) == (model.pool.live(), model.pool.peak)
-        assert (stats.values, stats.ops) == model.records()
-        assert stats.evictable == sum(value.size for value in model.candidates)
-        for at in self.contents:
-            assert self.run.resident(at) == model.resident(at)
-
-    def end(self) -> None:
-        """Whatever was evicted, all is read once more, and nothing is left of it."""
-        for operand in range(len(self.contents)):
-            self.read(operand)
-            self.compare()
-        self.commit()
-        self.compare()
-        while self.contents:
-            self.drop(0)
-        self.compare()
-        stats = self.run.stats()
-        assert (stats.values, stats.ops, self.run.live_bytes) == (0, 0, 0)
 
 
 # Any program
@@ -181,12 +54,16 @@ class EngineMachine(RuleBasedStateMachine):
         heuristic=st.sampled_from(sorted(DECIDING)),
         budget=st.integers(3 * BLOCK, 30 * BLOCK),
         sampled=st.booleans(),
+        spare=st.sampled_from([0, 7 * BLOCK, 60 * BLOCK]),
+        page_price=st.sampled_from(PAGE_PRICES),
     )
-    def start(self, heuristic: str, budget: int, sampled: bool) -> None:
-        chosen = DECIDING[heuristic]
-        if not sampled:
-            chosen = replace(chosen, selection="single")
-        self.program = Program(budget, chosen, with_model=not sampled)
+    def start(
+        self, heuristic: str, budget: int, sampled: bool, spare: int, page_price: int | None
+    ) -> None:
+        chosen = replace(DECIDING[heuristic], selection="sample" if sampled else "single")
+        if page_price and heuristic not in WINDOWED:
+            page_price = 0
+        self.program = Program(budget, chosen, True, spare, page_price)
 
     @rule(size=st.integers(0, 2000))
     def constant(self, size: int) -> None:
@@ -197,9 +74,17 @@ class EngineMachine(RuleBasedStateMachine):
         operands=st.lists(st.integers(0, 50), max_size=3),
         writes=st.lists(st.booleans(), max_size=2),
         results=st.lists(st.integers(0, 2000), max_size=3),
+        drops=st.lists(st.booleans(), max_size=2),
     )
-    def call(self, cost: int, operands: list[int], writes: list[bool], results: list[int]) -> None:
-        self.program.call(cost, operands, writes, results)
+    def call(
+        self,
+        cost: int,
+        operands: list[int],
+        writes: list[bool],
+        results: list[int],
+        drops: list[bool],
+    ) -> None:
+        self.program.call(cost, operands, writes, results, drops)
 
     @rule(cost=st.integers(0, 1000), operand=st.integers(0, 50), size=st.integers(0, 2000))
     def chain(self, cost: int, operand: int, size: int) -> None:
@@ -229,6 +114,14 @@ class EngineMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         self.program.commit()
 
+    @rule(k=st.integers(1, 6))
+    def fail_allocation(self, k: int) -> None:
+        self.program.fail_allocation(k)
+
+    @rule(k=st.integers(1, 6))
+    def fail_replay(self, k: int) -> None:
+        self.program.fail_replay(k)
+
     @invariant()
     def equals_the_model(self) -> None:
         if hasattr(self, "program"):
@@ -247,36 +140,6 @@ TestEngineMachine.settings = settings(
     derandomize=True,
     phases=[Phase.generate, Phase.shrink],
 )
-
-
-def run_random(program: Program, rng: random.Random, steps: int, size: int, hold: int) -> None:
-    """Mostly calls; it holds about `hold` storages, the older ones dropped first."""
-    for _ in range(4):
-        program.constant(rng.randint(0, size))
-    for _ in range(steps):
-        draw = rng.random()
-        anything = rng.randrange(1 << 30)
-        if draw < 0.55 or not program.contents:
-            recent = len(program.contents) - 1 - min(int(rng.expovariate(0.3)), hold)
-            operands = [recent, *(rng.randrange(1 << 30) for _ in range(rng.randint(0, 2)))]
-            writes = [rng.random() < 0.1 for _ in operands]
-            results = [rng.randint(0, size) for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 3)))]
-            program.call(rng.randint(0, 1000), operands, writes, results)
-            while len(program.contents) > hold:
-                program.drop(int(rng.triangular(0, hold, 0)))
-        elif draw < 0.80:
-            program.read(anything)
-        elif draw < 0.86:
-            program.drop(anything)
-        elif draw < 0.92:
-            program.evict(anything)
-        elif draw < 0.93:
-            program.freeze(anything)
-        elif draw < 0.998:
-            program.constant(rng.randint(0, size))
-        else:
-            program.commit()
-        program.compare()
 
 
 @pytest.mark.parametrize("heuristic", sorted(DECIDING))
@@ -309,6 +172,37 @@ def test_a_long_program_with_sampled_eviction_reads_what_it_wrote(heuristic: str
         rematerializations += program.run.stats().rematerializations
     assert evictions > 1000
     assert rematerializations > 1000
+
+
+@pytest.mark.parametrize("page_price", [0, 50])
+@pytest.mark.parametrize("heuristic", WINDOWED)
+def test_every_remedy_of_a_program_whose_requests_fail_is_the_models(
+    heuristic: str, page_price: int
+) -> None:
+    given_up = failures = remaps = 0
+    for seed in range(3):
+        rng = random.Random(seed)
+        chosen = replace(DECIDING[heuristic], selection="single")
+        budget = rng.randint(12, 16) * 2500
+        program = Program(budget, chosen, True, spare=40 * BLOCK, page_price=page_price)
+        run_random(program, rng, steps=150, size=2500, hold=20, failing=True)
+        program.end()
+        assert program.model is not None
+        given_up += program.model.given_up
+        failures += program.failures
+        remaps += program.model.pool.remaps
+    assert failures > 10
+    assert remaps > 10
+    assert given_up > 10
+
+
+def test_every_victim_that_is_drawn_is_the_models() -> None:
+    """Operators of a few nanoseconds leave no time to look at all candidates."""
+    program = Program(50 * 2500, PRESETS["dtr"], with_model=True)
+    run_random(program, random.Random(3), steps=500, size=2500, hold=80, longest=9, failing=True)
+    program.end()
+    assert program.model is not None
+    assert program.model.sampled > 100
 
 
 # Coming back
@@ -424,6 +318,24 @@ def test_only_what_is_missing_is_recomputed() -> None:
     assert run.stats().remat_cost == 1 << 5
     run.read(chain[4])
     assert run.stats().remat_cost == (1 << 5) + (1 << 2) + (1 << 3)
+    run.check()
+
+
+def test_a_recomputation_that_multiplies_comes_to_an_end() -> None:
+    """Each operator reads the last result and the one of sixteen steps ago, which waits for it. In
+    ten blocks what waits must go, and is recomputed by what waits in turn."""
+    run = EngineHarness(
+        10 * BLOCK, replace(PRESETS["dtr"], selection="single")._native(), page_price=0
+    )
+    made = [run.constant(BLOCK, 7)] * 16
+    for name in range(96):
+        made += run.call(name, 10, [made[-16], made[-1]], [], [BLOCK])
+    for value in made[16:]:
+        run.evict(value)
+    before = run.stats().rematerializations
+    with pytest.raises(MemoryError):
+        run.read(made[-1])
+    assert 100 * 96 <= run.stats().rematerializations - before <= 101 * 96
     run.check()
 
 

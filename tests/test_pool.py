@@ -30,6 +30,10 @@ def holes(pool: Pool) -> list[int]:
     return [block.size for block in pool.snapshot() if block.free]
 
 
+def holes_of(pool: _core.Pool) -> list[int]:
+    return [size for _, size, free in pool.snapshot() if free]
+
+
 def resident(pool: Pool) -> int:
     """Bytes of the pool's addresses that the kernel backs now."""
     begin = pool.snapshot()[0].address
@@ -570,6 +574,7 @@ class Pair:
         self.base = self.pool.snapshot()[0][0]
         self.model = Model(budget, self.pool.address_space, self.pool.page)
         self.live: list[int] = []
+        self.peak_blocks = 0
 
     def allocate(self, size: int, fit: _core.Fit) -> bool:
         address = self.pool.allocate(size, fit)
@@ -577,6 +582,7 @@ class Pair:
         assert (None if address is None else address - self.base) == expected
         if address is not None:
             self.live.append(address)
+            self.peak_blocks = max(self.peak_blocks, len(self.live))
         return address is not None
 
     def free(self, at: int) -> None:
@@ -600,6 +606,7 @@ class Pair:
     def reset_peak(self) -> None:
         self.pool.reset_peak()
         self.model.peak = self.model.live()
+        self.peak_blocks = len(self.live)
 
     def compare(self) -> None:
         self.pool.check()
@@ -614,6 +621,7 @@ class Pair:
         free = self.model.budget - self.model.live()
         assert stats.external_fragmentation == (1 - stats.largest_hole / free if free else 0.0)
         assert stats.live_blocks == len(self.live)
+        assert stats.peak_blocks == self.peak_blocks
         assert stats.allocations == self.model.allocations
         assert stats.frees == self.model.frees
         assert stats.failures == self.model.failures
@@ -685,3 +693,27 @@ def test_a_long_crowded_run_agrees_with_the_model(
         pair.compare()
     assert pair.model.failures > 20
     assert (pair.model.remaps > 0) == (arena[1] > 0)
+
+
+def test_a_pool_with_hundreds_of_large_holes_agrees_with_the_model() -> None:
+    """Of 32 KiB and more each, in an order that is kept in several parts."""
+    rng = random.Random(1)
+    pair = Pair("virtual", 32 * MIB, 0)
+    while pair.allocate(rng.randrange(32 * KIB, 40 * KIB), _core.Fit.committed):
+        pass
+    for at in reversed(range(0, len(pair.live), 2)):
+        pair.free(at)
+    most = 0
+    for step in range(1500):
+        if pair.live and rng.random() < (0.6 if step % 600 < 300 else 0.4):
+            pair.free(rng.randrange(len(pair.live)))
+        else:
+            pair.allocate(rng.choice([512, 30 * KIB, 40 * KIB, 70 * KIB]), _core.Fit.remap)
+        if step % 20 == 0:
+            pair.compare()
+            most = max(most, sum(size >= 32 * KIB for size in holes_of(pair.pool)))
+    assert most > 300
+    for _ in range(len(pair.live)):
+        pair.free(rng.randrange(len(pair.live)))
+        pair.pool.check()
+    pair.compare()

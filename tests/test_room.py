@@ -15,13 +15,14 @@ def scattered(
     move_ns: int | None,
     cost: int = 1000,
     *,
+    count: int = COUNT,
     others: int | None = None,
     before: tuple[Instruction, ...] = (),
 ) -> SimulationResult:
     """A full pool of which every second block is free, and then a request for four of them. Four
     neighbours that hold it are two values, `cost` each; all `others` may be dearer. The last block
     is free, and more addresses come after it, so that pages of three other holes make one there."""
-    names = [f"v{i}" for i in range(COUNT)]
+    names = [f"v{i}" for i in range(count)]
     cheap = ("v8", "v10")
     made = [
         Call("make", (), (Result(n, BLOCK, -1),), cost if n in cheap else others or cost)
@@ -122,6 +123,11 @@ def test_nothing_is_evicted_where_the_bytes_are_there_and_a_host_moves_them() ->
 def test_what_moving_took_is_told() -> None:
     assert scattered(move_ns=7).move_ns == MOVED * 7
     assert scattered(move_ns=1_000_000).move_ns == 0
+
+
+def test_pages_that_the_budget_still_allows_need_not_move() -> None:
+    """Where the pool was filled but for two blocks, their pages are new."""
+    assert scattered(move_ns=7, count=COUNT - 2).move_ns == (MOVED - 2 * 4) * 7
 
 
 # Placement

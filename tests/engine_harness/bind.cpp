@@ -29,18 +29,27 @@ PYBIND11_MODULE(_engine_harness, m) {
       .def_readonly("remat_cost", &EngineStats::remat_cost);
 
   py::class_<EngineHarness>(m, "EngineHarness")
-      .def(py::init<Bytes, const Heuristic&, const std::string&>(), py::arg("budget"),
-           py::arg("heuristic"), py::arg("image") = "")
+      .def(py::init([](Bytes budget, const Heuristic& heuristic, std::string image, Bytes spare,
+                       Bytes page, std::optional<Nanos> page_price) {
+             EngineHarness::Options options{std::move(image), spare, page, page_price};
+             return std::make_unique<EngineHarness>(budget, heuristic, options);
+           }),
+           py::arg("budget"), py::arg("heuristic"), py::arg("image") = "", py::arg("spare") = 0,
+           py::arg("page") = kGranule, py::arg("page_price") = std::nullopt)
       .def("constant", &EngineHarness::constant, py::arg("size"), py::arg("content"))
       .def("call", &EngineHarness::call, py::arg("name"), py::arg("cost"), py::arg("inputs"),
-           py::arg("written"), py::arg("results"))
+           py::arg("written"), py::arg("results"),
+           py::arg("dropped") = std::vector<std::uint32_t>{})
       .def("drop", &EngineHarness::drop)
       .def("read", &EngineHarness::read)
       .def("evict", &EngineHarness::evict)
       .def("freeze", &EngineHarness::freeze)
       .def("cut_history", &EngineHarness::cut_history)
       .def("commit", &EngineHarness::commit)
+      .def("fail_allocation", &EngineHarness::fail_allocation)
+      .def("fail_replay", &EngineHarness::fail_replay)
       .def("resident", &EngineHarness::resident)
+      .def("offset", &EngineHarness::offset)
       .def("window", &EngineHarness::window)
       .def("time_window", &EngineHarness::time_window)
       .def("stats", &EngineHarness::stats)

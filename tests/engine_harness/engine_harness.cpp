@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "runtime/csrc/engine/make_room.h"
 #include "runtime/csrc/graph/owner.h"
 
 namespace dtr {
@@ -29,12 +30,22 @@ struct EngineHarness::Payload {
   std::uint64_t name;
 };
 
-EngineHarness::EngineHarness(Bytes budget, const Heuristic& heuristic, const std::string& image)
-    : pool_(Pool::create(make_virtual_arena(round_to_granule(budget)), budget)),
-      engine_(*this, heuristic) {
-  if (image.empty()) return;
+namespace {
+
+void count_down(std::int64_t& to_failure) {
+  if (to_failure > 0 && --to_failure == 0) throw std::bad_alloc();
+}
+
+}  // namespace
+
+EngineHarness::EngineHarness(Bytes budget, const Heuristic& heuristic, const Options& options)
+    : pool_(Pool::create(make_virtual_arena(round_to_granule(budget) + options.spare, options.page),
+                         budget)),
+      engine_(*this, heuristic),
+      page_price_(options.page_price) {
+  if (options.image.empty()) return;
   engine_.selector().score_on(
-      std::make_unique<DeviceScorer>(0, image, heuristic, ScorerPlace::kDevice));
+      std::make_unique<DeviceScorer>(0, options.image, heuristic, ScorerPlace::kDevice));
 }
 
 EngineHarness::~EngineHarness() {
@@ -65,10 +76,22 @@ EngineHarness::Holder& EngineHarness::holder(Id id) const {
 
 EngineHarness::Content* EngineHarness::make(Bytes size, std::uint64_t number) {
   auto content = std::make_unique<Content>(Content{nullptr, number});
-  while (!(content->block = pool_->allocate(size, Fit::kRemap))) {
-    if (!engine_.evict_one()) throw std::bad_alloc();
-  }
+  count_down(allocations_to_failure_);
+  content->block = allocate(size);
+  if (!content->block) throw std::bad_alloc();
   return content.release();
+}
+
+Block* EngineHarness::allocate(Bytes size) {
+  const auto take = [&](Fit fit) { return pool_->allocate(size, fit); };
+  if (page_price_) {
+    const MovePrices prices{0ns, *page_price_, *page_price_, 1};
+    return allocate_evicting(*pool_, engine_, prices, size, take, true);
+  }
+  while (true) {
+    if (Block* block = take(Fit::kRemap)) return block;
+    if (!engine_.evict_one()) return nullptr;
+  }
 }
 
 void EngineHarness::unreference(Content* content) {
@@ -142,7 +165,8 @@ struct EngineHarness::Fresh {
 std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cost,
                                                    const std::vector<Id>& inputs,
                                                    const std::vector<std::uint32_t>& written,
-                                                   const std::vector<Bytes>& results) {
+                                                   const std::vector<Bytes>& results,
+                                                   const std::vector<std::uint32_t>& dropped) {
   Lock lock(engine_.mutex());
   std::unordered_set<Id> storages;
   for (std::uint32_t position : written) {
@@ -185,6 +209,7 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
     if (!targets[i]->constant()) overwrite(*targets[i], record ? &op : nullptr, output, call);
     content->number = content_of(name, contents, output);
   }
+  for (std::uint32_t position : dropped) let_go(inputs.at(position));
   call.finish(cost);
   return fresh.keep();
 }
@@ -202,6 +227,10 @@ void EngineHarness::overwrite(Value& old, Op* op, std::uint16_t output, Operator
 
 void EngineHarness::drop(Id id) {
   Lock lock(engine_.mutex());
+  let_go(id);
+}
+
+void EngineHarness::let_go(Id id) {
   Holder& held = holder(id);
   if (held.content) {
     if (held.content->reader == &held) held.content->reader = nullptr;
@@ -261,6 +290,12 @@ bool EngineHarness::resident(Id id) const {
   return held.content || held.value->resident();
 }
 
+Bytes EngineHarness::offset(Id id) const {
+  const Holder& held = holder(id);
+  const auto* content = held.content ? held.content : static_cast<Content*>(held.value->data);
+  return content->block->offset;
+}
+
 std::vector<Bytes> EngineHarness::window(Bytes bytes) {
   Lock lock(engine_.mutex());
   std::vector<Bytes> offsets;
@@ -286,7 +321,7 @@ std::vector<EngineHarness::Id> EngineHarness::take_evicted() { return std::excha
 
 void EngineHarness::check() const {
   pool_->check();
-  engine_.check();
+  engine_.check(true);
 }
 
 std::vector<std::uint64_t> EngineHarness::results_of(Op& op) const {
@@ -304,6 +339,7 @@ std::vector<std::uint64_t> EngineHarness::results_of(Op& op) const {
 // What is missing is settled first: making room for one result may evict another, which then stays
 // gone.
 void EngineHarness::recompute(Op& op, Lock&) {
+  count_down(replays_to_failure_);
   std::vector<std::uint64_t> numbers = results_of(op);
   std::vector<std::pair<Value*, Content*>> made;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,8 +21,18 @@ class EngineHarness final : public Executor {
   // What a program holds: one storage. Ids are given in order, from 0.
   using Id = std::int64_t;
 
-  // Where `image` is not empty, device 0 scores (device_scorer.h).
-  EngineHarness(Bytes budget, const Heuristic& heuristic, const std::string& image = "");
+  struct Options {
+    std::string image;  // Where it is not empty, device 0 scores (device_scorer.h).
+    Bytes spare = 0;    // Addresses beyond the budget.
+    Bytes page = kGranule;
+    // To move a page. Where it is given, requests get room as in a scope (make_room.h); else the
+    // least scores go until pages that move make a hole.
+    std::optional<Nanos> page_price;
+  };
+
+  EngineHarness(Bytes budget, const Heuristic& heuristic, const Options& options);
+  EngineHarness(Bytes budget, const Heuristic& heuristic)
+      : EngineHarness(budget, heuristic, Options{}) {}
   ~EngineHarness() override;
 
   Id constant(Bytes size, std::uint64_t content);
@@ -29,10 +40,11 @@ class EngineHarness final : public Executor {
   // Runs operator `name` and returns the ids of its fresh results. `written` are positions in
   // `inputs`: those storages hold a new version afterwards. The content of result i, fresh results
   // first and then written ones, is content_of(name, contents of the inputs, i). Throws
-  // std::bad_alloc where the budget cannot hold it; every content is then as before.
+  // std::bad_alloc where the budget cannot hold it; every content is then as before. `dropped` are
+  // positions in `inputs`: those storages the program lets go while the operator runs.
   std::vector<Id> call(std::uint64_t name, Nanos cost, const std::vector<Id>& inputs,
-                       const std::vector<std::uint32_t>& written,
-                       const std::vector<Bytes>& results);
+                       const std::vector<std::uint32_t>& written, const std::vector<Bytes>& results,
+                       const std::vector<std::uint32_t>& dropped = {});
 
   void drop(Id id);
   std::uint64_t read(Id id);  // Materializes it and returns its content.
@@ -41,7 +53,11 @@ class EngineHarness final : public Executor {
   // Makes it constant if Engine::outweighed, as a session does before a call.
   void cut_history(Id id);
   void commit();
+  // The k-th request for memory, or operator that is run again, from now on throws std::bad_alloc.
+  void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
+  void fail_replay(std::int64_t k) { replays_to_failure_ = k; }
   bool resident(Id id) const;
+  Bytes offset(Id id) const;  // In the pool; it must be resident.
   // Of the cheapest window for a request: offsets of its values in the pool, in order.
   std::vector<Bytes> window(Bytes bytes);
   Nanos time_window(Bytes bytes, int times);  // The least of so many searches.
@@ -75,7 +91,9 @@ class EngineHarness final : public Executor {
 
   Holder& holder(Id id) const;
   Value& value_of(Holder& holder);
+  void let_go(Id id);
   Content* make(Bytes size, std::uint64_t number);
+  Block* allocate(Bytes size);
   void unreference(Content* content);
   void require(Value& value, Lock& lock);
   void overwrite(Value& old, Op* op, std::uint16_t output, OperatorCall& call);
@@ -83,6 +101,8 @@ class EngineHarness final : public Executor {
 
   Pool::Handle pool_;
   Engine engine_;
+  const std::optional<Nanos> page_price_;
+  std::int64_t allocations_to_failure_ = 0, replays_to_failure_ = 0;  // 0: none is to fail.
   std::unordered_map<Id, std::unique_ptr<Holder>> holders_;
   std::vector<Id> evicted_;
   Id next_ = 0;

@@ -275,7 +275,7 @@ class Machine final : public Executor {
 
   void check() {
     Lock lock(engine_.mutex());
-    engine_.check();
+    engine_.check(true);
   }
 
   // Executor.

@@ -182,7 +182,9 @@ class Engine {
   Bytes locked_bytes() const;
   Bytes evictable_bytes() const;    // What evict_all() would free in the pool.
   void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
-  void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
+  // Walks everything; throws std::logic_error with a sentence. For tests. `idle`: no operator is
+  // under way, and nobody holds a value, so that none may be locked.
+  void check(bool idle = false) const;
 
  private:
   struct Pending;

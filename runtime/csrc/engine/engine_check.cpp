@@ -8,7 +8,7 @@
 
 namespace dtr {
 
-void Engine::check() const {
+void Engine::check(bool idle) const {
   const auto insist = [](bool truth, const char* sentence) {
     if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
   };
@@ -37,6 +37,10 @@ void Engine::check() const {
     const Value* value = frontier.back();
     frontier.pop_back();
     insist(value->needed() || value->resident(), "no value outlives its last reader");
+    insist(0 <= value->waiting && value->waiting <= value->locks,
+           "what waits is among the locks of a value");
+    insist(!idle || value->locks == value->unfilled + value->dying,
+           "nothing is locked while no operator is under way");
     if (value->producer) {
       neighbourhood_.check(*value);
       insist(value->resident() == (value->candidate != kNowhere),

@@ -361,10 +361,13 @@ std::vector<EventLog::Event> Session::events() const {
   return events_.events();
 }
 
+// With no other thread in the scope, none but this one can have locked something.
 void Session::check() const {
   pool_->check();
+  const bool alone = scope_.joined() == 0;
+  const bool idle = alone && InOperator::state.depth == 0 && !Hold::here();
   std::lock_guard guard(engine_.mutex());
-  engine_.check();
+  engine_.check(idle);
 }
 
 }  // namespace dtr

@@ -82,7 +82,7 @@ template <typename Visit>
 [[gnu::always_inline]] inline void EvictedClasses::for_each(std::size_t row, Visit visit) {
   NearClasses& near = columns_.near(row);
   if (!near.known) [[unlikely]]
-    walk(*columns_.value(row), near);
+    cost(row);
   if (!near.known) [[unlikely]] {
     for (EvictedClass* root : all(*columns_.value(row))) visit(*root);
     return;
