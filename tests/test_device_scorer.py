@@ -52,6 +52,23 @@ def test_victims_are_those_of_the_host_at_extremes(cuda: FakeCuda, name: str, ep
     assert cuda.faults() == []
 
 
+def test_a_device_whose_last_bits_differ_does_not_decide_among_equals(cuda: FakeCuda) -> None:
+    """Two rows of equal scores, the first and one in the next tile: the later one goes, though the
+    device finds less for the first."""
+    columns = drawn(300, 1, CLOCK)
+    for column in (columns.size, columns.last_access, columns.cost, columns.neighbourhood,
+                   columns.recomputes, columns.free_left, columns.free_right):  # fmt: skip
+        column[:] = column[0]
+    columns.evictable[:] = 0
+    columns.evictable[[0, 256]] = 1
+    columns.order[0], columns.order[256] = 1, 2
+    native = HEURISTICS[-1]._native()
+    rows = native_columns(columns)
+    assert rows.victims(native, CLOCK, 1).tolist() == [256]
+    assert rows.victims(native, CLOCK, 1, IMAGE).tolist() == [256]
+    assert cuda.calls("cuLaunchKernel") > 0
+
+
 def evicted_by(run: EngineHarness, seed: int) -> list[list[int]]:
     """A random program's evictions, operator by operator."""
     draw = random.Random(seed)

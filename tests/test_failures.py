@@ -74,7 +74,7 @@ def test_any_request_of_a_nested_recomputation_may_fail(k: int) -> None:
 def fragile() -> Iterator[list[int]]:
     """sinc adds one here. Of its runs, the one fails with which the list counts down to 0."""
     left = [0]
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
     def add_one(x: Tensor) -> Tensor:
         left[0] -= 1
@@ -84,11 +84,11 @@ def fragile() -> Iterator[list[int]]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # That there was a kernel.
-        library.impl("sinc", add_one, "CPU")
+        library.impl("sinc", add_one, "CPU")  # type: ignore[no-untyped-call]
     try:
         yield left
     finally:
-        library._destroy()
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 def test_any_operator_of_a_nested_recomputation_may_fail() -> None:

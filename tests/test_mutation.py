@@ -54,6 +54,19 @@ def test_an_array_that_is_changed_after_recipes_read_it() -> None:
         assert same(bits(made), bits(torch.ones(64, 64).exp()))
 
 
+def test_an_array_whose_last_byte_alone_is_changed() -> None:
+    """Of a number of bytes that no word divides."""
+    with dtr_alloc.rematerialize("4MiB", debug=True):
+        array = np.ones(1003, dtype=np.uint8)
+        made = torch.from_numpy(array).float()
+        array[-1] = 7
+        dtr_alloc.evict(made)
+        with pytest.raises(RuntimeError, match="reads a tensor that was written"):
+            made.sum()
+        array[-1] = 1
+        assert same(bits(made), bits(torch.ones(1003)))
+
+
 def test_the_next_operator_that_reads_a_changed_array_tells_at_once() -> None:
     with dtr_alloc.rematerialize("4MiB", debug=True):
         array = np.ones((64, 64), dtype=np.float32)

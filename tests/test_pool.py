@@ -210,6 +210,16 @@ def test_the_peak_is_exact_and_can_be_reset() -> None:
     assert (pool.stats().live, pool.stats().peak) == (KIB, 3 * KIB)
 
 
+def test_the_peak_of_blocks_is_exact_and_can_be_reset() -> None:
+    pool = _core.Pool(64 * KIB, "virtual", 64 * KIB)
+    blocks = [pool.allocate(KIB) for _ in range(5)]
+    for address in blocks[:3]:
+        pool.free(address or 0)
+    assert pool.stats().peak_blocks == 5
+    pool.reset_peak()
+    assert pool.stats().peak_blocks == 2
+
+
 # Pages
 
 
@@ -698,22 +708,41 @@ def test_a_long_crowded_run_agrees_with_the_model(
 def test_a_pool_with_hundreds_of_large_holes_agrees_with_the_model() -> None:
     """Of 32 KiB and more each, in an order that is kept in several parts."""
     rng = random.Random(1)
-    pair = Pair("virtual", 32 * MIB, 0)
+    pair = Pair("virtual", 16 * MIB, 0)
     while pair.allocate(rng.randrange(32 * KIB, 40 * KIB), _core.Fit.committed):
         pass
     for at in reversed(range(0, len(pair.live), 2)):
         pair.free(at)
     most = 0
-    for step in range(1500):
-        if pair.live and rng.random() < (0.6 if step % 600 < 300 else 0.4):
+    for step in range(400):
+        if pair.live and rng.random() < (0.6 if step % 200 < 100 else 0.4):
             pair.free(rng.randrange(len(pair.live)))
         else:
             pair.allocate(rng.choice([512, 30 * KIB, 40 * KIB, 70 * KIB]), _core.Fit.remap)
         if step % 20 == 0:
             pair.compare()
             most = max(most, sum(size >= 32 * KIB for size in holes_of(pair.pool)))
-    assert most > 300
+    assert most > 200
     for _ in range(len(pair.live)):
         pair.free(rng.randrange(len(pair.live)))
         pair.pool.check()
     pair.compare()
+
+
+@pytest.mark.parametrize("smaller", [100, 128, 192])
+def test_a_large_hole_that_is_cut_takes_its_new_place_in_the_order(smaller: int) -> None:
+    """Its rest is smaller than all other holes, wherever the parts of the order begin."""
+    pool = Pool(32 * MIB, "virtual")
+    blocks = []
+    for size in [44 * KIB] * smaller + [100 * KIB] * 100:
+        blocks.append(pool.allocate(size))
+        pool.allocate(512)
+    for address in blocks:
+        pool.free(address)
+    pool.check()
+    for address in blocks[smaller:]:
+        assert pool.allocate(60 * KIB) == address
+        pool.check()
+    for address in blocks[smaller:]:
+        assert pool.allocate(40 * KIB) == address + 60 * KIB
+        pool.check()

@@ -4,8 +4,10 @@ import pytest
 
 from dtr_alloc import Heuristic, SimulationResult, Trace, simulate
 from dtr_alloc.runtime.trace.format import Call, Constant, Instruction, Mutate, Release, Result
+from tests.engine_harness.harness import EngineHarness
 
-BLOCK = 16 << 10  # Four pages of a small host arena.
+PAGE = 4 << 10
+BLOCK = 4 * PAGE  # Of a small host arena.
 COUNT = 32
 MOVED = 3 * 4
 BACKED, EVICTABLE, FIXED = range(3)
@@ -158,6 +160,15 @@ def test_what_is_cheap_for_its_bytes_lies_at_one_end_and_what_is_dear_at_the_oth
     made = [value(f"v{i}", 1_000_000 if i % 2 else 10) for i in range(2, 18)]
     blocks = layout(value("first", 10), *made)
     assert blocks == [(at, EVICTABLE) for at in [*range(9), *range(24, 32)]]
+
+
+def test_the_high_end_of_a_hole_is_taken_only_where_it_has_pages() -> None:
+    """All pages of the budget are committed, two of them at the low end of the last hole."""
+    run = EngineHarness(4 * PAGE, Heuristic()._native(), spare=8 * PAGE, page=PAGE)
+    run.constant(2 * PAGE, 1)
+    run.drop(run.constant(2 * PAGE, 2))
+    assert not run.place_high(PAGE)
+    run.check()
 
 
 def test_a_large_dear_operator_is_cheap_for_its_bytes() -> None:

@@ -94,6 +94,13 @@ def test_the_budget_that_would_do_is_more_than_the_one_that_did_not() -> None:
         del pinned
 
 
+def test_a_request_that_fails_though_the_bytes_are_free_asks_for_more_than_there_was() -> None:
+    with scope("1MiB") as session:
+        session._core.fail_allocation(1)
+        with pytest.raises(torch.OutOfMemoryError, match=r"smaller pieces.*to at least 1\.01 MiB"):
+            torch.ones(1000)
+
+
 def test_after_running_out_of_memory_the_same_work_succeeds_with_less() -> None:
     expected = bits(chain(18)[-1])
     with dtr_alloc.rematerialize("1MiB") as session:

@@ -58,6 +58,8 @@ class EngineHarness final : public Executor {
   void fail_replay(std::int64_t k) { replays_to_failure_ = k; }
   bool resident(Id id) const;
   Bytes offset(Id id) const;  // In the pool; it must be resident.
+  // Asks the pool alone for the high end of its last hole that has the pages; no storage holds it.
+  bool place_high(Bytes size) { return pool_->allocate(size, Fit::kCommitted, 0, Place::kHigh); }
   // Of the cheapest window for a request: offsets of its values in the pool, in order.
   std::vector<Bytes> window(Bytes bytes);
   Nanos time_window(Bytes bytes, int times);  // The least of so many searches.
