@@ -28,13 +28,13 @@ WRITES_ONE_FILE = {
     "soak.py": "a.json",
     "trace_overhead.py": "a.json",
 }
-LONG = {"hugging_face.py", "peers.py", "plan.py", "throughput.py", "budget_floor.py"}
+IN_SECONDS = {"adversary.py", "eviction.py", "memory_map.py"}  # `make test-all` runs the rest.
 
 
 def scripts() -> list[object]:
     found = [*ROOT.glob("perf/*.py"), *ROOT.glob("perf/paper/*.py")]
     return [
-        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.name in LONG else ())
+        pytest.param(path, id=path.stem, marks=() if path.name in IN_SECONDS else pytest.mark.slow)
         for path in sorted(found)
         if path.name not in NOT_HERE
     ]
