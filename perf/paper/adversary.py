@@ -31,6 +31,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from engine_harness import EngineHarness
 
 GRANULE = 512
+MARKERS = "ox+sd^v<>*"
 DETERMINISTIC = tuple(name for name in PRESETS if name != "random")
 
 
@@ -122,7 +123,7 @@ def main() -> None:
         axes.loglog(
             [game.nodes**2 / game.room for game in own],
             [game.operations for game in own],
-            "ox+sd^v<"[index],
+            MARKERS[index % len(MARKERS)],
             markersize=4,
             color=f"C{index}",
             markerfacecolor="none",
