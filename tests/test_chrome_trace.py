@@ -60,6 +60,7 @@ def test_evictions_are_moments_and_rematerializations_last(tmp_path: Path, name:
         assert event["ts"] * 1e3 + event.get("dur", 0) * 1e3 <= end + 1e6
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # Torch 2.11 says so once.
 def test_they_lie_where_torchs_profile_has_the_same(tmp_path: Path) -> None:
     torchs, both = tmp_path / "torch.json", tmp_path / "both.json"
     with (
