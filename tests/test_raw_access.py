@@ -4,6 +4,7 @@ stay eager's where the memory is then written. conformance/test_raw_access.py ha
 import copy
 import io
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,26 @@ def test_what_only_reads_sees_what_was_evicted() -> None:
         assert torch.equal(loaded[1], kept.view(10, 100))
         assert not x.is_shared()  # type: ignore[no-untyped-call]
         assert dtr_alloc.evict(x)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_max_pool1d_whose_composite_kernel_takes_a_pointer_is_an_operator_like_others(
+    mode: Callable[[], AbstractContextManager[None]], differentiated: bool
+) -> None:
+    """And a gradient goes through it where there is one."""
+    plain = torch.randn(3, 7, 1000, requires_grad=differentiated)
+    expected = nn.functional.max_pool1d(plain.sin(), 3)
+    with dtr_alloc.rematerialize(None), mode():
+        x = plain.sin()
+        assert dtr_alloc.evict(x)
+        pooled = nn.functional.max_pool1d(x, 3)
+        assert dtr_alloc.evict(x)
+        assert dtr_alloc.evict(pooled)
+        assert torch.equal(pooled, expected)
+        if pooled.requires_grad:
+            (gradient,) = torch.autograd.grad(pooled.sum(), plain)
+            assert torch.equal(gradient, *torch.autograd.grad(expected.sum(), plain))
 
 
 @pytest.mark.parametrize("what", ["input", "weight", "activation"])

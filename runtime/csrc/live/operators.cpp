@@ -1,5 +1,8 @@
 #include "runtime/csrc/live/operators.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/ops/max_pool1d_native.h>
+#include <ATen/ops/max_pool1d_ops.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -40,6 +43,10 @@ constexpr std::string_view kNeverRecorded[] = {"aten::_cudnn_init_dropout_state"
 
 // Collectives write what their schemas say they read, some of it after they have returned.
 constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"};
+
+// Made of other operators, but where nothing is differentiated its kernel reads its argument through
+// a pointer instead. It is treated as a plain operator then: see max_pool1d() below.
+constexpr std::string_view kReadsInComposite = "aten::max_pool1d";
 
 // What the results have to do with the old content of an argument that the operator writes.
 enum class OldContent { kRead, kIgnored };
@@ -149,7 +156,8 @@ bool is_metadata_change(const c10::OperatorHandle& op) {
 }
 
 bool is_composite(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+  return op.schema().name() != kReadsInComposite &&
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
@@ -252,6 +260,20 @@ class Table {
   std::size_t size_ = 0;
 };
 
+// A composite kernel runs at autograd's key, above ours, so that we would not see what it reads.
+// Where torch's kernel would take the pointer, this one goes on to kKey, and thence to torch's.
+at::Tensor max_pool1d(c10::DispatchKeySet keys, const at::Tensor& self, at::IntArrayRef kernel_size,
+                      at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                      bool ceil_mode) {
+  const bool differentiated =
+      (self.requires_grad() && at::GradMode::is_enabled()) || self._fw_grad(/*level=*/0).defined();
+  if (!keys.has(kKey) || differentiated || at::isTensorSubclassLike(self)) {
+    return at::native::max_pool1d(self, kernel_size, stride, padding, dilation, ceil_mode);
+  }
+  return at::_ops::max_pool1d::redispatch(keys & c10::after_autograd_keyset, self, kernel_size,
+                                          stride, padding, dilation, ceil_mode);
+}
+
 Table& table() {
   static Table* table = new Table;
   return *table;
@@ -298,6 +320,8 @@ void register_interception() {
     libraries->back().impl((name.name.substr(6) + overload).c_str(),
                            torch::CppFunction::makeFallthrough());
   }
+  libraries->emplace_back(Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
+  libraries->back().impl("max_pool1d", TORCH_FN(max_pool1d));
 }
 
 }  // namespace dtr
