@@ -112,13 +112,13 @@ def compare(name: str, scale: float, steps: int, heuristic: str = "dtr") -> list
 def main() -> int:
     """Compares all workloads; returns 1 if a decision differs."""
     parser = argparse.ArgumentParser(description="The simulator against the live runtime.")
-    parser.add_argument("--quick", action="store_true", help="quarter batches, one step")
+    parser.add_argument("--quick", action="store_true", help="one step instead of three")
     parser.add_argument("--out", type=Path, help="write JSON here")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     for name in MODELS:
-        made = compare(name, 0.25, 1) if options.quick else compare(name, 1.0, 3)
+        made = compare(name, 1.0, 1 if options.quick else 3)
         rows += made
         for row in made:
             share = "no budget" if row["budget"] is None else f"{row['budget']}"

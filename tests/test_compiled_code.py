@@ -70,7 +70,7 @@ def test_its_backward_does_too() -> None:
     assert_exact(lambda: training(compiled))
 
 
-@pytest.mark.parametrize("share", [0.7, 0.5])
+@pytest.mark.parametrize("share", [0.7, 0.6])  # Weights made in a scope stay, on torch 2.11.
 def test_training_under_budgets_is_that_without(share: float) -> None:
     compiled = torch.compile(gelu)
     expected = run(lambda: training(compiled))
