@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,10 +28,12 @@ namespace dtr {
 
 struct EvictedClass;
 
-// The evicted classes next to a row's value, where they are known and no more than two
-// (evicted_classes.h).
+// The evicted classes next to a row's value, where they are known and not too many
+// (evicted_classes.h). In an LSTM cell nearly all values have three or four.
 struct NearClasses {
-  EvictedClass *first = nullptr, *second = nullptr;
+  static constexpr std::size_t kMost = 4;
+  std::array<EvictedClass*, kMost> classes;
+  std::uint8_t count = 0;
   bool known = false;
 };
 

@@ -43,11 +43,9 @@ Nanos EvictedClasses::cost(std::size_t row) {
   Nanos sum = 0ns;
   if (!near.known) {
     sum = walk(*columns_.value(row), near);
-  } else if (near.first) {
-    EvictedClass* root = find(near.first);
-    EvictedClass* other = near.second ? find(near.second) : root;
-    sum = root == other ? root->cost : root->cost + other->cost;
-    accesses_ += near.second ? 2 : 1;
+  } else {
+    for_each_root(near, [&](EvictedClass& root) { sum += root.cost; });
+    accesses_ += near.count;
   }
   columns_.set_neighbourhood(row, sum);
   return sum;
@@ -57,15 +55,15 @@ void EvictedClasses::fill() {
   ColumnsView columns = columns_.view();
   for (std::size_t row = 0; row < columns.count; ++row) {
     const NearClasses& near = columns_.near(row);
-    if (near.known && !near.first) continue;  // Nothing is missing there, and the column says so.
+    if (near.known && near.count == 0)
+      continue;  // Nothing is missing there, and the column says so.
     if (columns.evictable[row]) cost(row);
   }
 }
 
 Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
   Nanos sum = 0ns;
-  int classes = 0;
-  near = {};
+  std::size_t classes = 0;
   ++stamp_;
   const auto look = [&](Value& neighbour) {
     ++accesses_;
@@ -74,13 +72,13 @@ Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
     if (root->seen == stamp_) return;
     root->seen = stamp_;
     sum += root->cost;
-    if (classes == 0) near.first = neighbour.evicted_class;
-    if (classes == 1) near.second = neighbour.evicted_class;
+    if (classes < NearClasses::kMost) near.classes[classes] = neighbour.evicted_class;
     ++classes;
   };
   for_each_input(const_cast<Value&>(value), look);
   for_each_reader(const_cast<Value&>(value), look);
-  near.known = classes <= 2;  // Few have more; those are walked every time.
+  near.known = classes <= NearClasses::kMost;  // Few have more; those are walked every time.
+  near.count = near.known ? classes : 0;
   return sum;
 }
 

@@ -13,6 +13,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -68,6 +70,9 @@ class EvictedClasses {
     return parent->parent ? halve(node) : parent;
   }
   EvictedClass* halve(EvictedClass* node);
+  // Calls `visit` with each distinct root of what a row remembers: classes may have merged since.
+  template <typename Visit>
+  void for_each_root(const NearClasses& near, Visit visit);
   void forget_around(Value& value);
   const std::vector<EvictedClass*>& all(const Value& value);
   void unreference(EvictedClass* node);
@@ -79,6 +84,17 @@ class EvictedClasses {
 };
 
 template <typename Visit>
+[[gnu::always_inline]] inline void EvictedClasses::for_each_root(const NearClasses& near,
+                                                                 Visit visit) {
+  std::array<EvictedClass*, NearClasses::kMost> roots;
+  for (std::size_t i = 0; i < near.count; ++i) {
+    roots[i] = find(near.classes[i]);
+    if (std::find(roots.begin(), roots.begin() + i, roots[i]) == roots.begin() + i)
+      visit(*roots[i]);
+  }
+}
+
+template <typename Visit>
 [[gnu::always_inline]] inline void EvictedClasses::for_each(std::size_t row, Visit visit) {
   NearClasses& near = columns_.near(row);
   if (!near.known) [[unlikely]]
@@ -87,11 +103,7 @@ template <typename Visit>
     for (EvictedClass* root : all(*columns_.value(row))) visit(*root);
     return;
   }
-  if (!near.first) return;
-  EvictedClass* root = find(near.first);
-  visit(*root);
-  if (!near.second) return;
-  if (EvictedClass* other = find(near.second); other != root) visit(*other);
+  for_each_root(near, visit);
 }
 
 }  // namespace dtr
