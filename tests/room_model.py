@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 EPSILON = 1
 SEARCH_BLOCK = 10
-TIMES_RECOMPUTED = 4
 DEAR_SHARE = 0.1
 TOO_MUCH = 1 / 3
 
@@ -64,14 +63,15 @@ def moving_is_dearer(model: Model, asked: int, move: int, page_price: int) -> bo
     took = model.base_cost + model.remat_cost
     page = float(model.pool.page)
     dear = took > 0 and page_price * float(model.allocated) > took * DEAR_SHARE * page
-    if dear and model.remat_cost <= TOO_MUCH * model.base_cost:
+    if not dear:
+        return False
+    if model.remat_cost <= TOO_MUCH * model.base_cost:
         return True
     search = SEARCH_BLOCK * sum(not part.free for part in model.pool.ranges)
     window = cheapest_window(model, asked)
     if move <= search or not window:
         return False
-    recompute = window_cost(model, window)
-    return move - search > (1 if dear else TIMES_RECOMPUTED) * recompute
+    return move - search > window_cost(model, window)
 
 
 def windows(model: Model, asked: int) -> Iterator[list[Value]]:

@@ -35,19 +35,14 @@ Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrice
                       Nanos move, const std::function<Nanos()>& recompute) {
   // A window's search, for each block of the pool: twice what it takes with warm caches (window.h).
   constexpr Nanos kSearchBlock = 10ns;
-  // With little memory an evicted value comes back more than once. Chosen on the traces that
-  // perf/fragmentation.py runs: counted once, windows over pages of 4 KiB made the published LSTM
-  // thrash at 0.35 of its peak; twice and eight times fail in a cell each where four does not.
-  constexpr double kTimesRecomputed = 4;
   // A program that recomputes more of its own time than this chooses the wrong windows.
   constexpr double kTooMuch = 1.0 / 3;
 
-  const bool dear = pages_are_dear(pool, done, prices);
-  if (dear && Real(done.remat_cost) <= kTooMuch * Real(done.base_cost)) return Remedy::kEvict;
+  if (!pages_are_dear(pool, done, prices)) return Remedy::kMove;
+  if (Real(done.remat_cost) <= kTooMuch * Real(done.base_cost)) return Remedy::kEvict;
   const Nanos search = kSearchBlock * pool.stats().live_blocks;
   if (move <= search) return Remedy::kMove;
-  const Real evict = (dear ? 1 : kTimesRecomputed) * Real(recompute());
-  return Real(move - search) <= evict ? Remedy::kMove : Remedy::kEvict;
+  return move - search <= recompute() ? Remedy::kMove : Remedy::kEvict;
 }
 
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,

@@ -13,13 +13,12 @@ namespace dtr {
 // Addresses of a scope's arena under `budget`.
 Bytes scope_addresses(Bytes budget);
 
-// The budget has the bytes and no hole holds them. Two remedies end in a hole, and both are paid in
-// time, so their prices can be compared: pages are moved together, at a price that was measured on
-// this machine (Arena::move_prices; above all page tables on a host, calls of the driver on a
-// device), or neighbours are evicted, which costs what it will take to recompute them. The first
-// price is known from the holes. The second must be searched for, block by block, which is not
-// worth it where moving costs less than the search. Evicting single victims is no remedy: they free
-// bytes, of which there are enough.
+// The budget has the bytes and no hole holds them. Two remedies end in a hole: pages are moved
+// together, at a price that was measured on this machine (Arena::move_prices; above all page tables
+// on a host, calls of the driver on a device), or neighbours are evicted, which costs what it will
+// take to recompute them. Evicting single victims is no remedy: they free bytes, of which there are
+// enough. Cheap pages always move: to search for the neighbours, block by block, costs more than it
+// saves.
 //
 // Moves have a price that is not on the label: they leave holes without pages behind, so that the
 // next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer
