@@ -13,7 +13,7 @@ ARGS :=
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults
+.PHONY: demo test test-all figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults prove
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -30,6 +30,7 @@ test-all: $(READY)
 # the list.
 figures: $(READY)
 	$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
+	$(PYTHON) perf/real_size.py --out perf/results
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
 	$(PYTHON) perf/peers.py --no-compile --out perf/results
 	$(PYTHON) perf/advice.py --out perf/results
@@ -88,6 +89,10 @@ asan-torch: $(READY)
 planted-faults: $(READY)
 	$(PYTHON) setup.py -q build_ext --inplace # Of which single files are then built anew.
 	$(PYTHON) tests/planted_faults.py
+
+# All slow proofs, with one table of what each claims and found: hours. ARGS="--only exact,faults".
+prove: $(READY)
+	$(PYTHON) perf/prove.py --out perf/results $(ARGS)
 
 # An sdist, and from it a wheel for the torch in .venv.
 dist: $(READY)
