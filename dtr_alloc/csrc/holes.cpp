@@ -14,11 +14,12 @@ void Holes::resize(Node* hole, Bytes offset, Bytes size) {
     insert(hole);
     return;
   }
+  pages_ += pages_inside(offset, size) - pages_inside(hole->offset, hole->size);
   large_.resize(hole, offset, size);
 }
 
 void Holes::check() const {
-  std::int64_t seen = 0;
+  std::int64_t seen = 0, pages = 0;
   for (int size = 0; size < 64; size++) {
     insist((lists_[size] != nullptr) == ((filled_ >> size & 1) != 0),
            "the bit of a size must say whether its list is empty");
@@ -32,6 +33,11 @@ void Holes::check() const {
     }
   }
   seen += large_.check();
+  largest_first([&](const Node* hole) {
+    pages += pages_inside(hole->offset, hole->size);
+    return true;
+  });
+  insist(pages == pages_, "the pages inside holes must be the sum over holes");
   insist(seen == count_, "the number of holes must be the number in the lists and the order");
 }
 

@@ -5,9 +5,13 @@
 // a size finds the smallest that fits in one instruction. Among holes of one size the last one
 // freed comes first: it is in the cache. From 64 granules on, HoleOrder: by size, then the
 // lowest address first.
+//
+// Of pages it knows their size alone, and so how many lie wholly inside holes: all others hold some
+// byte of a block.
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -19,8 +23,11 @@ namespace dtr {
 
 class Holes {
  public:
+  explicit Holes(Bytes page) : page_shift_(std::countr_zero(static_cast<std::uint64_t>(page))) {}
+
   void insert(Node* hole) {
     count_++;
+    pages_ += pages_inside(hole->offset, hole->size);
     if (!small(hole->size)) return large_.insert(hole);
     Node*& head = lists_[bin(hole->size)];
     hole->hole_previous = nullptr;
@@ -32,6 +39,7 @@ class Holes {
 
   void remove(Node* hole) {
     count_--;
+    pages_ -= pages_inside(hole->offset, hole->size);
     if (!small(hole->size)) return large_.remove(hole);
     if (hole->hole_next != nullptr) hole->hole_next->hole_previous = hole->hole_previous;
     if (hole->hole_previous != nullptr) {
@@ -76,18 +84,25 @@ class Holes {
   }
 
   std::int64_t count() const { return count_; }
+  std::int64_t pages() const { return pages_; }  // That lie wholly inside a hole.
   // Throws std::logic_error with a sentence. That these are the pool's free blocks, the pool
   // checks.
   void check() const;
 
  private:
   static bool small(Bytes size) { return size < 64 * kGranule; }
+  std::int64_t pages_inside(Bytes offset, Bytes size) const {
+    const Bytes page = Bytes{1} << page_shift_;
+    const std::int64_t begin = (offset + page - 1) >> page_shift_;
+    return std::max<std::int64_t>(((offset + size) >> page_shift_) - begin, 0);
+  }
   static int bin(Bytes size) { return static_cast<int>(size / kGranule); }
 
   std::array<Node*, 64> lists_ = {};
   std::uint64_t filled_ = 0;  // Bit i: lists_[i] is not empty.
   HoleOrder large_;
-  std::int64_t count_ = 0;
+  std::int64_t count_ = 0, pages_ = 0;
+  const int page_shift_;
 };
 
 }  // namespace dtr

@@ -26,7 +26,7 @@ Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
       budget_(budget),
       limit_(budget),
       blocks_(std::make_unique<Blocks>(arena_->capacity())),
-      holes_(std::make_unique<Holes>()),
+      holes_(std::make_unique<Holes>(arena_->page())),
       pages_(std::make_unique<Pages>(*arena_, budget)) {
   if (std::unique_ptr<StreamEvents> events = arena_->stream_events()) {
     order_ = std::make_unique<StreamOrder>(std::move(events));

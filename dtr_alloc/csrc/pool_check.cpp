@@ -61,6 +61,12 @@ void Pool::check() const {
   insist(holes == holes_->count(), "every free block must be in the order of holes");
   insist(quarantined == quarantined_, "quarantined bytes must be the sum of the held blocks");
   insist(quarantine_ > 0 || quarantined == 0, "no block may be held without a quarantine");
+  std::int64_t released = 0;
+  holes_->largest_first([&](const Node* hole) {
+    released += pages_->committed(pages_->inside(hole->offset, hole->offset + hole->size));
+    return true;
+  });
+  insist(releasable() == released, "pages that hold some byte of a block must be committed");
   insist(pages_->committed() <= pages_->limit() || releasable() == 0,
          "pages beyond the limit must be there for live blocks only");
   holes_->check();

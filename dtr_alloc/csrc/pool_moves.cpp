@@ -26,14 +26,10 @@
 
 namespace dtr {
 
-// Committed pages that hold no byte of a live block.
+// Committed pages that hold no byte of a live block. All that do hold one are committed.
 std::int64_t Pool::releasable() const {
-  std::int64_t pages = 0;
-  holes_->largest_first([&](const Node* hole) {
-    pages += pages_->committed(pages_->inside(hole->offset, hole->offset + hole->size));
-    return true;
-  });
-  return pages;
+  const std::int64_t pages = pages_->touched(0, arena_->capacity()).size();
+  return pages_->committed() - (pages - holes_->pages());
 }
 
 // Whether a block at the low end of `hole` can be backed within the limit once every page that
@@ -205,7 +201,8 @@ void Pool::back(Node* block, bool remap, std::int32_t user) {
     peak_committed_ = std::max(peak_committed_, pages_->committed_bytes());
   } catch (const std::bad_alloc&) {
     const std::int64_t needed = missing();
-    if (needed > releasable() || take(needed) < needed) throw;
+    const std::int64_t there = releasable() + needed;  // It takes the block's own for committed.
+    if (needed > there || take(needed) < needed) throw;
   }
 }
 
