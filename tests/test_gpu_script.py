@@ -177,7 +177,7 @@ def test_a_script_that_is_killed_keeps_its_results_and_says_how_far_it_came(
     slow = script(tmp_path, SLOW)
 
     def body(given: Work) -> None:
-        found = given.script("slow", slow, limit=2)
+        found = given.script("slow", slow, limit=8)
         given.add("slow", found, f"{len(found['steps'])} steps")
 
     code, document = call(tmp_path, [part("slow", body), part("good", finds(3))])
@@ -185,8 +185,8 @@ def test_a_script_that_is_killed_keeps_its_results_and_says_how_far_it_came(
     assert document["parts"]["slow"]["state"] == "unfinished"
     result = document["parts"]["slow"]["results"]["slow"]
     assert result["steps"] == [1, 2]
-    assert result["unfinished"] == "killed after 2 s: in step 2 of 9"
-    assert result["line"] == "unfinished: killed after 2 s: in step 2 of 9; 2 steps"
+    assert result["unfinished"] == "killed after 8 s: in step 2 of 9"
+    assert result["line"] == "unfinished: killed after 8 s: in step 2 of 9; 2 steps"
     assert document["parts"]["good"]["state"] == "done"
 
 
