@@ -19,8 +19,8 @@ PROVENANCE = {"command", "commit", "code", "torch", "python", "machine", "load"}
 
 # Results of other code than today's, and why they stay.
 OLDER = {
-    "budget_floor": "two hours; made before results told their code",
-    "conformance": "twenty minutes, of 30 parts; made before results told their code",
+    "budget_floor": "long; made before results told their code",
+    "conformance": "long, in 30 parts; made before results told their code",
     "decision_cost": "made before results told their code",
     "fragmentation": "needs the published logs; made before results told their code",
     "hugging_face": "made before results told their code",
@@ -34,7 +34,7 @@ OLDER = {
     "soak": "made before results told their code",
     "throughput": "the pool alone; made before results told their code",
     "trace_overhead": "made before results told their code",
-    "tune": "an hour, needs the published logs; made before results told their code",
+    "tune": "long, needs the published logs; made before results told their code",
 }
 
 
