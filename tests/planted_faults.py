@@ -76,8 +76,8 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/engine.cpp",
-                "bool Engine::evict_one() {\n",
-                "bool Engine::evict_one() {\n"
+                "bool Engine::evict_one(Shed shed) {\n",
+                "bool Engine::evict_one(Shed shed) {\n"
                 "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
                 "    Value* value = columns_.value(row);\n"
                 "    if (value->locks) return evict(*value), true;\n"
@@ -118,8 +118,9 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/histories.cpp",
-                "  if (value.constant() || value.history < shortest) return false;\n",
-                "  if (shortest > 0) return false;\n",
+                "  const History history = walk(value, value.size, [](Value&) {});\n",
+                "  if (value.size >= 0) return false;\n"
+                "  const History history = walk(value, value.size, [](Value&) {});\n",
             ),
         ),
         "tests/test_histories.py::test_stateful_inference_does_not_grow",
