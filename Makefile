@@ -78,7 +78,8 @@ tsan:
 # exactness, sessions, histories and raw access. It sees our own accesses to freed memory, torch's
 # objects included. Python's leaks are not looked for. Some five minutes.
 ASAN := build/asan-torch
-ASAN_TESTS := threads exactness session histories raw_access mutation compiled_code
+ASAN_TESTS := threads exactness session scope_ends scope_arguments recording histories raw_access \
+  mutation compiled_code
 asan-torch: $(READY)
 	mkdir -p $(ASAN)/path && ln -sfn ../dtr_alloc $(ASAN)/path/dtr_alloc
 	git ls-files -z | tar -c --null -T - | tar -x -C $(ASAN)
