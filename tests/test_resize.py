@@ -1,5 +1,6 @@
 """A budget that changes while the program runs: it holds from then on, and no bit differs."""
 
+import contextlib
 import random
 import threading
 import time
@@ -141,6 +142,8 @@ def test_a_scope_that_is_over_cannot_be_resized() -> None:
         session.resize("1MiB")
     with pytest.raises(RuntimeError, match="this scope is over"):
         session.release()
+    with pytest.raises(RuntimeError, match="this scope is over"), session.lent("1MiB"):
+        pass
 
 
 def test_what_is_released_goes_back_to_the_system_and_returns_when_touched() -> None:
@@ -169,6 +172,15 @@ def test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope() -> N
         with session.lent("12MiB"):
             session.resize("8MiB")
         assert session.stats().budget_bytes == 16 * MIB
+
+
+def test_a_loan_that_outlives_its_scope_ends_quietly() -> None:
+    with contextlib.ExitStack() as loan:
+        with dtr_alloc.rematerialize("16MiB") as session:
+            loan.enter_context(session.lent("4MiB"))
+        with dtr_alloc.rematerialize("8MiB") as other:
+            loan.close()
+            assert other.stats().budget_bytes == 8 * MIB
 
 
 def test_a_loan_that_leaves_nothing_is_refused() -> None:
