@@ -27,7 +27,6 @@ OLDER = {
     "memory_map": "a picture of one run; made before results told their code",
     "page_prices": "needs the published logs; made before results told their code",
     "plan": "made before results told their code",
-    "planted_faults": "whether tests notice, not how fast; made before results told their code",
     "sanitizers": "says what was clean; made before results told their code",
     "scaling": "made before results told their code",
     "scoring": "made before results told their code",
