@@ -1,7 +1,9 @@
-# Every target sets up what it needs in .venv: from a fresh clone, python3 (>= 3.10, with venv) and a C++20 compiler
-# are enough. ARGS reaches the program: make demo ARGS="--model gpt --budget 0.5", make test ARGS="-k pool".
+# Every target sets up what it needs in .venv: from a fresh clone, python3 (>= 3.10, with venv) and
+# a C++20 compiler are enough. ARGS reaches the program: make demo ARGS="--model gpt --budget 0.5",
+# make test ARGS="-k pool".
 
-# The torch that is built against, here and in CI. Only .venv gets it: `pip install .` takes the torch it finds.
+# The torch that is built against, here and in CI. Only .venv gets it: `pip install .` takes the
+# torch it finds.
 TORCH := torch==2.13.0
 
 PYTHON := .venv/bin/python
@@ -10,7 +12,8 @@ SOURCES := $(foreach folder,dtr_alloc/csrc dtr_alloc/csrc/cuda runtime/csrc/*, \
   $(wildcard $(folder)/*.h $(folder)/*.cpp))
 ARGS :=
 
-# CUDA builds of torch: the oldest and the newest that are served, each in an environment of its own.
+# CUDA builds of torch: the oldest and the newest that are served, each in an environment of its
+# own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
 .PHONY: demo test test-all figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults prove
@@ -25,9 +28,9 @@ test: $(READY)
 test-all: $(READY)
 	.venv/bin/pytest -q $(ARGS)
 
-# What the README and the documents quote, measured anew; perf/README.md tells what each shows. For a
-# quiet machine. What takes hours or needs the published logs is not here: tests/test_figures.py has
-# the list.
+# What the README and the documents quote, measured anew; perf/README.md tells what each shows. For
+# a quiet machine. What takes very long or needs the published logs is not here:
+# tests/test_figures.py has the list.
 figures: $(READY)
 	$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
 	$(PYTHON) perf/real_size.py --out perf/results
@@ -60,8 +63,8 @@ check-cuda-%:
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .
 	cd .venv-cuda/$*/source && ../bin/pytest -q -m "not slow" $(ARGS)
 
-# On a machine with a GPU, with the system's python and its torch, no network. perf/gpu/run.py builds what it needs and
-# works without make just as well: make gpu ARGS="--only probe,tests".
+# On a machine with a GPU, with the system's python and its torch, no network. perf/gpu/run.py
+# builds what it needs and works without make just as well: make gpu ARGS="--only probe,tests".
 GPU_PYTHON ?= python3
 gpu:
 	$(GPU_PYTHON) perf/gpu/run.py $(ARGS)
@@ -72,11 +75,12 @@ asan:
 tsan:
 	python3 tests/stress/run.py thread
 
-# The whole extension with torch and Python, under the address sanitizer: tests of threads, exactness,
-# sessions, histories and raw access. It sees our own accesses to freed memory, torch's objects
-# included. Python's leaks are not looked for. Some five minutes.
+# The whole extension with torch and Python, under the address sanitizer: tests of threads,
+# exactness, sessions, histories and raw access. It sees our own accesses to freed memory, torch's
+# objects included. Python's leaks are not looked for. Some five minutes.
 ASAN := build/asan-torch
-ASAN_TESTS := threads exactness session histories raw_access mutation compiled_code
+ASAN_TESTS := threads exactness session scope_ends scope_arguments recording histories raw_access \
+  mutation compiled_code
 asan-torch: $(READY)
 	mkdir -p $(ASAN)/path && ln -sfn ../dtr_alloc $(ASAN)/path/dtr_alloc
 	git ls-files -z | tar -c --null -T - | tar -x -C $(ASAN)
@@ -102,8 +106,8 @@ dist: $(READY)
 REFERENCE := dtr_alloc dtr_alloc.pool \
   $(addprefix dtr_alloc.runtime., heuristic session simulate sweep planning.forecast planning.plan \
   planning.profile trace trace.format trace.record tuning.tune)
-# The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one on
-# a class that only builds with CUDA have.
+# The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one
+# on a class that only builds with CUDA have.
 docs: $(READY)
 	.venv/bin/pdoc --version > /dev/null 2>&1 || $(PYTHON) -m pip install -q --disable-pip-version-check 'dtr-alloc[docs]'
 	PYTHONWARNINGS='error,ignore:Error parsing type annotation _core.CudaAllocator:UserWarning' \

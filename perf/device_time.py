@@ -216,6 +216,8 @@ def figures(name: str, found: Training, promised: bool) -> list[Measurement]:
         Measurement(f"{name}: the same in eager", of_eager, "x"),
         Measurement(f"{name}: driver calls in step 1", part(lambda step: step.driver, 0), "us"),
         Measurement(f"{name}: driver calls in step 2", part(lambda step: step.driver, 1), "us"),
+        Measurement(f"{name}: step 2", part(lambda step: step.time, 1), "us"),
+        Measurement(f"{name}: pages mapped in step 1", found.ours[0].pages, ""),
         Measurement(f"{name}: steady step", steady / 1e3, "us"),
         Measurement(
             f"{name}: steady step to eager's",

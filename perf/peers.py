@@ -253,7 +253,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round, nothing compiled")
     parser.add_argument("--model", choices=list(MODELS), action="append", help="all if not given")
-    parser.add_argument("--no-compile", action="store_true", help="half an hour less")
+    parser.add_argument("--no-compile", action="store_true", help="leave it out: it takes long")
     parser.add_argument("--out", type=Path, help="folder for peers.json, .txt and .png")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")

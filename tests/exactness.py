@@ -31,6 +31,14 @@ def bits(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), content.clone()
 
 
+def chain(length: int, rows: int = 256) -> list[Tensor]:
+    """`length` tensors of 64 KiB (for 256 rows), each computed from the one before."""
+    tensors = [torch.ones(rows, 64).exp()]
+    while len(tensors) < length:
+        tensors.append((tensors[-1] * 1.01).sin())
+    return tensors
+
+
 def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     return first[:2] == second[:2] and torch.equal(first[2], second[2])
 

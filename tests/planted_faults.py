@@ -76,8 +76,8 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/engine.cpp",
-                "bool Engine::evict_one() {\n",
-                "bool Engine::evict_one() {\n"
+                "bool Engine::evict_one(Shed shed) {\n",
+                "bool Engine::evict_one(Shed shed) {\n"
                 "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
                 "    Value* value = columns_.value(row);\n"
                 "    if (value->locks) return evict(*value), true;\n"
@@ -118,8 +118,9 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/histories.cpp",
-                "  if (value.constant() || value.history < shortest) return false;\n",
-                "  if (shortest > 0) return false;\n",
+                "  const History history = walk(value, value.size, [](Value&) {});\n",
+                "  if (value.size >= 0) return false;\n"
+                "  const History history = walk(value, value.size, [](Value&) {});\n",
             ),
         ),
         "tests/test_histories.py::test_stateful_inference_does_not_grow",
@@ -134,6 +135,75 @@ FAULTS = (
             ),
         ),
         "tests/test_raw_access.py",
+    ),
+    Fault(
+        "keep a budget that was refused",
+        (Edit("runtime/csrc/live/resize.cpp", "    pool_->set_limit(before);\n", ""),),
+        "tests/test_resize.py::"
+        "test_a_budget_below_what_must_stay_is_refused_before_anything_changes",
+    ),
+    Fault(
+        "count what a running operator reads as evictable",
+        (
+            Edit(
+                "runtime/csrc/engine/engine.cpp",
+                "    sum += value.locks ? 0 : round_to_granule(value.size);\n",
+                "    sum += round_to_granule(value.size);\n",
+            ),
+        ),
+        "tests/test_resize.py::test_what_a_running_operator_reads_stays",
+    ),
+    Fault(
+        "let a loan take no turn",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "void Session::lend(Bytes bytes) {\n  Turn turn(*this);\n",
+                "void Session::lend(Bytes bytes) {\n",
+            ),
+        ),
+        "tests/test_resize.py::test_loans_that_wait_for_their_turn_add_up",
+    ),
+    Fault(
+        "lend from the first budget instead of the present one",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "  const Bytes budget = pool_->budget();\n  TORCH",
+                "  const Bytes budget = options_.budget;\n  TORCH",
+            ),
+        ),
+        "tests/test_resize.py::test_what_is_lent_comes_back_also_after_an_error",
+    ),
+    Fault(
+        "give back more than was lent",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "resize(std::min(budget - bytes, options_.budget));",
+                "resize(budget - bytes);",
+            ),
+        ),
+        "tests/test_resize.py::"
+        "test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope",
+    ),
+    Fault(
+        "leave a page that the device did not take back",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "  pool_->set_limit(budget);  // Again: gives back",
+                "  // Gives back",
+            ),
+        ),
+        "tests/test_session_on_cuda.py::"
+        "test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends",
+    ),
+    Fault(
+        "keep the pages of what is released",
+        (Edit("runtime/csrc/live/resize.cpp", "  pool_->trim();\n", ""),),
+        "tests/test_resize.py::"
+        "test_what_is_released_goes_back_to_the_system_and_returns_when_touched",
     ),
 )
 

@@ -386,6 +386,33 @@ def test_within_an_operator_empty_cache_gives_nothing_back(fake_driver: str) -> 
 
 
 @with_cuda
+def test_the_budget_can_change_and_free_pages_go_back_during_a_capture_too(
+    fake_driver: str,
+) -> None:
+    given, budget, error, refusal = tell(
+        """
+        allocator = swap(rematerialize=True)
+        kept, freed = allocator.allocate(8 * MIB), allocator.allocate(6 * MIB)
+        allocator.free(freed)
+        session = allocator.session
+        allocator._core.begin_capture(0, 7, [])
+        given = session.release()
+        allocator._core.end_capture(0, 7)
+        session.resize("8MiB")
+        budget = session.stats().budget_bytes
+        error, _ = refused(lambda: allocator.allocate(MIB))
+        _, refusal = refused(lambda: session.resize("4MiB"))
+        session.resize("64MiB")
+        allocator.allocate(MIB)
+        print(json.dumps([given, budget, error, refusal]))
+        """,
+        fake_driver,
+    )
+    assert (given, budget, error) == (6 << 20, 8 << 20, "OutOfMemoryError")
+    assert "resize it to at least 8.00 MiB" in refusal
+
+
+@with_cuda
 def test_torch_accelerator_tells_the_same_as_torch_cuda(fake_driver: str) -> None:
     asked, told = tell(
         """

@@ -1,4 +1,4 @@
-"""MegEngine's score as published: against a naive model in test_engine.py, here by hand."""
+"""MegEngine's score as published, by hand; test_engine_programs.py has a naive model of it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ stay eager's where the memory is then written. conformance/test_raw_access.py ha
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from tests.exactness import bits, same, scope
+from tests.exactness import bits, chain, same, scope
 
 MIB = 1 << 20
 TAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -208,3 +209,59 @@ def test_memory_that_is_taken_while_something_is_saved_stays() -> None:
         assert keeper.array is not None
         assert (keeper.array == 3).all()
         del others
+
+
+def raw_readers() -> dict[str, object]:
+    return {
+        "numpy": lambda t: t.numpy(),
+        "asarray": np.asarray,
+        "tolist": lambda t: np.asarray(t.tolist(), dtype=np.float32),
+        "pickle": lambda t: pickle.loads(pickle.dumps(t)).numpy(),
+        "deepcopy": lambda t: copy.deepcopy(t).numpy(),
+        "save": lambda t: saved(t).numpy(),
+        "dlpack": lambda t: torch.utils.dlpack.from_dlpack(t).numpy(),
+        "storage": lambda t: np.frombuffer(bytes(t.untyped_storage()), np.float32).reshape(t.shape),
+        "share_memory_": lambda t: t.share_memory_().numpy(),
+    }
+
+
+def saved(tensor: Tensor) -> Tensor:
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer)
+    assert isinstance(loaded, Tensor)
+    return loaded
+
+
+@pytest.mark.parametrize("way", list(raw_readers()))
+def test_raw_access_to_an_evicted_tensor_brings_it_back(way: str) -> None:
+    read = raw_readers()[way]
+    assert callable(read)
+    expected = (torch.ones(256, 64) * 2).exp().numpy()
+    with dtr_alloc.rematerialize("4MiB"):
+        x = (torch.ones(256, 64) * 2).exp()
+        dtr_alloc.evict(x)
+        assert np.array_equal(read(x), expected)
+
+
+def test_memory_seen_through_numpy_is_never_evicted_again() -> None:
+    with dtr_alloc.rematerialize("1MiB") as session:
+        x = torch.ones(256, 64).exp()
+        seen = x.numpy()
+        before = seen.copy()
+        chain(64)
+        assert session.stats().evictions > 0
+        assert not dtr_alloc.evict(x)
+        assert np.array_equal(seen, before)
+        seen[:] = 5
+        assert bool((x == 5).all())
+
+
+def test_memory_filled_through_a_pointer_is_not_recomputed_from_nothing() -> None:
+    with scope(None, evict_always=True):
+        x = torch.empty(256, 64)
+        np.copyto(x.numpy(), 3.0)
+        y = torch.tensor(np.full(1000, 7.0, dtype=np.float32).tolist())
+        assert bool((x * 2 == 6).all())
+        assert bool((y == 7).all())

@@ -1,7 +1,9 @@
 """A budget that changes while the program runs: it holds from then on, and no bit differs."""
 
+import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +70,42 @@ def test_a_budget_below_what_must_stay_is_refused_before_anything_changes() -> N
         assert held[3][1].item() == 4.0
 
 
+def test_a_budget_may_be_exactly_what_must_stay() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        (kept,) = results(1)
+        small = [kept[:1001] * n for n in range(100)]  # 4,004 bytes, in blocks of 4,096.
+        dtr_alloc.pin(kept)
+        session.resize("1MiB")
+        assert session.stats().live_bytes == MIB
+        session.resize("16MiB")
+        assert [tensor[1].item() for tensor in small] == list(range(100))
+
+
+ACTS: list[Callable[[], object]] = []
+
+
+@torch.library.custom_op("test_resize::add_one_", mutates_args=("x",))
+def add_one_(x: torch.Tensor) -> None:
+    """Does the next of ACTS while it runs, and others wait for their turn."""
+    ACTS.pop()()
+    x.add_(1)
+
+
+def test_what_a_running_operator_reads_stays() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        held = results(4)
+        ACTS.append(lambda: session.resize("512KiB"))
+        with pytest.raises(torch.OutOfMemoryError, match=r"to at least 1\.00 MiB"):
+            add_one_(held[0])
+        assert session.stats().evictions == 0
+        assert session.stats().budget_bytes == 16 * MIB
+        ACTS.append(lambda: session.resize("3MiB"))
+        add_one_(held[0])
+        assert session.stats().live_bytes <= 3 * MIB
+        session.resize("16MiB")
+        assert [tensor[1].item() for tensor in held] == [2.0, 2.0, 3.0, 4.0]
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
@@ -104,6 +142,8 @@ def test_a_scope_that_is_over_cannot_be_resized() -> None:
         session.resize("1MiB")
     with pytest.raises(RuntimeError, match="this scope is over"):
         session.release()
+    with pytest.raises(RuntimeError, match="this scope is over"), session.lent("1MiB"):
+        pass
 
 
 def test_what_is_released_goes_back_to_the_system_and_returns_when_touched() -> None:
@@ -127,6 +167,22 @@ def test_what_is_lent_comes_back_also_after_an_error() -> None:
         assert [tensor[1].item() for tensor in held] == [float(n + 1) for n in range(8)]
 
 
+def test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        with session.lent("12MiB"):
+            session.resize("8MiB")
+        assert session.stats().budget_bytes == 16 * MIB
+
+
+def test_a_loan_that_outlives_its_scope_ends_quietly() -> None:
+    with contextlib.ExitStack() as loan:
+        with dtr_alloc.rematerialize("16MiB") as session:
+            loan.enter_context(session.lent("4MiB"))
+        with dtr_alloc.rematerialize("8MiB") as other:
+            loan.close()
+            assert other.stats().budget_bytes == 8 * MIB
+
+
 def test_a_loan_that_leaves_nothing_is_refused() -> None:
     with dtr_alloc.rematerialize("16MiB") as session:
         with pytest.raises(ValueError, match="nothing would be left"), session.lent("16MiB"):
@@ -148,6 +204,23 @@ def test_loans_of_two_threads_do_not_undo_each_other() -> None:
         for thread in threads:
             thread.join(60)
         assert session.stats().budget_bytes == 16 * MIB
+
+
+def test_loans_that_wait_for_their_turn_add_up() -> None:
+    with dtr_alloc.rematerialize("16MiB") as session:
+        lend = session._core.lend
+        threads = [threading.Thread(target=lend, args=(n * MIB,)) for n in (1, 3)]
+
+        def start_them() -> None:
+            for thread in threads:
+                thread.start()
+            time.sleep(0.1)  # With less they might not wait, and would add up all the same.
+
+        ACTS.append(start_them)
+        add_one_(results(1)[0])
+        for thread in threads:
+            thread.join(60)
+        assert session.stats().budget_bytes == 12 * MIB
 
 
 def small_gpt() -> Any:

@@ -18,7 +18,7 @@ from dtr_alloc.runtime import current
 from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.scope import rematerialize
 from tests.exactness import run, same
-from tests.fake_cuda.driver import FakeCuda
+from tests.fake_cuda.driver import PAGE, FakeCuda
 
 MODES: list[dict[str, Any]] = [{}, {"evict_always": True}, {"verify": True}]
 
@@ -194,6 +194,53 @@ def test_the_text_says_when_the_device_has_less_than_the_budget(cuda: FakeCuda) 
     assert "budget 256.00 MiB: 16.00 MiB asked and within the budget" in text
     assert "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY" in text
     assert "lower the budget to about" in text
+
+
+@pytest.fixture
+def rows() -> Tensor:
+    """Twelve of a page each; number n is full of n."""
+    return torch.arange(12.0).repeat_interleave(PAGE // 4).view(12, -1)
+
+
+def test_a_smaller_budget_gives_pages_back_to_the_device(cuda: FakeCuda, rows: Tensor) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        session.resize(4 * PAGE)
+        assert cuda.used() <= 4 * PAGE
+        session.resize(16 * PAGE)
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        session.check()
+        held.clear()
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends(
+    cuda: FakeCuda, rows: Tensor, after: int
+) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        cuda.fail("cuMemUnmap", after)
+        session.resize(4 * PAGE)
+        assert cuda.pending_failures() == 0
+        assert cuda.used() <= 4 * PAGE
+        session.resize(16 * PAGE)
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        session.check()
+        held.clear()
+
+
+def test_what_is_released_goes_back_to_the_device_and_returns_when_touched(
+    cuda: FakeCuda, rows: Tensor
+) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        before = cuda.used()
+        given = session.release()
+        assert given == before - cuda.used() >= 12 * PAGE
+        assert all(dtr_alloc.is_evicted(tensor) for tensor in held)
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        session.check()
+        held.clear()
 
 
 @pytest.fixture

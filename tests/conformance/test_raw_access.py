@@ -1,5 +1,5 @@
 """Memory that leaves PyTorch's hands: what is read there is right, and what was handed out stays
-where it is. Evicted tensors are read in tests/test_session.py; here, tensors that are in memory
+where it is. Evicted tensors are read in tests/test_raw_access.py; here, tensors that are in memory
 when they are exposed, code in between, and containers."""
 
 import copy

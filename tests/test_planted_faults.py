@@ -1,0 +1,16 @@
+"""Faults to plant (planted_faults.py) fit today's sources and name tests that exist.
+
+Planting them takes minutes, so few people do. A fault that no longer fits shows here.
+"""
+
+import pytest
+
+from tests.planted_faults import FAULTS, ROOT, Fault
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_fault_fits_one_place_of_its_source_and_names_a_test(fault: Fault) -> None:
+    for edit in fault.edits:
+        assert (ROOT / edit.source).read_text().count(edit.old) == 1, edit.source
+    file, _, name = fault.test.partition("::")
+    assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text()

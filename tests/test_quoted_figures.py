@@ -1,0 +1,345 @@
+"""Figures in the documents come from results.
+
+Each sentence below is made of a result's own figures, and its document must have these very words.
+So where a result is measured anew, the test tells which sentences to write anew. A time or a ratio
+that is in none of the sentences fails too, unless NO_RESULT says where it comes from.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from tests.fences import DOCUMENTS, ROOT
+
+MIB = 1 << 20
+
+# A time or a ratio; a version of torch or Python is neither.
+FIGURE = re.compile(r"\d[\d,.]* (?:ns|us|ms|x)\b|(?<![\d.,])(?!2\.1[1-5]\b|3\.1\d\b)\d+\.\d\d\b")
+
+NO_RESULT = {
+    "a score reckoned at 25 ns": "a constant of the code",
+    "an estimate is used (5 us, and 2 TB/s)": "a constant of the code",
+    "1 ns is added to c + n and to the staleness": "a definition",
+    "1 ns is added to cost and staleness": "a definition",
+    "times add up to more than 2^60 ns": "a limit of the code",
+    "replays the published logs at 20, 80 and 200 us a page": "prices that were assumed",
+    "a call of `mremap` takes 9 us, and each": "a process measures it at its start; of one machine",
+    "page of 4 KiB some 20 ns": "a process measures it at its start; of one machine",
+    "faulted in anew takes 1.4 us. A huge page takes 0.7 us to move and 45 us anew": "by hand",
+    "3 found 4.18 MiB where most found 4.02": "by hand",
+    "thrashed at 0.35 of its peak": "a share of the peak that was tried",
+    "budgets of 0.25 to 2 GiB": "budgets that were tried",
+    "An overhead of 1.25 means": "an example",
+}
+
+
+@cache
+def result(stem: str) -> Any:
+    return json.loads((ROOT / f"perf/results/{stem}.json").read_text())
+
+
+@cache
+def measured(stem: str) -> dict[str, float]:
+    return {one["name"]: one["value"] for one in result(stem)["measurements"]}
+
+
+def span(values: Iterator[float] | list[float], digits: int) -> str:
+    """The least and the largest."""
+    found = list(values)
+    return f"{min(found):.{digits}f} to {max(found):.{digits}f}"
+
+
+def demo() -> Iterator[str]:
+    models = result("demo")["models"]
+    yield f"the same run had {span([model['runs'][0]['slowdown'] for model in models], 2)} x"
+    for model in models:
+        cells = [model["model"], f"{model['peak_bytes'] / MIB:.1f} MiB"]
+        for run in model["runs"][1:]:
+            times = f"{run['slowdown']:.2f} x ({run['slowdown_plain']:.2f})"
+            cells.append(f"{run['peak_bytes'] / MIB:.1f} MiB, {times}")
+        yield f"| {' | '.join(cells)} |"
+
+
+def operators() -> Iterator[str]:
+    us = measured("op_overhead")
+    added = {name.removesuffix(": added"): us[name] for name in us if name.endswith(": added")}
+    views = ("view", "transpose", "slice")
+    assert max(added[name] for name in views) < 0.05
+    plain = added.keys() - {*views, "dropout", "_foreach_add of 10"}
+    yield (
+        f"adds {span([added[name] for name in plain], 1)} us to an operator, "
+        f"{added['dropout']:.1f} us to dropout, nothing to a view, on a machine whose eager "
+        f"addition of 256 numbers takes {us['add, 256 elements: eager']:.1f} us"
+    )
+    more = [us[f"{name}: added in the first steps"] - added[name] for name in plain]
+    yield f"It adds {span(more, 1)} us more in the first twelve steps"
+
+
+def checkpoints() -> Iterator[str]:
+    rows = [row for row in result("peers")["rows"] if row["peer"] == "checkpoint"]
+    ours = [row["ours"] / row["slowdown"] for row in rows if row["slowdown"]]
+    yield f"a step takes {span(ours, 2)} of checkpointing's time"
+
+
+def peers() -> Iterator[str]:
+    rows = {(row["model"], row["peer"]): row for row in result("peers")["rows"]}
+    for model in ("gpt", "resnet", "unet"):
+        line = f"| {model} |"
+        for peer in ("checkpoint", "checkpoint sqrt N", "selective"):
+            row = rows[model, peer]
+            if row["slowdown"]:
+                plain = row["ours_plain"] / row["plain"]
+                line += f" {row['slowdown']:.2f} | {row['ours']:.2f} | {plain:.2f} |"
+            else:
+                line += " no chain of modules | | |"
+        yield line
+    tree = rows["treelstm", "checkpoint, edited"]
+    yield (
+        f"takes {tree['slowdown']:.2f} at {100 * tree['share']:.0f} % of the activations; ours, "
+        f"without an edit, takes {tree['ours']:.2f}"
+    )
+
+
+def throughput() -> Iterator[str]:
+    ns = result("throughput")["ns_per_pair"]
+    of = {name: f"{took:.0f}" for name, took in ns["steady, small, 10,000 live"].items()}
+    yield (
+        f"{of['virtual']} without memory behind them, {of['host']} with; jemalloc "
+        f"{of['jemalloc']}, mimalloc {of['mimalloc']}, tcmalloc {of['tcmalloc']}."
+    )
+    of = {name: f"{took:,.0f}" for name, took in ns["steady, large, 200 live"].items()}
+    yield (
+        f"{of['host']}; tcmalloc {of['tcmalloc']}, jemalloc {of['jemalloc']}, mimalloc "
+        f"{of['mimalloc']}, torch {of['torch']}."
+    )
+    ms = {name: took / 1e6 for name, took in ns["touch, 64 MiB"].items()}
+    yield (
+        f"{ms['host']:.2f} ms; tcmalloc {ms['tcmalloc']:.2f} ms, torch {ms['torch']:.1f} ms, "
+        f"with huge pages {ms['torch_thp']:.1f}"
+    )
+    growth = [ns[f"growth, small, {10**n:,} live"]["virtual"] for n in range(2, 7)]
+    yield f"by tens: {', '.join(f'{took:.0f}' for took in growth)}."
+    four = ns["threads, 4"]
+    yield f"Four threads at once: {four['host']:.0f}; mimalloc {four['mimalloc']:.0f}."
+
+
+WAYS = {
+    "dtr": "`dtr`, blocks lie where they lie",
+    "megengine as published": "MegEngine as published",
+    "megengine": "MegEngine's terms on the paper's score",
+    "window": "windows",
+    "window, two-ended": "windows, two-ended placement",
+    "megengine as published + remap": "MegEngine as published, pages move",
+    "dtr + remap": "`dtr`, pages move",
+    "window + remap": "windows, pages move",
+    "window, two-ended + remap": "windows, two-ended placement, pages move",
+    "default": "the default",
+    "bytes": "the paper's simulator: bytes alone",
+}
+
+
+def fragmentation() -> Iterator[str]:
+    lines = (ROOT / "perf/results/fragmentation.txt").read_text().splitlines()
+    found = {way: cells for way, *cells in (re.split(r" {2,}", line.strip()) for line in lines)}
+    for way, name in WAYS.items():
+        feasible, again, to_dtr, holes, _, wasted, *_ = found[way]
+        cells = [name, feasible.split()[0], f"{float(again):.3f}", f"{float(to_dtr):.2f}"]
+        if way == "bytes":
+            yield f"| {' | '.join(cells)} | | |"
+            continue
+        digits = 4 if "remap" in way or way == "default" else 3
+        cells += [f"{float(holes):.{digits}f}", f"{100 * float(wasted):.0f} %"]
+        if way == "default":
+            cells = [f"**{cell}**" for cell in cells]
+        yield f"| {' | '.join(cells)} |"
+    dtr, megengine = found["dtr + remap"], found["megengine + remap"]
+    yield (
+        f"`megengine` is feasible in {megengine[0].split()[0]} cells and `dtr` in "
+        f"{dtr[0].split()[0]}. The mean of `megengine` against plain `dtr` is "
+        f"{float(megengine[2]):.2f}, that of `dtr` is {float(dtr[2]):.2f}."
+    )
+
+
+def windows() -> Iterator[str]:
+    us = measured("decision_cost")
+    among = [us[name] for name in us if name.endswith("a window among 1,000")]
+    yield f"a search costs {span(among, 0)} ns a block"
+
+
+def one_score() -> str:
+    return f"{measured('scoring')['C++: 10,000 rows']:.1f} ns"
+
+
+def scores() -> Iterator[str]:
+    yield f"in memory: {one_score()} each where there are 10,000"
+
+
+def scores_on_the_host() -> Iterator[str]:
+    yield f"the host takes {one_score()} a candidate"
+
+
+def device_time() -> Iterator[str]:
+    found = measured("device_time")
+    for run, waits, digits in (
+        ("gpt at 0.5, launch", "the device waits for the host", 2),
+        ("gpt at 0.5, compute", "the host waits for the device", 3),
+        ("gpt at 0.3, launch", "the device waits for the host", 2),
+        ("resnet at 0.5, launch", "the device waits for the host", 1),
+        ("unet at 0.5, launch", "the device waits for the host", 1),
+    ):
+        assert found[f"{run}: host waited"] == 0
+        calls, first = found[f"{run}: driver calls"], found[f"{run}: first step, of it ours"]
+        yield f"| {run.split(',')[0]}, {waits} | {calls:.{digits}f} % | never | {first:.2f} |"
+
+    def second(model: str) -> tuple[float, float]:
+        """Microseconds, and the per cent of them in calls of the driver."""
+        whole = found[f"{model} at 0.5, launch: step 2"]
+        return whole, 100 * found[f"{model} at 0.5, launch: driver calls in step 2"] / whole
+
+    (gpt, of_gpt), (_, of_unet), (resnet, _) = map(second, ("gpt", "unet", "resnet"))
+    yield f"The second step has {of_gpt:.0f} % of driver calls in gpt, {of_unet:.0f} % in unet"
+    pages = found["gpt at 0.5, launch: pages mapped in step 1"]
+    made = pages * found["100,000 pages made, each"] / 1e3
+    eager = found["gpt at 0.5, launch: the same in eager"]
+    yield (
+        f"gpt makes {pages} pages, for {made:.1f} ms beside a second step of {gpt / 1e3:.1f} ms; "
+        "an optimizer makes its state then, so that eager's own first step takes "
+        f"{eager:.1f} times its second"
+    )
+    pages = found["resnet at 0.5, launch: pages mapped in step 1"]
+    yield f"Resnet's step of {resnet / 1e3:.1f} ms is short for its {pages} pages"
+    believed = {run: cost for run, cost in found.items() if run.endswith("to true ones")}
+    most = max(cost for run, cost in believed.items() if "launch" in run)
+    yield f"a kernel of 2.5 us is measured as {2.5 * most:.1f}"
+    off = max(abs(cost - 1) for run, cost in believed.items() if "compute" in run)
+    yield f"costs are within {math.ceil(100 * off)} % of the truth"
+
+
+def plans() -> Iterator[str]:
+    rows = [row for row in result("plan")["rows"] if row["share"]]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        cells = [model]
+        for row in rows:
+            if row["model"] == model:
+                times = f"{row['slowdown']:.2f}, {row['predicted_slowdown']:.2f}"
+                cells.append(f"{times} ({row['error']:+.1%})")
+                redone = row["rematerializations"], row["predicted_rematerializations"]
+        yield f"| {' | '.join(cells)} | {redone[0]:,.0f}, {redone[1]:,.0f} |"
+    errors = [abs(row["error"]) for row in rows]
+    within = sum(error <= 0.1 for error in errors)
+    yield f"{within} of {len(errors)} predictions are within 10 %; the mean error is"
+    yield f"the mean error is {fmean(errors):.1%}"
+
+
+def page_prices() -> Iterator[str]:
+    lines = (ROOT / "perf/results/page_prices.txt").read_text().splitlines()[3:]
+    over = {}
+    for trace, share, us, *_, last in map(str.split, filter(None, lines)):
+        if last != "-":
+            over[trace, share, us] = float(last)
+    near = sum(ratio <= 0.01 for ratio in over.values())
+    yield f"Of the {len(over)} cells that run, {near} are at most 1 % above the better"
+    at = {us: f"{100 * over['tv_densenet121', '0.3', us]:.0f} %" for us in ("20", "80")}
+    yield f"it is {at['20']} above at 20 us, and {at['80']} at 80 us"
+
+
+def advice() -> Iterator[str]:
+    rows = result("advice")["rows"]
+    yield f"has {len(rows)} small trainings"
+    most = math.ceil(100 * max(row["ratio"] for row in rows)) / 100
+    yield f"The advice is at most {most:.2f} of the smallest budget that works."
+    idle = {1: "one", 2: "two", 3: "three"}[sum(row["refusals"] == 0 for row in rows)]
+    yield f"it is refused once, {idle} of the {len(rows)} not at all"
+
+
+def conformance() -> Iterator[str]:
+    totals = result("conformance")["totals"].values()
+    names = ("samples", "checks", "evictions", "cases", "identical")
+    of = {name: sum(total[name] for total in totals) for name in names}
+    assert of["identical"] == of["checks"]
+    yield (
+        f"{of['samples']:,} samples, {of['checks']:,} checks, {of['evictions'] / 1e6:.1f} million "
+        "evictions, no difference"
+    )
+    skipped = sum(sum(total["skipped_cases"].values()) for total in totals)
+    yield f"{skipped} of the {of['cases']:,} (an operator, module or optimizer at one type)"
+
+
+def theorem() -> Iterator[str]:
+    with open(ROOT / "perf/paper/results/theorem_linear.csv", newline="") as file:
+        rows = {
+            (row["bound"], row["heuristic"], int(row["N"])): row for row in csv.DictReader(file)
+        }
+
+    def times_n(n: int) -> str:
+        return f"{float(rows['2 sqrt N', 'dtr', n]['/ N']):.2f} N"
+
+    yield (
+        f"`dtr` runs {times_n(16384)} operators again at N = 16,384 and {times_n(65536)} at 65,536"
+    )
+    again = int(rows["2 sqrt N", "dtr, staleness ^ 0.5", 65536]["run again"])
+    yield f"it runs N - {65536 - again} again at 65,536"
+    logs = [float(row["/ N log2 N"]) for key, row in rows.items() if key[:2] == ("log2 N", "dtr")]
+    yield f"`dtr` runs {span(logs, 2)} N log2(N), from 64 layers to 65,536"
+
+
+def tuning() -> Iterator[str]:
+    text = (ROOT / "perf/results/tune.txt").read_text()
+    before, after = re.findall(r"^ *mean +(\S+) +(\S+)", text, re.MULTILINE)[0]
+    yield f"the mean overhead fell from {before} to {after}"
+
+
+QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
+    "README.md": (demo, operators, checkpoints),
+    "perf/README.md": (peers, throughput, fragmentation, windows, device_time),
+    "docs/allocator.md": (scores_on_the_host,),
+    "docs/exactness.md": (conformance,),
+    "docs/plan.md": (plans,),
+    "docs/room.md": (advice, page_prices),
+    "docs/scoring.md": (scores,),
+    "docs/simulator.md": (theorem,),
+    "docs/tuning.md": (tuning,),
+}
+
+
+def prose(document: Path) -> str:
+    """The text without blocks of code, in one line."""
+    return " ".join(re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S).split())
+
+
+@pytest.mark.parametrize(
+    ("document", "quotes"),
+    [(document, quotes) for document, all_ in QUOTES.items() for quotes in all_],
+)
+def test_a_document_quotes_a_result_as_it_is(
+    document: str, quotes: Callable[[], Iterator[str]]
+) -> None:
+    text = prose(ROOT / document)
+    assert [sentence for sentence in quotes() if sentence not in text] == []
+
+
+# What changed was so when it changed: CHANGELOG.md is no document of today's figures.
+@pytest.mark.parametrize(
+    "document",
+    sorted({str(path.relative_to(ROOT)) for path in DOCUMENTS} - {"CHANGELOG.md"} | {*QUOTES}),
+)
+def test_every_figure_of_a_document_is_a_results(document: str) -> None:
+    text = prose(ROOT / document)
+    sentences = [sentence for quotes in QUOTES.get(document, ()) for sentence in quotes()]
+    for sentence in (*sentences, *NO_RESULT):
+        text = text.replace(sentence, "")
+    found = FIGURE.finditer(text)
+    assert [text[max(0, figure.start() - 40) : figure.end() + 20] for figure in found] == []
+
+
+def test_what_needs_no_result_is_still_said() -> None:
+    text = " ".join(map(prose, [*DOCUMENTS, ROOT / "perf/README.md"]))
+    assert [phrase for phrase in NO_RESULT if phrase not in text] == []

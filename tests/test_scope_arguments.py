@@ -1,0 +1,146 @@
+"""What a scope is opened with: bad input is refused, and a scope is used once."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dtr_alloc
+from tests.exactness import chain
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [("8 apples", "is not a size"), (0, "0"), (-5, "-5"), (float("nan"), "nan"), (True, "True")],
+)
+def test_a_budget_that_is_no_size_is_refused(budget: object, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        dtr_alloc.rematerialize(budget).__enter__()  # type: ignore[arg-type]
+    assert not dtr_alloc.is_evicted(torch.ones(1))
+
+
+@pytest.mark.parametrize("budget", ["512GiB", "16TiB"])
+def test_a_budget_beyond_this_machine_works_and_costs_no_memory(budget: str) -> None:
+    with dtr_alloc.rematerialize(budget) as session:
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+        assert float(x[0, 0]) == float(torch.ones(1).exp())
+        assert session._core.pool_stats().committed <= 4 << 20
+        session.check()
+
+
+def test_a_budget_above_the_largest_names_both() -> None:
+    text = '^budget "17TiB" is above the largest possible, 16 TiB$'
+    with pytest.raises(ValueError, match=text):
+        dtr_alloc.rematerialize("17TiB").__enter__()
+
+
+def test_a_process_with_few_addresses_says_so() -> None:
+    program = """
+import resource, torch, dtr_alloc
+resource.setrlimit(resource.RLIMIT_AS, (1 << 38, 1 << 38))
+with dtr_alloc.rematerialize("1TiB"):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert "MemoryError: this process cannot reserve the addresses of another pool" in last
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "text"),
+    [
+        (float("nan"), ValueError, "^thrash_limit is nan; it must be 0 or more$"),
+        (-1, ValueError, "^thrash_limit is -1; it must be 0 or more$"),
+        ("a", TypeError, "^thrash_limit 'a' is not a number$"),
+        (None, TypeError, "^thrash_limit None is not a number$"),
+        (True, TypeError, "^thrash_limit True is not a number$"),
+    ],
+)
+def test_a_thrash_limit_that_is_none_is_refused(
+    limit: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        dtr_alloc.rematerialize("1MiB", thrash_limit=limit).__enter__()
+    with pytest.raises(error, match=text):
+        dtr_alloc.allocator("1MiB", thrash_limit=limit)
+
+
+@pytest.mark.parametrize("limit", [0, float("inf"), np.float32(2.5)])
+def test_no_thrash_limit_may_be_written_as_none_at_all(limit: float) -> None:
+    with dtr_alloc.rematerialize("256KiB", thrash_limit=limit) as session:
+        total = sum(float(x.sum()) for x in chain(16))
+    assert total > 0
+    assert session.stats().evictions > 0
+
+
+@pytest.mark.parametrize("device", ["gpu", "", None, 0, "meta", torch.device("meta")])
+def test_a_device_without_a_scope_is_refused(device: Any) -> None:
+    for make in (dtr_alloc.measure, lambda device: dtr_alloc.rematerialize("1MiB", device=device)):
+        with pytest.raises(ValueError, match='has no scope; only "cpu" has'):
+            make(device=device).__enter__()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_the_cpu_may_be_given_as_torch_gives_it(device: str | torch.device) -> None:
+    with dtr_alloc.rematerialize("1MiB", device=device), pytest.raises(RuntimeError):
+        dtr_alloc.measure(device=device).__enter__()
+
+
+def test_unknown_heuristics_clocks_and_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are dtr, dtr_full, dtr_local, e_star, lru, "):
+        dtr_alloc.rematerialize("1MiB", heuristic="magic").__enter__()
+    with pytest.raises(ValueError, match="clock"):
+        dtr_alloc.rematerialize("1MiB", clock="sun").__enter__()
+    with pytest.raises(ValueError, match='only "cpu"'):
+        dtr_alloc.rematerialize("1MiB", device="cuda").__enter__()
+
+
+def test_nested_and_reentered_scopes_are_refused_and_the_outer_one_goes_on() -> None:
+    with dtr_alloc.rematerialize("4MiB") as session:
+        x = torch.ones(256, 64).exp()
+        with pytest.raises(RuntimeError, match="do not nest"):
+            dtr_alloc.rematerialize("1MiB").__enter__()
+        with pytest.raises(RuntimeError, match="do not nest"):
+            dtr_alloc.measure().__enter__()
+        assert dtr_alloc.evict(x)
+        assert float(x[0, 0]) > 2
+        session.check()
+    with dtr_alloc.rematerialize("1MiB"):
+        pass
+
+
+@pytest.mark.parametrize("make", [dtr_alloc.measure, lambda: dtr_alloc.rematerialize("1MiB")])
+def test_a_scope_is_used_once(make: Callable[[], Any]) -> None:
+    scope = make()
+    for _ in range(2):
+        with ExitStack() as stack:
+            stack.enter_context(make())
+            with pytest.raises(RuntimeError, match="do not nest"):
+                scope.__enter__()
+    with scope, pytest.raises(RuntimeError, match="a scope is used once"):
+        scope.__enter__()
+    with pytest.raises(RuntimeError, match=r"call rematerialize\(\) or measure\(\) again"):
+        scope.__enter__()
+    with pytest.raises(RuntimeError, match="was not entered"):
+        make().__exit__(None, None, None)
+
+
+def test_a_scope_decorates_a_function_that_is_called_repeatedly() -> None:
+    scope = dtr_alloc.rematerialize("1MiB")
+
+    @scope
+    def evicts(power: int) -> bool:
+        """Whether."""
+        return dtr_alloc.evict(torch.ones(256, 64).pow(power))
+
+    assert [evicts(1), evicts(power=2)] == [True, True]
+    assert (evicts.__name__, evicts.__doc__) == ("evicts", "Whether.")
+    with scope:
+        pass
+    assert evicts(3)

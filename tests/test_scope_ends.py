@@ -1,0 +1,208 @@
+"""Other threads, forked children, and processes that exit: what a scope is to each of them."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtr_alloc
+from dtr_alloc.runtime._testing import instrumented
+from tests.exactness import bits, chain, same, scope
+
+
+def test_a_thread_without_the_runtime_gets_an_error_that_names_the_remedy() -> None:
+    with dtr_alloc.rematerialize("4MiB"):
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+        caught: list[Exception] = []
+
+        def touch() -> None:
+            try:
+                x.sum()
+            except Exception as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=touch)
+        thread.start()
+        thread.join()
+        assert "dtr_alloc.materialize" in str(caught[0])
+        assert float(x[0, 0]) == float(torch.ones(1).exp())
+
+
+def test_a_scope_left_while_another_thread_holds_an_evicted_tensor() -> None:
+    go, done = threading.Event(), threading.Event()
+    found: list[tuple[object, ...]] = []
+    with dtr_alloc.rematerialize("4MiB"):
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+
+        def later(mine: Tensor) -> None:
+            go.wait()
+            found.append(bits(mine))
+            done.set()
+
+        thread = threading.Thread(target=later, args=(x,))
+        thread.start()
+    go.set()
+    done.wait()
+    thread.join()
+    assert same(found[0], bits(torch.ones(256, 64).exp()))
+
+
+def test_backward_called_from_another_thread_is_exact() -> None:
+    def program() -> Iterator[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        loss = model(torch.randn(128, 64)).square().mean()
+        yield loss
+        yield from torch.autograd.grad(loss, list(model.parameters()))
+
+    expected = [bits(t) for t in program()]
+    with scope(None, evict_always=True) as session:
+        found = [bits(t) for t in program()]
+        assert session.stats().rematerializations > 0
+    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+
+
+class Squares(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((512,), float(index)).square()
+
+
+def test_dataloader_workers_and_forked_children() -> None:
+    with dtr_alloc.rematerialize("4MiB") as session:
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=2)
+        batches = [batch.exp().log() for batch in loader]
+        assert float(batches[1][3, 0]) == pytest.approx(49.0)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, str(float(x[0, 0])).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert float(os.read(reader, 64)) == float(torch.ones(1).exp())
+        os.close(reader)
+        os.close(writer)
+        session.check()
+
+
+def test_a_child_that_leaves_its_parents_scope_keeps_its_own() -> None:
+    parents = dtr_alloc.rematerialize("4MiB")
+    with parents:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with dtr_alloc.rematerialize("4MiB"):
+                x = torch.ones(256, 64).exp()
+                parents.__exit__(None, None, None)
+                os.write(writer, str(dtr_alloc.evict(x)).encode())
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        assert os.read(reader, 64) == b"True"
+        os.close(reader)
+
+
+def test_instruments_are_those_of_the_block_around() -> None:
+    with dtr_alloc.rematerialize(None) as session:
+        torch.ones(1000).exp()
+        assert session.stats().evictions == 0
+    with instrumented(evict_always=True):
+        opened = dtr_alloc.rematerialize(None)
+        with opened as session:
+            kept = torch.ones(1000).exp()
+            assert session.stats().evictions > 0
+    with dtr_alloc.rematerialize(None) as session:
+        kept = kept.exp()
+        assert session.stats().evictions == 0
+
+
+def test_a_process_that_exits_inside_a_scope_ends_well() -> None:
+    program = """
+import torch, dtr_alloc
+scope = dtr_alloc.rematerialize("4MiB")
+session = scope.__enter__()
+x = torch.ones(256, 64).exp()
+y = x.sin()
+dtr_alloc.evict(x)
+print(float(y[0, 0]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+OPEN = """
+scope = dtr_alloc.rematerialize("1MiB")
+scope.__enter__()
+kept = [torch.ones(256, 256).exp().sin() for _ in range(12)]  # 3 MiB
+"""
+SUSPENDED = """
+def steps():
+    with dtr_alloc.rematerialize("1MiB"):
+        kept = [torch.ones(256, 256).exp().sin() for _ in range(12)]
+        yield kept
+generator = steps()
+kept = next(generator)
+"""
+# What a module from before ours holds goes after the globals of ours have gone.
+LATE = "import os; os.kept = dtr_alloc.runtime.scope, dict(globals())"
+# Nothing is brought back for the end, and what is evicted can be read up to it.
+ENDED = """
+import atexit, gc
+evicted = sum(map(dtr_alloc.is_evicted, kept))
+atexit._run_exitfuncs()
+scope = generator = None
+gc.collect()
+assert sum(map(dtr_alloc.is_evicted, kept)) == evicted > 0
+assert {float(x[0, 0]) for x in kept} == {float(torch.ones(1).exp().sin())}
+"""
+
+
+@pytest.mark.parametrize("end", ["", LATE, ENDED])
+@pytest.mark.parametrize("begin", [OPEN, SUSPENDED])
+def test_a_process_that_exits_with_a_scope_open_says_nothing(begin: str, end: str) -> None:
+    program = "import torch, dtr_alloc\n" + begin + end
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_process_exits_though_a_thread_has_joined_its_open_scope() -> None:
+    program = """
+import threading, time, torch, dtr_alloc
+scope = dtr_alloc.rematerialize("1MiB")
+scope.__enter__()
+joined = threading.Event()
+def work():
+    with dtr_alloc.join_scope():
+        joined.set()
+        time.sleep(1000)
+threading.Thread(target=work, daemon=True).start()
+joined.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_cycles_with_evicted_tensors_are_collected() -> None:
+    with dtr_alloc.rematerialize("4MiB") as session:
+        for _ in range(20):
+            holder: list[object] = chain(3)  # type: ignore[assignment]
+            holder.append(holder)
+            dtr_alloc.evict(holder[1])  # type: ignore[arg-type]
+        del holder
+        gc.collect()
+        assert session.stats().records == 0
+        assert session.stats().live_bytes == 0
