@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "dtr_alloc/csrc/cuda/driver.h"
+#include "library/world.h"
 
 namespace dtr::cuda {
 namespace {
@@ -72,15 +73,8 @@ static_assert(sizeof(Pointer) == sizeof(CUdeviceptr));
 static_assert(sizeof(Physical) == sizeof(CUmemGenericAllocationHandle));
 
 static_assert(kSuccess == CUDA_SUCCESS);
-static_assert(kInvalidValue == CUDA_ERROR_INVALID_VALUE);
 static_assert(kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
-static_assert(kNotInitialized == CUDA_ERROR_NOT_INITIALIZED);
-static_assert(kInvalidDevice == CUDA_ERROR_INVALID_DEVICE);
-static_assert(kInvalidContext == CUDA_ERROR_INVALID_CONTEXT);
-static_assert(kInvalidHandle == CUDA_ERROR_INVALID_HANDLE);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY);
-static_assert(kIllegalAddress == CUDA_ERROR_ILLEGAL_ADDRESS);
-static_assert(kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(kMemoryPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);
 static_assert(kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -98,3 +92,12 @@ static_assert(kHostDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 
 }  // namespace
 }  // namespace dtr::cuda
+
+// The fake driver's own codes.
+static_assert(fake_cuda::kInvalidValue == CUDA_ERROR_INVALID_VALUE);
+static_assert(fake_cuda::kNotInitialized == CUDA_ERROR_NOT_INITIALIZED);
+static_assert(fake_cuda::kInvalidDevice == CUDA_ERROR_INVALID_DEVICE);
+static_assert(fake_cuda::kInvalidContext == CUDA_ERROR_INVALID_CONTEXT);
+static_assert(fake_cuda::kInvalidHandle == CUDA_ERROR_INVALID_HANDLE);
+static_assert(fake_cuda::kIllegalAddress == CUDA_ERROR_ILLEGAL_ADDRESS);
+static_assert(fake_cuda::kNotSupported == CUDA_ERROR_NOT_SUPPORTED);

@@ -32,15 +32,8 @@ using Module = struct ModuleOfDriver*;
 using Function = struct FunctionOfDriver*;
 
 constexpr Result kSuccess = 0;
-constexpr Result kInvalidValue = 1;
 constexpr Result kOutOfMemory = 2;
-constexpr Result kNotInitialized = 3;
-constexpr Result kInvalidDevice = 101;
-constexpr Result kInvalidContext = 201;
-constexpr Result kInvalidHandle = 400;
 constexpr Result kNotReady = 600;
-constexpr Result kIllegalAddress = 700;
-constexpr Result kNotSupported = 801;
 
 constexpr int kMemoryPinned = 1;                // CU_MEM_ALLOCATION_TYPE_PINNED
 constexpr int kLocationDevice = 1;              // CU_MEM_LOCATION_TYPE_DEVICE

@@ -36,12 +36,12 @@ FAKE Result cuGetErrorName(Result code, const char** name) {
                                                       {801, "CUDA_ERROR_NOT_SUPPORTED"}};
   const auto at = names.find(code);
   *name = at == names.end() ? nullptr : at->second;
-  return at == names.end() ? dtr::cuda::kInvalidValue : 0;
+  return at == names.end() ? kInvalidValue : 0;
 }
 
 FAKE Result cuGetErrorString(Result code, const char** text) {
-  *text = code == dtr::cuda::kOutOfMemory ? "out of memory" : nullptr;
-  return *text == nullptr ? dtr::cuda::kInvalidValue : 0;
+  *text = code == kOutOfMemory ? "out of memory" : nullptr;
+  return *text == nullptr ? kInvalidValue : 0;
 }
 
 FAKE Result cuDeviceGetCount(int* count) {

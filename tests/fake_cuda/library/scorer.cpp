@@ -134,7 +134,7 @@ FAKE Result cuModuleLoadData(Module* module, const void* image) {
 FAKE Result cuModuleUnload(Module module) {
   ENTER(cuModuleUnload);
   std::erase_if(world.kernels, [&](const auto& one) { return one.second.module == module; });
-  return world.modules.erase(module) == 1 ? 0 : dtr::cuda::kInvalidHandle;
+  return world.modules.erase(module) == 1 ? 0 : kInvalidHandle;
 }
 
 FAKE Result cuModuleGetFunction(Function* function, Module module, const char* name) {

@@ -119,7 +119,7 @@ void run_out(Queue& queue) {
 
 Result submit(StreamHandle stream, Operation operation) {
   const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
-  if (at == world.streams.end()) return dtr::cuda::kInvalidHandle;
+  if (at == world.streams.end()) return kInvalidHandle;
   if (world.timed) schedule(at->first, operation);
   at->second.push_back(std::move(operation));
   if (!world.manual) run_out(at->second);
@@ -159,9 +159,8 @@ FAKE Result cuStreamQuery(StreamHandle stream) {
   ENTER(cuStreamQuery);
   const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
   INSIST(at != world.streams.end(), kInvalidHandle);
-  if (world.timed && world.clocks.streams[at->first] > world.clocks.host)
-    return dtr::cuda::kNotReady;
-  return at->second.empty() ? 0 : dtr::cuda::kNotReady;
+  if (world.timed && world.clocks.streams[at->first] > world.clocks.host) return kNotReady;
+  return at->second.empty() ? 0 : kNotReady;
 }
 
 FAKE Result cuStreamSynchronize(StreamHandle stream) {
@@ -195,7 +194,7 @@ FAKE Result cuEventCreate(Event* event, unsigned flags) {
 
 FAKE Result cuEventDestroy_v2(Event event) {
   ENTER(cuEventDestroy_v2);
-  return world.events.erase(event) == 1 ? 0 : dtr::cuda::kInvalidHandle;
+  return world.events.erase(event) == 1 ? 0 : kInvalidHandle;
 }
 
 FAKE Result cuEventRecord(Event event, StreamHandle stream) {
@@ -216,8 +215,8 @@ FAKE Result cuEventQuery(Event event) {
   if (world.capturing) return kCaptureUnsupported;
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
-  if (world.timed && at->second->at > world.clocks.host) return dtr::cuda::kNotReady;
-  return at->second->complete >= at->second->recorded ? 0 : dtr::cuda::kNotReady;
+  if (world.timed && at->second->at > world.clocks.host) return kNotReady;
+  return at->second->complete >= at->second->recorded ? 0 : kNotReady;
 }
 
 FAKE Result cuEventSynchronize(Event event) {

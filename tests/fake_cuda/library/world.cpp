@@ -32,7 +32,7 @@ Result enter(const char* name) {
   }
   const std::string call = name;
   if (call == "cuInit" || call == "cuDriverGetVersion") return 0;
-  return world.initialized ? 0 : dtr::cuda::kNotInitialized;
+  return world.initialized ? 0 : kNotInitialized;
 }
 
 }  // namespace fake_cuda

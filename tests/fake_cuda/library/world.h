@@ -38,6 +38,17 @@ using Capture = int;
 
 constexpr std::size_t kPage = 2u << 20;
 constexpr int kDevices = 2;
+
+// What the driver answers, beside the codes that the pool knows (dtr_alloc/csrc/cuda/driver.h).
+using dtr::cuda::kNotReady;
+using dtr::cuda::kOutOfMemory;
+constexpr Result kInvalidValue = 1;
+constexpr Result kNotInitialized = 3;
+constexpr Result kInvalidDevice = 101;
+constexpr Result kInvalidContext = 201;
+constexpr Result kInvalidHandle = 400;
+constexpr Result kIllegalAddress = 700;
+constexpr Result kNotSupported = 801;
 constexpr Result kCaptureUnsupported = 900;
 
 struct Allocation {
@@ -188,6 +199,6 @@ void least_of_tiles(const Launch& launch);
   if (!world.aside && world.dropped.contains(#name)) return 0
 
 #define INSIST(condition, code) \
-  if (!(condition)) return dtr::cuda::code
+  if (!(condition)) return code
 
 #define FAKE extern "C" __attribute__((visibility("default")))
