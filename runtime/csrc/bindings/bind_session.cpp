@@ -86,20 +86,21 @@ void bind_session(py::module_& m) {
                        bool record, bool logical_clock, bool timeline, bool evict_always,
                        bool verify, bool debug, double thrash_limit, bool on_cuda,
                        ScorerPlace scorer, const std::string& image) {
-             return std::make_unique<Session>(SessionOptions{.budget = budget,
-                                                             .limited = limited,
-                                                             .on_cuda = on_cuda,
-                                                             .heuristic = heuristic,
-                                                             .scorer = scorer,
-                                                             .image = image,
-                                                             .policy = policy,
-                                                             .record = record,
-                                                             .logical_clock = logical_clock,
-                                                             .timeline = timeline,
-                                                             .debug = debug,
-                                                             .thrash_limit = thrash_limit,
-                                                             .instruments = {evict_always, verify}},
-                                              host_device(on_cuda));
+             const SessionOptions options{.budget = budget,
+                                          .limited = limited,
+                                          .on_cuda = on_cuda,
+                                          .heuristic = heuristic,
+                                          .scorer = scorer,
+                                          .image = image,
+                                          .policy = policy,
+                                          .record = record,
+                                          .logical_clock = logical_clock,
+                                          .timeline = timeline,
+                                          .debug = debug,
+                                          .thrash_limit = thrash_limit,
+                                          .instruments = {evict_always, verify}};
+             SessionDevice device = host_device(on_cuda);
+             return std::make_unique<Session>(options, std::move(device), pool_for(options));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
            py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
@@ -171,7 +172,7 @@ void bind_session(py::module_& m) {
                                    array(records.evictions));
            })
       .def("stats", &Session::stats)
-      .def("pool_stats", [](const Session& session) { return session.pool().stats(); })
+      .def("pool_stats", [](const Session& session) { return session.memory().stats(); })
       .def("reset_peak", &Session::reset_peak)
       .def("timeline", &Session::timeline)
       .def("keep_events", &Session::keep_events)

@@ -51,7 +51,7 @@ Bytes Scope::leave() {
   leaving_ = true;
   session_.trace().end_watch(SessionTrace::Watch::kOver);
   commit();
-  session_.pool().trim();
+  session_.memory().trim();
   return spilled_;
 }
 
