@@ -76,8 +76,8 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/engine.cpp",
-                "bool Engine::evict_one() {\n",
-                "bool Engine::evict_one() {\n"
+                "bool Engine::evict_one(Shed shed) {\n",
+                "bool Engine::evict_one(Shed shed) {\n"
                 "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
                 "    Value* value = columns_.value(row);\n"
                 "    if (value->locks) return evict(*value), true;\n"
@@ -134,6 +134,40 @@ FAULTS = (
             ),
         ),
         "tests/test_raw_access.py",
+    ),
+    Fault(
+        "let a guest pass its budget",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "return rounded <= limit_ - live_;",
+                "return rounded <= limit_;",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+    ),
+    Fault(
+        "count what a guest has freed",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "      memory->uncount(node.mapped().size);\n",
+                "",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+    ),
+    Fault(
+        "count what a guest has let go",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "  static_cast<Counted*>(block)->memory = nullptr;\n",
+                "",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
+        "_and_stays_where_it_is",
     ),
 )
 
