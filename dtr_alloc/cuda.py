@@ -63,7 +63,7 @@ class Allocator(_Base):
         """What the runtime did so far. None before the first request for memory, or without
         rematerialization."""
         core = self._core.session()
-        return None if core is None else Session(core, self._budget)
+        return None if core is None else Session(core, has_budget=True)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         """Returns the address of a block of the same pool that torch's tensors lie in, for work of

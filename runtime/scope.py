@@ -1,6 +1,6 @@
 """Opening and leaving a scope: what changes in the process, and how all of it is undone.
 
-Entering a scope makes torch take CPU memory from a pool of the budget's size and routes the
+Entering a scope puts the CPU tensors that torch makes under the budget and routes the
 operators of this thread (of the autograd threads it starts, and of those that join) through the
 runtime. Leaving it makes everything the program still holds an ordinary tensor. A scope also has to
 get through an error in its body, a fork, and an exit of the process (used_once.py).
@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch.optim.optimizer import (
@@ -37,6 +37,10 @@ _NO_LIMIT = max(1 << 37, 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_S
 _NO_LIMIT = min(_NO_LIMIT, LARGEST_BUDGET)
 
 
+Memory = Literal["pool", "torch"]
+"""Who keeps the bytes of a scope's tensors."""
+
+
 def check_thrash_limit(limit: float) -> None:
     """Raises TypeError or ValueError unless it is 0 or more."""
     if isinstance(limit, bool) or not isinstance(limit, numbers.Real):
@@ -51,6 +55,7 @@ def rematerialize(
     budget: int | str | None,
     *,
     device: str | torch.device = "cpu",
+    memory: Memory = "pool",
     heuristic: str | Heuristic = "dtr",
     policy: Policy = "eager",
     clock: str = "wall",
@@ -59,8 +64,7 @@ def rematerialize(
     thrash_limit: float = 100.0,
     debug: bool = False,
 ) -> Iterator[Session]:
-    """Runs the body under a memory budget: CPU tensors made inside come from a pool that never
-    passes it.
+    """Runs the body under a memory budget, which the bytes of CPU tensors made inside never pass.
 
     When an allocation would, the tensors cheapest to recompute are evicted, and recomputed when
     next touched. Results are bit for bit those of plain torch. Tensors made before the scope
@@ -71,6 +75,11 @@ def rematerialize(
         budget: bytes, or a text such as ``"2GiB"``, up to 16 TiB; None records
             everything but never evicts.
         device: ``"cpu"``.
+        memory: ``"pool"``: tensors come from a pool of our own, which is faster with large tensors,
+            and whose pages the budget bounds too; ``"torch"``: torch's own allocator makes each
+            tensor, and the runtime counts and evicts. The scope's end then copies nothing, and the
+            budget may grow (``Session.resize``). It bounds the bytes of tensors, each rounded up
+            to 512, not what malloc holds besides (docs/guest.md).
         heuristic: a preset's name or a ``Heuristic``.
         policy: what becomes of a tensor that the program lets go while something can still be
             recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;
@@ -91,7 +100,7 @@ def rematerialize(
 
     Raises:
         TypeError, ValueError: an argument that is not understood. Nothing has changed then.
-        MemoryError: the process cannot reserve the addresses, twice the budget.
+        MemoryError: the process cannot reserve the pool's addresses, twice the budget.
         RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
             the first operator that wrote what it should not have, or that reads what was written
             behind the runtime's back; the text names what made the tensor.
@@ -109,12 +118,21 @@ def rematerialize(
         True
     """
     size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
+    if memory not in ("pool", "torch"):
+        raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
+    if memory == "torch" and size is None:
+        raise ValueError(
+            'budget None with memory="torch": nothing would ever be evicted, because torch does '
+            "not say when the machine is out of memory; give a budget (dtr_alloc.measure() tells "
+            'what the program needs), or leave memory="torch" out'
+        )
     if clock not in ("wall", "logical"):
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     check_thrash_limit(thrash_limit)
     core = _native(
         budget=_NO_LIMIT if size is None else size,
         limited=size is not None,
+        guest=memory == "torch",
         heuristic=resolve(heuristic)._native(),
         policy=native_policy(policy),
         logical_clock=clock == "logical",
@@ -123,7 +141,7 @@ def rematerialize(
         debug=debug,
         **_testing.options(),
     )
-    session = Session(core, size, events)
+    session = Session(core, has_budget=size is not None, events=events)
     rules = Rules(heuristic, policy, mode="pool", clock=cast(Clock, clock))
     with advice.watched(core, rules) as adviser, _opened(CpuScope(core, adviser), device):
         yield session
@@ -158,7 +176,7 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
         advice.watched(core, Rules(mode="pool")) as adviser,
         _opened(CpuScope(core, adviser), device),
     ):
-        yield Session(core, None)
+        yield Session(core, has_budget=False)
 
 
 def _native(**options: Any) -> _core.Session:
@@ -168,6 +186,7 @@ def _native(**options: Any) -> _core.Session:
         "limited": False,
         "heuristic": resolve("dtr")._native(),
         "policy": native_policy("eager"),
+        "guest": False,
         "record": True,
         "logical_clock": False,
         "timeline": False,

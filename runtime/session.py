@@ -20,7 +20,7 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import chrome_trace, current
-from dtr_alloc.size import format_size, parse_size
+from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class SessionStats:
         remat_ns: time in operators run again.
         search_ns: time spent finding memory: choosing victims and giving their blocks back.
         bookkeeping_ns: everything else the runtime did around operators.
-        live_bytes: pool bytes in use.
-        peak_bytes: most pool bytes ever in use since the scope was opened or the peak reset.
-        evictable_bytes: pool bytes that could be evicted now.
+        live_bytes: bytes in use of the scope's tensors, each rounded up to 512.
+        peak_bytes: the most of these since the scope was opened or the peak reset.
+        evictable_bytes: those of them that could be evicted now.
         largest_operator_bytes: arguments and results of the largest operator so far.
         budget_bytes: the budget at present, or None without one.
     """
@@ -64,9 +64,9 @@ class Session:
     """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
     scope is left."""
 
-    def __init__(self, core: _core.Session, budget_bytes: int | None, events: bool = False) -> None:
+    def __init__(self, core: _core.Session, *, has_budget: bool, events: bool = False) -> None:
         self._core = core
-        self._most = budget_bytes
+        self._has_budget = has_budget
         self._events = events
         if events:
             core.keep_events()
@@ -79,7 +79,7 @@ class Session:
             for name in SessionStats.__dataclass_fields__
             if name != "budget_bytes"
         }
-        budget = None if self._most is None else self._core.pool_stats().budget
+        budget = self._core.pool_stats().budget if self._has_budget else None
         return SessionStats(**figures, budget_bytes=budget)
 
     def summary(self) -> str:
@@ -116,7 +116,8 @@ class Session:
 
         Args:
             budget: bytes, or a text such as ``"2GiB"``, up to the budget that the scope was opened
-                with: so many addresses were reserved.
+                with: so many addresses were reserved. With ``memory="torch"`` none were, and the
+                budget may be any.
 
         Raises:
             TypeError, ValueError: `budget` is no size, or above the scope's first, or the scope is
@@ -136,10 +137,11 @@ class Session:
             True 36
         """
         self._insist_budget()
-        size = parse_size(budget)
-        if self._most is not None and size > self._most:
+        size = parse_size(budget, most=LARGEST_BUDGET)
+        most = self._core.largest_budget()
+        if size > most:
             raise ValueError(
-                f"budget {format_size(size)} is above {format_size(self._most)}, with which the "
+                f"budget {format_size(size)} is above {format_size(most)}, with which the "
                 "scope was opened: open it with the largest it may ever have, and resize it down"
             )
         self._insist_open()
@@ -180,7 +182,8 @@ class Session:
         program touches next comes back. Any thread may call this.
 
         Returns:
-            Bytes given back.
+            Bytes given back: by a pool to the system, with ``memory="torch"`` to malloc, which is
+                told to give back what it can.
 
         Raises:
             RuntimeError: the scope is over.
@@ -196,7 +199,7 @@ class Session:
         return self._core.give_back()
 
     def _insist_budget(self) -> None:
-        if self._most is None:
+        if not self._has_budget:
             raise ValueError("this scope has no budget: open it with the largest it may ever need")
 
     def _is_open(self) -> bool:
@@ -207,7 +210,7 @@ class Session:
             raise RuntimeError("this scope is over: what it held is ordinary memory by now")
 
     def timeline(self) -> npt.NDArray[np.int64]:
-        """Pool bytes in use after each operator, shape (operators,); empty unless the scope was
+        """Bytes in use after each operator, shape (operators,); empty unless the scope was
         opened with timeline."""
         return np.asarray(self._core.timeline(), dtype=np.int64)
 

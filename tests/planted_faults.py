@@ -138,7 +138,7 @@ FAULTS = (
     ),
     Fault(
         "keep a budget that was refused",
-        (Edit("runtime/csrc/live/resize.cpp", "    pool_->set_limit(before);\n", ""),),
+        (Edit("runtime/csrc/live/resize.cpp", "    memory_->set_limit(before);\n", ""),),
         "tests/test_resize.py::"
         "test_a_budget_below_what_must_stay_is_refused_before_anything_changes",
     ),
@@ -169,7 +169,7 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  const Bytes budget = pool_->budget();\n  TORCH",
+                "  const Bytes budget = memory_->budget();\n  TORCH",
                 "  const Bytes budget = options_.budget;\n  TORCH",
             ),
         ),
@@ -180,7 +180,7 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "resize(std::min(budget - bytes, options_.budget));",
+                "resize(std::min(budget - bytes, memory_->largest_budget()));",
                 "resize(budget - bytes);",
             ),
         ),
@@ -192,7 +192,7 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  pool_->set_limit(budget);  // Again: gives back",
+                "  memory_->set_limit(budget);  // Again: gives back",
                 "  // Gives back",
             ),
         ),
@@ -201,9 +201,43 @@ FAULTS = (
     ),
     Fault(
         "keep the pages of what is released",
-        (Edit("runtime/csrc/live/resize.cpp", "  pool_->trim();\n", ""),),
+        (Edit("runtime/csrc/live/resize.cpp", "  memory_->trim();\n", ""),),
         "tests/test_resize.py::"
         "test_what_is_released_goes_back_to_the_system_and_returns_when_touched",
+    ),
+    Fault(
+        "let a guest pass its budget",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "return rounded <= limit_ - live_;",
+                "return rounded <= limit_;",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+    ),
+    Fault(
+        "count what a guest has freed",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "      memory->uncount(node.mapped().size);\n",
+                "",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+    ),
+    Fault(
+        "count what a guest has let go",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "  static_cast<Counted*>(block)->memory = nullptr;\n",
+                "",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
+        "_and_stays_where_it_is",
     ),
 )
 

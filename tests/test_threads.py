@@ -267,7 +267,7 @@ def test_an_error_in_one_thread_leaves_the_others_exact() -> None:
         in_threads(ask_too_much, compute)
 
 
-_LETTING_GO = """
+LETTING_GO = """
 import queue, sys, threading, torch, dtr_alloc
 
 given = queue.SimpleQueue()
@@ -300,5 +300,5 @@ print(session.stats().evictions > 0)
 
 def test_a_tensor_may_die_in_one_thread_while_another_evicts_it() -> None:
     """In a process of its own: without the rule it corrupts the heap in nearly every run."""
-    done = subprocess.run([sys.executable, "-c", _LETTING_GO], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", LETTING_GO], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]

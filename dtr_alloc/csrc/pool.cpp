@@ -22,7 +22,8 @@
 namespace dtr {
 
 Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
-    : arena_(std::move(arena)),
+    : Memory(arena->base()),
+      arena_(std::move(arena)),
       budget_(budget),
       limit_(budget),
       blocks_(std::make_unique<Blocks>(arena_->capacity())),
@@ -224,10 +225,6 @@ void Pool::unlink(Node* block) {
 
 Block* Pool::find(const void* data) const {
   return blocks_->find(reinterpret_cast<std::uintptr_t>(data) - arena_->base());
-}
-
-void* Pool::data(const Block* block) const {
-  return reinterpret_cast<void*>(arena_->base() + block->offset);
 }
 
 std::pair<Bytes, Bytes> Pool::free_neighbours(const Block* block) const {

@@ -37,27 +37,10 @@
 #include <vector>
 
 #include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/memory.h"
 #include "dtr_alloc/csrc/streams.h"
 
 namespace dtr {
-
-constexpr Bytes kGranule = 512;
-constexpr Bytes round_to_granule(Bytes n) { return (n + kGranule - 1) / kGranule * kGranule; }
-
-// One range of the arena, free or live. Blocks form a list in address order that covers the arena
-// without gaps.
-struct Block {
-  Bytes offset = 0;
-  Bytes size = 0;
-  Block* previous = nullptr;
-  Block* next = nullptr;
-  bool free = true;
-  bool quarantined = false;  // Freed, and to become a hole when the quarantine ends.
-  Fence fence = 0;           // The streams that use or used it.
-  void* owner = nullptr;     // Who may be evicted from here (graph/owner.h); null: nobody.
-};
-
-enum class Fit { kCommitted, kRemap, kBeyond };
 
 // Which hole a block is cut from, and at which end. kLow and kHigh take the first that holds it
 // from that end of the arena, which keeps blocks apart whose fates differ; they cost O(blocks).
@@ -66,32 +49,14 @@ enum class Place { kBestFit, kLow, kHigh };
 
 constexpr Nanos kCannotMove = Nanos::max();
 
-struct PoolStats {
-  Bytes budget, live, peak, committed;
-  Bytes largest_hole;  // Within the budget: min(bytes of the largest hole, budget - live).
-  double external_fragmentation;  // 1 - largest_hole / (budget - live); 0 where nothing is free.
-  std::int64_t live_blocks, allocations, frees;
-  std::int64_t failures;      // Requests that allocate answered with null.
-  std::int64_t remaps;        // Allocations that took pages away from holes.
-  Bytes quarantined;          // Freed bytes that are still live until the quarantine ends.
-  std::int64_t stream_waits;  // Times that a stream was made to wait for another one's block.
-  Bytes allocated;            // Bytes of all blocks ever allocated.
-  Bytes peak_committed;       // Since the pool was made or reset_peak, like the next one.
-  std::int64_t peak_blocks;
-};
-
 struct Node;
 class Blocks;
 class Holes;
 class Pages;
 
-class Pool {
+class Pool final : public Memory {
  public:
-  // Gives the pool up: it destroys itself when its last block is freed, which may be at once.
-  struct Retire {
-    void operator()(Pool* pool) const { pool->retire(); }
-  };
-  using Handle = std::unique_ptr<Pool, Retire>;
+  using Handle = std::unique_ptr<Pool, Memory::Retire>;
 
   // Throws std::invalid_argument unless 0 < budget <= the arena's capacity.
   static Handle create(std::unique_ptr<Arena> arena, Bytes budget);
@@ -101,10 +66,12 @@ class Pool {
   // std::bad_alloc, and has allocated nothing, where the machine has no page for a block that the
   // budget allows; std::invalid_argument where size is negative; what the device's driver throws.
   // The pool is then as it was, but for pages that have moved.
-  Block* allocate(Bytes size, Fit fit, Stream stream = 0, Place place = Place::kBestFit);
-  void free(Block* block);
-  Block* find(const void* data) const;  // The live block that starts at `data`, or null. O(1).
-  void* data(const Block* block) const;
+  Block* allocate(Bytes size, Fit fit, Stream stream, Place place);
+  Block* allocate(Bytes size, Fit fit, Stream stream = 0) override {
+    return allocate(size, fit, stream, Place::kBestFit);
+  }
+  void free(Block* block) override;
+  Block* find(const void* data) const override;  // O(1).
   // Free bytes directly left and right. O(1).
   std::pair<Bytes, Bytes> free_neighbours(const Block* block) const;
   // The same of all blocks: for each hole, its size and the owners of the blocks beside it.
@@ -115,14 +82,14 @@ class Pool {
   void list_holes(std::vector<Beside>& holes) const;
 
   // Another stream uses the block as well: once freed, it waits for that one's work up to then.
-  void record_stream(Block* block, Stream stream);
-  void record_every_stream(Block* block);  // Any that the pool has met may use it.
-  void meet_stream(Stream stream);         // It is about to use blocks.
+  void record_stream(Block* block, Stream stream) override;
+  void record_every_stream(Block* block) override;  // Any that the pool has met may use it.
+  void meet_stream(Stream stream) override;         // It is about to use blocks.
   // Whether the pool has met more than one stream. Lock-free.
-  bool many_streams() const { return many_streams_.load(std::memory_order_relaxed); }
+  bool many_streams() const override { return many_streams_.load(std::memory_order_relaxed); }
   // Makes a stream wait for all work the others were given so far, or the others for its own.
-  void gather_streams(Stream stream);
-  void spread_stream(Stream stream);
+  void gather_streams(Stream stream) override;
+  void spread_stream(Stream stream) override;
   // Call it before a stream is destroyed: its name may become another stream's.
   void retire_stream(Stream stream);
 
@@ -134,13 +101,14 @@ class Pool {
 
   // Bounds live bytes and pages below the budget from now on; what is live already stays. Throws
   // std::invalid_argument unless 0 <= limit <= the budget given to create().
-  void set_limit(Bytes limit);
+  void set_limit(Bytes limit) override;
 
-  Bytes trim();  // Gives the pages of holes back; returns the bytes given back.
-  void reset_peak();
-  PoolStats stats() const;
-  Bytes budget() const;  // Or the limit set below it.
-  Bytes live() const;
+  Bytes trim() override;  // Gives the pages of holes back; returns the bytes given back.
+  void reset_peak() override;
+  PoolStats stats() const override;
+  Bytes budget() const override;  // Or the limit set below it.
+  Bytes largest_budget() const override { return budget_; }
+  Bytes live() const override;
   const Arena& arena() const;
   // Times that pages were made, moved or given back: the host was busy with them. Lock-free.
   std::int64_t page_calls() const;
@@ -155,7 +123,8 @@ class Pool {
   MovePrices move_prices() const;  // The arena's, as far as they are measured by now.
   // What Fit::kRemap would cost for this size at these prices; kCannotMove where it would fail.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
-  void check() const;  // Walks everything; throws std::logic_error with a sentence. For tests.
+  void check() const override;
+  Pool* pool() override { return this; }
 
   // The pool whose arena holds `address`, or null. O(1), lock-free; valid while a block of that
   // pool is live.
@@ -170,9 +139,9 @@ class Pool {
 
  private:
   Pool(std::unique_ptr<Arena> arena, Bytes budget);
-  ~Pool();
+  ~Pool() override;
 
-  void retire();
+  void retire() override;
   void announce(Pool* pool) const;  // Writes `pool` into the slots of this arena's addresses.
 
   template <class Visit>

@@ -8,6 +8,7 @@
 
 #include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/live/cpu_allocator.h"
+#include "runtime/csrc/live/guest_memory.h"
 #include "runtime/csrc/live/hold.h"
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/operators.h"
@@ -84,27 +85,30 @@ void bind_session(py::module_& m) {
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
                        bool record, bool logical_clock, bool timeline, bool evict_always,
-                       bool verify, bool debug, double thrash_limit, bool on_cuda,
+                       bool verify, bool debug, double thrash_limit, bool on_cuda, bool guest,
                        ScorerPlace scorer, const std::string& image) {
-             return std::make_unique<Session>(SessionOptions{.budget = budget,
-                                                             .limited = limited,
-                                                             .on_cuda = on_cuda,
-                                                             .heuristic = heuristic,
-                                                             .scorer = scorer,
-                                                             .image = image,
-                                                             .policy = policy,
-                                                             .record = record,
-                                                             .logical_clock = logical_clock,
-                                                             .timeline = timeline,
-                                                             .debug = debug,
-                                                             .thrash_limit = thrash_limit,
-                                                             .instruments = {evict_always, verify}},
-                                              host_device(on_cuda));
+             const SessionOptions options{.budget = budget,
+                                          .limited = limited,
+                                          .on_cuda = on_cuda,
+                                          .heuristic = heuristic,
+                                          .scorer = scorer,
+                                          .image = image,
+                                          .policy = policy,
+                                          .record = record,
+                                          .logical_clock = logical_clock,
+                                          .timeline = timeline,
+                                          .debug = debug,
+                                          .thrash_limit = thrash_limit,
+                                          .instruments = {evict_always, verify}};
+             SessionDevice device = host_device(on_cuda);
+             Memory::Handle memory =
+                 guest ? GuestMemory::create(ordinary_cpu_allocator(), budget) : pool_for(options);
+             return std::make_unique<Session>(options, std::move(device), std::move(memory));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
            py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
-           py::arg("on_cuda"), py::arg("scorer"), py::arg("image"))
+           py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"))
       .def("enter", in_scope(&Scope::enter))
       .def("join", in_scope(&Scope::join), Open())
       .def("part", in_scope(&Scope::part), Open())
@@ -171,7 +175,9 @@ void bind_session(py::module_& m) {
                                    array(records.evictions));
            })
       .def("stats", &Session::stats)
-      .def("pool_stats", [](const Session& session) { return session.pool().stats(); })
+      .def("pool_stats", [](const Session& session) { return session.memory().stats(); })
+      .def("largest_budget",
+           [](const Session& session) { return session.memory().largest_budget(); })
       .def("reset_peak", &Session::reset_peak)
       .def("timeline", &Session::timeline)
       .def("keep_events", &Session::keep_events)

@@ -35,5 +35,7 @@ Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrice
 using Take = std::function<Block*(Fit)>;
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
                          const Take& take, bool may_evict);
+// The same where memory is only counted: there are no holes, so single victims are the remedy.
+Block* allocate_evicting(Engine& engine, const Take& take, bool may_evict);
 
 }  // namespace dtr

@@ -5,25 +5,25 @@
 #include <pthread.h>
 
 #include "runtime/csrc/live/device.h"
+#include "runtime/csrc/live/guest_memory.h"
 #include "runtime/csrc/live/session.h"
 
 namespace dtr {
 namespace {
 
 thread_local Stream host_stream = 0;
+at::Allocator* ordinary = nullptr;  // Torch's, or another library's.
 
 class CpuAllocator final : public at::Allocator {
  public:
-  explicit CpuAllocator(at::Allocator& ordinary) : ordinary_(ordinary) {}
-
   at::DataPtr allocate(std::size_t bytes) override {
     Session* session = Session::active();
     // Autograd's threads inherit it from the scope's, and others may join. The rest keep to
     // ordinary memory, because what they make could not be evicted.
     bool ours = session && session->serves(c10::kCPU) && Scope::records_this_thread();
-    if (!ours) return ordinary_.allocate(bytes);
+    if (!ours) return ordinary->allocate(bytes);
     void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
-    return {data, data, &pool_deleter, c10::Device(c10::kCPU)};
+    return {data, data, &scope_deleter, c10::Device(c10::kCPU)};
   }
 
   // Serves memory from inside and from outside a scope alike.
@@ -35,37 +35,39 @@ class CpuAllocator final : public at::Allocator {
 
  private:
   static void any_deleter(void* data) {
-    if (Pool::owner_of(data)) return pool_deleter(data);
-    c10::GetDefaultCPUAllocator()->raw_deallocate(data);
+    if (Pool::owner_of(data) || GuestMemory::holds(data)) return scope_deleter(data);
+    ordinary->raw_deallocate(data);
   }
-
-  at::Allocator& ordinary_;
 };
 
-// A child must not inherit the engine's lock from a thread that it does not have.
+// A child must not inherit a lock from a thread that it does not have.
 void lock_for_fork() {
   if (Session* session = Session::active()) session->engine().mutex().lock();
+  GuestMemory::lock_all();
 }
 
 void unlock_after_fork() {
+  GuestMemory::unlock_all();
   if (Session* session = Session::active()) session->engine().mutex().unlock();
 }
 
 }  // namespace
 
-void pool_deleter(void* data) {
+void scope_deleter(void* data) {
   if (!data) return;
-  Pool* pool = Pool::owner_of(data);
   if (Session* session = Session::active()) session->freed(data);
-  pool->free(pool->find(data));
+  Pool* pool = Pool::owner_of(data);
+  pool ? pool->free(pool->find(data)) : GuestMemory::free(data);
 }
+
+at::Allocator& ordinary_cpu_allocator() { return *ordinary; }
 
 void set_host_stream(Stream stream) { host_stream = stream; }
 
 SessionDevice host_device(bool on_cuda) {
   return {.device = c10::Device(c10::kCPU),
           .allocator = c10::GetCPUAllocator(),
-          .deleter = &pool_deleter,
+          .deleter = &scope_deleter,
           .stream = [](c10::Device) { return host_stream; },
           .generator = [](c10::Device) { return at::detail::getDefaultCPUGenerator(); },
           .work = on_cuda ? make_cuda_work(0) : nullptr};
@@ -73,7 +75,8 @@ SessionDevice host_device(bool on_cuda) {
 
 void install_cpu_allocator() {
   constexpr std::uint8_t kPriority = 10;  // Above torch's; a lower one is ignored without a word.
-  c10::SetCPUAllocator(new CpuAllocator(*c10::GetCPUAllocator()), kPriority);
+  ordinary = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(new CpuAllocator, kPriority);
   pthread_atfork(&lock_for_fork, &unlock_after_fork, &unlock_after_fork);
 }
 

@@ -32,9 +32,9 @@ inline bool is_dense(const c10::TensorImpl& tensor) {
 
 struct SessionDevice {
   c10::Device device;
-  at::Allocator* allocator;   // Makes the tensors of this device, in a replay too.
-  c10::DeleterFnPtr deleter;  // Of an ordinary tensor of the pool; its context is the data pointer.
-  Stream (*stream)(c10::Device);            // To which this thread gives work.
+  at::Allocator* allocator;       // Makes the tensors of this device, in a replay too.
+  c10::DeleterFnPtr deleter;      // Of an ordinary tensor; its context is the data pointer.
+  Stream (*stream)(c10::Device);  // To which this thread gives work.
   at::Generator (*generator)(c10::Device);  // The default one.
   std::unique_ptr<DeviceWork> work;         // Null on the host.
 

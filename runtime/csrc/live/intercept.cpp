@@ -288,7 +288,8 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
     call.cost = cost_key(call, *stack);
     if (captures_ == 0) call.sample = costs_->begin(call.cost, device_.current_stream(), steps_);
   }
-  const std::int64_t page_calls = pool_->page_calls();
+  const Pool* pool = call.sample.first ? pool_of_values() : nullptr;
+  const std::int64_t page_calls = pool ? pool->page_calls() : 0;
   InOperator::State& thread = InOperator::state;
   const std::int64_t start = ticks(), search = thread.search_ticks;
   {
@@ -299,7 +300,8 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
   call.inside_ticks = ticks() - start;
   call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);
   if (!call.sample.first) return;
-  const bool disturbed = thread.search_ticks != search || pool_->page_calls() != page_calls;
+  const bool paged = pool && pool->page_calls() != page_calls;
+  const bool disturbed = thread.search_ticks != search || paged;
   costs_->end(call.sample, device_.current_stream(), disturbed);
 }
 
@@ -387,7 +389,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   arm_arguments(call);
   engaged.unlock();
   bookkeeping_ticks_ += ticks() - call.begin_ticks - call.remat_ticks - call.inside_ticks;
-  if (options_.timeline) timeline_.push_back(pool_->live());
+  if (options_.timeline) timeline_.push_back(memory_->live());
   apply_instruments(kept, lock);
 }
 

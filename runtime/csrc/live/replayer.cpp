@@ -89,8 +89,8 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
 // With several streams, a replay comes after all that they were given, and they go on after it: one
 // may have made what it reads, another may read what it makes.
 Bytes Replayer::recompute(Op& op, Lock& lock) {
-  if (device_.work) pool_.meet_stream(device_.current_stream());
-  if (pool_.many_streams()) pool_.gather_streams(device_.current_stream());
+  if (device_.work) memory_.meet_stream(device_.current_stream());
+  if (memory_.many_streams()) memory_.gather_streams(device_.current_stream());
   Bytes bytes = 0;
   const Results results = replay(op, lock);
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
@@ -99,7 +99,7 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
     adopt(*value, storage_of(*results[i].unsafeGetTensorImpl()), Recipe::of(op).info());
     bytes += value->size;
   }
-  if (pool_.many_streams()) pool_.spread_stream(device_.current_stream());
+  if (memory_.many_streams()) memory_.spread_stream(device_.current_stream());
   return bytes;
 }
 

@@ -17,13 +17,13 @@ namespace dtr {
 
 class Replayer {
  public:
-  // `allocate` gives memory of the pool, with the lock open; it throws torch.OutOfMemoryError.
+  // `allocate` gives memory, with the lock open; it throws torch.OutOfMemoryError.
   // `detector` may be null.
   using Allocate = std::function<at::DataPtr(Bytes)>;
-  Replayer(Engine& engine, Pool& pool, StorageTable& storages, const SessionDevice& device,
+  Replayer(Engine& engine, Memory& memory, StorageTable& storages, const SessionDevice& device,
            MutationDetector* detector, Allocate allocate)
       : engine_(engine),
-        pool_(pool),
+        memory_(memory),
         storages_(storages),
         device_(device),
         detector_(detector),
@@ -50,7 +50,7 @@ class Replayer {
   void adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by);
 
   Engine& engine_;
-  Pool& pool_;
+  Memory& memory_;
   StorageTable& storages_;
   const SessionDevice& device_;
   MutationDetector* const detector_;

@@ -18,34 +18,34 @@ namespace dtr {
 void Session::resize(Bytes budget) {
   Turn turn(*this);
   Guard guard(*this);
-  const Bytes before = pool_->budget();
-  pool_->set_limit(budget);  // First: blocks are handed out without the engine's lock.
-  const Bytes stays = pool_->live() - (captures_ > 0 ? 0 : engine_.evictable_bytes());
+  const Bytes before = memory_->budget();
+  memory_->set_limit(budget);  // First: blocks are handed out without the engine's lock.
+  const Bytes stays = memory_->live() - (captures_ > 0 ? 0 : engine_.evictable_bytes());
   if (stays > budget) {
-    pool_->set_limit(before);
+    memory_->set_limit(before);
     throw_cannot_shrink(budget, stays, before);
   }
-  while (pool_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
+  while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
   }
-  pool_->set_limit(budget);  // Again: gives back the pages that are now too many.
+  memory_->set_limit(budget);  // Again: gives back the pages that are now too many.
 }
 
 // Relative to the budget of the moment, so that lenders in several threads do not undo each other.
 void Session::lend(Bytes bytes) {
   Turn turn(*this);
-  const Bytes budget = pool_->budget();
+  const Bytes budget = memory_->budget();
   TORCH_CHECK_VALUE(bytes < budget, "amount ", bytes, " is not below the budget of ", budget,
                     " bytes: nothing would be left");
-  resize(std::min(budget - bytes, options_.budget));
+  resize(std::min(budget - bytes, memory_->largest_budget()));
 }
 
 Bytes Session::give_back() {
   Turn turn(*this);
   Guard guard(*this);
-  const Bytes before = pool_->stats().committed;
+  const Bytes before = memory_->stats().committed;
   if (captures_ == 0) engine_.evict_all();
-  pool_->trim();
-  return before - pool_->stats().committed;
+  memory_->trim();
+  return before - memory_->stats().committed;
 }
 
 }  // namespace dtr

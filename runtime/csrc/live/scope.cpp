@@ -51,7 +51,7 @@ Bytes Scope::leave() {
   leaving_ = true;
   session_.trace().end_watch(SessionTrace::Watch::kOver);
   commit();
-  session_.pool().trim();
+  if (Pool* pool = session_.memory().pool()) pool->trim();
   return spilled_;
 }
 
@@ -86,16 +86,19 @@ void Scope::commit_before_fork() {
 
 void Scope::abandon_in_child() { linger(); }
 
-// What outlives the scope and does not fit the budget together moves to ordinary memory: nothing is
-// lost, and the pool still keeps its bound. The engine's lock is held.
+// What outlives the scope and does not fit the budget together becomes ordinary memory: nothing is
+// lost, and the budget still holds. A guest's tensors stay where they are, and those of a pool are
+// copied. The engine's lock is held.
 bool Scope::spill() {
   StorageTable& storages = session_.storages();
   Bytes moved = 0;
   for (auto& storage : outliving_) {
-    if (const Block* block = storages.block_of(storage.get())) {
-      at::DataPtr copy = c10::GetDefaultCPUAllocator()->allocate(storage->nbytes());
-      std::memcpy(copy.get(), storages.data_of(*block), storage->nbytes());
-      pointer_of(storage.get()) = std::move(copy);
+    if (Block* block = storages.block_of(storage.get())) {
+      if (!session_.memory().let_go(block)) {
+        at::DataPtr copy = c10::GetDefaultCPUAllocator()->allocate(storage->nbytes());
+        std::memcpy(copy.get(), storages.data_of(*block), storage->nbytes());
+        pointer_of(storage.get()) = std::move(copy);
+      }
       moved += static_cast<Bytes>(storage->nbytes());
     }
     storages.bury(std::move(storage));

@@ -2,7 +2,7 @@
 // has joined it, and what becomes of its tensors when it ends or the process forks.
 //
 // There is one at a time. When a scope ends, whatever the program holds becomes an ordinary tensor.
-// If that does not fit the budget, the content moves to ordinary memory. If even that fails, the
+// If that does not fit the budget, it lies in ordinary memory from then on. If even that fails, the
 // scope lingers: it stays the active one, and records nothing, until its last tensor has died.
 
 #pragma once
@@ -29,7 +29,7 @@ class Scope {
   void enter();  // The same, and the operators of this thread are the scope's.
   void join();   // The operators of this thread too. Not while a trace is recorded.
   void part();
-  Bytes leave();  // Commits; returns the bytes that did not fit and went to ordinary memory.
+  Bytes leave();  // Commits; returns the bytes that did not fit and are ordinary memory now.
   void commit();
   void commit_before_fork();
   void abandon_in_child();  // After fork: the parent's scope is not the child's.

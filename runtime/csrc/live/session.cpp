@@ -37,22 +37,26 @@ std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
 
 }  // namespace
 
-Session::Session(const SessionOptions& options, SessionDevice device)
+Memory::Handle pool_for(const SessionOptions& options) {
+  return Pool::create(arena_for(options), options.budget);
+}
+
+Session::Session(const SessionOptions& options, SessionDevice device, Memory::Handle memory)
     : options_(options),
       device_(std::move(device)),
       costs_(device_.work ? std::make_unique<Costs>(*device_.work) : nullptr),
       detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr),
-      pool_(Pool::create(arena_for(options), options.budget)),
+      memory_(std::move(memory)),
       engine_(*this, options.heuristic, options.policy),
       trace_(options.record),
-      storages_(engine_, *pool_, device_, trace_),
+      storages_(engine_, *memory_, device_, trace_),
       constants_(
           engine_, storages_, device_, detector_.get(),
           [this](const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
             return copy_of(storage, bytes, lock);
           },
           [this] { refused_ = 0; }),
-      replayer_(engine_, *pool_, storages_, device_, detector_.get(),
+      replayer_(engine_, *memory_, storages_, device_, detector_.get(),
                 [this](Bytes bytes) {
                   return device_.ordinary(allocate(bytes, device_.current_stream()));
                 }),
@@ -72,7 +76,7 @@ void Session::recompute(Op& op, Lock& lock) {
   remat_ticks_ += passed;
   thrash_.recomputed(passed);
   if (!events_.keeps()) return;
-  events_.recomputed(Recipe::of(op).info(), at, to_nanoseconds(passed), bytes, pool_->stats().live);
+  events_.recomputed(Recipe::of(op).info(), at, to_nanoseconds(passed), bytes, memory_->live());
 }
 
 void Session::release(Value& value, Loss loss) {
@@ -81,7 +85,7 @@ void Session::release(Value& value, Loss loss) {
   if (recorder && evicted) recorder->evicted(value);
   storages_.free(block_of(value));
   if (evicted && events_.keeps()) {
-    events_.evicted(Recipe::of(*value.producer).info(), value.size, pool_->stats().live);
+    events_.evicted(Recipe::of(*value.producer).info(), value.size, memory_->live());
   }
   if (c10::StorageImpl* storage = storages_.home_of(value)) storages_.empty(storage, value);
 }
@@ -91,9 +95,9 @@ void Session::make_ordinary(Value& value) {
   c10::StorageImpl* storage = storages_.home_of(value);
   if (!storage) {  // For recipes alone.
     set_owner(*block, nullptr);
-    auto kept =
-        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), value.size,
-                                              device_.ordinary(pool_->data(block)), nullptr, false);
+    auto kept = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), value.size, device_.ordinary(memory_->data(block)),
+        nullptr, false);
     value.home = value.data = kept.release();
     if (detector_) detector_->watch(value, nullptr);
     return;
@@ -119,8 +123,8 @@ void Session::bring_back(Value& value, Lock& lock) {
 void Session::watch_for_thrash() {
   const std::optional<double> ratio = thrash_.exceeded();
   if (!ratio) return;
-  refused_ = pool_->budget() + kGranule;
-  throw_thrashing(pool_->budget(), *ratio, options_.thrash_limit);
+  refused_ = memory_->budget() + kGranule;
+  throw_thrashing(memory_->budget(), *ratio, options_.thrash_limit);
 }
 
 // ---- Memory --------------------------------------------------------------------------------------
@@ -140,13 +144,13 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     InOperator::state.search_ticks += passed;
   }
   TraceRecorder* recorder = trace_.recorder();
-  if (recorder && !InOperator::state.replaying) recorder->allocated(pool_->data(block), asked);
-  return pool_->data(block);
+  if (recorder && !InOperator::state.replaying) recorder->allocated(memory_->data(block), asked);
+  return memory_->data(block);
 }
 
 Block* Session::take(Bytes asked, Fit fit, Stream stream, std::string& shortage) {
   try {
-    return pool_->allocate(asked, fit, stream);
+    return memory_->allocate(asked, fit, stream);
   } catch (const std::bad_alloc& error) {
     shortage = error.what();
     return nullptr;
@@ -160,18 +164,21 @@ Block* Session::make_room(Bytes asked, Stream stream, std::string& shortage, Loc
   };
   const bool may_evict = captures_ == 0 && !InOperator::state.handled;
   making_room_ = true;  // What is shed for it, a simulation finds out itself.
-  Block* block = allocate_evicting(*pool_, engine_, move_prices(), asked, take_again, may_evict);
+  const Pool* pool = pool_of_values();
+  Block* block =
+      pool ? allocate_evicting(*pool, engine_, move_prices(*pool), asked, take_again, may_evict)
+           : allocate_evicting(engine_, take_again, may_evict);
   making_room_ = false;
   return block;
 }
 
 // A repeatable run must not hang on what a machine can do.
-MovePrices Session::move_prices() const {
-  return options_.logical_clock ? MovePrices::usual(pool_->arena().page()) : pool_->move_prices();
+MovePrices Session::move_prices(const Pool& pool) const {
+  return options_.logical_clock ? MovePrices::usual(pool.arena().page()) : pool.move_prices();
 }
 
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {
-  const PoolStats pool = pool_->stats();
+  const PoolStats pool = memory_->stats();
   const Refusal refusal{.asked = asked,
                         .pool = pool,
                         .locked = engine_.locked_bytes(),
@@ -207,22 +214,22 @@ c10::intrusive_ptr<c10::StorageImpl> Session::copy_of(const c10::StorageImpl& st
 }
 
 // The argument's memory may be evicted, and given to another stream, while an operator of this one
-// still reads it: the program need not have said so, since it keeps the tensor. So the pool is told
-// of every stream that uses a block. A stream that comes later than a replay waits for it at its
-// first operator. A program on one stream pays for a comparison.
+// still reads it: the program need not have said so, since it keeps the tensor. So the memory is
+// told of every stream that uses a block. A stream that comes later than a replay waits for it at
+// its first operator. A program on one stream pays for a comparison.
 bool Session::follow_stream() {
   const Stream current = device_.current_stream();
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
     streams_.push_back(current);
-    pool_->meet_stream(current);
-    if (pool_->many_streams()) pool_->gather_streams(current);
+    memory_->meet_stream(current);
+    if (memory_->many_streams()) memory_->gather_streams(current);
   }
-  return pool_->many_streams();
+  return memory_->many_streams();
 }
 
 void Session::read_on_stream(const Value& value) {
   if (value.constant() || !value.resident()) return;
-  pool_->record_stream(block_of(value), device_.current_stream());
+  memory_->record_stream(block_of(value), device_.current_stream());
 }
 
 void Session::read_on_stream(const Call& call) {
@@ -323,7 +330,7 @@ void Session::step() {
 SessionStats Session::stats() const {
   std::lock_guard guard(engine_.mutex());
   const EngineStats engine = engine_.stats();
-  const PoolStats pool = pool_->stats();
+  const PoolStats pool = memory_->stats();
   const DeviceScorer* device = engine_.selector().device();
   return {.operators = operators_,
           .recorded = recorded_,
@@ -363,7 +370,7 @@ std::vector<EventLog::Event> Session::events() const {
 
 // With no other thread in the scope, none but this one can have locked something.
 void Session::check() const {
-  pool_->check();
+  memory_->check();
   const bool alone = scope_.joined() == 0;
   const bool idle = alone && InOperator::state.depth == 0 && !Hold::here();
   std::lock_guard guard(engine_.mutex());

@@ -1,4 +1,4 @@
-// A session: the live executor of one scope. It owns the pool and the engine, and gives each
+// A session: the live executor of one scope. It owns the memory and the engine, and gives each
 // operator of the program its memory and its recipe.
 //
 // The parts: Scope (when it begins and ends), StorageTable (which storage holds which value),
@@ -31,16 +31,16 @@
 namespace dtr {
 
 struct SessionOptions {
-  Bytes budget = 0;  // Of the pool.
+  Bytes budget = 0;
   bool limited = true;
-  bool on_cuda = false;  // Whether the pool's memory is a CUDA device's.
+  bool on_cuda = false;  // Whether the memory is a CUDA device's.
   int cuda_device = 0;
   PageUses page_uses;  // Of a device.
   Heuristic heuristic;
   ScorerPlace scorer = ScorerPlace::kAuto;  // Of a device; on the host there is no choice.
   std::string image;                        // PTX of what scores on a device; empty: nothing does.
   Policy policy = Policy::kEager;
-  bool record = true;          // False: the pool serves and counts, nothing is recorded.
+  bool record = true;          // False: the memory serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
   bool timeline = false;
   bool debug = false;           // Look for writes that nobody declared.
@@ -61,9 +61,11 @@ struct SessionStats {
   Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
 };
 
+Memory::Handle pool_for(const SessionOptions& options);
+
 class Session final : public Executor {
  public:
-  Session(const SessionOptions& options, SessionDevice device);
+  Session(const SessionOptions& options, SessionDevice device, Memory::Handle memory);
 
   class Guard;  // The locks: locks.h.
   class Turn;
@@ -76,13 +78,13 @@ class Session final : public Executor {
   const SessionTrace& trace() const { return trace_; }
   StorageTable& storages() { return storages_; }
   Engine& engine() { return engine_; }
-  Pool& pool() { return *pool_; }
-  const Pool& pool() const { return *pool_; }
+  Memory& memory() { return *memory_; }
+  const Memory& memory() const { return *memory_; }
 
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   // For work of a stream. Throws torch.OutOfMemoryError.
   void* allocate(std::size_t bytes, Stream stream);
-  void freed(const void* data);  // By the deleter of ordinary pool tensors.
+  void freed(const void* data);  // By the deleter of ordinary tensors.
   bool serves(c10::DeviceType type) const { return device_.device.type() == type; }
   // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
   void begin_capture();
@@ -100,7 +102,7 @@ class Session final : public Executor {
   std::vector<std::string> exposures() const;
   bool is_evicted(const at::Tensor& tensor) const;
 
-  // A new limit, up to the budget that the session began with (resize.cpp). Evicts what is above it.
+  // A new limit, up to the largest that the memory can have (resize.cpp). Evicts what is above it.
   // Throws torch.OutOfMemoryError, and has changed nothing, where too much may not be evicted now.
   void resize(Bytes budget);
   void lend(Bytes bytes);  // The same, relative to the budget there is. Below 0: takes back.
@@ -118,7 +120,7 @@ class Session final : public Executor {
   [[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error);
 
   SessionStats stats() const;
-  void reset_peak() { pool_->reset_peak(); }
+  void reset_peak() { memory_->reset_peak(); }
   std::vector<std::int64_t> timeline() const;
   void keep_events();
   std::vector<EventLog::Event> events() const;
@@ -129,9 +131,10 @@ class Session final : public Executor {
   void release(Value& value, Loss loss) override;
   void make_ordinary(Value& value) override;
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override {
-    return pool_->free_neighbours(block_of(value));
+    const Pool* pool = pool_of_values();
+    return pool ? pool->free_neighbours(block_of(value)) : std::pair<Bytes, Bytes>();
   }
-  const Pool* pool_of_values() const override { return pool_.get(); }
+  const Pool* pool_of_values() const override { return memory_->pool(); }
   bool kept_for_recipes(const Value& constant) const override {
     return Constants::kept_for_recipes(constant);
   }
@@ -164,7 +167,7 @@ class Session final : public Executor {
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void arm_arguments(const Call& call);
   void after_failure(Call& call, OperatorCall& engaged);
-  bool follow_stream();  // Whether the pool has met several.
+  bool follow_stream();  // Whether the memory has met several.
   void read_on_stream(const Value& value);
   void read_on_stream(const Call& call);
 
@@ -185,7 +188,7 @@ class Session final : public Executor {
                                                Lock& lock);
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
   Block* make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock);
-  MovePrices move_prices() const;
+  MovePrices move_prices(const Pool& pool) const;
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
   void watch_for_thrash();
 
@@ -193,7 +196,7 @@ class Session final : public Executor {
   const SessionDevice device_;
   const std::unique_ptr<Costs> costs_;                // Null on the host.
   const std::unique_ptr<MutationDetector> detector_;  // Null outside debug mode.
-  Pool::Handle pool_;
+  const Memory::Handle memory_;
   Engine engine_;
   SessionTrace trace_;
   StorageTable storages_;

@@ -33,12 +33,12 @@ Value* StorageTable::value_of(const at::Tensor& tensor) {
 Block* StorageTable::block_of(const c10::StorageImpl* storage) const {
   const at::DataPtr& pointer = pointer_of(storage);
   if (pointer.get_deleter() != device_.deleter) return nullptr;
-  return Pool::owner_of(pointer.get()) == &pool_ ? pool_.find(pointer.get()) : nullptr;
+  return memory_.find(pointer.get());
 }
 
 void* StorageTable::data_of(const Value& value) const {
   return value.constant() ? pointer_of(constant_storage(value)).get()
-                          : pool_.data(dtr::block_of(value));
+                          : memory_.data(dtr::block_of(value));
 }
 
 const void* StorageTable::key_of(const c10::StorageImpl* storage) const {
@@ -72,11 +72,11 @@ void StorageTable::attach(c10::StorageImpl* storage, Value& value, Block* block)
   if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);
   at::DataPtr& pointer = pointer_of(storage);
   pointer.release_context();
-  pointer = at::DataPtr(pool_.data(block), &value, &storage_died, device_.device);
+  pointer = at::DataPtr(memory_.data(block), &value, &storage_died, device_.device);
   set_owner(*block, &value);
   dtr::arm(storage, &raw_access);
   if (TraceRecorder* recorder = trace_.recorder()) {
-    recorder->rekey(pool_.data(block), storage);
+    recorder->rekey(memory_.data(block), storage);
     value.name = recorder->name_of(storage);
   }
 }
@@ -85,12 +85,12 @@ void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
   at::DataPtr& pointer = pointer_of(storage);
   pointer.release_context();
   c10::raw::weak_intrusive_ptr::decref(storage);
-  pointer = device_.ordinary(pool_.data(block));
+  pointer = device_.ordinary(memory_.data(block));
   set_owner(*block, nullptr);
   disarm(storage);
-  // From now on no operator tells the pool who reads it (Session::follow_stream).
-  if (pool_.many_streams()) pool_.record_every_stream(block);
-  if (TraceRecorder* recorder = trace_.recorder()) recorder->rekey(storage, pool_.data(block));
+  // From now on no operator tells the memory who reads it (Session::follow_stream).
+  if (memory_.many_streams()) memory_.record_every_stream(block);
+  if (TraceRecorder* recorder = trace_.recorder()) recorder->rekey(storage, memory_.data(block));
 }
 
 void StorageTable::empty(c10::StorageImpl* storage, Value& value) {
@@ -113,7 +113,7 @@ void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
 
 void StorageTable::free(Block* block) {
   set_owner(*block, nullptr);
-  pool_.free(block);
+  memory_.free(block);
 }
 
 void StorageTable::bury_with_lock_open(Lock& lock) {

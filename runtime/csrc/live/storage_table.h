@@ -19,7 +19,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/csrc/memory.h"
 #include "runtime/csrc/engine/engine.h"
 #include "runtime/csrc/live/device.h"
 #include "runtime/csrc/live/session_trace.h"
@@ -53,16 +53,16 @@ class StorageTable {
  public:
   using Dead = c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8>;
 
-  StorageTable(Engine& engine, Pool& pool, const SessionDevice& device, SessionTrace& trace)
-      : engine_(engine), pool_(pool), device_(device), trace_(trace) {}
+  StorageTable(Engine& engine, Memory& memory, const SessionDevice& device, SessionTrace& trace)
+      : engine_(engine), memory_(memory), device_(device), trace_(trace) {}
 
   // Needs no lock: of a tracked storage, evicted or not, the deleter stays as it is.
   static bool tracked(const c10::StorageImpl* storage);
   static Value* value_of(const c10::StorageImpl* storage);  // Null of one that is not tracked.
   static Value* value_of(const at::Tensor& tensor);
-  // The block of an ordinary storage that lies in this session's pool, else null.
+  // The block of an ordinary storage that lies in this session's memory, else null.
   Block* block_of(const c10::StorageImpl* storage) const;
-  void* data_of(const Block& block) const { return pool_.data(&block); }
+  void* data_of(const Block& block) const { return memory_.data(&block); }
   void* data_of(const Value& value) const;                    // Resident; a constant's too.
   const void* key_of(const c10::StorageImpl* storage) const;  // Of a trace (trace_recorder.h).
   const SessionDevice& device() const { return device_; }
@@ -94,7 +94,7 @@ class StorageTable {
   static void raw_access(c10::StorageImpl*);  // A mutable pointer is about to leave torch.
 
   Engine& engine_;
-  Pool& pool_;
+  Memory& memory_;
   const SessionDevice& device_;
   SessionTrace& trace_;
   Dead dead_;

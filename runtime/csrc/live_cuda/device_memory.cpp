@@ -32,7 +32,8 @@ std::unique_ptr<Session> make_session(SessionOptions options, c10::DeviceIndex d
                                       at::Allocator& allocator) {
   options.on_cuda = true;
   options.cuda_device = device;
-  auto session = std::make_unique<Session>(options, on_device(device, allocator));
+  SessionDevice here = on_device(device, allocator);
+  auto session = std::make_unique<Session>(options, std::move(here), pool_for(options));
   session->scope().claim();
   return session;
 }
@@ -50,7 +51,7 @@ DeviceMemory::DeviceMemory(const SessionOptions& options, c10::DeviceIndex index
       budget(options.budget),
       session(rematerialize ? make_session(options, index, allocator) : nullptr),
       own(rematerialize ? nullptr : make_pool(options, index)),
-      pool(session ? session->pool() : *own),
+      pool(session ? *session->memory().pool() : *own),
       graphs(pool) {
   std::size_t slot = registered++;
   TORCH_CHECK(slot < registry.size(), "dtr_alloc: more than ", registry.size(), " device pools");

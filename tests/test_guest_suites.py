@@ -1,0 +1,75 @@
+"""The suites of scopes, threads, failures and exactness once more, with memory="torch".
+
+Their tests run here unchanged. Left out by name are those that are of a pool alone (its addresses,
+its pages, a scope that has no budget), and those that run a program in a process of its own.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import dtr_alloc
+from dtr_alloc.size import LARGEST_BUDGET
+from tests import (
+    test_exactness,
+    test_failures,
+    test_histories,
+    test_models,
+    test_mutation,
+    test_raw_access,
+    test_resize,
+    test_session,
+    test_threads,
+)
+
+LEFT_OUT = {
+    "test_a_process_exits_though_a_thread_has_joined_its_open_scope",
+    "test_a_process_that_exits_inside_a_scope_ends_well",
+    "test_a_process_that_exits_with_a_scope_open_says_nothing",
+    "test_a_process_with_few_addresses_says_so",
+    "test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
+    "test_a_budget_that_cannot_be_is_refused",
+    "test_a_scope_without_a_budget_has_none_to_resize",
+    "test_pages_above_the_budget_go_back_to_the_system",
+    "test_without_a_budget_nothing_is_evicted",
+}
+
+
+def suites(*modules: ModuleType) -> dict[str, Any]:
+    """The tests of these modules by name, but for those left out."""
+    found = [
+        (name, test)
+        for module in modules
+        for name, test in vars(module).items()
+        if name.startswith("test_") and name not in LEFT_OUT and callable(test)
+    ]
+    tests = dict(found)
+    assert len(tests) == len(found), "two tests have one name"
+    return tests
+
+
+globals().update(
+    suites(
+        test_exactness,
+        test_failures,
+        test_histories,
+        test_models,
+        test_mutation,
+        test_raw_access,
+        test_resize,
+        test_session,
+        test_threads,
+    )
+)
+
+
+@pytest.fixture(autouse=True)
+def _guests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rematerialize = dtr_alloc.rematerialize
+
+    def guest(budget: Any, **options: Any) -> Any:
+        budget = LARGEST_BUDGET if budget is None else budget
+        return rematerialize(budget, memory="torch", **options)
+
+    monkeypatch.setattr(dtr_alloc, "rematerialize", guest)
