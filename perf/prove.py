@@ -32,7 +32,7 @@ class Proof(NamedTuple):
     command: tuple[str, ...]
 
 
-PYTEST = (PYTHON, "-m", "pytest", "-q")
+PYTEST = (str(Path(PYTHON).with_name("pytest")), "-q")
 PROOFS = {
     "exact": Proof(
         "Every operator, module and optimizer of PyTorch's own tests has eager's bits",
