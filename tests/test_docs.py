@@ -10,7 +10,6 @@ import ast
 import doctest
 import glob
 import importlib
-import json
 import os
 import pkgutil
 import re
@@ -28,7 +27,6 @@ from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, USER_PARAMETERS
 from dtr_alloc.runtime.planning import cost
 from tests.fences import DOCUMENTS, ROOT, Fence, fences
 
-MIB = 1 << 20
 LANGUAGES = {"python", "pycon", "sh", "text"}
 TRAIN = """
 import torch
@@ -175,21 +173,6 @@ def rows(document: Path, heading: str) -> list[list[str]]:
     text = f"\n{document.read_text()}".split(f"\n{heading}\n")[1].split("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def test_the_table_of_the_readme_is_the_committed_result_of_the_demo() -> None:
-    demo = json.loads((ROOT / "perf/results/demo.json").read_text())
-    measured = []
-    for model in demo["models"]:
-        budgets = [run for run in model["runs"] if run["budget_ratio"] is not None]
-        assert all(run["identical"] for run in budgets)
-        cells = [
-            f"{run['peak_bytes'] / MIB:.1f} MiB, {run['slowdown']:.2f} x"
-            f" ({run['slowdown_plain']:.2f})"
-            for run in budgets
-        ]
-        measured.append([model["model"], f"{model['peak_bytes'] / MIB:.1f} MiB", *cells])
-    assert rows(ROOT / "README.md", "# dtr_alloc") == measured
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -64,8 +64,26 @@ def demo() -> Iterator[str]:
     for model in models:
         cells = [model["model"], f"{model['peak_bytes'] / MIB:.1f} MiB"]
         for run in model["runs"][1:]:
+            assert run["identical"]
             times = f"{run['slowdown']:.2f} x ({run['slowdown_plain']:.2f})"
             cells.append(f"{run['peak_bytes'] / MIB:.1f} MiB, {times}")
+        yield f"| {' | '.join(cells)} |"
+
+
+def real_size() -> Iterator[str]:
+    names = {"gpt": "GPT", "resnet50": "ResNet-50"}
+    for model, name in names.items():
+        rows = {row["way"]: row for row in result("real_size")["rows"] if row["model"] == model}
+        assert all(row["identical"] for row in rows.values())
+        cells = [name, f"+{rows['eager']['resident_bytes'] / MIB:,.0f} MiB"]
+        for way in ("50%", "33%", "25%"):
+            row = rows.get(way)
+            cells.append(
+                f"{row['budget_bytes'] / MIB:,.0f} MiB, +{row['resident_bytes'] / MIB:,.0f} MiB, "
+                f"{row['over_pool']:.2f} x ({row['over_plain']:.2f})"
+                if row
+                else "not run"
+            )
         yield f"| {' | '.join(cells)} |"
 
 
@@ -299,7 +317,7 @@ def tuning() -> Iterator[str]:
 
 
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
-    "README.md": (demo, operators, checkpoints),
+    "README.md": (demo, real_size, operators, checkpoints),
     "perf/README.md": (peers, throughput, fragmentation, windows, device_time),
     "docs/allocator.md": (scores_on_the_host,),
     "docs/exactness.md": (conformance,),
