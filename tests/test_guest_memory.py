@@ -98,6 +98,17 @@ def test_counts_return_to_nothing() -> None:
     assert session._core.pool_stats().live_blocks == 0
 
 
+def test_a_copy_of_nothing_leaves_nothing_behind() -> None:
+    """Recipes keep the old content of what an operator writes, here of an index without elements."""
+    for _ in range(2):
+        with guest("64MiB") as session:
+            x, values = torch.rand(1 << 14).sin(), torch.ones(1 << 14) * 3
+            torch.sort(x, out=(values, torch.empty(0, dtype=torch.long)))
+            del x, values
+            session.check()
+        assert session._core.pool_stats().live_blocks == 0
+
+
 def test_a_request_above_the_budget_says_what_would_do() -> None:
     with guest("1MiB") as session:
         kept = torch.ones(1000, 64)

@@ -6,7 +6,7 @@
 namespace dtr {
 namespace {
 
-using Real = std::chrono::duration<double, std::nano>;  // Nanos cannot hold 4 * kCannotMove.
+using Real = std::chrono::duration<double, std::nano>;  // For shares of a time.
 
 bool evict_window(const Window& window, Engine& engine) {
   for (Value* value : window.values) engine.evict(*value);

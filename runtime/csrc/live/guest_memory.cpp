@@ -79,7 +79,7 @@ Block* GuestMemory::allocate(Bytes size, Fit, Stream) {
     ++failures_;
     return nullptr;
   }
-  at::DataPtr data = ask(size);
+  at::DataPtr data = ask(std::max(size, Bytes{1}));  // Of nothing there is no address to know.
   const std::lock_guard lock(table().mutex);
   if (!fits()) {
     ++failures_;
@@ -173,6 +173,7 @@ void GuestMemory::reset_peak() {
 
 void GuestMemory::set_limit(Bytes limit) {
   insist(limit >= 0 && limit <= kLargest, "a guest's limit must be within 0 and 16 TiB");
+  const std::lock_guard lock(table().mutex);  // Nobody is between the look and the count.
   limit_ = limit;
 }
 
