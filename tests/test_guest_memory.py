@@ -109,6 +109,13 @@ def test_a_copy_of_nothing_leaves_nothing_behind() -> None:
         assert session._core.pool_stats().live_blocks == 0
 
 
+def test_all_of_a_loan_comes_back_also_past_the_first_budget() -> None:
+    with guest("16MiB") as session:
+        with session.lent("12MiB"):
+            session.resize("8MiB")
+        assert session.stats().budget_bytes == 20 * MIB
+
+
 def test_a_request_above_the_budget_says_what_would_do() -> None:
     with guest("1MiB") as session:
         kept = torch.ones(1000, 64)

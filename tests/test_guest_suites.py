@@ -32,6 +32,7 @@ LEFT_OUT = {
     "test_a_budget_that_cannot_be_is_refused",
     "test_a_scope_without_a_budget_has_none_to_resize",
     "test_pages_above_the_budget_go_back_to_the_system",
+    "test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope",
     "test_without_a_budget_nothing_is_evicted",
 }
 
