@@ -99,7 +99,7 @@ def test_counts_return_to_nothing() -> None:
 
 
 def test_a_copy_of_nothing_leaves_nothing_behind() -> None:
-    """Recipes keep the old content of what an operator writes, here of an index without elements."""
+    """Recipes keep the old content of what an operator writes, here of an empty index."""
     for _ in range(2):
         with guest("64MiB") as session:
             x, values = torch.rand(1 << 14).sin(), torch.ones(1 << 14) * 3
