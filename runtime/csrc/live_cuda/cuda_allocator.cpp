@@ -106,10 +106,12 @@ void CudaAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   on(device).set_fraction(fraction);
 }
 
-// torch.accelerator asks c10's table of allocators, where changing CUDA's leaves the old one.
+// torch.accelerator asks c10's table of allocators, where changing CUDA's leaves the old one. The
+// table ignores, without a word, an allocator of lower priority than its own; torch 2.15's is not 0.
 void CudaAllocator::init(int) {
+  constexpr std::uint8_t kHighest = 255;
   initialized_ = true;
-  c10::SetAllocator(c10::kCUDA, this);
+  c10::SetAllocator(c10::kCUDA, this, kHighest);
 }
 
 // Within an operator it is cuDNN's benchmark that asks, after each new shape: what it would give
