@@ -91,7 +91,7 @@ class ScoreParameter:
     """One of the list in runtime/csrc/policy/score.h, where the roles are explained."""
 
     name: str
-    role: Literal["name", "exponent", "weight", "factor", "nanoseconds", "seed"]
+    role: Literal["name", "switch", "exponent", "weight", "factor", "nanoseconds", "seed"]
     default: Any
     names: tuple[str, ...]
     sentence: str
@@ -101,7 +101,7 @@ SCORE_PARAMETERS: tuple[ScoreParameter, ...]
 class Heuristic:
     """Takes each of SCORE_PARAMETERS by its name, and has each as an attribute."""
 
-    def __init__(self, **parameters: float | str) -> None: ...
+    def __init__(self, **parameters: float | str | bool) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
 
 class SessionStats:
@@ -114,6 +114,7 @@ class SessionStats:
     remat_ns: int
     search_ns: int
     bookkeeping_ns: int
+    foretold: int
     verified: int
     time_stamps: int
     device_choices: int
@@ -167,6 +168,9 @@ class Session:
     def take_trace(
         self,
     ) -> tuple[npt.NDArray[np.int64], list[str], npt.NDArray[np.int64]]: ...
+    def watched(self) -> tuple[int, Watch]: ...
+    def follow(self, heuristic: Heuristic) -> None: ...
+    def heuristic(self) -> Heuristic: ...
     def step(self) -> None: ...
     def fail_allocation(self, k: int) -> None: ...
     def abandon_in_child(self) -> None: ...

@@ -13,7 +13,10 @@ neighbours are MegEngine's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from dtr_alloc import _core
@@ -68,6 +71,9 @@ def _check(parameter: _core.ScoreParameter, value: Any) -> None:
         if value not in parameter.names:
             names = ", ".join(f'"{one}"' for one in parameter.names)
             raise ValueError(f"{name} {value!r} is not one of {names}")
+    elif parameter.role == "switch":
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}; it must be True or False")
     elif parameter.role == "seed":
         if not 0 <= value < 2**64:
             raise ValueError(f"{name} is {value!r}; it must be from 0 to 2^64 - 1")
@@ -78,7 +84,7 @@ def _check(parameter: _core.ScoreParameter, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Heuristic:
     """A point in the family of scores.
 
@@ -91,6 +97,9 @@ class Heuristic:
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.
         recompute_penalty: factor for each time the tensor has been recomputed; 1 for none.
+        next_use: where a step does what one before it did, staleness is the time until the tensor
+            is needed next, in the time that the step before took. What is not needed any more goes
+            first. Elsewhere it is the time since the last use, as without.
         selection: ``"single"`` looks at all candidates; ``"sample"`` too while that takes less
             than a hundredth of the operators' time, then at about sqrt(candidates), at least 32,
             and passes over tensors below a hundredth of the mean size (appendix E.2);
@@ -113,12 +122,57 @@ class Heuristic:
     staleness_exp: float = 1.0
     fragmentation: float = 0.0
     recompute_penalty: float = 1.0
+    next_use: bool = False
     selection: Literal["sample", "single", "random", "window"] = "sample"
     seed: int = 0
 
     def __post_init__(self) -> None:
         for parameter in USER_PARAMETERS:
             _check(parameter, getattr(self, parameter.name))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it as JSON: what differs from ``Heuristic()``.
+
+        Raises:
+            OSError: the file cannot be written.
+
+        Example:
+            >>> import tempfile, pathlib
+            >>> path = pathlib.Path(tempfile.mkdtemp(), "mine.json")
+            >>> Heuristic(staleness_exp=0.5).save(path)
+            >>> Heuristic.load(path)
+            Heuristic(staleness_exp=0.5)
+        """
+        Path(path).write_text(json.dumps(self._changes(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Heuristic:
+        """What `save` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not what `save` writes; the text names the file.
+        """
+        try:
+            changes = json.loads(Path(path).read_text())
+            unknown = set(changes) - set(cls.__dataclass_fields__)
+            if unknown:
+                raise ValueError(f"there is no parameter {min(unknown)!r}")
+            return cls(**changes)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{os.fspath(path)} is no saved heuristic: {error}") from error
+
+    def _changes(self) -> dict[str, Any]:
+        """What differs from the default."""
+        return {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if getattr(self, one.name) != one.default
+        }
+
+    def __repr__(self) -> str:
+        changes = (f"{name}={value!r}" for name, value in self._changes().items())
+        return f"Heuristic({', '.join(changes)})"
 
     def _native(self, epsilon: int = 1) -> _core.Heuristic:
         given = {parameter.name: getattr(self, parameter.name) for parameter in USER_PARAMETERS}
@@ -169,6 +223,11 @@ and staleness. Names say what is in the score: ``eqclass_size_stale`` is ``dtr``
 ``e_star``, ``none_size`` is ``size``, and ``none``, without any term, takes any."""
 
 
+def heuristic_of(native: _core.Heuristic) -> Heuristic:
+    """What the engine follows."""
+    return Heuristic(**{one.name: getattr(native, one.name) for one in USER_PARAMETERS})
+
+
 def resolve(heuristic: str | Heuristic) -> Heuristic:
     """The heuristic of the name of a preset or an ablation, or the one given.
 
@@ -181,6 +240,11 @@ def resolve(heuristic: str | Heuristic) -> Heuristic:
     if not isinstance(heuristic, str):
         raise TypeError(f"heuristic {heuristic!r} is neither a name nor a Heuristic")
     found = PRESETS.get(heuristic) or ABLATIONS.get(heuristic)
+    if heuristic == "auto":
+        raise ValueError(
+            'heuristic "auto" is chosen while a program runs: rematerialize() and allocator() take '
+            "it, and session.heuristic tells what was chosen"
+        )
     if found is None:
         known = ", ".join(sorted(PRESETS))
         raise ValueError(f"heuristic {heuristic!r} is not known; there are {known}")

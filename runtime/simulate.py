@@ -199,6 +199,11 @@ class Simulator:
         """
         chosen = resolve(rules.heuristic)
         paper = rules.mode == "bytes"
+        if paper and chosen.next_use:
+            raise ValueError(
+                f"{chosen!r} follows the steps of a program, and the paper's simulator has none: "
+                "next_use needs mode 'pool'"
+            )
         if paper and chosen.selection == "sample":
             chosen = replace(chosen, selection="single")
         if not paper or rules.policy == "banish":

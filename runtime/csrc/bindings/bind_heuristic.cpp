@@ -32,6 +32,8 @@ const char* name_of(ParameterRole role) {
       return "weight";
     case ParameterRole::kFactor:
       return "factor";
+    case ParameterRole::kSwitch:
+      return "switch";
     case ParameterRole::kNanos:
       return "nanoseconds";
     case ParameterRole::kSeed:

@@ -63,6 +63,7 @@ void bind_session(py::module_& m) {
       .def_readonly("remat_ns", &SessionStats::remat_ns)
       .def_readonly("search_ns", &SessionStats::search_ns)
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
+      .def_readonly("foretold", &SessionStats::foretold)
       .def_readonly("verified", &SessionStats::verified)
       .def_readonly("time_stamps", &SessionStats::time_stamps)
       .def_readonly("device_choices", &SessionStats::device_choices)
@@ -160,6 +161,11 @@ void bind_session(py::module_& m) {
                  seen.records.records.data());
              return py::make_tuple(records, seen.records.operators, seen.steps, seen.watch);
            })
+      .def("watched",
+           [](const Session& session) {
+             return py::make_tuple(session.trace().watched_steps(), session.trace().watching());
+           })
+      .def("heuristic", &Session::heuristic)
       .def("step", &Session::step, Open())
       .def("fail_allocation", &Session::fail_allocation)
       .def("abandon_in_child", in_scope(&Scope::abandon_in_child))
@@ -191,6 +197,7 @@ void bind_session(py::module_& m) {
              }
              return rows;
            })
+      .def("follow", &Session::follow, Open())
       .def("resize", &Session::resize, Open())
       .def("lend", &Session::lend, Open())
       .def("give_back", &Session::give_back, Open())

@@ -67,7 +67,7 @@ void Engine::finish(Op& op, Nanos cost) {
     if (!value) continue;
     value->cost = cost;
     value->history = std::max<std::uint16_t>(history, history + 1), value->walked = walked;
-    touch(*value);
+    accessed(*value);
     own(*value);
     add_candidate(*value);
     neighbourhood_.added(*value);
@@ -197,6 +197,7 @@ void Engine::lose(Value& value, Loss loss) {
   value.data = nullptr;
   for (Value* view = value.views; view; view = view->views) view->data = nullptr;
   neighbourhood_.lost(value, loss);
+  update_needs_behind(value);
 }
 
 void Engine::restore(Value& value, void* data) {
@@ -205,6 +206,7 @@ void Engine::restore(Value& value, void* data) {
   if (value.base) return;
   neighbourhood_.returned(value);
   add_candidate(value);
+  update_needs_behind(value);
 }
 
 void Engine::freeze(Value& value) {
@@ -234,6 +236,7 @@ void Engine::erase(Op& op) {
     *use.link = use.next;
     if (use.next) use.next->link = use.link;
     if (!use.value->uses) garbage_.push_back(use.value);
+    if (tapes_.foretell()) update_need(*use.value);
   }
   executor_.forget(op);
   ::operator delete(&op);
@@ -271,7 +274,10 @@ void Engine::own(Value& value) {
   owned_.push_back(&value);
 }
 
-void Engine::add_candidate(Value& value) { columns_.add(value, ++order_); }
+void Engine::add_candidate(Value& value) {
+  columns_.add(value, ++order_);
+  if (tapes_.foretell()) columns_.set_need(value);
+}
 
 void Engine::remove_candidate(Value& value) {
   if (value.candidate != kNowhere) columns_.remove(value);
@@ -289,7 +295,7 @@ void Engine::disown(Value& value) {
 // ---- Evicting -----------------------------------------------------------------------------------
 
 bool Engine::evict_one(Shed shed) {
-  Value* victim = selector_.choose(stats_.clock);
+  Value* victim = selector_.choose(score_clock(), stats_.clock);
   if (!victim) return false;
   const bool sheds = sheds_ && shed == Shed::kBehindVictim;
   if (!sheds || !shed_behind(*victim)) evict(*victim);
@@ -303,7 +309,7 @@ bool Engine::evict_one(Shed shed) {
 bool Engine::evict_waiting() {
   constexpr std::int64_t kPatience = 100;
   if (stats_.rematerializations - runs_before_ > kPatience * stats_.ops) return false;
-  Value* victim = selector_.choose_waiting(stats_.clock);
+  Value* victim = selector_.choose_waiting(score_clock());
   if (!victim) return false;
   evict(*victim);
   return true;

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "runtime/csrc/policy/columns.h"
 #include "runtime/csrc/policy/neighbourhood.h"
 #include "runtime/csrc/policy/selector.h"
+#include "runtime/csrc/policy/tape.h"
 
 namespace dtr {
 
@@ -34,6 +36,7 @@ struct EngineStats {
   std::int64_t rematerializations = 0;            // Operators run again.
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
+  std::int64_t foretold = 0;  // Operators of the program at which a tape was followed.
   Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;  // By recorded costs.
   std::int64_t evaluations = 0;                          // Scores computed.
   std::int64_t accesses = 0;  // Those, and edges and records visited for them (appendix D.3).
@@ -93,7 +96,29 @@ class Engine {
   void touch(Value& view) {
     Value& value = view.storage();
     value.last_access = stats_.clock;
-    if (value.candidate != kNowhere) columns_.copy_times(value);
+    if (value.candidate != kNowhere) show_times(value);
+  }
+
+  // The program's operators and steps, for the tape (tape.h): each operator that OperatorCall
+  // leads, each argument of it, and the end of each step.
+  void begin_operator() {
+    if (heuristic_.next_use) tapes_.begin_operator();
+  }
+  void accessed(Value& view) {
+    Value& value = view.storage();
+    if (heuristic_.next_use) {
+      tapes_.accessed(value);
+      if (tapes_.foretell()) update_need(value);
+    }
+    touch(value);
+  }
+  void end_operator(Nanos cost) {
+    if (!heuristic_.next_use) return;
+    stats_.foretold += tapes_.foretell();
+    if (tapes_.end_operator(cost)) show_all_times();
+  }
+  void end_step() {
+    if (heuristic_.next_use && tapes_.end_step()) show_all_times();
   }
 
   // The result of `empty` is locked until an operator reads or fills it, which calls used(): a
@@ -172,11 +197,13 @@ class Engine {
   // returns true, or gives up.
   void commit(Lock& lock, const std::function<bool()>& spill);
 
+  // By other settings from now on; what is there stays.
+  void follow(const Heuristic& heuristic);
   const Heuristic& heuristic() const { return heuristic_; }
   Selector& selector() { return selector_; }
   const Selector& selector() const { return selector_; }
   Window cheapest_window(const Pool& pool, Bytes bytes) {
-    return selector_.cheapest_window(pool, bytes, stats_.clock);
+    return selector_.cheapest_window(pool, bytes, score_clock());
   }
   EngineStats stats() const;
   Bytes locked_bytes() const;
@@ -202,6 +229,17 @@ class Engine {
   bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
   std::vector<Value*> held_on(const Value& constant) const;
+  // By which scores are computed: while a tape foretells, minus the tape's (columns.h).
+  Nanos score_clock() const { return tapes_.foretell() ? -tapes_.now() : stats_.clock; }
+  void show_times(const Value& value) {
+    columns_.copy_times(value);
+    if (tapes_.foretell()) columns_.set_need(value);
+  }
+  void show_all_times();
+  Nanos need_of(const Value& value) const;
+  void update_need(Value& value);
+  void update_needs_behind(Value& value);
+  std::unordered_set<Value*> reachable() const;
   void own(Value& value);
   void add_candidate(Value& value);
   void remove_candidate(Value& value);
@@ -218,12 +256,13 @@ class Engine {
   void unlock_inputs(Op& op);
 
   Executor& executor_;
-  const Heuristic heuristic_;
+  Heuristic heuristic_;
   const Policy policy_;
   const KeepRecords records_;
   mutable std::mutex mutex_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
+  Tapes tapes_;
   Selector selector_;
   std::vector<Value*> owned_;  // Recomputable and held by the program; resident or not.
   std::vector<Value*> garbage_;

@@ -8,55 +8,67 @@
 
 namespace dtr {
 
+std::unordered_set<Value*> Engine::reachable() const {
+  std::unordered_set<Value*> values;
+  std::vector<Value*> frontier;
+  const auto reach = [&](Value* value) {
+    if (value && values.insert(value).second) frontier.push_back(value);
+  };
+  for (std::size_t row = 0; row < columns_.count(); ++row) reach(columns_.value(row));
+  for (Value* value : owned_) reach(value);
+  while (!frontier.empty()) {
+    Value* value = frontier.back();
+    frontier.pop_back();
+    for (std::uint32_t i = 0; value->producer && i < value->producer->use_count; ++i) {
+      reach(value->producer->uses()[i].value);
+    }
+    for (const Use* use = value->uses; use; use = use->next) {
+      for (std::uint32_t i = 0; i < use->op->output_count; ++i) reach(use->op->outputs()[i]);
+    }
+  }
+  return values;
+}
+
 void Engine::check(bool idle) const {
   const auto insist = [](bool truth, const char* sentence) {
     if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
   };
   Bytes evictable = 0;
-  std::unordered_set<const Value*> values;
   std::unordered_set<Op*> ops;
-  std::vector<const Value*> frontier;
-  const auto reach = [&](const Value* value) {
-    if (value && values.insert(value).second) frontier.push_back(value);
-  };
-  columns_.check();
+  columns_.check(tapes_.foretell());
   for (std::size_t row = 0; row < columns_.count(); ++row) {
     const Value* value = columns_.value(row);
     insist(value->resident() && value->producer, "a candidate is resident and has a recipe");
     evictable += value->size;
-    reach(value);
   }
   insist(evictable == columns_.bytes(), "the evictable bytes are the sum over the candidates");
   for (std::size_t i = 0; i < owned_.size(); ++i) {
     const Value* value = owned_[i];
     insist(value->owned == static_cast<std::int32_t>(i), "an owned value knows its place");
     insist(value->home && value->producer, "an owned value has a storage and a recipe");
-    reach(value);
   }
-  while (!frontier.empty()) {
-    const Value* value = frontier.back();
-    frontier.pop_back();
+  const std::unordered_set<Value*> values = reachable();
+  for (const Value* value : values) {
     insist(value->needed() || value->resident(), "no value outlives its last reader");
     insist(0 <= value->waiting && value->waiting <= value->locks,
            "what waits is among the locks of a value");
     insist(!idle || value->locks == value->unfilled + value->dying,
            "nothing is locked while no operator is under way");
+    if (tapes_.foretell()) {
+      insist(value->need == need_of(*value), "a need is that of the next use, direct or behind");
+    }
     if (value->producer) {
       neighbourhood_.check(*value);
       insist(value->resident() == (value->candidate != kNowhere),
              "exactly the resident values are candidates");
       insist(value->producer->outputs()[value->output] == value, "a producer knows its output");
       ops.insert(value->producer);
-      for (std::uint32_t i = 0; i < value->producer->use_count; ++i) {
-        reach(value->producer->uses()[i].value);
-      }
     } else {
       insist(value->resident(), "a constant is resident");
     }
     for (const Use* use = value->uses; use; use = use->next) {
       insist(use->value == value && *use->link == use, "a list of readers is sound");
       ops.insert(use->op);
-      for (std::uint32_t i = 0; i < use->op->output_count; ++i) reach(use->op->outputs()[i]);
     }
   }
   for (Op* op : ops) {

@@ -21,6 +21,7 @@ Op* OperatorCall::finish(Nanos cost) {
   Op* op = std::exchange(op_, nullptr);
   const bool kept = op && op->live_outputs > 0;
   op ? engine_.finish(*op, cost) : engine_.advance(cost);
+  engine_.end_operator(cost);
   return kept ? op : nullptr;
 }
 

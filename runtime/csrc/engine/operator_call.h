@@ -19,6 +19,7 @@
 
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
@@ -34,7 +35,8 @@ class OperatorCall {
 
   void argument(Value& value) {
     hold(value);
-    engine_.touch(value);
+    begin_on_tape();
+    engine_.accessed(value);
     missing_ |= !value.resident();
   }
   // Locks what the recipe reads in an argument's stead.
@@ -58,7 +60,10 @@ class OperatorCall {
     bring_back([&](Value& value) { engine_.materialize(value, lock); });
   }
 
-  void begin(Op& op) { op_ = &op; }
+  void begin(Op& op) {
+    op_ = &op;
+    begin_on_tape();
+  }
   Op* op() const { return op_; }  // Null where the call is not recorded.
 
   void overwritten(Value& old) { overwritten_.push_back(&old); }
@@ -68,12 +73,16 @@ class OperatorCall {
   void unlock();  // The arguments. To unlock one may banish it, and with it the recipe.
 
  private:
+  void begin_on_tape() {
+    if (!std::exchange(on_tape_, true)) engine_.begin_operator();
+  }
+
   static constexpr std::size_t kFew = 8;
   Value*& locked(std::size_t i) { return i < kFew ? few_[i] : more_[i - kFew]; }
 
   Engine& engine_;
   Op* op_ = nullptr;
-  bool missing_ = false;
+  bool missing_ = false, on_tape_ = false;
   std::size_t count_ = 0;
   Value* few_[kFew];  // Locked, in order; null once released. The rest is in `more_`.
   std::vector<Value*> more_, overwritten_;

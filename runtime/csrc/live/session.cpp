@@ -322,9 +322,23 @@ void Session::start_trace() {
   trace_.start();
 }
 
+void Session::follow(const Heuristic& heuristic) {
+  Turn turn(*this);  // No recomputation is under way.
+  Guard guard(*this);
+  engine_.follow(heuristic);
+}
+
+Heuristic Session::heuristic() const {
+  std::lock_guard guard(engine_.mutex());
+  return engine_.heuristic();
+}
+
 void Session::step() {
   ++steps_;
-  if (Scope::records_this_thread()) trace_.stepped();
+  if (!Scope::records_this_thread()) return;
+  trace_.stepped();
+  Guard guard(*this);
+  engine_.end_step();
 }
 
 SessionStats Session::stats() const {
@@ -341,6 +355,7 @@ SessionStats Session::stats() const {
           .remat_ns = to_nanoseconds(remat_ticks_),
           .search_ns = to_nanoseconds(search_ticks_),
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
+          .foretold = engine.foretold,
           .verified = verified_,
           .time_stamps = costs_ ? costs_->stamps() : 0,
           .device_choices = device ? device->choices() : 0,

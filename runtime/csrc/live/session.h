@@ -54,6 +54,7 @@ struct SessionOptions {
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
+  std::int64_t foretold;            // Operators at which a tape was followed.
   std::int64_t verified;            // Recipes that verify mode replayed.
   std::int64_t time_stamps;         // Made on the device to learn what operators cost.
   std::int64_t device_choices;      // Victims chosen by scores that the device found,
@@ -107,6 +108,9 @@ class Session final : public Executor {
   void resize(Bytes budget);
   void lend(Bytes bytes);  // The same, relative to the budget there is. Below 0: takes back.
   Bytes give_back();       // Evicts all that may be, and returns the bytes of pages given back.
+
+  void follow(const Heuristic& heuristic);  // From now on.
+  Heuristic heuristic() const;
 
   void start_trace();  // Throws std::runtime_error where one is being recorded.
   void step();         // An optimizer step is over: a mark in a trace.

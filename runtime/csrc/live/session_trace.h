@@ -44,6 +44,8 @@ class SessionTrace {
     Watch watch;         // What ended it.
   };
   Seen seen() const;
+  std::int64_t watched_steps() const { return watched_steps_; }
+  Watch watching() const { return watch_; }
   void stepped();
 
   // Whether a storage is tracked, or would be where nothing is recorded by recipes.

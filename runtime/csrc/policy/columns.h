@@ -42,7 +42,8 @@ struct NearClasses {
 // The kernel's arguments (device_scorer.cpp) are these too, in this order, but for `order`.
 //
 // last_access, cost and neighbourhood are nanoseconds, as the plain numbers that vectors, a kernel
-// and NumPy want.
+// and NumPy want. While a tape foretells (tape.h), last_access is what the value's need is below
+// nothing, and the clock is minus the tape's: the time until the need is computed as staleness is.
 //
 // free_left and free_right are the free bytes directly beside the block. evictable is 1, or 0 while
 // a lock keeps the value. order says when the value last became evictable: the later, the greater.
@@ -117,6 +118,7 @@ class ScoreColumns {
   void forbid(const Value& value);                       // It has its first lock.
   void stamp(const Value& value, std::uint64_t order);
   void copy_times(const Value& value);  // Its cost and last access, which may change.
+  void set_need(const Value& value) { at_.last_access[value.candidate] = -value.need.count(); }
 
   NearClasses& near(std::size_t row) { return near_[row]; }
   void set_neighbourhood(std::size_t row, Nanos cost) { at_.neighbourhood[row] = cost.count(); }
@@ -128,7 +130,9 @@ class ScoreColumns {
   void set_free_left(std::size_t row, Bytes bytes) { at_.free_left[row] = bytes; }
   void set_free_right(std::size_t row, Bytes bytes) { at_.free_right[row] = bytes; }
 
-  void check() const;  // Each row against its value. Throws std::logic_error with a sentence.
+  // Each row against its value; `needs`: while a tape foretells. Throws std::logic_error with a
+  // sentence.
+  void check(bool needs = false) const;
 
  private:
   void grow();

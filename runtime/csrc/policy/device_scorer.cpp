@@ -53,9 +53,22 @@ LooseColumns::LooseColumns(const RowMemory& get_memory, std::size_t rows)
 DeviceScorer::DeviceScorer(int device, const std::string& image, const Heuristic& heuristic,
                            ScorerPlace place)
     : heuristic_(heuristic),
+      place_(place),
       settings_(kernel_settings(heuristic)),
       kernel_(std::make_unique<CudaKernel>(device, image, kernel_of(heuristic))) {
   if (place == ScorerPlace::kAuto) measure();
+}
+
+void DeviceScorer::follow(const Heuristic& heuristic) {
+  if (!kernel_) return;
+  heuristic_ = heuristic;
+  settings_ = kernel_settings(heuristic);
+  try {
+    kernel_->use(kernel_of(heuristic));
+    if (place_ == ScorerPlace::kAuto) measure();
+  } catch (const std::exception&) {
+    kernel_.reset();
+  }
 }
 
 std::shared_ptr<std::byte[]> DeviceScorer::memory(std::size_t bytes) {

@@ -52,6 +52,8 @@ class DeviceScorer {
 
   std::shared_ptr<std::byte[]> memory(std::size_t bytes);  // For rows.
 
+  void follow(const Heuristic& heuristic);  // From now on. Where the driver fails, the host scores.
+
   // Nothing where the host is to choose by itself: rows are few, or the driver has failed.
   std::optional<Scorer::Choice> choose(Scorer& scorer, const ColumnsView& columns, Nanos clock);
 
@@ -64,7 +66,8 @@ class DeviceScorer {
   bool find_least(const ColumnsView& columns, Nanos clock);
   void note_time(double seconds, std::size_t rows);
 
-  const Heuristic heuristic_;
+  Heuristic heuristic_;
+  const ScorerPlace place_;
   std::vector<double> settings_;        // As the kernel wants them.
   std::unique_ptr<CudaKernel> kernel_;  // Null after a failure.
   std::shared_ptr<std::byte[]> least_;  // A double for each tile.

@@ -4,6 +4,21 @@
 
 namespace dtr {
 
+void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values) {
+  if (kind == kind_) return;
+  for (Value* value : values) discard(*value);
+  kind_ = kind;
+  for (std::size_t row = 0; row < columns_.count(); ++row) {
+    columns_.near(row) = {};
+    columns_.set_neighbourhood(row, 0ns);
+    if (exact()) regions_.returned(*columns_.value(row));
+  }
+  refresh();
+  for (Value* value : values) {
+    if (!exact() && !value->resident()) lost(*value, Loss::kEvicted);
+  }
+}
+
 void Neighbourhood::expected(Value& value) {
   if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.expected(value);
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_set>
 
 #include "runtime/csrc/graph/executor.h"
 #include "runtime/csrc/graph/graph.h"
@@ -24,6 +25,9 @@ class Neighbourhood {
  public:
   Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
       : kind_(kind), columns_(columns), classes_(columns) {}
+
+  // From now on answers as `kind`. `values`: all there are.
+  void follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values);
 
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
@@ -58,7 +62,7 @@ class Neighbourhood {
     return kind_ == NeighbourhoodKind::kFull || kind_ == NeighbourhoodKind::kAncestors;
   }
 
-  const NeighbourhoodKind kind_;
+  NeighbourhoodKind kind_;
   ScoreColumns& columns_;
   EvictedClasses classes_;
   Regions regions_;

@@ -47,6 +47,7 @@ enum class ParameterRole {
   kName,      // A value of an enumeration.
   kExponent,  // 0 or more. 0 takes the term out, 1 needs no power.
   kWeight,    // 0 or more. 0 takes the term out.
+  kSwitch,    // True or false.
   kFactor,    // Above 0, raised to a count. 1 takes the term out. A kernel gets its log2.
   kNanos,     // Not a user's: 1 live, 0 in the paper's simulator.
   kSeed,      // Of random numbers.
@@ -62,6 +63,8 @@ enum class ParameterRole {
   X(double, fragmentation, 0, kWeight,                                                            \
     "The weight of the free bytes beside the block, where a byte of its own weighs 1.")           \
   X(double, recompute_penalty, 1, kFactor, "A factor for each time it has been recomputed.")      \
+  X(bool, next_use, false, kSwitch,                                                               \
+    "Whether the time until the next need is the staleness, where a step repeats itself.")        \
   X(Selection, selection, Selection::kSample, kName, "The candidates that are looked at.")        \
   X(Nanos, epsilon, 1ns, kNanos, "What is added to the cost and to the time since the last use.") \
   X(std::uint64_t, seed, 0, kSeed, "The seed of what selection draws.")

@@ -68,8 +68,8 @@ class Scorer {
   Choice choose_scored(const ColumnsView& columns, Nanos clock);
   Choice choose_not_positive(const ColumnsView& columns, Nanos clock) const;
 
-  const Heuristic heuristic_;
-  const bool integral_, vectors_;
+  Heuristic heuristic_;
+  bool integral_, vectors_;
   std::vector<double> scores_;
   std::vector<double> lowest_;     // Of each tile of rows.
   std::vector<double> penalties_;  // recompute_penalty to the power of its index.

@@ -14,11 +14,17 @@ void Selector::score_on(std::unique_ptr<DeviceScorer> device) {
   columns_.lie_in([this](std::size_t bytes) { return device_->memory(bytes); });
 }
 
-Value* Selector::choose(Nanos clock) {
+void Selector::follow(const Heuristic& heuristic) {
+  heuristic_ = heuristic;
+  scorer_ = Scorer(heuristic);
+  if (device_) device_->follow(heuristic);
+}
+
+Value* Selector::choose(Nanos clock, Nanos computed) {
   if (heuristic_.selection == Selection::kRandom) {
     if (Value* value = choose_at_random()) return value;
   }
-  if (heuristic_.selection == Selection::kSample && !all_are_affordable(clock)) {
+  if (heuristic_.selection == Selection::kSample && !all_are_affordable(computed)) {
     if (Value* value = choose_from_sample(clock)) return value;
   }
   return choose_among_all(clock);
@@ -40,12 +46,12 @@ Value* Selector::choose_among_all(Nanos clock) {
 // are looked at while scoring has taken less than a hundredth of the operators' time. Eviction must
 // stay cheap where operators are short and candidates are thousands: beyond that share, a choice
 // looks at sqrt(n) rows.
-bool Selector::all_are_affordable(Nanos clock) const {
+bool Selector::all_are_affordable(Nanos computed) const {
   constexpr Nanos kScore = 25ns;
   constexpr int kShare = 100;
   constexpr std::size_t kFew = 32;
   const auto n = static_cast<std::int64_t>(columns_.count());
-  return columns_.count() <= kFew || (evaluations_ + n) * kScore <= clock / kShare;
+  return columns_.count() <= kFew || (evaluations_ + n) * kScore <= computed / kShare;
 }
 
 inline void Selector::consider(Least& least, const ColumnsView& columns, std::size_t row,

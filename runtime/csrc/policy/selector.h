@@ -39,12 +39,15 @@ class Selector {
         executor_(executor),
         scorer_(heuristic) {}
 
+  void follow(const Heuristic& heuristic);  // From now on.
+
   // Before the first value: candidates lie where the device sees them, and it may score them.
   void score_on(std::unique_ptr<DeviceScorer> device);
   const DeviceScorer* device() const { return device_.get(); }  // Null without.
 
-  // By the heuristic's selection; null where nothing may be evicted. `clock` is the engine's.
-  Value* choose(Nanos clock);
+  // By the heuristic's selection; null where nothing may be evicted. `clock` is that of the
+  // columns, `computed` how long operators took so far.
+  Value* choose(Nanos clock, Nanos computed);
   Value* choose_waiting(Nanos clock);
   Window cheapest_window(const Pool& pool, Bytes bytes, Nanos clock) {
     return dtr::cheapest_window({pool, columns_, neighbourhood_, heuristic_, clock}, bytes);
@@ -57,13 +60,13 @@ class Selector {
   Value* choose_among_all(Nanos clock);
   Value* choose_from_sample(Nanos clock);
   Value* choose_at_random();
-  bool all_are_affordable(Nanos clock) const;
+  bool all_are_affordable(Nanos computed) const;
   void consider(Least& least, const ColumnsView& columns, std::size_t row, Nanos clock);
   bool sees_right(const Value& value) const;
   void look_beside(std::size_t row);
   void look_beside_all();
 
-  const Heuristic heuristic_;
+  Heuristic heuristic_;
   ScoreColumns& columns_;
   Neighbourhood& neighbourhood_;
   const Executor& executor_;

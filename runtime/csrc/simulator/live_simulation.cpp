@@ -73,7 +73,7 @@ SimulationStatus LiveSimulation::run() {
 
 void LiveSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
   if (kind == Schedule::kCompute) return compute(operand, lock);
-  if (kind == Schedule::kStep) return;
+  if (kind == Schedule::kStep) return engine_.end_step();
   const std::int64_t root = roots_[operand];
   if (kind == Schedule::kGet) {
     ++held_[root];

@@ -1,0 +1,121 @@
+#include "runtime/csrc/policy/tape.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace dtr {
+namespace {
+
+void mix(std::uint64_t& hash, std::int64_t number) {
+  hash = (hash ^ static_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15;
+  hash ^= hash >> 29;
+}
+
+}  // namespace
+
+void Tapes::begin_operator() {
+  if (written_.begins.size() >= kLongest) return;
+  // One that raised did not end.
+  if (written_.hashes.size() < written_.begins.size()) written_.hashes.push_back(hash_);
+  written_.begins.push_back(written_.length);
+}
+
+void Tapes::accessed(Value& value) {
+  if (written_.begins.size() >= kLongest || written_.begins.empty()) return;
+  const auto place = static_cast<std::int32_t>(written_.next.size());
+  const bool met = value.step == step_;
+  mix(hash_, value.size);
+  mix(hash_, met ? place - value.access : 0);
+  const Nanos now = written_.begins.back();
+  if (met) {
+    written_.next[value.access] = now;
+  } else if (value.step + 1 == step_ && followed_) {
+    used_in_next_step(value);
+  }
+  written_.next.push_back(kNever);
+  value.access = place;
+  value.step = step_;
+}
+
+// The step before foretells so much of a value that it leaves to this one.
+void Tapes::used_in_next_step(const Value& value) {
+  Tape& before = kept_.front();
+  const auto place = static_cast<std::size_t>(value.access);
+  if (place < before.next.size()) before.next[place] = before.length;
+}
+
+bool Tapes::agrees(const Tape& tape) const {
+  const std::size_t last = written_.hashes.size();
+  return last <= tape.hashes.size() && tape.hashes[last - 1] == hash_;
+}
+
+bool Tapes::end_operator(Nanos cost) {
+  written_.length += cost;
+  if (written_.hashes.size() == written_.begins.size()) return false;
+  written_.hashes.push_back(hash_);
+  if (lost_ || (followed_ && agrees(*followed_))) return false;
+  const bool foretold = followed_ != nullptr;
+  const auto found = std::ranges::find_if(kept_, [this](const Tape& tape) { return agrees(tape); });
+  followed_ = found == kept_.end() ? nullptr : &*found;
+  lost_ = !followed_;
+  return foretold || followed_;
+}
+
+// A step like an earlier one takes its place: the times are newer.
+void Tapes::keep() {
+  const auto alike = std::ranges::find_if(kept_, [this](const Tape& tape) {
+    return tape.hashes.size() == written_.hashes.size() && tape.hashes.back() == hash_;
+  });
+  if (alike != kept_.end()) {
+    written_.successor = alike->successor;
+    kept_.splice(kept_.begin(), kept_, alike);
+  } else {
+    kept_.emplace_front();
+  }
+  kept_.front() = std::exchange(written_, {});
+  if (kept_.size() <= kKept) return;
+  for (Tape& tape : kept_) {
+    if (tape.successor == &kept_.back()) tape.successor = nullptr;
+  }
+  kept_.pop_back();
+}
+
+bool Tapes::end_step() {
+  const bool foretold = followed_ != nullptr;
+  const bool whole = !written_.hashes.empty() && written_.begins.size() < kLongest;
+  Tape* const before = kept_.empty() ? nullptr : &kept_.front();
+  if (whole) keep();
+  written_ = {};
+  ++step_;
+  hash_ = 0;
+  followed_ = nullptr;
+  if (whole) {
+    Tape& last = kept_.front();
+    if (before) before->successor = &last;
+    followed_ = last.successor ? last.successor : &last;
+  }
+  lost_ = !followed_;
+  return foretold || followed_;
+}
+
+void Tapes::forget() {
+  followed_ = nullptr;
+  kept_.clear();
+  written_ = {};
+  hash_ = 0;
+  ++step_;
+}
+
+Nanos Tapes::now() const {
+  const std::size_t at = std::max<std::size_t>(written_.begins.size(), 1) - 1;
+  return at < followed_->begins.size() ? followed_->begins[at] : followed_->length;
+}
+
+Nanos Tapes::next_use(const Value& value) const {
+  const auto place = static_cast<std::size_t>(value.access);
+  if (value.step != step_ || place >= followed_->next.size()) return followed_->length;
+  return followed_->next[place];
+}
+
+}  // namespace dtr

@@ -1,0 +1,245 @@
+"""The tape: what the next uses of values are, as far as a program repeats itself."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc import Heuristic
+from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.trace.record import record_trace
+
+ELEMENTS = 1 << 14  # 64 KiB.
+BYTES = 4 * ELEMENTS
+
+KINDS = [
+    Heuristic(next_use=True),
+    Heuristic("ancestors", staleness_exp=0.7, next_use=True),
+    Heuristic("full", staleness_exp=0.5, next_use=True),
+    Heuristic("none", next_use=True, selection="window"),
+]
+
+
+@contextmanager
+def scope(blocks: float, heuristic: Heuristic = KINDS[0]) -> Iterator[Session]:
+    """Costs are bytes, so that each run decides alike."""
+    with dtr_alloc.rematerialize(
+        int(blocks * BYTES), heuristic=heuristic, clock="logical", thrash_limit=0
+    ) as session:
+        yield session
+
+
+class Program:
+    """Steps of an optimizer that has nothing to do."""
+
+    def __init__(self) -> None:
+        self.parameter = torch.zeros(ELEMENTS)
+        self.optimizer = torch.optim.SGD([self.parameter], lr=0.1)
+
+    def end_step(self) -> None:
+        self.optimizer.step()
+
+
+def first_needed_first(x: Tensor) -> list[bool]:
+    """Two results, of which the older is needed first; then one that needs room. Returns which are
+    evicted then."""
+    old, new = x + 1, x + 2
+    filler = x + 3
+    evicted = [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)]
+    del filler
+    assert float((old * 2)[0]) == 2.0
+    assert float((new * 2)[0]) == 4.0
+    return evicted
+
+
+def test_what_is_needed_last_goes_first_in_a_step_that_repeats() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    seen = []
+    with scope(2.5) as session:
+        for _ in range(3):
+            seen.append(first_needed_first(x))
+            program.end_step()
+            session.check()
+    assert seen == [[True, False], [False, True], [False, True]]
+
+
+def test_without_the_tape_what_was_used_first_goes_first() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5, Heuristic()):
+        for _ in range(3):
+            assert first_needed_first(x) == [True, False]
+            program.end_step()
+
+
+def test_a_step_that_differs_is_followed_no_further() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5) as session:
+        first_needed_first(x)
+        program.end_step()
+        half = x[: ELEMENTS // 2] + 1  # No step began so.
+        before = session._core.stats().foretold
+        assert first_needed_first(x) == [True, False]
+        assert session._core.stats().foretold == before
+        program.end_step()
+        session.check()
+    assert half[0] == 1
+
+
+def test_one_that_began_alike_is_followed_instead() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+
+    def step(other: bool) -> list[bool]:
+        y = (x + 1).exp()
+        if other:
+            y = (y[: ELEMENTS // 2] + 1).sin()
+        del y
+        return first_needed_first(x)
+
+    with scope(2.5) as session:
+        for other in (False, True, False, False, True, True, False):
+            evicted = step(other)
+            program.end_step()
+            session.check()
+    assert evicted == [False, True]
+
+
+def test_steps_that_take_turns_are_foretold_from_their_first_operator() -> None:
+    """As a generator's and a critic's do."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    counts = []
+    with scope(2.5) as session:
+        for turn in range(8):
+            if turn % 2:
+                (x[: ELEMENTS // 2] + 1).sin()
+            first_needed_first(x)
+            program.end_step()
+            stats = session._core.stats()
+            counts.append((stats.operators, stats.foretold))
+    operators, foretold = (b - a for a, b in zip(counts[3], counts[7], strict=True))
+    assert foretold >= operators - 8  # Of the optimizer some do not reach the engine.
+
+
+def test_a_program_without_steps_is_not_foretold() -> None:
+    x = torch.zeros(ELEMENTS)
+    with scope(2.5) as session:
+        for _ in range(3):
+            assert first_needed_first(x) == [True, False]
+        assert session._core.stats().foretold == 0
+
+
+def random_step(x: Tensor, choose: random.Random, carried: Tensor) -> tuple[Tensor, Tensor]:
+    """A chain with branches, some of it in place; what one step carries, the next reads."""
+    values = [x + 1, carried * 1]
+    for _ in range(choose.randrange(6, 20)):
+        one, other = choose.choice(values), choose.choice(values)
+        kind = choose.randrange(5)
+        if kind == 0:
+            values.append(one.sin())
+        elif kind == 1:
+            values.append(one + other)
+        elif kind == 2:
+            values.append((one * other).clamp(-1, 1))
+        elif kind == 3:
+            values.append(one.clone().add_(0.5))
+        elif len(values) > 3:
+            values.pop(choose.randrange(len(values)))
+    total = values[0]
+    for value in values[1:]:
+        total = (total + value).tanh()
+    return total, values[-1].clamp(-1, 1)
+
+
+def run(seeds: list[int], after: Callable[[int], None]) -> list[Tensor]:
+    program, x = Program(), torch.linspace(0, 1, ELEMENTS)
+    carried, kept = torch.zeros(ELEMENTS), []
+    for number, seed in enumerate(seeds):
+        total, carried = random_step(x, random.Random(seed), carried)
+        kept.append(total[:10].clone())
+        program.end_step()
+        after(number)
+    return kept
+
+
+STEPS = [[0, 0, 0, 0], [1, 2, 1, 2, 1, 2], [3, 4, 5, 6, 7, 8, 3, 4, 5], [9, 9, 10, 9, 9, 10]]
+
+
+@pytest.mark.parametrize("heuristic", KINDS, ids=range(len(KINDS)))
+@pytest.mark.parametrize("seeds", STEPS, ids=range(len(STEPS)))
+def test_any_steps_are_exact_and_the_book_keeping_adds_up(
+    seeds: list[int], heuristic: Heuristic
+) -> None:
+    expected = run(seeds, lambda _: None)
+    with scope(10, heuristic) as session:
+        found = run(seeds, lambda _: session.check())
+        assert session.stats().evictions > 0
+        assert session._core.stats().foretold > 0
+    assert all(map(torch.equal, expected, found))
+
+
+def test_settings_may_change_after_any_step() -> None:
+    """From each kind of neighbourhood to each other, with a tape and without."""
+    kinds = [
+        Heuristic(neighbourhood, next_use=next_use)
+        for neighbourhood in ("none", "eqclass", "full", "ancestors", "megengine")
+        for next_use in (False, True)
+    ]
+    order = list(itertools.chain.from_iterable(itertools.permutations(kinds, 2)))
+    seeds = [0] * len(order)
+    expected = run(seeds, lambda _: None)
+    with scope(10) as session:
+
+        def change(number: int) -> None:
+            session._core.follow(order[number]._native())
+            session.check()
+            assert session.heuristic == order[number]
+
+        found = run(seeds, change)
+    assert all(map(torch.equal, expected, found))
+
+
+def test_settings_may_change_while_values_are_missing() -> None:
+    x = torch.zeros(ELEMENTS)
+    kinds = [Heuristic("full"), Heuristic("ancestors"), Heuristic("none"), Heuristic()]
+    with scope(6.5) as session:
+        values = [x + 1]
+        for number in range(12):
+            values.append(values[-1] + 1)
+            session._core.follow(kinds[number % 4]._native())
+            session.check()
+        assert sum(map(dtr_alloc.is_evicted, values)) > 6
+        assert [float(value[0]) for value in values] == list(range(1, 14))
+        del values
+
+
+@pytest.mark.parametrize("heuristic", KINDS[:3], ids=range(3))
+@pytest.mark.parametrize("blocks", [10, 13])
+def test_the_simulator_follows_the_same_tape(blocks: int, heuristic: Heuristic) -> None:
+    seeds = [3, 4, 3, 4, 3, 5, 4]
+    with dtr_alloc.rematerialize(None, clock="logical"), record_trace() as recording:
+        run(seeds, lambda _: None)
+    assert recording.trace is not None
+    with scope(blocks, heuristic) as session:
+        run(seeds, lambda _: None)
+        stats = session.stats()
+    rules = Rules(heuristic, mode="pool", pin_outputs=False, thrash=None)
+    simulated = Simulator(recording.trace).run(blocks * BYTES, rules)
+    assert stats.evictions > 0
+    assert (simulated.evictions - simulated.eager_evictions, simulated.rematerializations) == (
+        stats.evictions,
+        stats.rematerializations,
+    )
+
+
+def test_the_papers_simulator_knows_no_tape() -> None:
+    with record_trace() as recording:
+        run([0], lambda _: None)
+    assert recording.trace is not None
+    with pytest.raises(ValueError, match=r"next_use.*mode 'pool'"):
+        Simulator(recording.trace).run(7 * BYTES, Rules(KINDS[0]))
