@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer, resolve
+from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
+from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer
 from dtr_alloc.runtime.scope import check_thrash_limit, serve
 from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -37,12 +39,19 @@ _LATE = (
 class Allocator(_Base):
     """What `allocator` returns. Torch calls `allocator()`; the rest is for you."""
 
-    def __init__(self, core: _core.CudaAllocator, budget: int, device: int | None) -> None:
+    def __init__(
+        self,
+        core: _core.CudaAllocator,
+        budget: int,
+        device: int | None,
+        chooser: Chooser | None,
+    ) -> None:
         self._native = core.native()
         super().__init__(self._native)
         self._core = core
         self._budget = budget
         self._device = device
+        self._chooser = chooser
 
     def allocator(self) -> Any:
         """The native object, for `change_current_allocator`.
@@ -63,7 +72,7 @@ class Allocator(_Base):
         """What the runtime did so far. None before the first request for memory, or without
         rematerialization."""
         core = self._core.session()
-        return None if core is None else Session(core, has_budget=True)
+        return None if core is None else Session(core, has_budget=True, chooser=self._chooser)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         """Returns the address of a block of the same pool that torch's tensors lie in, for work of
@@ -117,7 +126,8 @@ def allocator(
         device: The CUDA device whose tensors are evicted. None: the first that is used. Other
             devices get a pool with the same budget, from which nothing is evicted.
         rematerialize: Whether to evict and recompute. Without, a full pool is out of memory.
-        heuristic: A preset's name or a `Heuristic`.
+        heuristic: A preset's name or a `Heuristic`; `"auto"`: chosen by simulating the first steps,
+            as `rematerialize` has it.
         scorer: Where victims are chosen. ``"auto"``: by the host, and by the device where there are
             so many candidates that it is faster, which is measured at the first request for memory;
             ``"host"`` and ``"device"``: always there. The victims are the same.
@@ -139,7 +149,7 @@ def allocator(
     """
     size = parse_size(budget, most=LARGEST_BUDGET)
     number = _device_number(device)
-    chosen = resolve(heuristic)._native()
+    first = first_heuristic(heuristic)
     place = native_scorer(scorer)
     check_thrash_limit(thrash_limit)
     on_cpu = f'on CPU use `with dtr_alloc.rematerialize({budget!r}, device="cpu"):`'
@@ -161,16 +171,17 @@ def allocator(
         budget=size,
         device=-1 if number is None else number,
         rematerialize=rematerialize,
-        heuristic=chosen,
+        heuristic=first._native(),
         thrash_limit=float(thrash_limit),
         scorer=place,
         image=ahead.image(),
         rdma=rdma,
         exportable=exportable,
     )
+    chooser = chooser_for(heuristic, Rules(first, mode="pool")) if rematerialize else None
     if rematerialize:
-        serve(core)
-    return Allocator(core, size, number)
+        serve(core, chooser)
+    return Allocator(core, size, number, chooser)
 
 
 def _device_number(device: int | str | torch.device | None) -> int | None:

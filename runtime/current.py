@@ -18,12 +18,14 @@ from abc import ABC, abstractmethod
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.advice import Adviser
+from dtr_alloc.runtime.auto import Chooser
 
 
 class OpenScope(ABC):
     """A scope while it is open, and the threads that have joined it."""
 
-    def __init__(self) -> None:
+    def __init__(self, chooser: Chooser | None = None) -> None:
+        self._chooser = chooser
         self._members = threading.Condition()
         self._joined = 0
         self._admits = True
@@ -52,6 +54,8 @@ class OpenScope(ABC):
         """Marks that an optimizer's step has ended."""
         if session := self.session():
             session.step()
+            if self._chooser:
+                self._chooser.stepped(session)
 
     def admit(self) -> bool:
         """Counts this thread as one of the scope's; False if the scope admits none any more.
@@ -90,8 +94,8 @@ class OpenScope(ABC):
 class CpuScope(OpenScope):
     """The scope of `rematerialize` or `measure`."""
 
-    def __init__(self, core: _core.Session, adviser: Adviser) -> None:
-        super().__init__()
+    def __init__(self, core: _core.Session, adviser: Adviser, chooser: Chooser | None) -> None:
+        super().__init__(chooser)
         self.core = core
         self._adviser = adviser
 
@@ -114,8 +118,8 @@ class CpuScope(OpenScope):
 class CudaScope(OpenScope):
     """What the CUDA allocator serves."""
 
-    def __init__(self, allocator: _core.CudaAllocator) -> None:
-        super().__init__()
+    def __init__(self, allocator: _core.CudaAllocator, chooser: Chooser | None) -> None:
+        super().__init__(chooser)
         self._allocator = allocator
 
     def session(self) -> _core.Session | None:

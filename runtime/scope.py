@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import _testing, advice, compiled_code, current, higher_order, raw_access
+from dtr_alloc.runtime.auto import Chooser, chooser_for, closing_if, first_heuristic
 from dtr_alloc.runtime.current import CpuScope, CudaScope, OpenScope
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
 from dtr_alloc.runtime.session import Session
@@ -80,7 +81,9 @@ def rematerialize(
             tensor, and the runtime counts and evicts. The scope's end then copies nothing, and the
             budget may grow (``Session.resize``). It bounds the bytes of tensors, each rounded up
             to 512, not what malloc holds besides (docs/guest.md).
-        heuristic: a preset's name or a ``Heuristic``.
+        heuristic: a preset's name or a ``Heuristic``; ``"auto"``: begins with ``"dtr"``, simulates
+            the first steps of the program by a dozen others while it runs, in a hundredth of the
+            time, and takes the best (docs/heuristics.md).
         policy: what becomes of a tensor that the program lets go while something can still be
             recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;
             ``"banish"``: it is freed for good once all that was made from it is there, and that is
@@ -133,7 +136,7 @@ def rematerialize(
         budget=_NO_LIMIT if size is None else size,
         limited=size is not None,
         guest=memory == "torch",
-        heuristic=resolve(heuristic)._native(),
+        heuristic=first_heuristic(heuristic)._native(),
         policy=native_policy(policy),
         logical_clock=clock == "logical",
         timeline=timeline,
@@ -141,9 +144,14 @@ def rematerialize(
         debug=debug,
         **_testing.options(),
     )
-    session = Session(core, has_budget=size is not None, events=events)
-    rules = Rules(heuristic, policy, mode="pool", clock=cast(Clock, clock))
-    with advice.watched(core, rules) as adviser, _opened(CpuScope(core, adviser), device):
+    rules = Rules(first_heuristic(heuristic), policy, mode="pool", clock=cast(Clock, clock))
+    chooser = chooser_for(heuristic, rules)
+    session = Session(core, has_budget=size is not None, events=events, chooser=chooser)
+    with (
+        advice.watched(core, rules) as adviser,
+        closing_if(chooser),
+        _opened(CpuScope(core, adviser, chooser), device),
+    ):
         yield session
 
 
@@ -174,7 +182,7 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
     core = _native(record=False, timeline=timeline)
     with (
         advice.watched(core, Rules(mode="pool")) as adviser,
-        _opened(CpuScope(core, adviser), device),
+        _opened(CpuScope(core, adviser, None), device),
     ):
         yield Session(core, has_budget=False)
 
@@ -303,7 +311,7 @@ def join_scope() -> Iterator[None]:
         opened.dismiss()
 
 
-def serve(allocator: _core.CudaAllocator) -> None:
+def serve(allocator: _core.CudaAllocator, chooser: Chooser | None = None) -> None:
     """Puts the operators of this thread under the CUDA allocator's session, for good.
 
     Raises:
@@ -315,7 +323,7 @@ def serve(allocator: _core.CudaAllocator) -> None:
             "of them in a process: call dtr_alloc.allocator() once, outside of scopes"
         )
     higher_order.let_key_pass()
-    opened = CudaScope(allocator)
+    opened = CudaScope(allocator, chooser)
     current.begin(opened)
     _watch_program(opened)
     _core.record_this_thread(True)

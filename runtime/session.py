@@ -20,6 +20,8 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import chrome_trace, current
+from dtr_alloc.runtime.auto import Chooser
+from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 
@@ -64,8 +66,16 @@ class Session:
     """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
     scope is left."""
 
-    def __init__(self, core: _core.Session, *, has_budget: bool, events: bool = False) -> None:
+    def __init__(
+        self,
+        core: _core.Session,
+        *,
+        has_budget: bool,
+        events: bool = False,
+        chooser: Chooser | None = None,
+    ) -> None:
         self._core = core
+        self._chooser = chooser
         self._has_budget = has_budget
         self._events = events
         if events:
@@ -100,8 +110,15 @@ class Session:
             ("book-keeping", s.bookkeeping_ns),
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
+        if self._chooser is not None:
+            rows.append(("heuristic", "", self._chooser.told()))
         rows += [("memory taken", "", text) for text in self._core.exposures()]
         return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
+
+    @property
+    def heuristic(self) -> Heuristic:
+        """By which victims are chosen at present; with ``heuristic="auto"`` it changes."""
+        return heuristic_of(self._core.heuristic())
 
     def reset_peak(self) -> None:
         """Starts the peak again from what is in use now."""

@@ -1,0 +1,236 @@
+"""Settings chosen by simulating the program's own steps: ``heuristic="auto"``.
+
+No one heuristic is best for every program: what recomputes a third less in one recomputes twice as
+much in another. But the first steps of a scope are recorded anyway, and the simulator takes the
+live runtime's decisions (mode ``pool``). So a thread replays the steps by each of `CANDIDATES`, at
+the scope's budget, and the best is taken when the next step of an optimizer ends. Another budget
+starts the search again. A choice can cost time, and never a result.
+
+What counts is the time that a candidate adds: operators run again, pages moved, and the engine's
+own work, which is timed, because it is the same code. Costs of operators are measured, so each
+candidate is tried at two budgets that are nearly one, and must be better by some to be taken.
+
+Cost: the thread sleeps until a hundredth of the elapsed time pays for the next simulation. Python's
+lock is held only to make the trace, some microseconds an operator, once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, name_of, resolve
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
+
+AUTO = "auto"
+
+CANDIDATES: tuple[Heuristic, ...] = (
+    PRESETS["dtr"],
+    Heuristic("ancestors", staleness_exp=0.7, next_use=True),
+    Heuristic("full", staleness_exp=0.5, next_use=True),
+    Heuristic("ancestors", staleness_exp=0.5),
+    Heuristic(next_use=True),
+    Heuristic("full", staleness_exp=0.5),
+    Heuristic("ancestors", next_use=True),
+    Heuristic("full", next_use=True),
+    Heuristic("ancestors", staleness_exp=0.5, next_use=True),
+    Heuristic("ancestors"),
+    Heuristic("ancestors", staleness_exp=0.7),
+    Heuristic(staleness_exp=0.5),
+)
+"""What is tried, in this order: the default, then what was best most often."""
+
+_STEPS = 4  # Recorded before the first search: by then the tape has told in three of them.
+_SHARE = 0.01  # Of the elapsed time.
+_BETTER = 0.97  # Of the time added by what is in force, at most.
+_NEGLIGIBLE = 0.005  # Of the operators' time: there is nothing to choose.
+_NEARLY = (1.0, 0.99)  # Budgets.
+_HOPELESS = 20.0  # As runtime/advice.py.
+_RECORD_SECONDS = 1e-6  # To make a trace, for each integer of its records. Until it is known.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and why.
+
+    Attributes:
+        heuristic: in force from the end of a step on.
+        budget_bytes: for which budget.
+        added: the time it added in the simulation, over that of the operators; `added_before`: what
+            the default added. Infinite where the budget did not do.
+    """
+
+    heuristic: Heuristic
+    budget_bytes: int
+    added: float
+    added_before: float
+
+
+class Chooser:
+    """Chooses for one scope. `share`: of the elapsed time, that simulations may take."""
+
+    def __init__(self, rules: Rules, share: float = _SHARE) -> None:
+        self._rules = replace(
+            rules, mode="pool", thrash=_HOPELESS, pin_outputs=False, move_ns="measured"
+        )
+        self._share = share
+        self._began = time.monotonic()
+        self._spent = 0.0
+        self._wake = threading.Condition()
+        self._closed = False
+        self._budget = self._searched = 0  # That to choose for; that of the last search.
+        self._tried = 0  # Candidates, in that search.
+        self._waiting: Choice | None = None  # Until the end of a step.
+        self._thread: threading.Thread | None = None
+        self.choice: Choice | None = None  # In force.
+        self.why_not = "no step of an optimizer was seen"
+
+    def stepped(self, core: _core.Session) -> None:
+        """At the end of each step of an optimizer, in the thread of the program."""
+        budget = core.pool_stats().budget
+        with self._wake:
+            if self._closed:
+                return
+            if budget != self._budget:
+                self._budget, self._waiting = budget, None
+                self._wake.notify()
+            taken, self._waiting = self._waiting, None
+        if taken is not None:
+            core.follow(taken.heuristic._native())
+            self.choice = taken
+        if self._thread is None:
+            self._begin(core)
+
+    def _begin(self, core: _core.Session) -> None:
+        steps, watch = core.watched()
+        if watch == _core.Watch.off:
+            core.watch()
+        elif watch not in (_core.Watch.on, _core.Watch.over):
+            self.why_not = _WHY_NOT[watch]
+        elif steps < _STEPS:
+            self.why_not = f"fewer than {_STEPS} steps of an optimizer were seen"
+        else:
+            self.why_not = "the first simulations are not over"
+            records, operators, _, _ = core.seen()
+            self._thread = threading.Thread(
+                target=self._search, args=(records, operators), name="dtr_alloc auto", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """At the end of the scope: the thread ends."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def told(self) -> str:
+        """For people."""
+        if self.choice is None:
+            return f"auto: {name_of(PRESETS['dtr'])} so far, since {self.why_not}"
+        chosen = self.choice
+        return (
+            f"auto: {name_of(chosen.heuristic)}: by a simulation of {self._tried} candidates it "
+            f"adds {_percent(chosen.added)}, dtr {_percent(chosen.added_before)}"
+        )
+
+    def _search(self, records: npt.NDArray[np.int64], operators: list[str]) -> None:
+        if not self._may_spend(len(records) * _RECORD_SECONDS):
+            return
+        began = time.thread_time()
+        simulator = Simulator(trace_of(first_steps(records.tolist(), _STEPS), operators))
+        self._spent += time.thread_time() - began
+        while self._try_all(simulator):
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._budget != self._searched)
+
+    def _try_all(self, simulator: Simulator) -> bool:
+        """At the budget of now; False where the scope is over."""
+        budget = self._searched = self._budget
+        default = least = float("inf")
+        expected = 0.0
+        for self._tried, candidate in enumerate(CANDIDATES, start=1):
+            if not self._may_spend(expected):
+                return False
+            before = self._spent
+            added = self._added(simulator, candidate, budget)
+            expected = max(expected, self._spent - before)
+            if self._tried == 1:
+                default = least = added
+                if added < _NEGLIGIBLE:
+                    return True
+            elif added >= least * _BETTER:
+                continue
+            least = added
+            with self._wake:
+                if self._budget != budget:
+                    return True
+                self._waiting = Choice(candidate, budget, added, default)
+        return True
+
+    def _added(self, simulator: Simulator, candidate: Heuristic, budget: int) -> float:
+        """The time that a candidate adds, over that of the operators."""
+        rules = replace(self._rules, heuristic=candidate)
+        added = 0.0
+        for nearly in _NEARLY:
+            began = time.thread_time()
+            result = simulator.run(int(budget * nearly), rules)
+            engine = time.thread_time() - began
+            self._spent += engine
+            if result.status != "ok":
+                return float("inf")
+            again = result.total_compute - result.base_compute + result.move_ns
+            added += (again + 1e9 * engine) / max(result.base_compute, 1)
+        return added / len(_NEARLY)
+
+    def _may_spend(self, seconds: float) -> bool:
+        """Waits until so much more is within the share; False where the scope is over."""
+        due = self._began + (self._spent + seconds) / self._share
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed, max(due - time.monotonic(), 0))
+            return not self._closed
+
+
+def chooser_for(heuristic: str | Heuristic, rules: Rules) -> Chooser | None:
+    """That of a scope with rules, if its heuristic is ``"auto"``."""
+    return Chooser(rules) if heuristic == AUTO else None
+
+
+@contextmanager
+def closing_if(chooser: Chooser | None) -> Iterator[None]:
+    """Closes it, if there is one, after the body."""
+    try:
+        yield
+    finally:
+        if chooser is not None:
+            chooser.close()
+
+
+def first_heuristic(heuristic: str | Heuristic) -> Heuristic:
+    """By which a scope begins.
+
+    Raises:
+        TypeError, ValueError: see `resolve`.
+    """
+    return resolve("dtr" if heuristic == AUTO else heuristic)
+
+
+_WHY_NOT = {
+    _core.Watch.threads: "what several threads do is not foretold",
+    _core.Watch.long: "the first steps were too long to keep",
+    _core.Watch.traced: "a trace was recorded before enough steps were seen",
+}
+
+
+def _percent(share: float) -> str:
+    return "refused" if share == float("inf") else f"{share:.0%} of the operators' time"
