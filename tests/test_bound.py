@@ -320,7 +320,7 @@ def test_the_search_finds_what_no_preset_has_and_is_the_same_each_time(recorded:
     budget = simulator.budget_bytes(0.6)
     begin = search.presets(simulator, budget)
     best = search.best_of(begin)
-    found = search.anneal(simulator, budget, begin, 0.5)
+    found = search.anneal(simulator, budget, begin, 1.0, 0.5)
     assert best is not None
     assert found is not None
     assert (found.overhead or 0) <= (best.overhead or 0)

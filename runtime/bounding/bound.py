@@ -93,28 +93,34 @@ class Bounder:
         if seconds:
             check_solver()
         size = self.simulator.budget_bytes(budget)
-        base = max(self.simulator.baseline.compute, 1)
         plans = presets(self.simulator, size)  # Refuses what mode pool cannot replay.
-        quick = proof = None
+        base = max(self.simulator.baseline.compute, 1)
+        quick, lower, proof, best = math.inf, math.inf, None, None
         if size >= self.needs.floor_bytes:
-            quick = proof = Proof(least_again_ns(self.needs, size), "knapsack")
-            proven = prove(self.needs, size, seconds) if seconds else None
-            if proven is not None and (proven.again_ns >= quick.again_ns or proven.solved):
-                proof = proven
+            least = Proof(least_again_ns(self.needs, size), "knapsack")
+            proof = self._better(least, size, seconds)
+            quick, lower = 1 + least.again_ns / base, 1 + proof.again_ns / base
+            best = anneal(self.simulator, size, plans, lower * (1 + SAME), seconds)
         return Bound(
             trace=self.simulator.name,
             budget_bytes=size,
             baseline_peak_bytes=self.simulator.baseline.peak_bytes,
             base_ns=self.simulator.baseline.compute,
             floor_bytes=self.needs.floor_bytes,
-            knapsack=math.inf if quick is None else 1 + quick.again_ns / base,
-            lower=math.inf if proof is None else 1 + proof.again_ns / base,
+            knapsack=quick,
+            lower=lower,
             method="floor" if proof is None else proof.method,
             solved=proof is not None and proof.solved,
             by_policy={str(plan.heuristic): plan.overhead for plan in plans},
-            best_found=None if proof is None else anneal(self.simulator, size, plans, seconds),
+            best_found=best,
             smallest_found_bytes=self.smallest_found() if floor else None,
         )
+
+    def _better(self, quick: Proof, budget: int, seconds: float) -> Proof:
+        found = prove(self.needs, budget, seconds) if seconds else None
+        if found is None or (found.again_ns < quick.again_ns and not found.solved):
+            return quick
+        return found
 
     def smallest_found(self) -> int | None:
         """The smallest budget in which a preset runs, to half a percent, by halving between the

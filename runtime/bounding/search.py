@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
@@ -29,8 +30,13 @@ THRASH = 4.0
 HOTTEST, COLDEST = 0.03, 0.001
 """Temperatures, in logarithms of overheads: a setting so much worse is taken every third time."""
 
-_NEIGHBOURHOODS = ("none", "eqclass", "full", "ancestors")
-_SELECTIONS = ("single", "window")
+MOST_SETTINGS = 5000
+"""At most so many are tried."""
+
+_NAMES = {
+    "neighbourhood": ("none", "eqclass", "full", "ancestors"),
+    "selection": ("single", "window"),
+}
 _POLICIES: tuple[Policy, ...] = ("eager", "ignore")
 _EXPONENTS = ("cost_exp", "size_exp", "staleness_exp")
 
@@ -71,20 +77,25 @@ def best_of(plans: Iterable[Plan]) -> Plan | None:
 
 
 def anneal(
-    simulator: Simulator, budget: int, begin: Iterable[Plan], seconds: float, seed: int = 0
+    simulator: Simulator, budget: int, begin: Iterable[Plan], enough: float, seconds: float
 ) -> Plan | None:
-    """The best of the plans given and of those found in about so many seconds."""
+    """The best of the plans given and of those found in about so many seconds, or in `MOST_SETTINGS`
+    runs, or until one has an overhead of at most `enough`."""
     now = best = best_of(begin)
-    end, draw = time.monotonic() + seconds, random.Random(seed)
+    began, draw = time.monotonic(), random.Random(0)
     slow: set[str] = set()
-    while (left := end - time.monotonic()) > 0:
+    for number in range(MOST_SETTINGS if seconds else 0):
+        done = max((time.monotonic() - began) / seconds, number / MOST_SETTINGS)
+        if done >= 1 or (best is not None and (best.overhead or math.inf) <= enough):
+            break
         tried = _changed(now, draw, slow)
         found, took = _planned(simulator, budget, tried.heuristic, tried.policy)
-        if took > seconds / 20 and isinstance(tried.heuristic, Heuristic):
-            slow.add(tried.heuristic.neighbourhood)
+        if took > seconds / 20:
+            slow.add(resolve(tried.heuristic).neighbourhood)
+            slow.discard("none")
         if found.overhead is None:
             continue
-        heat = HOTTEST * (COLDEST / HOTTEST) ** (1 - left / seconds)
+        heat = HOTTEST * (COLDEST / HOTTEST) ** done
         worse = 0.0 if now is None or now.overhead is None else found.overhead / now.overhead
         if worse <= 1 or draw.random() < math.exp(-math.log(worse) / heat):
             now = found
@@ -105,19 +116,17 @@ def _changed(plan: Plan | None, draw: random.Random, slow: set[str]) -> Plan:
     """Another setting, next to the one given, that is not known to take long."""
     old = Heuristic() if plan is None else resolve(plan.heuristic)
     policy: Policy = "eager" if plan is None else plan.policy
-    selection = old.selection if old.selection in _SELECTIONS else "single"
-    new = replace(old, selection=selection, seed=0)
-    what = draw.choice(("neighbourhood", "selection", "policy", "recompute_penalty", *_EXPONENTS))
+    changed: dict[str, Any] = {"seed": 0}
+    if old.selection not in _NAMES["selection"]:
+        changed["selection"] = "single"
+    what = draw.choice((*_NAMES, "policy", "recompute_penalty", *_EXPONENTS))
     if what == "policy":
         policy = draw.choice(_POLICIES)
-    elif what == "neighbourhood":
-        quick = [name for name in _NEIGHBOURHOODS if name not in slow]
-        new = replace(new, neighbourhood=draw.choice(quick or ["none"]))  # type: ignore[arg-type]
-    elif what == "selection":
-        new = replace(new, selection=draw.choice(_SELECTIONS))
+    elif what in _NAMES:
+        changed[what] = draw.choice([name for name in _NAMES[what] if name not in slow])
     elif what == "recompute_penalty":
-        new = replace(new, recompute_penalty=round(draw.uniform(1, 1.5), 2))
+        changed[what] = round(draw.uniform(1, 1.5), 2)
     else:
         value = min(max(getattr(old, what) + draw.gauss(0, 0.3), 0.0), 2.0)
-        new = replace(new, **{what: round(value, 2)})
-    return Plan(new, policy, None)
+        changed[what] = round(value, 2)
+    return Plan(replace(old, **changed), policy, None)
