@@ -91,6 +91,14 @@ def test_of_most_small_programs_the_bound_is_the_optimum() -> None:
     assert sum(optima) >= 0.9 * len(cases)
 
 
+def with_a_granule_less(
+    program: Any, stage: Any, memory: Callable[..., None] = stages._Program._memory
+) -> None:
+    program._budget -= GRANULE
+    memory(program, stage)
+    program._budget += GRANULE
+
+
 def with_one_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants it."""
     faults: dict[str, tuple[Any, str, Callable[..., Any]]] = {
@@ -119,11 +127,7 @@ def with_one_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "memory has a granule less": (
             stages._Program,
             "_memory",
-            lambda program, stage, memory=stages._Program._memory: (
-                setattr(program, "_budget", program._budget - GRANULE),
-                memory(program, stage),
-                setattr(program, "_budget", program._budget + GRANULE),
-            ),
+            with_a_granule_less,
         ),
         "recomputing has no other source than memory": (
             stages._Program,
@@ -270,10 +274,11 @@ def test_the_certificate_of_a_linear_program_holds_for_any_weights() -> None:
     """What the solver says is not trusted: weights that are off give less, not more."""
     needs = needs_of(chain(8).trace().schedule())
     program = stages._Program(needs, 4 * GRANULE, [8, 10], 0)
-    exact = program.certified(program.weights(LONG))
+    weights = program.weights(LONG)
+    assert weights is not None
+    exact = program.certified(weights)
     generator = np.random.default_rng(0)
     for _ in range(20):
-        weights = program.weights(LONG)
         off = weights * generator.uniform(0, 2, weights.shape)
         assert program.certified(off) <= exact
     assert exact > 0
@@ -302,7 +307,7 @@ def test_bad_questions_are_refused_before_anything(
 def test_without_scipy_the_error_says_what_to_install_and_what_works(
     recorded: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'dtr-alloc\[bound\]'"):
         dtr_alloc.bound(recorded, 0.5)
     assert dtr_alloc.bound(recorded, 0.5, seconds=0).lower >= 1

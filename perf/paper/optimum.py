@@ -136,7 +136,7 @@ def draw(found: Sequence[Bound], path: Path) -> None:
 def main() -> None:
     chosen = options(__doc__, logs=True)
     torch.set_num_threads(1)
-    began = time.perf_counter()
+    began, told = time.perf_counter(), origin()  # Files may change meanwhile.
     seconds = 0.3 if chosen.quick else LOG_SECONDS
     logs = [
         Task(short_name(str(log)), str(log), SHARES[1:2] if chosen.quick else SHARES, seconds)
@@ -159,7 +159,7 @@ def main() -> None:
             (chosen.out / f"optimum_{tag}.txt").open("w") as file,
             contextlib.redirect_stdout(file),
         ):
-            print(f"{origin()}\n")
+            print(f"{told}\n")
             table(shown)
             print(f"{took:.0f} seconds for all networks and logs")
 

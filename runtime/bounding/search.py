@@ -79,7 +79,7 @@ def best_of(plans: Iterable[Plan]) -> Plan | None:
 def anneal(
     simulator: Simulator, budget: int, begin: Iterable[Plan], enough: float, seconds: float
 ) -> Plan | None:
-    """The best of the plans given and of those found in about so many seconds, or in `MOST_SETTINGS`
+    """The best of the plans given and of those found in about so many seconds or `MOST_SETTINGS`
     runs, or until one has an overhead of at most `enough`."""
     now = best = best_of(begin)
     began, draw = time.monotonic(), random.Random(0)
