@@ -104,8 +104,8 @@ dist: $(READY)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool \
-  $(addprefix dtr_alloc.runtime., bounding.bound bounding.needs bounding.search heuristic session simulate sweep planning.forecast planning.plan \
-  planning.profile trace trace.format trace.record tuning.tune)
+  $(addprefix dtr_alloc.runtime., bounding.bound bounding.needs bounding.search heuristic session \
+  simulate sweep planning.forecast planning.plan planning.profile trace trace.format trace.record tuning.tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one
 # on a class that only builds with CUDA have.
 docs: $(READY)

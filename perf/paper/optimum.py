@@ -43,8 +43,8 @@ BETWEEN = (0.8, 0.6, 0.4, 0.2, 0.0)
 """Budgets of the networks: 0 is the floor, 1 what is taken without a budget."""
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 """Budgets of the logs."""
-NETWORK_SECONDS, LOG_SECONDS = 20.0, 4.0
-"""For a proof, and as long again for a search, unless that finds the optimum."""
+PROOF, LOG_PROOF, QUICK = 20.0, 4.0, 0.5
+"""Seconds for a proof: of a network, of a log, of any. A search takes as many at most."""
 SHOWN = ("dtr", "dtr_full", "msps")
 
 
@@ -80,7 +80,7 @@ def networks(quick: bool) -> Iterator[Task]:
         floor = bounder.needs.floor_bytes
         free = bounder.simulator.run(1 << 40, Rules(mode="pool", pin_outputs=False)).peak_bytes
         budgets = tuple(floor + int((free - floor) * share) for share in BETWEEN)
-        yield Task(name, trace, budgets[1:3] if quick else budgets, NETWORK_SECONDS)
+        yield Task(name, trace, budgets[:2] if quick else budgets, QUICK if quick else PROOF)
 
 
 def bounds(task: Task) -> list[tuple[Bound, float]]:
@@ -137,7 +137,7 @@ def main() -> None:
     chosen = options(__doc__, logs=True)
     torch.set_num_threads(1)
     began, told = time.perf_counter(), origin()  # Files may change meanwhile.
-    seconds = 0.3 if chosen.quick else LOG_SECONDS
+    seconds = QUICK if chosen.quick else LOG_PROOF
     logs = [
         Task(short_name(str(log)), str(log), SHARES[1:2] if chosen.quick else SHARES, seconds)
         for log in chosen.logs

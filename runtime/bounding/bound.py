@@ -174,12 +174,13 @@ def bound(trace: Traced, budget: Budget, floor: bool = False, seconds: float = S
         Two results of 1 KiB are needed again at the end, and with the third there is room for only
         two. One of them must be made twice, at best the cheaper:
 
+        >>> from dtr_alloc import Trace
         >>> from dtr_alloc.runtime.trace.format import Call, Result
         >>> trace = Trace((
         ...     Call("f", (), (Result("a", 1024, -1),), 10),
         ...     Call("g", (), (Result("b", 1024, -1),), 30),
         ...     Call("h", (), (Result("c", 2048, -1),), 10),
-        ...     Call("k", ("a", "b"), (), 50),
+        ...     Call("k", ("a", "b"), (Result("d", 0, -1),), 50),
         ... ))
         >>> found = bound(trace, 3072, seconds=0)
         >>> found.lower, found.best_found.overhead, found.optimal, found.floor_bytes

@@ -92,7 +92,7 @@ def panel(axes: Axes, bounds: Sequence[Bound], title: str = "") -> None:
     axes.axvline(bounds[0].floor_bytes / _peak(bounds[0]), color="#b2182b", linestyle=":")
     axes.set_ylim(0.99, min(max([2.0, *lower]), 1.05 * max([1.2, *filter(math.isfinite, best)])))
     axes.set_title(title, fontsize=9)
-    axes.set_xlabel("budget, share of the peak without one (dotted: the floor)", fontsize=7)
+    axes.set_xlabel("budget, share of the peak (dotted: the floor)", fontsize=7)
     axes.set_ylabel("computed, multiple of the trace", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
