@@ -48,6 +48,7 @@ figures: $(READY)
 	$(PYTHON) perf/trace_overhead.py --out perf/results/trace_overhead.json
 	$(PYTHON) perf/memory_map.py
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
+	$(PYTHON) perf/paper/optimum.py --out perf/results
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.

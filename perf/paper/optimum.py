@@ -6,7 +6,7 @@ the figure's kinds, recorded when the script runs, and on our own traces or the 
 is a bound and seldom the optimum. Budgets of the networks lie evenly between the floor and what the
 network takes without a budget; those of the logs are shares of the peak.
 
-    python perf/paper/optimum.py [--logs LOGS] [--jobs N] [--quick]
+    python perf/paper/optimum.py [--logs LOGS] [--jobs N] [--quick] [--out perf/results]
 """
 
 from __future__ import annotations
