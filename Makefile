@@ -48,6 +48,7 @@ figures: $(READY)
 	$(PYTHON) perf/trace_overhead.py --out perf/results/trace_overhead.json
 	$(PYTHON) perf/memory_map.py
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
+	$(PYTHON) perf/paper/optimum.py --out perf/results
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
@@ -57,7 +58,7 @@ check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
 # The sources are copied, so that another torch's build does not take the place of .venv's.
 check-cuda-%:
 	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
-	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib optuna pytest expecttest
+	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib optuna scipy pytest expecttest
 	rm -rf .venv-cuda/$*/source/tests .venv-cuda/$*/source/build && mkdir -p .venv-cuda/$*/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-cuda/$*/source
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .
@@ -104,8 +105,8 @@ dist: $(READY)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool \
-  $(addprefix dtr_alloc.runtime., heuristic session simulate sweep planning.forecast planning.plan \
-  planning.profile trace trace.format trace.record tuning.tune)
+  $(addprefix dtr_alloc.runtime., bounding.bound bounding.needs bounding.search heuristic session \
+  simulate sweep planning.forecast planning.plan planning.profile trace trace.format trace.record tuning.tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one
 # on a class that only builds with CUDA have.
 docs: $(READY)

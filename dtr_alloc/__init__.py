@@ -25,6 +25,7 @@ if _core.torch_version != torch.__version__.split("+")[0]:
 from dtr_alloc.cuda import Allocator, allocator
 from dtr_alloc.cupy import cupy_allocator, rmm_resource
 from dtr_alloc.pool import Pool
+from dtr_alloc.runtime.bounding.bound import Bound, bound
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan, plan
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Allocator",
+    "Bound",
     "Heuristic",
     "Plan",
     "Pool",
@@ -58,6 +60,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "allocator",
+    "bound",
     "cupy_allocator",
     "evict",
     "is_evicted",

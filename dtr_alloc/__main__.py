@@ -155,7 +155,7 @@ def _explained() -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, TraceError, OSError) as error:
+    except (ValueError, TraceError, OSError, ImportError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -373,6 +373,51 @@ def plot(csv: Path, out: Path) -> None:
     with _explained():
         draw(read_csv(csv), out)
     click.echo(f"Wrote {out}.")
+
+
+@main.command("bound")
+@click.argument("log", type=click.Path(exists=True, dir_okay=False))
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="R", help=BUDGET)
+@click.option("--floor", is_flag=True, help="Look for the smallest budget that works, too.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="For a budget's proof, and as long again for the search. 0: the quick bound alone.",
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+def bound_(
+    log: str, budgets: tuple[str, ...], floor: bool, seconds: float, out: Path | None
+) -> None:
+    """Tell how much recomputation any policy needs at a budget, and how near the known ones come.
+
+    "no policy below" is proven: by linear and integer programs, or, where that is more, by the
+    quick bound. "best found" is a search over the simulator's settings. --budget may be repeated.
+
+    Exits with 3 where a budget is below the floor, in which no policy could run the program.
+    """
+    from rich.console import Console
+
+    from dtr_alloc.runtime.bounding import report as bound_report
+    from dtr_alloc.runtime.bounding.bound import Bounder
+    from dtr_alloc.runtime.simulate import parse_budget
+
+    if out is not None:
+        _needs_matplotlib()
+    with _explained():
+        for budget in budgets:
+            parse_budget(budget)
+        bounder = Bounder(log)
+        bounds = [bounder.at(budget, floor, seconds) for budget in dict.fromkeys(budgets)]
+        bounds.sort(key=lambda one: -one.budget_bytes)
+        console = Console(width=max(shutil.get_terminal_size().columns, 100))
+        console.print(bound_report.table(bounds))
+        click.echo("\n".join(bound_report.lines(bounds)))
+        if out is not None:
+            bound_report.draw(bounds, out)
+    if any(math.isinf(one.lower) for one in bounds):
+        sys.exit(3)
 
 
 @main.command()

@@ -104,6 +104,7 @@ PYTHON_ROOMS: Table = {
     "record": ("dtr_alloc.runtime.trace.record",),
     "planning": ("dtr_alloc.runtime.planning", "dtr_alloc.runtime.planning."),
     "tuning": ("dtr_alloc.runtime.tuning", "dtr_alloc.runtime.tuning."),
+    "bounding": ("dtr_alloc.runtime.bounding", "dtr_alloc.runtime.bounding."),
     "cuda": ("dtr_alloc.cuda",),
     "face": ("dtr_alloc",),
     "demo": ("dtr_alloc.demo", "dtr_alloc.demo."),
@@ -123,15 +124,16 @@ PYTHON: Table = {
     "record": ("trace", "scope"),
     "planning": ("size", "heuristic", "trace", "simulate", "scope", "record"),
     "tuning": ("heuristic", "simulate"),
+    "bounding": ("size", "heuristic", "trace", "simulate"),
     "cuda": ("native", "size", "heuristic", "scope", "kernels"),
     "face": (
         *("native", "pool", "heuristic", "trace", "simulate", "scope", "record"),
-        *("planning", "tuning", "cuda"),
+        *("planning", "tuning", "bounding", "cuda"),
     ),
     "demo": ("face",),  # It is written as a user's program is.
     "command": (
         *("native", "size", "heuristic", "simulate", "record", "planning", "tuning"),
-        *("face", "demo"),
+        *("bounding", "face", "demo"),
     ),
 }
 

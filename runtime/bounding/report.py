@@ -1,0 +1,125 @@
+"""Bounds as people read them: a row for each policy and a column for each budget; a picture."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from dtr_alloc.runtime.bounding.bound import Bound
+from dtr_alloc.size import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def table(bounds: Sequence[Bound]) -> Table:
+    """Of one trace, at some budgets: overheads."""
+    out = Table(title="Overhead")
+    out.add_column("budget")
+    for bound in bounds:
+        out.add_column(format_size(bound.budget_bytes), justify="right")
+    out.add_row("share of the peak", *(f"{_share(bound):.2f}" for bound in bounds))
+    out.add_row("no policy below", *(_lower(bound.lower) for bound in bounds))
+    out.add_row("the quick bound", *(_lower(bound.knapsack) for bound in bounds))
+    found = [bound.best_found for bound in bounds]
+    out.add_row("best found", *(_overhead(plan.overhead if plan else None) for plan in found))
+    out.add_row("above the bound by", *(_gap(bound) for bound in bounds), end_section=True)
+    for name in bounds[0].by_policy:
+        out.add_row(name, *(_overhead(bound.by_policy[name]) for bound in bounds))
+    return out
+
+
+def lines(bounds: Sequence[Bound]) -> Iterator[str]:
+    """What the table has no room for."""
+    first = bounds[0]
+    yield f"Floor: {format_size(first.floor_bytes)}. No policy can run the program in less."
+    if first.smallest_found_bytes is not None:
+        more = first.smallest_found_bytes / max(first.floor_bytes, 1)
+        size = format_size(first.smallest_found_bytes)
+        yield f"Smallest budget in which a preset runs: {size}, {more:.3f} of the floor."
+    for bound in bounds:
+        if math.isinf(bound.lower):
+            yield f"{format_size(bound.budget_bytes)} is below the floor."
+            continue
+        formulation = ", the optimum of its formulation" if bound.solved else ""
+        yield f"At {format_size(bound.budget_bytes)}: proven by {bound.method}{formulation}."
+        if bound.best_found is not None:
+            optimum = "the optimum" if bound.optimal else "best found"
+            yield f"  {optimum}: {bound.best_found}"
+
+
+def draw(bounds: Iterable[Bound], path: str | os.PathLike[str]) -> None:
+    """Overhead against budget: what is impossible is shaded.
+
+    Raises:
+        ValueError: matplotlib does not write files of this suffix.
+        OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained", dpi=130)
+    panel(figure.subplots(), list(bounds))
+    figure.axes[0].legend(fontsize=7, frameon=False)
+    figure.savefig(path)
+
+
+def panel(axes: Axes, bounds: Sequence[Bound], title: str = "") -> None:
+    """Draws one trace's bounds."""
+    bounds = sorted(bounds, key=lambda bound: bound.budget_bytes)
+    possible = [bound for bound in bounds if math.isfinite(bound.lower)]
+    shares = [_share(bound) for bound in possible]
+    lower = [bound.lower for bound in possible]
+    axes.fill_between(shares, lower, 1.0, color="#d9d9d9", label="impossible: proven")
+    axes.plot(shares, lower, color="#666666", linewidth=0.8)
+    best = [_or_nan(b.best_found.overhead if b.best_found else None) for b in possible]
+    for name in possible[0].by_policy if possible else ():
+        overheads = [_or_nan(bound.by_policy[name]) for bound in possible]
+        axes.plot(shares, overheads, linewidth=0.8, alpha=0.8, label=name)
+    axes.plot(shares, best, "o-", color="black", markersize=3, linewidth=1.3, label="best found")
+    optima = [bound for bound in possible if bound.optimal]
+    axes.plot(
+        [_share(bound) for bound in optima],
+        [bound.lower for bound in optima],
+        "*",
+        color="#b2182b",
+        markersize=8,
+        label="the optimum",
+    )
+    axes.axvline(bounds[0].floor_bytes / _peak(bounds[0]), color="#b2182b", linestyle=":")
+    axes.set_ylim(0.99, min(max([2.0, *lower]), 1.05 * max([1.2, *filter(math.isfinite, best)])))
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel("budget, share of the peak (dotted: the floor)", fontsize=7)
+    axes.set_ylabel("computed, multiple of the trace", fontsize=7)
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _peak(bound: Bound) -> int:
+    return max(bound.baseline_peak_bytes, 1)
+
+
+def _share(bound: Bound) -> float:
+    return bound.budget_bytes / _peak(bound)
+
+
+def _lower(overhead: float) -> str:
+    """Rounded down, so that it stays a bound."""
+    return "nothing runs" if math.isinf(overhead) else f"{math.floor(overhead * 1e4) / 1e4:.4f}"
+
+
+def _overhead(overhead: float | None) -> str:
+    return "failed" if overhead is None else f"{overhead:.4f}"
+
+
+def _gap(bound: Bound) -> str:
+    if bound.gap is None:
+        return ""
+    return "0, the optimum" if bound.optimal else f"{bound.gap:.2%}"
+
+
+def _or_nan(overhead: float | None) -> float:
+    return math.nan if overhead is None else overhead

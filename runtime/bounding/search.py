@@ -1,0 +1,132 @@
+"""The best plan that a search finds: how near a policy can come, from above.
+
+A plan is a setting of our own policy: the parameters of the score and what becomes of a dropped
+tensor. Each is run in the simulator (mode ``pool``), so that what is found can be had live. The
+search is simulated annealing: one parameter is changed at a time; a worse setting is taken with a
+probability that falls with its overhead and with the time that is left. It starts from the best
+preset and hence is never worse. It searches settings only, not single tensors' fates; a plan made
+for each tensor could be better, and a proven bound below the best found says so little by itself.
+
+A setting is scored on the very trace that it is searched for, with every candidate looked at, so
+nothing is drawn while it runs. Source: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
+from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
+
+THRASH = 4.0
+"""A run stops when it has computed this often as much as without a budget."""
+
+HOTTEST, COLDEST = 0.03, 0.001
+"""Temperatures, in logarithms of overheads: a setting so much worse is taken every third time."""
+
+MOST_SETTINGS = 5000
+"""At most so many are tried."""
+
+_NAMES = {
+    "neighbourhood": ("none", "eqclass", "full", "ancestors"),
+    "selection": ("single", "window"),
+}
+_POLICIES: tuple[Policy, ...] = ("eager", "ignore")
+_EXPONENTS = ("cost_exp", "size_exp", "staleness_exp")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A setting, and what it takes.
+
+    Attributes:
+        heuristic, policy: as `simulate` takes them.
+        overhead: the time of all operators that ran, those run again included, by that of each
+            once; None where the run failed.
+    """
+
+    heuristic: str | Heuristic
+    policy: Policy
+    overhead: float | None
+
+    def __str__(self) -> str:
+        name = name_of(self.heuristic)
+        return name if self.policy == "eager" else f"{name}, policy {self.policy}"
+
+
+def run(simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy) -> Plan:
+    """One setting under a budget, by the rules of this bound."""
+    return _planned(simulator, budget, heuristic, policy)[0]
+
+
+def presets(simulator: Simulator, budget: int) -> tuple[Plan, ...]:
+    """Each preset under a budget."""
+    return tuple(run(simulator, budget, name, "eager") for name in PRESETS)
+
+
+def best_of(plans: Iterable[Plan]) -> Plan | None:
+    """The least overhead; None where all failed."""
+    worked = [plan for plan in plans if plan.overhead is not None]
+    return min(worked, key=lambda plan: plan.overhead or math.inf, default=None)
+
+
+def anneal(
+    simulator: Simulator, budget: int, begin: Iterable[Plan], enough: float, seconds: float
+) -> Plan | None:
+    """The best of the plans given and of those found in about so many seconds or `MOST_SETTINGS`
+    runs, or until one has an overhead of at most `enough`."""
+    now = best = best_of(begin)
+    began, draw = time.monotonic(), random.Random(0)
+    slow: set[str] = set()
+    for number in range(MOST_SETTINGS if seconds else 0):
+        done = max((time.monotonic() - began) / seconds, number / MOST_SETTINGS)
+        if done >= 1 or (best is not None and (best.overhead or math.inf) <= enough):
+            break
+        tried = _changed(now, draw, slow)
+        found, took = _planned(simulator, budget, tried.heuristic, tried.policy)
+        if took > seconds / 20:
+            slow.add(resolve(tried.heuristic).neighbourhood)
+            slow.discard("none")
+        if found.overhead is None:
+            continue
+        heat = HOTTEST * (COLDEST / HOTTEST) ** done
+        worse = 0.0 if now is None or now.overhead is None else found.overhead / now.overhead
+        if worse <= 1 or draw.random() < math.exp(-math.log(worse) / heat):
+            now = found
+        best = best_of([found] if best is None else [best, found])
+    return best
+
+
+def _planned(
+    simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy
+) -> tuple[Plan, float]:
+    rules = Rules(heuristic, policy, "pool", THRASH, pin_outputs=False)
+    result: SimulationResult = simulator.run(budget, rules)
+    overhead = result.overhead if result.status == "ok" else None
+    return Plan(heuristic, policy, overhead), result.wall_seconds
+
+
+def _changed(plan: Plan | None, draw: random.Random, slow: set[str]) -> Plan:
+    """Another setting, next to the one given, that is not known to take long."""
+    old = Heuristic() if plan is None else resolve(plan.heuristic)
+    policy: Policy = "eager" if plan is None else plan.policy
+    changed: dict[str, Any] = {"seed": 0}
+    if old.selection not in _NAMES["selection"]:
+        changed["selection"] = "single"
+    what = draw.choice((*_NAMES, "policy", "recompute_penalty", *_EXPONENTS))
+    if what == "policy":
+        policy = draw.choice(_POLICIES)
+    elif what in _NAMES:
+        changed[what] = draw.choice([name for name in _NAMES[what] if name not in slow])
+    elif what == "recompute_penalty":
+        changed[what] = round(draw.uniform(1, 1.5), 2)
+    else:
+        value = min(max(getattr(old, what) + draw.gauss(0, 0.3), 0.0), 2.0)
+        changed[what] = round(value, 2)
+    return Plan(replace(old, **changed), policy, None)
