@@ -18,7 +18,6 @@ from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
 from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer
 from dtr_alloc.runtime.scope import check_thrash_limit, serve
 from dtr_alloc.runtime.session import Session
-from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def allocator(
         rdma=rdma,
         exportable=exportable,
     )
-    chooser = chooser_for(heuristic, Rules(first, mode="pool")) if rematerialize else None
+    chooser = chooser_for(heuristic) if rematerialize else None
     if rematerialize:
         serve(core, chooser)
     return Allocator(core, size, number, chooser)

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, name_of, resolve
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
 from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.simulation_rules import Clock, Rules
 from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
 
 AUTO = "auto"
@@ -76,13 +76,17 @@ class Choice:
 
 
 class Chooser:
-    """Chooses for one scope. `share`: of the elapsed time, that simulations may take."""
+    """Chooses for one scope."""
 
-    def __init__(self, rules: Rules, share: float = _SHARE) -> None:
-        self._rules = replace(
-            rules, mode="pool", thrash=_HOPELESS, pin_outputs=False, move_ns="measured"
+    def __init__(self, policy: Policy, clock: Clock) -> None:
+        self._rules = Rules(
+            policy=policy,
+            mode="pool",
+            thrash=_HOPELESS,
+            pin_outputs=False,
+            move_ns="measured",
+            clock=clock,
         )
-        self._share = share
         self._began = time.monotonic()
         self._spent = 0.0
         self._wake = threading.Condition()
@@ -195,15 +199,17 @@ class Chooser:
 
     def _may_spend(self, seconds: float) -> bool:
         """Waits until so much more is within the share; False where the scope is over."""
-        due = self._began + (self._spent + seconds) / self._share
+        due = self._began + (self._spent + seconds) / _SHARE
         with self._wake:
             self._wake.wait_for(lambda: self._closed, max(due - time.monotonic(), 0))
             return not self._closed
 
 
-def chooser_for(heuristic: str | Heuristic, rules: Rules) -> Chooser | None:
-    """That of a scope with rules, if its heuristic is ``"auto"``."""
-    return Chooser(rules) if heuristic == AUTO else None
+def chooser_for(
+    heuristic: str | Heuristic, policy: Policy = "eager", clock: Clock = "wall"
+) -> Chooser | None:
+    """That of a scope with these options, if its heuristic is ``"auto"``."""
+    return Chooser(policy, clock) if heuristic == AUTO else None
 
 
 @contextmanager

@@ -145,7 +145,7 @@ def rematerialize(
         **_testing.options(),
     )
     rules = Rules(first_heuristic(heuristic), policy, mode="pool", clock=cast(Clock, clock))
-    chooser = chooser_for(heuristic, rules)
+    chooser = chooser_for(heuristic, policy, rules.clock)
     session = Session(core, has_budget=size is not None, events=events, chooser=chooser)
     with (
         advice.watched(core, rules) as adviser,

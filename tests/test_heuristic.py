@@ -192,6 +192,7 @@ def test_a_parameter_has_a_sentence_and_a_default_that_its_role_allows() -> None
     for one in _core.SCORE_PARAMETERS:
         assert re.fullmatch(r"[A-Z].*\.", one.sentence)
         defaults = {"exponent": 1, "weight": 0, "factor": 1, "nanoseconds": 1, "seed": 0}
+        defaults["switch"] = False
         if one.role == "name":
             assert one.default in one.names
         else:
@@ -199,10 +200,9 @@ def test_a_parameter_has_a_sentence_and_a_default_that_its_role_allows() -> None
 
 
 def test_the_native_heuristic_has_every_value() -> None:
-    changes: dict[str, Any] = {
-        one.name: one.names[-1] if one.role == "name" else 7 if one.role == "seed" else 1.25 + at
-        for at, one in enumerate(USER_PARAMETERS)
-    }
+    changes: dict[str, Any] = {"seed": 7, "next_use": True}
+    for at, one in enumerate(USER_PARAMETERS):
+        changes.setdefault(one.name, one.names[-1] if one.role == "name" else 1.25 + at)
     given = Heuristic(**changes)
     native = given._native(epsilon=3)
     for one in USER_PARAMETERS:

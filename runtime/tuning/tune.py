@@ -42,7 +42,7 @@ _STEP = 0.05
 
 _PARAMETERS = tuple(one for one in USER_PARAMETERS if one.role != "seed")
 _NAMES = {
-    "neighbourhood": ["eqclass", "none"],
+    "neighbourhood": ["eqclass", "none", "ancestors", "full"],
     "selection": ["sample", "single", "window"],
 }
 """Which values of an enumeration are tried; the others are for studies."""
@@ -55,6 +55,8 @@ def _space(trial: optuna.Trial) -> Heuristic:
     for one in _PARAMETERS:
         if one.role == "name":
             chosen[one.name] = trial.suggest_categorical(one.name, _NAMES[one.name])
+        elif one.role == "switch":
+            chosen[one.name] = trial.suggest_categorical(one.name, [False, True])
         else:
             least, most = _RANGES[one.role]
             chosen[one.name] = trial.suggest_float(one.name, least, most, step=_STEP)
@@ -64,7 +66,7 @@ def _space(trial: optuna.Trial) -> Heuristic:
 def _parameters(heuristic: Heuristic) -> dict[str, Any]:
     """The point of the space that is nearest to the heuristic."""
     chosen = {one.name: getattr(heuristic, one.name) for one in _PARAMETERS}
-    numbers = {n: round(v / _STEP) * _STEP for n, v in chosen.items() if not isinstance(v, str)}
+    numbers = {n: round(v / _STEP) * _STEP for n, v in chosen.items() if isinstance(v, float)}
     return chosen | numbers
 
 

@@ -1,0 +1,221 @@
+"""heuristic="auto": settings chosen by simulating the program's own steps."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dtr_alloc
+from dtr_alloc import Heuristic
+from dtr_alloc.runtime import auto
+from dtr_alloc.runtime.heuristic import resolve
+from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.simulate import Simulator
+
+ELEMENTS = 1 << 14  # 64 KiB.
+BUDGET = 10 * 4 * ELEMENTS
+BEST = Heuristic("ancestors", staleness_exp=0.5)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations may take all of the time."""
+    monkeypatch.setattr(auto, "_SHARE", 1e9)
+
+
+@pytest.fixture
+def prefers(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[Heuristic, float]], list[int]]:
+    """Gives each candidate a time; returns the budgets that are simulated."""
+
+    def prefer(times: dict[Heuristic, float]) -> list[int]:
+        budgets: list[int] = []
+
+        def added(_: auto.Chooser, __: Simulator, candidate: Heuristic, budget: int) -> float:
+            budgets.append(budget)
+            return times.get(candidate, 1.0)
+
+        monkeypatch.setattr(auto.Chooser, "_added", added)
+        return budgets
+
+    return prefer
+
+
+class Program:
+    """Steps whose backward pass reads what the forward pass made."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.weights = torch.randn(ELEMENTS, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weights], lr=0.01)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        y = self.weights
+        for _ in range(16):
+            y = (y * 0.9).sin()
+        y.sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
+def run(steps: int, **options: Any) -> tuple[Program, Session]:
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto", **options) as session:
+        for _ in range(steps):
+            program.step()
+    return program, session
+
+
+def wait_for_search(session: Session, candidates: int = len(auto.CANDIDATES)) -> None:
+    """Until the thread has tried so many."""
+    chooser = session._chooser
+    assert chooser is not None
+    assert chooser._thread is not None
+    for _ in range(1000):
+        if chooser._tried == candidates:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the search did not end")
+
+
+def test_what_adds_least_is_taken_when_a_step_ends(
+    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
+) -> None:
+    prefers({BEST: 0.25})
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        for _ in range(auto._STEPS):
+            program.step()
+        wait_for_search(session)
+        assert session.heuristic == Heuristic()
+        program.step()
+        assert session.heuristic == BEST
+        assert "auto: Heuristic(neighbourhood='ancestors'" in session.summary()
+        assert "adds 25% of the operators' time, dtr 100%" in session.summary()
+
+
+def test_results_are_eagers_whatever_is_chosen(hurried: None) -> None:
+    expected = Program()
+    for _ in range(20):
+        expected.step()
+    program, session = run(20)
+    assert torch.equal(program.weights, expected.weights)
+    assert session.stats().evictions > 0
+
+
+def test_little_better_is_not_better(
+    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
+) -> None:
+    prefers({BEST: 0.98})
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        for _ in range(auto._STEPS):
+            program.step()
+        wait_for_search(session)
+        program.step()
+        assert session.heuristic == Heuristic()
+
+
+def test_where_nothing_is_recomputed_nothing_is_chosen(
+    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
+) -> None:
+    budgets = prefers(dict.fromkeys(auto.CANDIDATES, 0.001))
+    program = Program()
+    with dtr_alloc.rematerialize("64MiB", heuristic="auto") as session:
+        for _ in range(auto._STEPS + 2):
+            program.step()
+        wait_for_search(session, candidates=1)
+    assert len(budgets) == 1
+    assert session.heuristic == Heuristic()
+
+
+def test_another_budget_is_searched_for_anew(
+    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
+) -> None:
+    budgets = prefers({BEST: 0.25})
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        for _ in range(auto._STEPS):
+            program.step()
+        wait_for_search(session)
+        session.resize(BUDGET - 512)
+        program.step()
+        for _ in range(1000):
+            if len(budgets) == 2 * len(auto.CANDIDATES):
+                break
+            threading.Event().wait(0.01)
+        program.step()
+        assert set(budgets) == {BUDGET, BUDGET - 512}
+        assert session.heuristic == BEST
+        assert session._chooser is not None
+        assert session._chooser.choice is not None
+        assert session._chooser.choice.budget_bytes == BUDGET - 512
+
+
+def test_a_refused_default_gives_way_to_what_runs(
+    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
+) -> None:
+    prefers(dict.fromkeys(auto.CANDIDATES, float("inf")) | {BEST: 5.0})
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        for _ in range(auto._STEPS):
+            program.step()
+        wait_for_search(session)
+        program.step()
+        assert session.heuristic == BEST
+        assert "dtr refused" in session.summary()
+
+
+def test_simulations_wait_until_a_hundredth_of_the_time_pays_for_them() -> None:
+    _, session = run(auto._STEPS + 1)
+    assert session._chooser is not None
+    elapsed = session._chooser._spent / auto._SHARE
+    assert session._chooser._spent == 0 or elapsed < 60
+    assert "auto: dtr so far, since the first simulations are not over" in session.summary()
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [(0, "no step of an optimizer was seen"), (2, "fewer than 4 steps of an optimizer were seen")],
+)
+def test_the_summary_says_why_nothing_was_chosen(steps: int, why: str) -> None:
+    _, session = run(steps)
+    assert f"auto: dtr so far, since {why}" in session.summary()
+
+
+def test_a_trace_that_the_user_records_comes_first() -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        with dtr_alloc.record_trace():
+            for _ in range(auto._STEPS):
+                program.step()
+        program.step()
+        assert "a trace was recorded before enough steps were seen" in session.summary()
+
+
+def test_the_thread_ends_with_its_scope(hurried: None) -> None:
+    run(auto._STEPS + 1)
+    assert "dtr_alloc auto" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_thread_ends_also_where_the_body_raises() -> None:
+    program = Program()
+    with pytest.raises(KeyError), dtr_alloc.rematerialize(BUDGET, heuristic="auto"):
+        for _ in range(auto._STEPS):
+            program.step()
+        raise KeyError
+    assert "dtr_alloc auto" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_auto_is_no_heuristic_of_a_simulation() -> None:
+    with pytest.raises(ValueError, match=r"rematerialize\(\) and allocator\(\) take it"):
+        resolve("auto")
+
+
+def test_a_file_that_is_no_heuristic_is_refused_by_name(tmp_path: Any) -> None:
+    for text in ("[1]", "{", '{"cost": 1}', '{"cost_exp": -1}', '{"next_use": 1}'):
+        path = tmp_path / "mine.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"mine\.json is no saved heuristic: "):
+            Heuristic.load(path)
