@@ -88,11 +88,12 @@ class Chooser:
             clock=clock,
         )
         self._began = time.monotonic()
-        self._spent = 0.0
+        self.spent_seconds = 0.0
         self._wake = threading.Condition()
         self._closed = False
         self._budget = self._searched = 0  # That to choose for; that of the last search.
         self._tried = 0  # Candidates, in that search.
+        self._over = False
         self._waiting: Choice | None = None  # Until the end of a step.
         self._thread: threading.Thread | None = None
         self.choice: Choice | None = None  # In force.
@@ -138,6 +139,11 @@ class Chooser:
         if self._thread is not None:
             self._thread.join()
 
+    def idle(self) -> bool:
+        """Whether a search is over, and another budget would have to come for the next."""
+        with self._wake:
+            return self._over and self._budget == self._searched
+
     def told(self) -> str:
         """For people."""
         if self.choice is None:
@@ -153,22 +159,25 @@ class Chooser:
             return
         began = time.thread_time()
         simulator = Simulator(trace_of(first_steps(records.tolist(), _STEPS), operators))
-        self._spent += time.thread_time() - began
+        self.spent_seconds += time.thread_time() - began
         while self._try_all(simulator):
             with self._wake:
+                self._over = self._budget == self._searched
                 self._wake.wait_for(lambda: self._closed or self._budget != self._searched)
 
     def _try_all(self, simulator: Simulator) -> bool:
         """At the budget of now; False where the scope is over."""
-        budget = self._searched = self._budget
+        with self._wake:
+            self._over = False
+            budget = self._searched = self._budget
         default = least = float("inf")
         expected = 0.0
         for self._tried, candidate in enumerate(CANDIDATES, start=1):
             if not self._may_spend(expected):
                 return False
-            before = self._spent
+            before = self.spent_seconds
             added = self._added(simulator, candidate, budget)
-            expected = max(expected, self._spent - before)
+            expected = max(expected, self.spent_seconds - before)
             if self._tried == 1:
                 default = least = added
                 if added < _NEGLIGIBLE:
@@ -190,7 +199,7 @@ class Chooser:
             began = time.thread_time()
             result = simulator.run(int(budget * nearly), rules)
             engine = time.thread_time() - began
-            self._spent += engine
+            self.spent_seconds += engine
             if result.status != "ok":
                 return float("inf")
             again = result.total_compute - result.base_compute + result.move_ns
@@ -199,7 +208,7 @@ class Chooser:
 
     def _may_spend(self, seconds: float) -> bool:
         """Waits until so much more is within the share; False where the scope is over."""
-        due = self._began + (self._spent + seconds) / _SHARE
+        due = self._began + (self.spent_seconds + seconds) / _SHARE
         with self._wake:
             self._wake.wait_for(lambda: self._closed, max(due - time.monotonic(), 0))
             return not self._closed

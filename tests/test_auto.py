@@ -67,13 +67,11 @@ def run(steps: int, **options: Any) -> tuple[Program, Session]:
     return program, session
 
 
-def wait_for_search(session: Session, candidates: int = len(auto.CANDIDATES)) -> None:
-    """Until the thread has tried so many."""
-    chooser = session._chooser
-    assert chooser is not None
-    assert chooser._thread is not None
+def wait_for_search(session: Session) -> None:
+    """Until the thread waits for another budget."""
+    assert session._chooser is not None
     for _ in range(1000):
-        if chooser._tried == candidates:
+        if session._chooser.idle():
             return
         threading.Event().wait(0.01)
     raise AssertionError("the search did not end")
@@ -125,7 +123,7 @@ def test_where_nothing_is_recomputed_nothing_is_chosen(
     with dtr_alloc.rematerialize("64MiB", heuristic="auto") as session:
         for _ in range(auto._STEPS + 2):
             program.step()
-        wait_for_search(session, candidates=1)
+        wait_for_search(session)
     assert len(budgets) == 1
     assert session.heuristic == Heuristic()
 
@@ -141,10 +139,7 @@ def test_another_budget_is_searched_for_anew(
         wait_for_search(session)
         session.resize(BUDGET - 512)
         program.step()
-        for _ in range(1000):
-            if len(budgets) == 2 * len(auto.CANDIDATES):
-                break
-            threading.Event().wait(0.01)
+        wait_for_search(session)
         program.step()
         assert set(budgets) == {BUDGET, BUDGET - 512}
         assert session.heuristic == BEST
@@ -170,8 +165,8 @@ def test_a_refused_default_gives_way_to_what_runs(
 def test_simulations_wait_until_a_hundredth_of_the_time_pays_for_them() -> None:
     _, session = run(auto._STEPS + 1)
     assert session._chooser is not None
-    elapsed = session._chooser._spent / auto._SHARE
-    assert session._chooser._spent == 0 or elapsed < 60
+    elapsed = session._chooser.spent_seconds / auto._SHARE
+    assert session._chooser.spent_seconds == 0 or elapsed < 60
     assert "auto: dtr so far, since the first simulations are not over" in session.summary()
 
 
