@@ -35,6 +35,7 @@ figures: $(READY)
 	$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
 	$(PYTHON) perf/real_size.py --out perf/results
 	$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
+	$(PYTHON) perf/auto.py --out perf/results
 	$(PYTHON) perf/peers.py --no-compile --out perf/results
 	$(PYTHON) perf/advice.py --out perf/results
 	$(PYTHON) perf/optimizers.py --out perf/results
