@@ -3,7 +3,8 @@
 Each workload is recorded once without a budget, then trained under shares of its activation peak
 (DESIGN.md, "What a budget means in the demo") with the logical clock, and its trace is simulated
 under the same budgets. Compared are the evictions, storage by storage and version by version, the
-operators run again, and the peak; without a budget, the peak to the byte.
+operators run again, and the peak; without a budget, the peak to the byte. Three of the workloads
+also follow a tape, with settings that heuristic="auto" may choose.
 
     python perf/fidelity.py --out perf/results/fidelity.json
 """
@@ -19,15 +20,19 @@ from measurement import provenance, write_json
 from models import MODELS, Workload
 
 import dtr_alloc
+from dtr_alloc import Heuristic
+from dtr_alloc.runtime.heuristic import name_of
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 
 BUDGETS = (0.7, 0.5, 0.3)
 UNLIMITED = 1 << 36
+TAPE = Heuristic("ancestors", staleness_exp=0.7, next_use=True)
+FOLLOWS_TAPE = ("resnet32", "transformer", "treelstm")
 
 
 def train(
-    name: str, budget: int | None, scale: float, steps: int, heuristic: str
+    name: str, budget: int | None, scale: float, steps: int, heuristic: str | Heuristic
 ) -> tuple[dtr_alloc.Recording, dtr_alloc.SessionStats, Workload]:
     """A training from scratch, recorded."""
     workload = MODELS[name](scale=scale)
@@ -64,7 +69,9 @@ def simulated_evictions(simulator: Simulator, result: SimulationResult) -> list[
     ]
 
 
-def compare(name: str, scale: float, steps: int, heuristic: str = "dtr") -> list[dict[str, object]]:
+def compare(
+    name: str, scale: float, steps: int, heuristic: str | Heuristic = "dtr"
+) -> list[dict[str, object]]:
     """A row for no budget and one for each budget."""
     recording, stats, workload = train(name, None, scale, steps, heuristic)
     assert recording.trace is not None
@@ -78,6 +85,7 @@ def compare(name: str, scale: float, steps: int, heuristic: str = "dtr") -> list
     rows: list[dict[str, object]] = [
         {
             "model": name,
+            "heuristic": name_of(heuristic),
             "budget": None,
             "peak_bytes": stats.peak_bytes,
             "simulated_peak_bytes": unlimited.peak_bytes,
@@ -95,6 +103,7 @@ def compare(name: str, scale: float, steps: int, heuristic: str = "dtr") -> list
         rows.append(
             {
                 "model": name,
+                "heuristic": name_of(heuristic),
                 "budget": share,
                 "peak_bytes": live.peak_bytes,
                 "simulated_peak_bytes": result.peak_bytes,
@@ -117,14 +126,19 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
-    for name in MODELS:
-        made = compare(name, 1.0, 1 if options.quick else 3)
+    steps = 1 if options.quick else 3
+    runs: list[tuple[str, str | Heuristic]] = [(name, "dtr") for name in MODELS] + [
+        (name, TAPE) for name in FOLLOWS_TAPE
+    ]
+    for name, heuristic in runs:
+        made = compare(name, 1.0, steps, heuristic)
         rows += made
         for row in made:
             share = "no budget" if row["budget"] is None else f"{row['budget']}"
             verdict = "identical" if row["identical"] else "DIFFERENT"
+            decides = "tape" if heuristic is TAPE else heuristic
             print(
-                f"{name:<13} {share:<9} {row['evictions']:>6,} evictions, "
+                f"{name:<13} {decides:<5} {share:<9} {row['evictions']:>6,} evictions, "
                 f"peak {row['peak_bytes']:>12,} bytes: {verdict}",
                 flush=True,
             )
