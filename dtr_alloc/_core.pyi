@@ -123,8 +123,13 @@ class SessionStats:
     peak_bytes: int
     evictable_bytes: int
     largest_operator_bytes: int
+    largest_hold_bytes: int
 
 class Reading: ...
+
+class CompiledRegion:
+    def __init__(self, name: str, results: int, written: list[int], random: bool) -> None: ...
+    def __call__(self, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any: ...
 
 class Session:
     def __init__(
@@ -155,6 +160,8 @@ class Session:
     def expose(self, tensor: torch.Tensor) -> tuple[int, int]: ...
     def note_exposure(self, text: str) -> None: ...
     def exposures(self) -> list[str]: ...
+    def note_stayed(self, region_and_why: str) -> None: ...
+    def stayed(self) -> list[str]: ...
     def reading(self, tensor: torch.Tensor) -> Reading: ...
     def holding(
         self, tensors: Sequence[Any], written: list[int], run: Callable[[], Any]
@@ -242,6 +249,7 @@ class Schedule:
         tensor_alias: npt.NDArray[np.int64],
         op_cost: npt.NDArray[np.int64],
         op_constant: npt.NDArray[np.int64],
+        op_together: npt.NDArray[np.int64],
         op_args_begin: npt.NDArray[np.int64],
         op_args: npt.NDArray[np.int64],
         op_results_begin: npt.NDArray[np.int64],

@@ -71,7 +71,8 @@ void bind_session(py::module_& m) {
       .def_readonly("live_bytes", &SessionStats::live_bytes)
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
-      .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes);
+      .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes)
+      .def_readonly("largest_hold_bytes", &SessionStats::largest_hold_bytes);
 
   py::enum_<SessionTrace::Watch>(m, "Watch")
       .value("off", SessionTrace::Watch::kOff)
@@ -126,6 +127,8 @@ void bind_session(py::module_& m) {
           Open())
       .def("note_exposure", &Session::note_exposure)
       .def("exposures", &Session::exposures)
+      .def("note_stayed", &Session::note_stayed)
+      .def("stayed", &Session::stayed)
       .def(
           "reading",
           [](Session& session, const at::Tensor& tensor) {
@@ -192,8 +195,7 @@ void bind_session(py::module_& m) {
              py::list rows;
              for (const EventLog::Event& event : session.events()) {
                rows.append(py::make_tuple(event.evicted, event.at, event.duration,
-                                          c10::toString(event.made_by->handle.operator_name()),
-                                          event.size, event.live));
+                                          event.made_by->name, event.size, event.live));
              }
              return rows;
            })

@@ -38,9 +38,12 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
   }
   Guard guard(session_);
   std::vector<Held> held;
+  Bytes bytes = 0;
   for (const at::Tensor& tensor : read) {
     Value* value = StorageTable::value_of(tensor);
     if (!value) continue;
+    const auto is = [&](const Held& one) { return one.value() == value; };
+    if (std::ranges::none_of(held, is)) bytes += value->size;
     held.emplace_back(session_.engine_, *value);
     session_.engine_.touch(*value);
     session_.engine_.used(*value);
@@ -51,6 +54,7 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
   if (session_.device_.work && session_.follow_stream()) {
     for (const Held& value : held) session_.read_on_stream(*value.value());
   }
+  session_.largest_hold_ = std::max(session_.largest_hold_, bytes);
   values_ = std::move(held);
   innermost = this;
 }

@@ -1,0 +1,536 @@
+"""`backend="dtr_alloc"`: a compiled forward graph is one operator, evicted and recomputed exactly."""
+
+import functools
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+import dtr_alloc
+from dtr_alloc.runtime.compile_backend import backend
+from tests.exactness import MODES, assert_exact, bits, same, scope
+from tests.test_threads import in_threads
+
+pytestmark = [  # Torch's own, as it is imported and as it compiles.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),
+]
+KIB, MIB = 1 << 10, 1 << 20
+Function = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _many_shapes() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+
+
+def compiled(function: Function, **options: Any) -> Function:
+    return torch.compile(function, backend="dtr_alloc", **options)
+
+
+@functools.cache
+def block() -> Function:
+    """A perceptron of its own arguments, with dropout: one graph for all its uses."""
+
+    def run(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        return x + F.dropout(F.gelu(x @ first) @ last, 0.1)
+
+    return compiled(run)
+
+
+def training(blocks: int = 6, rows: int = 128) -> Iterator[Tensor]:
+    weights = [torch.randn(2, 64, 64).div(8).requires_grad_() for _ in range(blocks)]
+    x = torch.randn(rows, 64)
+    for weight in weights:
+        x = block()(x, *weight.unbind())
+    x.square().mean().backward()
+    yield x
+    for weight in weights:
+        assert weight.grad is not None
+        yield weight.grad
+
+
+def gradients(run: Function, *inputs: Tensor) -> Iterator[Tensor]:
+    """What `run` returns, and the inputs' gradients of the results' sum, twice."""
+    for _ in range(2):
+        leaves = [one.detach().exp().requires_grad_(one.is_floating_point()) for one in inputs]
+        made = run(*leaves)
+        made = [made] if isinstance(made, Tensor) else [m for m in made if isinstance(m, Tensor)]
+        yield from made
+        floats = [one for one in made if one.requires_grad]
+        if floats:
+            total = sum((one.exp() * 0.01).sum() for one in floats)
+            assert isinstance(total, Tensor)
+            yield from torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+
+def test_training_is_exact() -> None:
+    assert_exact(training)
+
+
+def test_all_that_it_saves_can_be_evicted() -> None:
+    list(training())  # Compiles.
+    with scope(None) as session:
+        x = torch.randn(128, 64, requires_grad=True).exp()
+        weight = torch.randn(64, 64, requires_grad=True)
+        before = session.stats()
+        kept = block()(block()(x, weight, weight), weight, weight)
+        stats = session.stats()
+        assert stats.evictable_bytes - before.evictable_bytes == stats.live_bytes - before.live_bytes
+        assert stats.live_bytes - before.live_bytes > 4 * kept.nbytes
+
+
+@pytest.mark.parametrize("share", [0.7, 0.4])
+def test_budgets_hold_and_change_no_bit(share: float) -> None:
+    expected = [bits(one) for one in seeded(training, 12, 512)]
+    with dtr_alloc.measure() as measured:
+        list(seeded(training, 12, 512))
+    peak = measured.stats().peak_bytes
+    with scope(int(share * peak)) as session:
+        found = [bits(one) for one in seeded(training, 12, 512)]
+        session.check()
+    stats = session.stats()
+    assert stats.rematerializations > 0
+    assert stats.peak_bytes <= share * peak
+    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def seeded(program: Callable[..., Iterator[Tensor]], *arguments: Any) -> Iterator[Tensor]:
+    torch.manual_seed(0)
+    return program(*arguments)
+
+
+def test_views_among_the_results_and_inputs_that_come_back() -> None:
+    def several(a: Tensor, b: Tensor, n: int) -> tuple[Any, ...]:
+        wide = a.sin() * b
+        return wide, wide.t(), wide[1:], a, b.view(-1), None, n + 1, wide.sum(), (a > 1), a.long()
+
+    run = compiled(several)
+    for n in (3, 4, 5):
+        assert_exact(lambda n=n: gradients(lambda a, b: run(a, b, n), *two(96)))  # type: ignore
+
+
+def two(size: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, size), torch.randn(size, size)
+
+
+def test_batch_norm_and_buffers_that_are_written() -> None:
+    norm = nn.BatchNorm1d(32)
+    run = compiled(lambda x: F.relu(norm(x)))
+
+    def program() -> Iterator[Tensor]:
+        norm.reset_running_stats()
+        norm.weight.grad = None
+        for _ in range(3):
+            run(torch.randn(64, 32).exp()).exp().sum().backward()
+        assert norm.weight.grad is not None
+        yield norm.weight.grad
+        yield from norm.buffers()
+
+    assert_exact(program)
+
+
+@pytest.mark.parametrize("size", [64, 256])  # Small enough for a copy, and not.
+def test_an_input_that_is_written(size: int) -> None:
+    run = compiled(lambda x, y: (x.add_(y), x.sin(), y.cos())[1:])
+
+    def program() -> Iterator[Tensor]:
+        made, given = torch.randn(size, size).exp(), torch.ones(size, size)
+        before = made.cos(), given.cos() * made
+        for _ in range(2):
+            yield from run(made, given)
+            yield from run(given, made)
+        yield from before
+        yield from (made, given)
+
+    assert_exact(program)
+
+
+def test_what_is_too_large_to_copy_is_told_in_the_summary() -> None:
+    run = compiled(lambda x, y: (x.add_(y), x.sin())[1])
+    with scope(None) as session:
+        outside = torch.zeros(256, 256)
+        run(outside, torch.ones(256, 256).exp())
+    assert "writes a tensor of over 64 KiB" in session.summary()
+
+
+def test_random_numbers_of_a_library_that_says_nothing_of_them() -> None:
+    @torch.library.custom_op("dtr_alloc_test::noise", mutates_args=())
+    def noise(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    noise.register_fake(torch.empty_like)
+    run = compiled(lambda x: noise(x.sin()) * 2)
+    assert_exact(lambda: gradients(lambda x: run(x.detach()), two(96)[0]))
+
+
+def test_what_must_not_run_again_stays_and_is_named() -> None:
+    library = torch.library.Library("dtr_alloc_untagged", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    library.impl("twice", torch.empty_like, "Meta")
+    run = compiled(lambda x: torch.ops.dtr_alloc_untagged.twice(x.sin()).cos())
+    assert_exact(lambda: gradients(lambda x: run(x.detach()), two(96)[0]))
+    with scope(None) as session:
+        made = run(two(96)[0].exp())
+        assert not dtr_alloc.evict(made)
+    assert "dtr_alloc_untagged::twice has no pt2_compliant_tag" in session.summary()
+
+
+def test_a_constant_of_the_code_that_comes_back() -> None:
+    table = torch.randn(128, 128)
+
+    def program() -> Iterator[Tensor]:
+        torch._dynamo.reset()
+        shift = torch.compiler.assume_constant_result(lambda: table)
+        run = compiled(lambda x: (x + shift() + torch.tensor([float(i) for i in range(128)]), shift()))
+        for _ in range(3):
+            for one in run(torch.randn(128, 128).exp()):
+                yield one.exp()
+
+    assert_exact(program)
+
+
+def test_an_error_inside_loses_nothing() -> None:
+    @torch.library.custom_op("dtr_alloc_test::fails", mutates_args=())
+    def fails(x: Tensor) -> Tensor:
+        raise LookupError("by the test")
+
+    fails.register_fake(torch.empty_like)
+    run = compiled(lambda x: fails(x.sin()) + x)
+    with scope(None) as session:
+        x = torch.randn(64, 64).exp()
+        before = session.stats().evictable_bytes
+        assert dtr_alloc.evict(x)
+        for _ in range(2):
+            with pytest.raises(LookupError, match="by the test"):
+                run(x)
+        assert session.stats().evictable_bytes >= before
+        assert dtr_alloc.evict(x)
+        session.check()
+
+
+def test_a_budget_that_is_too_small_is_refused_and_leaves_all_as_it_was() -> None:
+    run = compiled(lambda x: (x.sin(), x.cos(), x.tan(), x.exp()))
+    with scope(int(3.5 * MIB)) as session:
+        x = torch.full((512, 512), 0.5).exp()
+        with pytest.raises(torch.OutOfMemoryError, match="nothing left to evict"):
+            run(x)
+        session.check()
+        assert torch.equal(run(x[:64])[0], x[:64].sin())
+
+
+def test_threads_that_join() -> None:
+    expected = [bits(one) for one in seeded(plain_training)]
+    with scope(None, evict_always=True) as session:
+
+        def work() -> None:
+            found = [bits(one) for one in plain_training()]
+            assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+        in_threads(work, work)
+        assert session.stats().rematerializations > 0
+
+
+@functools.cache
+def wave() -> Function:
+    return compiled(lambda x: (x.sin() * x).cos())
+
+
+def plain_training() -> Iterator[Tensor]:
+    x = torch.full((64, 64), 0.7, requires_grad=True)
+    y = x
+    for _ in range(5):
+        y = wave()(y.exp().sin())
+        yield y
+    yield from torch.autograd.grad(y.sum(), x)
+
+
+def test_the_code_goes_with_the_graph_and_its_last_recipe() -> None:
+    from torch._inductor.output_code import CompiledFxGraph
+
+    def graphs() -> list[Any]:
+        gc.collect()
+        return [one for one in gc.get_objects() if isinstance(one, CompiledFxGraph)]
+
+    torch._dynamo.reset()
+    before = {id(one) for one in graphs()}
+    run: Function | None = compiled(lambda x: x.tanh() * 3)
+    with scope(None):
+        assert run is not None
+        x = torch.randn(64, 64)
+        y = run(x.exp())
+        made = [weakref.ref(one) for one in graphs() if id(one) not in before]
+        assert len(made) == 1
+        expected = bits(y)
+        run = None
+        torch._dynamo.reset()
+        assert dtr_alloc.evict(y)
+        graphs()
+        assert same(bits(y), expected)  # By code that only the recipe has.
+        assert made[0]() is not None
+        del y
+    graphs()
+    assert made[0]() is None
+
+
+def test_each_region_has_its_own_name_in_traces_events_and_profiles(tmp_path: Path) -> None:
+    runs = compiled(lambda x: x.sin() + 1), compiled(lambda x: x.cos() + 1)
+    with dtr_alloc.rematerialize(None, events=True) as session:
+        x = torch.randn(64, 64)
+        with dtr_alloc.record_trace() as recording:
+            made = [run(x) for run in runs for _ in range(2)]
+        assert recording.trace is not None
+        named = [one.name for one in recording.trace.instructions if hasattr(one, "name")]
+        named = [name for name in named if name.startswith("compiled::")]
+        assert len(named) == 4
+        assert len(set(named)) == 2
+        with torch.profiler.profile() as profiler:
+            for one in made:
+                assert dtr_alloc.evict(one)
+                dtr_alloc.materialize(one)
+        seen = {event.name for event in profiler.events() or ()}
+        assert {f"dtr::rematerialize({name})" for name in named} <= seen
+    session.export_chrome_trace(tmp_path / "events.json")
+    events = json.loads((tmp_path / "events.json").read_text())["traceEvents"]
+    assert {f"evict {name}" for name in named} <= {event["name"] for event in events}
+
+
+def test_outside_of_scopes_it_is_inductors_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("called as an operator")
+
+    with scope(None):
+        wave()(torch.ones(64, 64))
+    monkeypatch.setattr("dtr_alloc._core.CompiledRegion.__call__", never)
+    wave()(torch.ones(64, 64))
+    with scope(None), pytest.raises(AssertionError, match="as an operator"):
+        wave()(torch.ones(64, 64))
+
+
+def test_torch_finds_it_by_name() -> None:
+    assert "dtr_alloc" in torch._dynamo.list_backends()
+
+
+def test_cuda_graphs_are_refused() -> None:
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    for asked in ({"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}):
+        with pytest.raises(ValueError, match="makes no CUDA graphs"):
+            backend(graph, [torch.ones(1)], **asked)  # type: ignore[arg-type]
+
+
+def test_the_first_call_is_no_price() -> None:
+    calls = []
+
+    @torch.library.custom_op("dtr_alloc_test::slow_at_first", mutates_args=())
+    def slow_at_first(x: Tensor) -> Tensor:
+        calls.append(x)
+        if len(calls) == 1:
+            for _ in range(300):
+                torch.randn(256, 256) @ torch.randn(256, 256)
+        return x + 1
+
+    slow_at_first.register_fake(torch.empty_like)
+    run = compiled(lambda x: slow_at_first(x))
+    with dtr_alloc.rematerialize(None), dtr_alloc.record_trace() as recording:
+        x = torch.ones(64, 64)
+        for _ in range(50):
+            x = x.exp().sin()
+        for _ in range(2):
+            run(x)
+    assert recording.trace is not None
+    calls_of = [one for one in recording.trace.instructions if hasattr(one, "cost_ns")]
+    first, second = (one.cost_ns for one in calls_of if one.name.startswith("compiled::"))
+    assert 0 < first < 20 * second
+
+
+def test_the_summary_tells_where_one_call_holds_much_of_the_budget() -> None:
+    def deep(x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = (x @ x.t()).softmax(1) @ x
+        return x
+
+    run = compiled(deep)
+    with dtr_alloc.rematerialize("24MiB") as session:
+        run(torch.randn(512, 64, requires_grad=True)).sum().backward()
+    assert "compile smaller blocks" in session.summary()
+    with dtr_alloc.rematerialize("1GiB") as session:
+        run(torch.randn(512, 64, requires_grad=True)).sum().backward()
+    assert "compile smaller blocks" not in session.summary()
+
+
+MORE: dict[str, Function] = {
+    "no_grad": lambda run: lambda x: torch.no_grad()(run)(x),
+    "inference_mode": lambda run: lambda x: torch.inference_mode()(run)(x.detach()).clone(),
+    "autocast": lambda run: lambda x: torch.autocast("cpu", torch.bfloat16)(run)(x),
+    "checkpoint around it": lambda run: lambda x: checkpoint(run, x, use_reentrant=False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("around", MORE)
+def test_where_it_is_called(around: str) -> None:
+    run = MORE[around](compiled(lambda x: F.dropout((x @ x).sin(), 0.3) * x, dynamic=False))
+    assert_exact(lambda: gradients(run, two(96)[0]))
+
+
+def broken(x: Tensor) -> Tensor:
+    y = x.sin() * 2
+    torch._dynamo.graph_break()
+    return y.cos() * x
+
+
+def inside(x: Tensor) -> Tensor:
+    made = checkpoint(lambda t: (t.sin() @ t).cos(), x, use_reentrant=False)
+    assert isinstance(made, Tensor)
+    return made * x
+
+
+def asks(x: Tensor) -> Tensor:
+    return x * x.sum().item()
+
+
+def chosen(x: Tensor) -> Tensor:
+    made = torch.cond(x.sum() > 0, lambda t: t.sin() * 2, lambda t: t.cos(), (x,))
+    assert isinstance(made, Tensor)
+    return made + 1
+
+
+def spectrum(x: Tensor) -> Tensor:
+    return torch.fft.fft(x).abs() + x
+
+
+def attention(x: Tensor) -> Tensor:
+    q = x.view(2, 2, -1, 32)
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.2, is_causal=True)
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x * torch.rand_like(x) + torch.randint(0, 9, x.shape) + torch.randn_like(x)
+
+
+def many(x: Tensor) -> Tensor:
+    total = x
+    for one in x.unbind():
+        total = total + one.sin()
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [broken, inside, asks, chosen, spectrum, attention, noisy, many])
+def test_a_function(function: Function) -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compiled(function)
+        assert_exact(lambda: gradients(run, two(128)[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_eight_lengths(dynamic: bool | None) -> None:
+    run = compiled(lambda x: (x @ x.t()).softmax(1) @ x * x.shape[0], dynamic=dynamic)
+
+    def program() -> Iterator[Tensor]:
+        for rows in (16, 24, 40, 64, 17, 99, 128, 24):
+            yield from gradients(run, torch.randn(rows, 64))
+
+    assert_exact(program)
+
+
+@pytest.mark.slow
+def test_more_shapes_than_torch_compiles_for() -> None:
+    torch._dynamo.reset()
+    run = compiled(lambda x: x.sin() * x, dynamic=False)
+
+    def program() -> Iterator[Tensor]:
+        for rows in (16, 24, 40, 64, 17):
+            yield from gradients(run, torch.randn(rows, 64))
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        assert_exact(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_a_model_compiled_block_by_block(name: str) -> None:
+    from dtr_alloc.demo import MODELS, Plan
+    from dtr_alloc.demo.models import BasicBlock, Job, TransformerBlock
+    from dtr_alloc.demo.train import train
+
+    def make() -> Job:
+        job = MODELS[name]()
+        for module in job.model.modules():
+            if isinstance(module, BasicBlock | TransformerBlock):
+                module.compile(backend="dtr_alloc")
+        return job
+
+    plan = Plan((), steps=3)
+    base = train(make, plan, dtr_alloc.measure)
+    fixed = base.gradient_bytes + base.optimizer_bytes
+    for share in (0.7, 0.5, 0.3) if name == "gpt" else (0.7, 0.5):
+        budget = int(share * (base.stats[-1].peak_bytes - fixed)) + fixed
+        found = train(make, plan, lambda budget=budget: dtr_alloc.rematerialize(budget))  # type: ignore
+        assert found.digests == base.digests
+        assert found.stats[-1].peak_bytes <= budget
+        assert found.stats[-1].rematerializations > 0
+
+
+OPERATIONS: list[Function] = [
+    lambda x, w: x @ w,
+    lambda x, w: F.gelu(x) * w.sum(0),
+    lambda x, w: F.layer_norm(x, x.shape[-1:]),
+    lambda x, w: F.dropout(x, 0.2),
+    lambda x, w: x.softmax(-1) + w.mean(),
+    lambda x, w: x + x.flip(0).sin(),
+    lambda x, w: torch.cat([x[:, ::2], x[:, 1::2]], 1),
+    lambda x, w: x.clamp(-1, 1) * 3,
+    lambda x, w: x.t().contiguous().view(x.shape) if x.shape[0] == x.shape[1] else x.exp(),
+    lambda x, w: x * torch.rand_like(x),
+    lambda x, w: x.clone().add_(1).mul_(w.sum(1)),
+    lambda x, w: F.linear(x, w).relu(),
+    lambda x, w: x.cumsum(0) * 0.01,
+    lambda x, w: torch.where(x > 0, x, w.max() * 0.1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+def test_a_random_module(seed: int) -> None:
+    torch._dynamo.reset()
+    dice = torch.Generator().manual_seed(seed)
+
+    def draw(most: int) -> int:
+        return int(torch.randint(most, (), generator=dice))
+
+    def composed() -> Function:
+        steps = [OPERATIONS[draw(len(OPERATIONS))] for _ in range(2 + draw(5))]
+
+        def run(x: Tensor, w: Tensor) -> Tensor:
+            for step in steps:
+                x = step(x, w).tanh()
+            return x
+
+        return compiled(run)
+
+    parts = [composed() for _ in range(2)]
+
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(32, 32, requires_grad=True)
+        w = torch.randn(32, 32, requires_grad=True)
+        y = x * 1
+        for part in (*parts, *parts):
+            y = part(y, w)
+            yield y
+        yield from torch.autograd.grad(y.exp().sum(), (x, w), allow_unused=True, materialize_grads=True)
+
+    assert_exact(program, modes=[mode for mode in MODES if mode != "recorded"])
