@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc.runtime.compile_backend import backend
+from dtr_alloc.runtime.trace.format import Call
 from tests.exactness import MODES, assert_exact, bits, same, scope
 from tests.test_threads import in_threads
 
@@ -81,7 +83,7 @@ def test_training_is_exact() -> None:
 def test_all_that_it_saves_can_be_evicted() -> None:
     list(training())  # Compiles.
     with scope(None) as session:
-        x = torch.randn(128, 64, requires_grad=True).exp()
+        x = torch.randn(1024, 64, requires_grad=True).exp()  # Smaller masks would be constants.
         weight = torch.randn(64, 64, requires_grad=True)
         before = session.stats()
         kept = block()(block()(x, weight, weight), weight, weight)
@@ -187,18 +189,38 @@ def test_what_must_not_run_again_stays_and_is_named() -> None:
     assert "dtr_alloc_untagged::twice has no pt2_compliant_tag" in session.summary()
 
 
-def test_a_constant_of_the_code_that_comes_back() -> None:
-    table = torch.randn(128, 128)
+TABLES: list[Tensor] = []
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def table() -> Tensor:
+    return TABLES[0]
+
+
+def test_constants_that_the_code_took_from_a_scope() -> None:
+    def program() -> Iterator[Tensor]:
+        torch._dynamo.reset()
+        TABLES[:] = [torch.randn(128, 128).exp()]
+        run = compiled(lambda x: x + table() + torch.tensor([float(i) for i in range(128)]))
+        for _ in range(3):
+            yield run(torch.randn(128, 128).exp()).exp()
+
+    assert_exact(program)
+
+
+def test_a_frozen_weight_that_comes_back() -> None:
+    layer = nn.Linear(128, 128).eval()
 
     def program() -> Iterator[Tensor]:
         torch._dynamo.reset()
-        shift = torch.compiler.assume_constant_result(lambda: table)
-        run = compiled(lambda x: (x + shift() + torch.tensor([float(i) for i in range(128)]), shift()))
-        for _ in range(3):
-            for one in run(torch.randn(128, 128).exp()):
-                yield one.exp()
+        run = compiled(lambda x: (layer(x), layer.weight, layer.weight.t()))
+        with torch.no_grad():
+            for _ in range(3):
+                for one in run(torch.randn(128, 128).exp()):
+                    yield one.exp()
 
-    assert_exact(program)
+    with torch._inductor.config.patch(freezing=True):
+        assert_exact(program)
 
 
 def test_an_error_inside_loses_nothing() -> None:
@@ -222,12 +244,13 @@ def test_an_error_inside_loses_nothing() -> None:
 
 def test_a_budget_that_is_too_small_is_refused_and_leaves_all_as_it_was() -> None:
     run = compiled(lambda x: (x.sin(), x.cos(), x.tan(), x.exp()))
+    expected = bits(run(torch.full((64, 512), 0.5).exp())[0])
     with scope(int(3.5 * MIB)) as session:
         x = torch.full((512, 512), 0.5).exp()
         with pytest.raises(torch.OutOfMemoryError, match="nothing left to evict"):
             run(x)
         session.check()
-        assert torch.equal(run(x[:64])[0], x[:64].sin())
+        assert same(bits(run(x[:64])[0]), expected)
 
 
 def test_threads_that_join() -> None:
@@ -261,7 +284,7 @@ def test_the_code_goes_with_the_graph_and_its_last_recipe() -> None:
 
     def graphs() -> list[Any]:
         gc.collect()
-        return [one for one in gc.get_objects() if isinstance(one, CompiledFxGraph)]
+        return [one for one in gc.get_objects() if type(one) is CompiledFxGraph]
 
     torch._dynamo.reset()
     before = {id(one) for one in graphs()}
@@ -336,8 +359,7 @@ def test_the_first_call_is_no_price() -> None:
     def slow_at_first(x: Tensor) -> Tensor:
         calls.append(x)
         if len(calls) == 1:
-            for _ in range(300):
-                torch.randn(256, 256) @ torch.randn(256, 256)
+            time.sleep(0.1)
         return x + 1
 
     slow_at_first.register_fake(torch.empty_like)
@@ -349,9 +371,10 @@ def test_the_first_call_is_no_price() -> None:
         for _ in range(2):
             run(x)
     assert recording.trace is not None
-    calls_of = [one for one in recording.trace.instructions if hasattr(one, "cost_ns")]
-    first, second = (one.cost_ns for one in calls_of if one.name.startswith("compiled::"))
-    assert 0 < first < 20 * second
+    calls_of = [one for one in recording.trace.instructions if isinstance(one, Call)]
+    first, second = (one.time for one in calls_of if one.name.startswith("compiled::"))
+    assert 0 < first < 1e6  # Nanoseconds. By its time it would be a hundred milliseconds.
+    assert second > 0
 
 
 def test_the_summary_tells_where_one_call_holds_much_of_the_budget() -> None:
@@ -361,7 +384,7 @@ def test_the_summary_tells_where_one_call_holds_much_of_the_budget() -> None:
         return x
 
     run = compiled(deep)
-    with dtr_alloc.rematerialize("24MiB") as session:
+    with dtr_alloc.rematerialize("16MiB") as session:
         run(torch.randn(512, 64, requires_grad=True)).sum().backward()
     assert "compile smaller blocks" in session.summary()
     with dtr_alloc.rematerialize("1GiB") as session:

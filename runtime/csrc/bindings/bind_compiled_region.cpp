@@ -104,7 +104,11 @@ class PythonCode final : public CompiledCode {
  public:
   PythonCode(std::shared_ptr<CompiledRegion> region, py::object run)
       : CompiledCode(std::move(region)), run_(run.release().ptr()) {}
-  ~PythonCode() override { PutAside::add(run_); }
+  ~PythonCode() override { release_resources(); }
+  // Of the last recipe: the region keeps a weak reference, and with it this object's memory.
+  void release_resources() override {
+    if (PyObject* run = std::exchange(run_, nullptr)) PutAside::add(run);
+  }
 
   std::vector<at::Tensor> run(std::vector<c10::IValue> arguments) override {
     py::gil_scoped_acquire gil;
@@ -135,7 +139,7 @@ class PythonCode final : public CompiledCode {
     }
   }
 
-  PyObject* const run_;
+  PyObject* run_;
 };
 
 c10::intrusive_ptr<CompiledCode> code_of(const std::shared_ptr<CompiledRegion>& region,
