@@ -117,7 +117,7 @@ def smallest(make: Make, base: Training, fixed: int) -> int:
             high = middle
         except torch.OutOfMemoryError:
             low = middle
-    return activations * high // 100 + fixed
+    return int(activations * high // 100 + fixed)
 
 
 def compare(name: str, model: Model, rounds: int, steps: int, find: bool) -> list[Row]:

@@ -15,7 +15,7 @@ it is compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -67,10 +67,8 @@ def backend(
         )
     without_cache = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with torch._functorch.config.patch(without_cache):
-        made: Callable[..., Any] = compile_fx(
-            graph, inputs, inner_compile=_compile, config_patches=config or None
-        )
-    return made
+        made = compile_fx(graph, inputs, inner_compile=_compile, config_patches=config or None)
+    return cast(Callable[..., Any], made)
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -90,7 +88,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) 
 
 def _name() -> str:
     """Of the graph, for traces and profiles."""
-    from torch._functorch.aot_autograd import get_aot_graph_name
+    from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 
     return f"compiled::{get_aot_graph_name()}"
 
@@ -111,18 +109,16 @@ def _why_not(graph: torch.fx.GraphModule) -> str | None:
 
 def _obstacle(call: Any) -> str | None:
     if isinstance(call, torch._ops.HigherOrderOperator):
-        if call.name() in _PURE:
-            return None
-        return f"the higher-order operator {call.name()} may write or have effects"
+        name = str(call.__name__)
+        return None if name in _PURE else f"the higher-order operator {name} may have effects"
     if not isinstance(call, torch._ops.OpOverload) or call.namespace in _TORCHS:
         return None
+    name = call._schema.name
     if call.namespace in _COLLECTIVE:
-        return f"{call.name()} talks to other processes"
+        return f"{name} talks to other processes"
     if torch.Tag.pt2_compliant_tag not in call.tags:
-        return f"{call.name()} has no pt2_compliant_tag"
-    if call._schema.is_mutable:
-        return f"{call.name()} writes an argument"
-    return None
+        return f"{name} has no pt2_compliant_tag"
+    return f"{name} writes an argument" if call._schema.is_mutable else None
 
 
 def _is_random(graph: torch.fx.GraphModule) -> bool:
