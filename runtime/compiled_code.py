@@ -78,7 +78,8 @@ def _held(
             if made is not None:
                 return made
         written = getattr(graph, "mutated_input_idxs", range(len(inputs)))
-        return holder.holding(inputs, list(written), lambda: run(graph, inputs))
+        backward = getattr(graph, "fx_kwargs", {}).get("is_backward", False)
+        return holder.holding(inputs, list(written), backward, lambda: run(graph, inputs))
 
     return call
 

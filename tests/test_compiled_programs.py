@@ -16,6 +16,7 @@ from tests.test_compiled_regions import compiled, gradients, two
 pytestmark = [  # Torch's own, as it is imported and as it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:The .grad attribute"),
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support:UserWarning"),
     pytest.mark.slow,
 ]
 Function = Callable[..., Any]

@@ -68,6 +68,17 @@ Session::Hold::~Hold() {
   }
 }
 
+void Session::Hold::returned(const at::Tensor& result) {
+  Guard guard(session_);
+  Value* value = StorageTable::value_of(result);
+  if (!value || !covers(value)) return;
+  for (Held& held : values_) {
+    if (held.value() == value) held.release();
+  }
+  if (value->resident())
+    session_.storages_.let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
+}
+
 bool Session::Hold::covers(const Value* value) {
   if (!value) return here();
   for (const Hold* hold = innermost; hold; hold = hold->outer_) {
