@@ -126,7 +126,8 @@ class Session:
         rows = [("not recorded", "", text) for text in self._core.stayed()]
         held = self._core.stats().largest_hold_bytes
         if budget is not None and held > budget / 3:
-            note = f"{100 * held / budget:.0f} % of the budget held by one call: compile smaller blocks"
+            share = f"{100 * held / budget:.0f} % of the budget"
+            note = f"{share} held by one call: compile smaller blocks"
             rows.append(("compiled code", format_size(held), note))
         return rows
 

@@ -66,7 +66,7 @@ def chosen(x: Tensor) -> Tensor:
 
 
 def spectrum(x: Tensor) -> Tensor:
-    return torch.fft.fft(x).abs() + x
+    return torch.add(torch.fft.fft(x).abs(), x)
 
 
 def attention(x: Tensor) -> Tensor:
