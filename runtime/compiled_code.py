@@ -24,6 +24,7 @@ from dtr_alloc import _core
 
 _MODULE = "torch._inductor.output_code"
 _GRAPHS = ("CompiledFxGraph", "CompiledAOTI")
+_MARK = "_dtr_alloc_region"
 
 
 def hold_arguments(session: Callable[[], _core.Session | None]) -> Callable[[], None]:
@@ -50,6 +51,12 @@ def hold_arguments(session: Callable[[], _core.Session | None]) -> Callable[[], 
     return restore
 
 
+def mark(graph: Any, region: _core.CompiledRegion | str, name: str) -> None:
+    """Has a compiled graph called as an operator in scopes; or tells why that cannot be, which
+    a scope's summary shows under the graph's `name`."""
+    graph.__dict__[_MARK] = (region, name)
+
+
 def is_being_made() -> bool:
     """Whether this thread compiles. That looks at addresses and storages, and keeps none."""
     return torch._guards.CompileContext.try_get() is not None
@@ -63,8 +70,16 @@ def _held(
         holder = session() if _core.records_this_thread() else None
         if holder is None:
             return run(graph, inputs)
+        region, name = graph.__dict__.get(_MARK, (None, ""))
+        if isinstance(region, str):
+            holder.note_stayed(f"{name}: {region}")
+        elif region is not None and isinstance(inputs, list):
+            made = region(inputs, functools.partial(run, graph))
+            if made is not None:
+                return made
         written = getattr(graph, "mutated_input_idxs", range(len(inputs)))
-        return holder.holding(inputs, list(written), lambda: run(graph, inputs))
+        backward = getattr(graph, "fx_kwargs", {}).get("is_backward", False)
+        return holder.holding(inputs, list(written), backward, lambda: run(graph, inputs))
 
     return call
 

@@ -112,6 +112,7 @@ class Session:
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
         if self._chooser is not None:
             rows.append(("heuristic", "", self._chooser.told()))
+        rows += self._compiled_code(s.budget_bytes)
         rows += [("memory taken", "", text) for text in self._core.exposures()]
         return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
 
@@ -119,6 +120,16 @@ class Session:
     def heuristic(self) -> Heuristic:
         """By which victims are chosen at present; with ``heuristic="auto"`` it changes."""
         return heuristic_of(self._core.heuristic())
+
+    def _compiled_code(self, budget: int | None) -> list[tuple[str, str, str]]:
+        """What the summary tells of it, if anything."""
+        rows = [("not recorded", "", text) for text in self._core.stayed()]
+        held = self._core.stats().largest_hold_bytes
+        if budget is not None and held > budget / 3:
+            share = f"{100 * held / budget:.0f} % of the budget"
+            note = f"{share} held by one call: compile smaller blocks"
+            rows.append(("compiled code", format_size(held), note))
+        return rows
 
     def reset_peak(self) -> None:
         """Starts the peak again from what is in use now."""

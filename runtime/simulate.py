@@ -30,6 +30,8 @@ from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
+_REGION = "compiled::"  # Begins the names of those whose results are evicted together (graph.h).
+
 JSON_FIELDS = (
     "trace",
     "heuristic",
@@ -167,6 +169,7 @@ class Simulator:
             tensor_alias=schedule.tensor_alias,
             op_cost=schedule.op_cost,
             op_constant=schedule.op_constant.astype(np.int64),
+            op_together=np.array([name.startswith(_REGION) for name in schedule.op_name], np.int64),
             op_args_begin=schedule.op_args_begin,
             op_args=schedule.op_args,
             op_results_begin=schedule.op_results_begin,

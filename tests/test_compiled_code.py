@@ -353,7 +353,7 @@ print("done")
             "from dtr_alloc.runtime.scope import serve\n"
             "seen = []\n"
             "class Session:\n"
-            "    def holding(self, tensors, written, run):\n"
+            "    def holding(self, tensors, written, backward, run):\n"
             "        seen.extend(tensors)\n"
             "        return run()\n"
             "    def reading(self, tensor):\n"

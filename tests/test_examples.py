@@ -61,8 +61,9 @@ def torchrun(name: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["rank"]))
 
 
-def test_there_are_six_and_each_is_run_here() -> None:
+def test_there_are_seven_and_each_is_run_here() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == [
+        "compiled_blocks",
         "cupy_beside_torch",
         "ddp",
         "fsdp2",
@@ -74,6 +75,13 @@ def test_there_are_six_and_each_is_run_here() -> None:
 
 def test_a_plain_loop() -> None:
     row = run("plain_loop")
+    check(row)
+    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # As it is imported.
+def test_a_model_whose_blocks_are_compiled() -> None:
+    row = run("compiled_blocks")
     check(row)
     assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
 

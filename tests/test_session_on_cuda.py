@@ -256,7 +256,7 @@ def hold(tensor: Tensor) -> None:
     """As compiled code does."""
     session = current.session()
     assert session is not None
-    session.holding([tensor], [], lambda: None)
+    session.holding([tensor], [], False, lambda: None)
 
 
 @pytest.mark.parametrize("read", [torch.sum, hold])

@@ -46,6 +46,30 @@ void set_adviser(const py::function& function) {
   Session::set_adviser(&advice);
 }
 
+// Runs compiled code that is given `tensors`, of which it writes those at `written`.
+py::object holding(Session& session, const py::sequence& tensors,
+                   const std::vector<std::size_t>& written, bool backward,
+                   const py::function& run) {
+  std::unique_ptr<Session::Hold> hold;
+  {  // The code lets its arguments go as it runs: nobody else may keep them.
+    std::vector<at::Tensor> read, changed;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      py::object tensor = tensors[i];
+      if (!THPVariable_Check(tensor.ptr())) continue;
+      bool changes = std::find(written.begin(), written.end(), i) != written.end();
+      (changes ? changed : read).push_back(THPVariable_Unpack(tensor.ptr()));
+    }
+    py::gil_scoped_release open;
+    hold = std::make_unique<Session::Hold>(session, read, changed);
+  }
+  py::object made = run();
+  if (!backward) return made;
+  for (py::handle result : made) {
+    if (THPVariable_Check(result.ptr())) hold->returned(THPVariable_Unpack(result.ptr()));
+  }
+  return made;
+}
+
 }  // namespace
 
 void bind_session(py::module_& m) {
@@ -71,7 +95,8 @@ void bind_session(py::module_& m) {
       .def_readonly("live_bytes", &SessionStats::live_bytes)
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
-      .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes);
+      .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes)
+      .def_readonly("largest_hold_bytes", &SessionStats::largest_hold_bytes);
 
   py::enum_<SessionTrace::Watch>(m, "Watch")
       .value("off", SessionTrace::Watch::kOff)
@@ -126,29 +151,15 @@ void bind_session(py::module_& m) {
           Open())
       .def("note_exposure", &Session::note_exposure)
       .def("exposures", &Session::exposures)
+      .def("note_stayed", &Session::note_stayed)
+      .def("stayed", &Session::stayed)
       .def(
           "reading",
           [](Session& session, const at::Tensor& tensor) {
             return std::make_unique<Session::Reading>(session, tensor);
           },
           Open(), py::keep_alive<0, 1>())
-      .def("holding",
-           [](Session& session, const py::sequence& tensors,
-              const std::vector<std::size_t>& written, const py::function& run) {
-             std::unique_ptr<Session::Hold> hold;
-             {  // The code lets its arguments go as it runs: nobody else may keep them.
-               std::vector<at::Tensor> read, changed;
-               for (std::size_t i = 0; i < tensors.size(); ++i) {
-                 py::object tensor = tensors[i];
-                 if (!THPVariable_Check(tensor.ptr())) continue;
-                 bool changes = std::find(written.begin(), written.end(), i) != written.end();
-                 (changes ? changed : read).push_back(THPVariable_Unpack(tensor.ptr()));
-               }
-               py::gil_scoped_release open;
-               hold = std::make_unique<Session::Hold>(session, read, changed);
-             }
-             return run();
-           })
+      .def("holding", &holding)
       .def("is_evicted", &Session::is_evicted)
       .def("commit", in_scope(&Scope::commit), Open())
       .def("commit_before_fork", in_scope(&Scope::commit_before_fork), Open())
@@ -192,8 +203,7 @@ void bind_session(py::module_& m) {
              py::list rows;
              for (const EventLog::Event& event : session.events()) {
                rows.append(py::make_tuple(event.evicted, event.at, event.duration,
-                                          c10::toString(event.made_by->handle.operator_name()),
-                                          event.size, event.live));
+                                          event.made_by->name, event.size, event.live));
              }
              return rows;
            })

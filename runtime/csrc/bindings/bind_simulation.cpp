@@ -17,9 +17,9 @@ using Column = py::array_t<std::int64_t, py::array::c_style>;
 
 // Keeps the columns alive for as long as something looks at them.
 struct ScheduleColumns {
-  Column tensor_size, tensor_alias, op_cost, op_constant, op_args_begin, op_args, op_results_begin,
-      kind, operand, tensor_tracked, tensor_in_place, tensor_block, op_events_begin, event_kind,
-      event_value;
+  Column tensor_size, tensor_alias, op_cost, op_constant, op_together, op_args_begin, op_args,
+      op_results_begin, kind, operand, tensor_tracked, tensor_in_place, tensor_block,
+      op_events_begin, event_kind, event_value;
 
   Schedule view() const {
     const auto view = [](const Column& column) {
@@ -29,6 +29,7 @@ struct ScheduleColumns {
             .tensor_alias = view(tensor_alias),
             .op_cost = view(op_cost),
             .op_constant = view(op_constant),
+            .op_together = view(op_together),
             .op_args_begin = view(op_args_begin),
             .op_args = view(op_args),
             .op_results_begin = view(op_results_begin),
@@ -88,11 +89,11 @@ void bind_simulation(py::module_& m) {
   using namespace py::literals;
   py::class_<ScheduleColumns>(m, "Schedule")
       .def(py::init<Column, Column, Column, Column, Column, Column, Column, Column, Column, Column,
-                    Column, Column, Column, Column, Column>(),
+                    Column, Column, Column, Column, Column, Column>(),
            py::kw_only(), "tensor_size"_a, "tensor_alias"_a, "op_cost"_a, "op_constant"_a,
-           "op_args_begin"_a, "op_args"_a, "op_results_begin"_a, "kind"_a, "operand"_a,
-           "tensor_tracked"_a, "tensor_in_place"_a, "tensor_block"_a, "op_events_begin"_a,
-           "event_kind"_a, "event_value"_a)
+           "op_together"_a, "op_args_begin"_a, "op_args"_a, "op_results_begin"_a, "kind"_a,
+           "operand"_a, "tensor_tracked"_a, "tensor_in_place"_a, "tensor_block"_a,
+           "op_events_begin"_a, "event_kind"_a, "event_value"_a)
       .def("baseline", [](const ScheduleColumns& schedule) {
         PaperSimulation::Baseline sum = PaperSimulation::baseline(schedule.view());
         return py::make_tuple(sum.peak, sum.cost, sum.constants, sum.largest_operator);

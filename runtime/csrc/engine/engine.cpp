@@ -11,6 +11,17 @@
 
 namespace dtr {
 
+namespace {
+
+// Of the outputs that are evicted together each has a share of the cost, by its size.
+Nanos share(Nanos cost, const Value& value, Bytes all) {
+  return Nanos{static_cast<std::int64_t>(static_cast<double>(cost.count()) *
+                                         static_cast<double>(value.size) /
+                                         static_cast<double>(all))};
+}
+
+}  // namespace
+
 // ---- Recording ----------------------------------------------------------------------------------
 
 Op* Engine::begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes) {
@@ -56,6 +67,10 @@ void Engine::finish(Op& op, Nanos cost) {
   if (op.live_outputs == 0) return abandon(op);
   ++stats_.ops;
   op.cost = cost;
+  Bytes made = 0;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    if (op.outputs()[i]) made += op.outputs()[i]->size;
+  }
   std::uint16_t history = 0, walked = 0;
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
     const Value& value = *op.uses()[i].value;
@@ -65,7 +80,7 @@ void Engine::finish(Op& op, Nanos cost) {
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
     if (!value) continue;
-    value->cost = cost;
+    value->cost = op.together ? share(cost, *value, made) : cost;
     value->history = std::max<std::uint16_t>(history, history + 1), value->walked = walked;
     accessed(*value);
     own(*value);
@@ -192,6 +207,21 @@ void Engine::evict(Value& value) {
   ++stats_.evictions;
 }
 
+// An output that other recipes read stays: each of them would have to wait for this one. To bring it
+// back takes the whole run from now on.
+void Engine::evict_together(Op& op) {
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value* value = op.outputs()[i];
+    if (!value || value->candidate == kNowhere) continue;
+    if (value->uses) {
+      value->cost = op.cost;
+      columns_.copy_times(*value);
+    } else if (!value->locks) {
+      evict(*value);
+    }
+  }
+}
+
 void Engine::lose(Value& value, Loss loss) {
   remove_candidate(value);
   value.data = nullptr;
@@ -298,7 +328,9 @@ bool Engine::evict_one(Shed shed) {
   Value* victim = selector_.choose(score_clock(), stats_.clock);
   if (!victim) return false;
   const bool sheds = sheds_ && shed == Shed::kBehindVictim;
-  if (!sheds || !shed_behind(*victim)) evict(*victim);
+  if (sheds && shed_behind(*victim)) return true;
+  const bool together = victim->producer->together && !victim->uses;
+  together ? evict_together(*victim->producer) : evict(*victim);
   return true;
 }
 

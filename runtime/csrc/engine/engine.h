@@ -228,6 +228,7 @@ class Engine {
   History walk(const Value& value, Bytes enough, const Visit& visit);
   bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
+  void evict_together(Op& op);
   std::vector<Value*> held_on(const Value& constant) const;
   // By which scores are computed: while a tape foretells, minus the tape's (columns.h).
   Nanos score_clock() const { return tapes_.foretell() ? -tapes_.now() : stats_.clock; }

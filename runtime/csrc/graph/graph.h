@@ -77,7 +77,9 @@ struct Value {
 
 struct Op {
   Nanos cost = 0ns;
-  std::uint32_t use_count = 0;
+  std::uint32_t use_count : 31 = 0;
+  // Its outputs are evicted together: one run makes them all, however many are missing.
+  std::uint32_t together : 1 = 0;
   std::uint16_t output_count = 0;
   std::uint16_t live_outputs = 0;  // Outputs still in the graph; the Op goes with the last.
 

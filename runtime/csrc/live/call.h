@@ -51,6 +51,7 @@ struct Call {
   bool here = false;     // It runs on the session's device.
   bool tracked = false;
   bool recording = false;
+  bool first_run = false;               // Of a compiled region: it loads or tunes what it runs.
   bool recordable = false;              // The same where nothing is recorded, for a trace.
   std::unique_ptr<RandomState> random;  // Before the call, if it is random and recorded.
   // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
@@ -71,6 +72,7 @@ struct Call {
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);
   }
   c10::ArrayRef<c10::IValue> results(const torch::jit::Stack& stack) const {
+    if (info.listed) return stack.back().toListRef();
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.returns, info.returns);
   }
 };

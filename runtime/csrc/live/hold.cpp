@@ -38,9 +38,12 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
   }
   Guard guard(session_);
   std::vector<Held> held;
+  Bytes bytes = 0;
   for (const at::Tensor& tensor : read) {
     Value* value = StorageTable::value_of(tensor);
     if (!value) continue;
+    const auto is = [&](const Held& one) { return one.value() == value; };
+    if (std::ranges::none_of(held, is)) bytes += value->size;
     held.emplace_back(session_.engine_, *value);
     session_.engine_.touch(*value);
     session_.engine_.used(*value);
@@ -51,6 +54,7 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
   if (session_.device_.work && session_.follow_stream()) {
     for (const Held& value : held) session_.read_on_stream(*value.value());
   }
+  session_.largest_hold_ = std::max(session_.largest_hold_, bytes);
   values_ = std::move(held);
   innermost = this;
 }
@@ -62,6 +66,17 @@ Session::Hold::~Hold() {
     if (held.value()) session_.storages_.arm(*held.value());
     held.release();
   }
+}
+
+void Session::Hold::returned(const at::Tensor& result) {
+  Guard guard(session_);
+  Value* value = StorageTable::value_of(result);
+  if (!value || !covers(value)) return;
+  for (Held& held : values_) {
+    if (held.value() == value) held.release();
+  }
+  if (value->resident())
+    session_.storages_.let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
 }
 
 bool Session::Hold::covers(const Value* value) {

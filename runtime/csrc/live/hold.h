@@ -43,6 +43,10 @@ class Session::Hold {
   ~Hold();
   Hold(const Hold&) = delete;
 
+  // The code returned `result`, perhaps over memory that it was given: a compiled backward graph may
+  // write over a saved tensor that nobody else has, and says so nowhere.
+  void returned(const at::Tensor& result);
+
   static bool here() { return innermost != nullptr; }  // This thread runs such code.
   // ... and may read a tensor of this value, null for a constant, through a pointer.
   static bool covers(const Value* value);

@@ -26,6 +26,7 @@ class InOperator {
     // Python code runs whose operators torch hides from us: what they read is not locked.
     bool handled = false;
     bool replaying = false;         // The operator is a recomputation, and not the program's doing.
+    bool first_run = false;         // The operator never ran before, and does more than later.
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
   };
   static thread_local State state;

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "runtime/csrc/live/hold.h"
 #include "runtime/csrc/live/in_operator.h"
@@ -85,11 +86,15 @@ void Session::set_in_optimizer(bool inside) {
 }
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  intercept(operator_info(op), keys, stack);
+}
+
+void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   Session* session = Session::active();
-  if (!session) return op.redispatchBoxed(keys, stack);
+  if (!session) return info.handle.redispatchBoxed(keys, stack);
   try {
-    session->execute(operator_info(op), keys, stack);
+    session->execute(info, keys, stack);
   } catch (const c10::OutOfMemoryError& error) {
     if (InOperator::state.depth > 0) throw;
     session->rethrow_with_advice(error);
@@ -297,6 +302,7 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     call.info.handle.redispatchBoxed(call.keys, stack);
   }
+  call.first_run = std::exchange(thread.first_run, false);
   call.inside_ticks = ticks() - start;
   call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);
   if (!call.sample.first) return;
@@ -364,10 +370,19 @@ void Session::adopt_written(const Call& call, OperatorCall& engaged) {
 void Session::count(Call& call) {
   if (costs_ && call.here) {
     call.kernel_ticks = to_ticks(costs_->cost(call.cost, estimate(call.bytes)));
+  } else if (call.first_run) {
+    call.kernel_ticks = usual_ticks(call.bytes);
   }
+  touched_bytes_ += call.bytes;
   ++operators_;
   kernel_ticks_ += call.kernel_ticks;
   thrash_.computed(call.kernel_ticks);
+}
+
+// By what the operators so far took for each byte.
+std::int64_t Session::usual_ticks(Bytes bytes) const {
+  if (touched_bytes_ == 0) return to_ticks(estimate(bytes));
+  return static_cast<std::int64_t>(static_cast<double>(kernel_ticks_) * bytes / touched_bytes_);
 }
 
 void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock) {
@@ -380,6 +395,10 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   }
   engine_.note_operator(call.bytes);
   const bool recorded = engaged.op();
+  if (call.info.listed && call.recordable && options_.record && !recorded) {
+    stayed_.insert(call.info.name +
+                   ": writes a tensor of over 64 KiB, or two tensors over one memory");
+  }
   Op* kept = engaged.finish(cost);
   recorded_ += kept != nullptr;
   if (recorded && !options_.instruments.verify) constants_.shed_sometimes();

@@ -59,7 +59,7 @@ void MutationDetector::compare(const OperatorInfo& info, const Arguments& before
   for (const Seen& seen : before) {
     if (checksum(seen.storage.get()) == seen.checksum) continue;
     std::lock_guard<std::mutex> guard(mutex_);
-    TORCH_CHECK(false, "debug mode: ", info.handle.operator_name(),
+    TORCH_CHECK(false, "debug mode: ", info.name,
                 " wrote a tensor that its schema says it only reads: ", origin(seen.storage.get()),
                 "; declare it (mutates_args of a custom operator, `Tensor(a!)` in a schema)");
   }
@@ -73,8 +73,7 @@ void MutationDetector::made(const c10::TensorImpl& result, const OperatorInfo& b
     std::erase_if(origins_, [](const auto& origin) { return origin.second.storage.expired(); });
     sweep_at_ = 2 * origins_.size() + 4096;
   }
-  std::string text = c10::str("the result of ", by.handle.operator_name(), ", ", result.dtype(),
-                              " ", result.sizes());
+  std::string text = c10::str("the result of ", by.name, ", ", result.dtype(), " ", result.sizes());
   origins_.emplace(storage, Origin{c10::weak_intrusive_ptr<c10::StorageImpl>(
                                        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
                                    std::move(text)});
@@ -113,7 +112,7 @@ void MutationDetector::verify(const Value& constant, const OperatorInfo& reader)
   const Watched& watched = found->second;
   if (checksum(static_cast<const c10::StorageImpl*>(constant.data)) == watched.checksum) return;
   bool counted = watched.counter && watched.counter->current_version() != watched.version;
-  TORCH_CHECK(false, "debug mode: ", reader.handle.operator_name(),
+  TORCH_CHECK(false, "debug mode: ", reader.name,
               " reads a tensor that was written after recipes began to read it, and nobody said so: ",
               watched.origin, "; ",
               counted ? "torch counted the write, so an operator made it in a thread that is not in "

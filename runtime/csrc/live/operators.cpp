@@ -281,7 +281,8 @@ Table& table() {
 
 }  // namespace
 
-OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) : handle(op) {
+OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
+    : handle(op), name(c10::toString(op.operator_name())) {
   const FunctionSchema& schema = op.schema();
   const std::string& name = schema.name();
   arguments = schema.arguments().size();

@@ -12,6 +12,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
+#include <string>
 
 namespace dtr {
 
@@ -19,6 +20,7 @@ struct OperatorInfo {
   explicit OperatorInfo(const c10::OperatorHandle& op);
 
   const c10::OperatorHandle handle;
+  std::string name;
   std::uint32_t arguments = 0;
   std::uint32_t returns = 0;
   std::uint64_t tensors = 0;         // Bit i: argument i is or may hold tensors.
@@ -36,6 +38,7 @@ struct OperatorInfo {
   bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
   bool shares = false;  // Its result shares its argument's memory until one of them is written.
   bool fresh = false;   // May return a tensor, not a list of them, that is none of its arguments.
+  bool listed = false;  // Returns a list, of so many tensors (compiled_region.h).
   // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
   bool recordable = true;
 
@@ -51,6 +54,7 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 // Registers the fallthroughs and, for everything else, intercept() on kKey.
 void register_interception();
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Whether torch tells us when a pointer to a storage is about to leave it (from 2.13 on). Without,
 // only the methods of torch.Tensor that hand out memory can be watched.

@@ -286,6 +286,7 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
   Op* op =
       Engine::begin(tensors.uses, info.returns + tensors.written,
                     sizeof(Recipe) + RecipeParts::bytes(arguments.size(), plain, tensors.words));
+  op->together = info.listed;
   Recipe& recipe =
       *new (op->payload()) Recipe(info, std::move(random), context, arguments.size(), plain);
   RecipeWriter writer(recipe.parts());

@@ -33,7 +33,7 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
   }
   void* content = storages_.data_of(value);
   TORCH_CHECK(content || value.size == 0,
-              "a storage that ", recipe.info().handle.operator_name(),
+              "a storage that ", recipe.info().name,
               " read was resized behind PyTorch's dispatcher; its result cannot be recomputed");
   if (!written) {
     storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
@@ -74,12 +74,14 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
   {
     Unlocked open(lock);
     InOperator inside;
-    RECORD_FUNCTION(c10::str("dtr::rematerialize(", ready.info->handle.operator_name(), ")"),
+    RECORD_FUNCTION(c10::str("dtr::rematerialize(", ready.info->name, ")"),
                     c10::ArrayRef<const c10::IValue>(ready.stack.data(), ready.stack.size()));
     ready.run();
   }
   Results results;
-  for (const c10::IValue& result : ready.stack) {
+  c10::ArrayRef<c10::IValue> made = ready.stack;
+  if (ready.info->listed) made = ready.stack.back().toListRef();
+  for (const c10::IValue& result : made) {
     results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
   }
   for (at::Tensor& tensor : ready.written) results.push_back(std::move(tensor));
@@ -107,7 +109,7 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
 void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by) {
   Block* block = storages_.block_of(made);
   TORCH_INTERNAL_ASSERT(block && static_cast<Bytes>(made->nbytes()) == value.size,
-                        "a replay of ", by.handle.operator_name(), " made a storage of ",
+                        "a replay of ", by.name, " made a storage of ",
                         made->nbytes(), " bytes, the first run one of ", value.size);
   at::DataPtr& pointer = pointer_of(made);
   pointer.release_context();
@@ -139,8 +141,7 @@ std::string Replayer::difference(Op& op, Lock& lock) {
         rest /= again.size(d);
       }
       if (std::memcmp(first + offset * item, second + offset * item, item) == 0) continue;
-      return c10::str(Recipe::of(op).info().handle.operator_name(), ", output ", i, ", element ",
-                      n);
+      return c10::str(Recipe::of(op).info().name, ", output ", i, ", element ", n);
     }
   }
   return "";

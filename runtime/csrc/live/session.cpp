@@ -306,6 +306,16 @@ std::vector<std::string> Session::exposures() const {
   return exposures_;
 }
 
+void Session::note_stayed(std::string region_and_why) {
+  std::lock_guard guard(engine_.mutex());
+  stayed_.insert(std::move(region_and_why));
+}
+
+std::vector<std::string> Session::stayed() const {
+  std::lock_guard guard(engine_.mutex());
+  return {stayed_.begin(), stayed_.end()};
+}
+
 bool Session::is_evicted(const at::Tensor& tensor) const {
   std::lock_guard guard(engine_.mutex());
   const Value* value = StorageTable::value_of(tensor);
@@ -365,7 +375,8 @@ SessionStats Session::stats() const {
           .live_bytes = pool.live,
           .peak_bytes = pool.peak,
           .evictable_bytes = engine.evictable,
-          .largest_operator_bytes = engine.largest_operator};
+          .largest_operator_bytes = engine.largest_operator,
+          .largest_hold_bytes = largest_hold_};
 }
 
 std::vector<std::int64_t> Session::timeline() const {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,7 @@ struct SessionStats {
   std::int64_t device_choices;      // Victims chosen by scores that the device found,
   std::int64_t device_scores_from;  // and from how many candidates on it is asked; -1: never.
   Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
+  Bytes largest_hold_bytes;  // Of values that a call of compiled code held together.
 };
 
 Memory::Handle pool_for(const SessionOptions& options);
@@ -101,6 +103,8 @@ class Session final : public Executor {
   Constants::Kept expose(const at::Tensor& tensor);
   void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
   std::vector<std::string> exposures() const;
+  void note_stayed(std::string region_and_why);  // A compiled region that is not recorded.
+  std::vector<std::string> stayed() const;
   bool is_evicted(const at::Tensor& tensor) const;
 
   // A new limit, up to the largest that the memory can have (resize.cpp). Evicts what is above it.
@@ -168,6 +172,7 @@ class Session final : public Executor {
   void adopt_written(const Call& call, OperatorCall& engaged);
   void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void count(Call& call);
+  std::int64_t usual_ticks(Bytes bytes) const;
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void arm_arguments(const Call& call);
   void after_failure(Call& call, OperatorCall& engaged);
@@ -214,11 +219,13 @@ class Session final : public Executor {
   std::vector<std::int64_t> timeline_;
   std::int64_t operators_ = 0, recorded_ = 0, verified_ = 0;
   std::int64_t kernel_ticks_ = 0, remat_ticks_ = 0, search_ticks_ = 0, bookkeeping_ticks_ = 0;
+  Bytes touched_bytes_ = 0, largest_hold_ = 0;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   std::atomic<std::int64_t> steps_{0};  // Of optimizers.
   bool making_room_ = false;
   std::vector<std::string> exposures_;
+  std::set<std::string> stayed_;
   std::atomic<Bytes> refused_{0};  // By the last error: the budget that would have served it.
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   static inline std::atomic<Adviser> adviser_{nullptr};

@@ -32,7 +32,7 @@ void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Resu
   std::lock_guard<std::mutex> guard(mutex_);
   if (!running_) return;  // The recording began inside the operator.
   auto [known, fresh] = operators_.insert({&info, static_cast<std::int64_t>(operators_.size())});
-  if (fresh) out_.operators.push_back(c10::toString(info.handle.operator_name()));
+  if (fresh) out_.operators.push_back(info.name);
   std::size_t written = 0;
   for (const Result& result : results) {
     if (result.data) {

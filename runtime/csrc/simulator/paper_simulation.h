@@ -30,7 +30,7 @@ struct Schedule {
 
   std::span<const std::int64_t> tensor_size;   // Bytes; 0 for a view.
   std::span<const std::int64_t> tensor_alias;  // The tensor whose bytes it shares, or -1.
-  std::span<const std::int64_t> op_cost, op_constant;
+  std::span<const std::int64_t> op_cost, op_constant, op_together;
   std::span<const std::int64_t> op_args_begin, op_args;  // Compressed rows.
   std::span<const std::int64_t> op_results_begin;
   std::span<const std::int64_t> kind, operand;  // Instructions: an operator's or a tensor's number.
