@@ -11,11 +11,13 @@ own work, which is timed, because it is the same code. Costs of operators are me
 candidate is tried at two budgets that are nearly one, and must be better by some to be taken.
 
 Cost: the thread sleeps until a hundredth of the elapsed time pays for the next simulation. Python's
-lock is held only to make the trace, some microseconds an operator, once.
+lock is held only to make the trace, some fifty microseconds an operator, once.
 """
 
 from __future__ import annotations
 
+import atexit
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -55,7 +57,7 @@ _BETTER = 0.97  # Of the time added by what is in force, at most.
 _NEGLIGIBLE = 0.005  # Of the operators' time: there is nothing to choose.
 _NEARLY = (1.0, 0.99)  # Budgets.
 _HOPELESS = 20.0  # As runtime/advice.py.
-_RECORD_SECONDS = 1e-6  # To make a trace, for each integer of its records. Until it is known.
+_RECORD_SECONDS = 3e-6  # To make a trace, for each integer of its records. Until it is known.
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,13 @@ class Choice:
     Attributes:
         heuristic: in force from the end of a step on.
         budget_bytes: for which budget.
+        before: what was in force then.
         added: the time it added in the simulation, over that of the operators; `added_before`: what
-            the default added. Infinite where the budget did not do.
+            `before` added. Infinite where the budget did not do.
     """
 
     heuristic: Heuristic
+    before: Heuristic
     budget_bytes: int
     added: float
     added_before: float
@@ -97,7 +101,7 @@ class Chooser:
         self._waiting: Choice | None = None  # Until the end of a step.
         self._thread: threading.Thread | None = None
         self.choice: Choice | None = None  # In force.
-        self.why_not = "no step of an optimizer was seen"
+        self._why_not = "no step of an optimizer was seen"
 
     def stepped(self, core: _core.Session) -> None:
         """At the end of each step of an optimizer, in the thread of the program."""
@@ -109,27 +113,30 @@ class Chooser:
                 self._budget, self._waiting = budget, None
                 self._wake.notify()
             taken, self._waiting = self._waiting, None
+            if taken is not None:
+                self.choice = taken
+            if self._thread is None:
+                self._begin(core)
         if taken is not None:
             core.follow(taken.heuristic._native())
-            self.choice = taken
-        if self._thread is None:
-            self._begin(core)
 
     def _begin(self, core: _core.Session) -> None:
         steps, watch = core.watched()
         if watch == _core.Watch.off:
             core.watch()
         elif watch not in (_core.Watch.on, _core.Watch.over):
-            self.why_not = _WHY_NOT[watch]
+            self._why_not = _WHY_NOT[watch]
         elif steps < _STEPS:
-            self.why_not = f"fewer than {_STEPS} steps of an optimizer were seen"
+            self._why_not = f"fewer than {_STEPS} steps of an optimizer were seen"
         else:
-            self.why_not = "the first simulations are not over"
+            self._why_not = "the first simulations are not over"
             records, operators, _, _ = core.seen()
             self._thread = threading.Thread(
                 target=self._search, args=(records, operators), name="dtr_alloc auto", daemon=True
             )
             self._thread.start()
+            # A thread that comes back from C++ when Python has gone would end the process.
+            atexit.register(self.close)
 
     def close(self) -> None:
         """At the end of the scope: the thread ends."""
@@ -137,6 +144,7 @@ class Chooser:
             self._closed = True
             self._wake.notify()
         if self._thread is not None:
+            atexit.unregister(self.close)
             self._thread.join()
 
     def idle(self) -> bool:
@@ -147,14 +155,22 @@ class Chooser:
     def told(self) -> str:
         """For people."""
         if self.choice is None:
-            return f"auto: {name_of(PRESETS['dtr'])} so far, since {self.why_not}"
+            return f"auto: dtr so far, since {self._why_not}"
         chosen = self.choice
         return (
             f"auto: {name_of(chosen.heuristic)}: by a simulation of {self._tried} candidates it "
-            f"adds {_percent(chosen.added)}, dtr {_percent(chosen.added_before)}"
+            f"adds {_percent(chosen.added)}, {name_of(chosen.before)} "
+            f"{_percent(chosen.added_before)}"
         )
 
     def _search(self, records: npt.NDArray[np.int64], operators: list[str]) -> None:
+        try:
+            self._search_again_and_again(records, operators)
+        except Exception as error:  # Of a simulation: the program goes on as it is.
+            with self._wake:
+                self._why_not, self._over = f"a simulation failed: {error}", True
+
+    def _search_again_and_again(self, records: npt.NDArray[np.int64], operators: list[str]) -> None:
         if not self._may_spend(len(records) * _RECORD_SECONDS):
             return
         began = time.thread_time()
@@ -170,30 +186,37 @@ class Chooser:
         with self._wake:
             self._over = False
             budget = self._searched = self._budget
-        default = least = float("inf")
+            before = self.choice.heuristic if self.choice else CANDIDATES[0]
+        least = added_before = math.inf
         expected = 0.0
-        for self._tried, candidate in enumerate(CANDIDATES, start=1):
+        others = (one for one in CANDIDATES if one != before)
+        for self._tried, candidate in enumerate((before, *others), start=1):
             if not self._may_spend(expected):
                 return False
-            before = self.spent_seconds
-            added = self._added(simulator, candidate, budget)
-            expected = max(expected, self.spent_seconds - before)
-            if self._tried == 1:
-                default = least = added
+            spent = self.spent_seconds
+            added = self._added(simulator, candidate, budget, least)
+            expected = max(expected, self.spent_seconds - spent)
+            if candidate == before:
+                least = added_before = added
                 if added < _NEGLIGIBLE:
-                    return True
-            elif added >= least * _BETTER:
+                    break
+            if added >= least * _BETTER:
                 continue
             least = added
             with self._wake:
                 if self._budget != budget:
                     return True
-                self._waiting = Choice(candidate, budget, added, default)
+                self._waiting = Choice(candidate, before, budget, added, added_before)
+        self._why_not = "no other candidate would add less"
         return True
 
-    def _added(self, simulator: Simulator, candidate: Heuristic, budget: int) -> float:
-        """The time that a candidate adds, over that of the operators."""
-        rules = replace(self._rules, heuristic=candidate)
+    def _added(
+        self, simulator: Simulator, candidate: Heuristic, budget: int, enough: float
+    ) -> float:
+        """The time that a candidate adds, over that of the operators; infinite where that is more
+        than `enough`, or the budget does not do."""
+        thrash = min(_HOPELESS, 1 + len(_NEARLY) * enough + _NEGLIGIBLE)
+        rules = replace(self._rules, heuristic=candidate, thrash=thrash)
         added = 0.0
         for nearly in _NEARLY:
             began = time.thread_time()
@@ -201,7 +224,7 @@ class Chooser:
             engine = time.thread_time() - began
             self.spent_seconds += engine
             if result.status != "ok":
-                return float("inf")
+                return math.inf
             again = result.total_compute - result.base_compute + result.move_ns
             added += (again + 1e9 * engine) / max(result.base_compute, 1)
         return added / len(_NEARLY)
@@ -248,4 +271,4 @@ _WHY_NOT = {
 
 
 def _percent(share: float) -> str:
-    return "refused" if share == float("inf") else f"{share:.0%} of the operators' time"
+    return "refused" if share == math.inf else f"{share:.0%} of the operators' time"

@@ -86,6 +86,7 @@ class OpenScope(ABC):
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""
         self._members = threading.Condition()  # One of them may hold the parent's.
+        self._chooser = None  # Its thread is the parent's.
         self._joined = 0
         if session := self.session():
             session.abandon_in_child()

@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -168,6 +169,86 @@ def run(seeds: list[int], after: Callable[[int], None]) -> list[Tensor]:
 
 
 STEPS = [[0, 0, 0, 0], [1, 2, 1, 2, 1, 2], [3, 4, 5, 6, 7, 8, 3, 4, 5], [9, 9, 10, 9, 9, 10]]
+
+
+def checked_steps(session: Session, choose: Callable[[int], random.Random], hand: bool) -> None:
+    """Steps of two-result operators, fresh batches, writes in place, evictions by hand, pins and
+    values that the next step reads early or late, with a check after each operator."""
+    program, x = Program(), torch.linspace(0, 1, ELEMENTS)
+    values = [x + 1]
+    for number in range(6):
+        draw = choose(number)
+        batch = torch.full((ELEMENTS,), 0.5) if draw.randrange(2) else x.numpy().copy()
+        values.append(torch.as_tensor(batch) * 1)
+        for _ in range(24):
+            one, other, kind = draw.choice(values), draw.choice(values), draw.randrange(8)
+            if kind == 0:
+                values.append(one.sin())
+            elif kind == 1:
+                values.append(one + other)
+            elif kind == 2:
+                values.append(one.clone().add_(0.5))
+            elif kind == 3:
+                values.append(torch.sort(one.view(128, -1)).values.reshape(-1))
+            elif kind == 4:
+                values.append((one * other).tanh())
+            elif kind == 5 and hand:
+                dtr_alloc.evict(one)
+            elif kind == 6 and draw.randrange(4) == 0:
+                dtr_alloc.pin(one)
+            elif len(values) > 3:
+                values.pop(draw.randrange(len(values)))
+            del values[:-8]
+            session.check()
+        program.end_step()
+        session.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("policy", ["eager", "banish"])
+def test_needs_add_up_after_each_operator(policy: Any, seed: int) -> None:
+    kinds: list[Any] = ["none", "eqclass", "full", "ancestors", "megengine"]
+    with dtr_alloc.rematerialize(
+        30 * BYTES,
+        heuristic=Heuristic(kinds[seed % 5], next_use=True),
+        policy=policy,
+        clock="logical",
+        thrash_limit=0,
+    ) as session:
+        repeats = seed % 3 == 0
+        checked_steps(
+            session, lambda step: random.Random(seed if repeats else 10 * seed + step % 2), seed > 0
+        )
+
+
+def test_a_step_without_operators_changes_nothing() -> None:
+    """A second optimizer's, which has nothing to do."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5) as session:
+        for _ in range(3):
+            evicted = first_needed_first(x)
+            program.end_step()
+            program.end_step()
+            session.check()
+    assert evicted == [False, True]
+
+
+def test_what_the_program_keeps_is_needed_behind_the_step() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(3.5):
+        kept = x + 5
+        for _ in range(4):
+            old, dead = x + 1, x + 2
+            assert float(dead[0] + kept[0]) >= 2.0
+            filler = x + 3
+            evicted = [dtr_alloc.is_evicted(kept), dtr_alloc.is_evicted(dead)]
+            del filler
+            assert float((old * 2)[0]) == 2.0
+            kept = kept * 1
+            del dead
+            program.end_step()
+        del kept, old
+    assert evicted == [False, True]
 
 
 @pytest.mark.parametrize("heuristic", KINDS, ids=range(len(KINDS)))

@@ -163,7 +163,7 @@ void bind_session(py::module_& m) {
       .def("is_evicted", &Session::is_evicted)
       .def("commit", in_scope(&Scope::commit), Open())
       .def("commit_before_fork", in_scope(&Scope::commit_before_fork), Open())
-      .def("watch", [](Session& session) { session.trace().watch(); })
+      .def("watch", &Session::watch, Open())
       .def("seen",
            [](const Session& session) {
              SessionTrace::Seen seen = session.trace().seen();

@@ -227,7 +227,7 @@ void Engine::lose(Value& value, Loss loss) {
   value.data = nullptr;
   for (Value* view = value.views; view; view = view->views) view->data = nullptr;
   neighbourhood_.lost(value, loss);
-  update_needs_behind(value);
+  needs_after_loss(value);
 }
 
 void Engine::restore(Value& value, void* data) {
@@ -236,7 +236,7 @@ void Engine::restore(Value& value, void* data) {
   if (value.base) return;
   neighbourhood_.returned(value);
   add_candidate(value);
-  update_needs_behind(value);
+  needs_after_return(value);
 }
 
 void Engine::freeze(Value& value) {
@@ -252,6 +252,7 @@ void Engine::freeze(Value& value) {
 // ---- Lifetime -----------------------------------------------------------------------------------
 
 void Engine::unlink(Value& value) {
+  if (!value.resident()) needs_after_return(value);
   Op& op = *value.producer;
   value.producer = nullptr;
   value.history = 0;
@@ -266,7 +267,6 @@ void Engine::erase(Op& op) {
     *use.link = use.next;
     if (use.next) use.next->link = use.link;
     if (!use.value->uses) garbage_.push_back(use.value);
-    if (tapes_.foretell()) update_need(*use.value);
   }
   executor_.forget(op);
   ::operator delete(&op);
@@ -306,7 +306,7 @@ void Engine::own(Value& value) {
 
 void Engine::add_candidate(Value& value) {
   columns_.add(value, ++order_);
-  if (tapes_.foretell()) columns_.set_need(value);
+  if (tapes_.foretell()) columns_.set_need(value.candidate, need(value));
 }
 
 void Engine::remove_candidate(Value& value) {

@@ -115,11 +115,9 @@ class Engine {
   void end_operator(Nanos cost) {
     if (!heuristic_.next_use) return;
     stats_.foretold += tapes_.foretell();
-    if (tapes_.end_operator(cost)) show_all_times();
+    if (tapes_.end_operator(cost)) another_tape();
   }
-  void end_step() {
-    if (heuristic_.next_use && tapes_.end_step()) show_all_times();
-  }
+  void end_step();
 
   // The result of `empty` is locked until an operator reads or fills it, which calls used(): a
   // kernel may fill it through a pointer, and must not find it evicted.
@@ -234,12 +232,20 @@ class Engine {
   Nanos score_clock() const { return tapes_.foretell() ? -tapes_.now() : stats_.clock; }
   void show_times(const Value& value) {
     columns_.copy_times(value);
-    if (tapes_.foretell()) columns_.set_need(value);
+    if (tapes_.foretell()) columns_.set_need(value.candidate, need(value));
   }
   void show_all_times();
-  Nanos need_of(const Value& value) const;
+  void another_tape();
+  Nanos need(const Value& value) const;
+  Nanos least_behind(const Value& value) const;
+  template <class Changes>
+  void tell_inputs(Value& value, Nanos before, const Changes& changes);
+  bool set_need(Value& value, Nanos& before);
   void update_need(Value& value);
-  void update_needs_behind(Value& value);
+  void update_needs_behind(Value& value, Nanos before);
+  void needs_after_loss(Value& value);
+  void needs_after_return(Value& value);
+  void find_all_needs();
   std::unordered_set<Value*> reachable() const;
   void own(Value& value);
   void add_candidate(Value& value);
@@ -264,6 +270,7 @@ class Engine {
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
   Tapes tapes_;
+  std::uint32_t round_ = 1;  // Of needs that began together (needs.cpp).
   Selector selector_;
   std::vector<Value*> owned_;  // Recomputable and held by the program; resident or not.
   std::vector<Value*> garbage_;

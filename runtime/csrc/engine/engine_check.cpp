@@ -1,5 +1,6 @@
 // The invariants of the engine, as sentences. For tests.
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -35,11 +36,13 @@ void Engine::check(bool idle) const {
   };
   Bytes evictable = 0;
   std::unordered_set<Op*> ops;
-  columns_.check(tapes_.foretell());
+  columns_.check();
   for (std::size_t row = 0; row < columns_.count(); ++row) {
     const Value* value = columns_.value(row);
     insist(value->resident() && value->producer, "a candidate is resident and has a recipe");
     evictable += value->size;
+    insist(columns_.last_access(row) == (tapes_.foretell() ? -need(*value) : value->last_access),
+           "a row has its value's last access, or its need");
   }
   insist(evictable == columns_.bytes(), "the evictable bytes are the sum over the candidates");
   for (std::size_t i = 0; i < owned_.size(); ++i) {
@@ -54,8 +57,9 @@ void Engine::check(bool idle) const {
            "what waits is among the locks of a value");
     insist(!idle || value->locks == value->unfilled + value->dying,
            "nothing is locked while no operator is under way");
-    if (tapes_.foretell()) {
-      insist(value->need == need_of(*value), "a need is that of the next use, direct or behind");
+    if (tapes_.foretell() && value->producer) {
+      insist(need(*value) == std::min(tapes_.next_use(*value), least_behind(*value)),
+             "a need is that of the next use, direct or behind");
     }
     if (value->producer) {
       neighbourhood_.check(*value);

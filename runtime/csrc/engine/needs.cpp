@@ -1,10 +1,18 @@
 // When values are needed again, and settings that change while the program runs.
 //
 // A value is needed when the program uses it next, which the tape foretells, or when a missing value
-// that was made from it is needed, whichever comes first. Each loss and each return changes the
-// needs of what lies behind, as far as they do change. While no tape foretells, nobody asks.
+// that was made from it is needed, whichever comes first. `behind` is the least of the latter, so
+// that a use of the value itself costs nothing more. A loss, a return or another need goes to the
+// inputs, and on through those that are missing, as long as it changes something. Nobody asks while
+// no tape foretells, and constants have no need.
+//
+// A step begins with all needs alike: nothing was accessed in it, so all are behind its end. What
+// has another `need_of_round` than the engine is such a value.
 
 #include <algorithm>
+#include <functional>
+#include <queue>
+#include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
@@ -12,42 +20,126 @@
 
 namespace dtr {
 
-Nanos Engine::need_of(const Value& value) const {
-  Nanos need = tapes_.next_use(value);
+Nanos Engine::need(const Value& value) const {
+  return value.need_of_round == round_ ? value.need : tapes_.length();
+}
+
+Nanos Engine::least_behind(const Value& value) const {
+  Nanos least = Tapes::kNever;
   for_each_reader(const_cast<Value&>(value), [&](const Value& made) {
-    if (!made.resident()) need = std::min(need, made.need);
+    if (!made.resident()) least = std::min(least, need(made));
   });
-  return need;
+  return least;
+}
+
+// Follows what has changed about it. Returns whether its inputs are to be told, who were told
+// `before`.
+bool Engine::set_need(Value& value, Nanos& before) {
+  if (value.constant()) return false;
+  before = need(value);
+  if (value.need_of_round != round_) {
+    value.need_of_round = round_;
+    value.behind = least_behind(value);
+  }
+  value.need = std::min(tapes_.next_use(value), value.behind);
+  if (value.candidate != kNowhere) columns_.set_need(value.candidate, value.need);
+  return value.need != before && !value.resident();
 }
 
 void Engine::update_need(Value& value) {
-  std::vector<Value*> changed{&value};
+  Nanos before;
+  if (!set_need(value, before)) return;
+  std::vector<std::pair<Value*, Nanos>> changed{{&value, before}};
   while (!changed.empty()) {
-    Value& at = *changed.back();
+    const auto [at, was] = changed.back();
     changed.pop_back();
-    const Nanos need = need_of(at);
-    if (need == at.need) continue;
-    at.need = need;
-    if (at.candidate != kNowhere) columns_.set_need(at);
-    if (at.resident()) continue;
-    for_each_input(at, [&](Value& input) { changed.push_back(&input); });
+    tell_inputs(*at, was, [&](Value& input) {
+      Nanos told;
+      if (set_need(input, told)) changed.emplace_back(&input, told);
+    });
   }
 }
 
-void Engine::update_needs_behind(Value& value) {
-  if (!tapes_.foretell()) return;
-  for_each_input(value, [this](Value& input) { update_need(input); });
-}
-
-// After another tape is followed, or none.
-void Engine::show_all_times() {
-  if (tapes_.foretell()) {
-    const std::unordered_set<Value*> values = reachable();
-    for (Value* value : values) value->need = tapes_.next_use(*value);
-    for (Value* value : values) {
-      if (!value->resident()) update_needs_behind(*value);
+// A missing value was needed at `before`. Calls `changes(input)` for each that is to be updated.
+template <class Changes>
+void Engine::tell_inputs(Value& value, Nanos before, const Changes& changes) {
+  const Nanos now = need(value);
+  for_each_input(value, [&](Value& input) {
+    if (input.constant()) return;
+    if (input.need_of_round != round_) return changes(input);
+    if (now < input.behind) {
+      input.behind = now;
+      changes(input);
+    } else if (before == input.behind && before != now) {
+      input.behind = least_behind(input);
+      changes(input);
     }
+  });
+}
+
+void Engine::update_needs_behind(Value& value, Nanos before) {
+  tell_inputs(value, before, [this](Value& input) { update_need(input); });
+}
+
+// It has lost its content: from now on its inputs are needed when it is.
+void Engine::needs_after_loss(Value& value) {
+  if (tapes_.foretell()) update_needs_behind(value, Tapes::kNever);
+}
+
+// It is back, or goes for good.
+void Engine::needs_after_return(Value& value) {
+  if (!tapes_.foretell()) return;
+  const Nanos before = need(value), own = value.need;
+  const std::uint32_t round = std::exchange(value.need_of_round, round_);
+  value.need = Tapes::kNever;
+  update_needs_behind(value, before);
+  value.need = own;
+  value.need_of_round = round;
+}
+
+// In the middle of a step another tape is followed: by falling urgency, so that each value that is
+// missing passes its need on once.
+void Engine::find_all_needs() {
+  using Needed = std::pair<Nanos, Value*>;  // An older need of a value is passed over.
+  std::priority_queue<Needed, std::vector<Needed>, std::greater<>> missing;
+  const std::unordered_set<Value*> values = reachable();
+  for (Value* value : values) {
+    value->need_of_round = round_;
+    value->behind = Tapes::kNever;
+    value->need = tapes_.next_use(*value);
   }
+  for (Value* value : values) {
+    if (!value->resident()) missing.emplace(value->need, value);
+  }
+  while (!missing.empty()) {
+    const auto [need, value] = missing.top();
+    missing.pop();
+    if (need != value->need) continue;
+    for_each_input(*value, [&, need = need](Value& input) {
+      input.behind = std::min(input.behind, need);
+      if (input.behind >= input.need) return;
+      input.need = input.behind;
+      if (!input.resident()) missing.emplace(input.need, &input);
+    });
+  }
+}
+
+void Engine::end_step() {
+  if (!heuristic_.next_use) return;
+  // What the program holds is needed behind the end.
+  for (const Value* value : owned_) tapes_.outlives(*value);
+  if (!tapes_.end_step()) return;
+  ++round_;
+  tapes_.foretell() ? columns_.set_all_needs(tapes_.length()) : show_all_times();
+}
+
+void Engine::another_tape() {
+  ++round_;
+  if (tapes_.foretell()) find_all_needs();
+  show_all_times();
+}
+
+void Engine::show_all_times() {
   for (std::size_t row = 0; row < columns_.count(); ++row) show_times(*columns_.value(row));
 }
 

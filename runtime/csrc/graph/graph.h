@@ -39,10 +39,10 @@ constexpr std::int32_t kNowhere = -1;
 
 struct Value {
   Bytes size = 0;
-  Nanos cost = 0ns;         // Of the distinct operators that made it and its views.
-  Nanos last_access = 0ns;  // On the engine's clock, which each operator's cost advances.
-  Nanos need = 0ns;         // On the tape's, where one is followed (Engine::update_need).
-  Op* producer = nullptr;   // Null: a constant. It is never evicted.
+  Nanos cost = 0ns;                // Of the distinct operators that made it and its views.
+  Nanos last_access = 0ns;         // On the engine's clock, which each operator's cost advances.
+  Nanos need = 0ns, behind = 0ns;  // On the tape's, where one is followed (engine/needs.cpp).
+  Op* producer = nullptr;          // Null: a constant. It is never evicted.
   Use* uses = nullptr;
   Value* base = nullptr;                  // Of a view: whose bytes it shares.
   Value* views = nullptr;                 // The first view of these bytes; of a view, the next one.
@@ -57,8 +57,9 @@ struct Value {
   std::int32_t locks = 0;    // Running and pending operators that need the content where it is.
   std::int32_t waiting = 0;  // Of the locks, those of recomputations whose turn has not come.
   std::int32_t recomputes = 0;
-  std::int32_t access = kNowhere;     // The last one: its place in the tape,
-  std::uint32_t step = 0;             // and in which step it was.
+  std::int32_t access = kNowhere;  // The last one: its place in the tape,
+  std::uint32_t step = 0;          // and in which step it was.
+  std::uint32_t need_of_round = 0;
   std::int32_t name = 0;              // In the trace that is being recorded.
   std::uint16_t history = 0;          // Recipes behind it, as an estimate (Engine::outweighed),
   std::uint16_t walked = 0;           // and how many they were when they were last counted.

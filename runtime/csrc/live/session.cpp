@@ -332,6 +332,12 @@ void Session::start_trace() {
   trace_.start();
 }
 
+void Session::watch() {
+  Turn turn(*this);
+  Guard guard(*this);
+  trace_.watch();
+}
+
 void Session::follow(const Heuristic& heuristic) {
   Turn turn(*this);  // No recomputation is under way.
   Guard guard(*this);

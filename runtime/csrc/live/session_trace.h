@@ -75,7 +75,7 @@ class SessionTrace {
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
   std::atomic<Watch> watch_{Watch::kOff};
   TraceRecorder* watched_ = nullptr;
-  std::int64_t watched_steps_ = 0;
+  std::atomic<std::int64_t> watched_steps_{0};
 };
 
 }  // namespace dtr

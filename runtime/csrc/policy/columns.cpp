@@ -93,7 +93,7 @@ void ScoreColumns::grow() {
   capacity_ = capacity;
 }
 
-void ScoreColumns::check(bool needs) const {
+void ScoreColumns::check() const {
   const auto insist = [](bool truth, const char* sentence) {
     if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
   };
@@ -103,8 +103,6 @@ void ScoreColumns::check(bool needs) const {
     insist(value.candidate == static_cast<std::int32_t>(row), "a candidate knows its row");
     insist(at_.size[row] == value.size && at_.cost[row] == value.cost.count(),
            "a row has its value's size, cost");
-    insist(at_.last_access[row] == (needs ? -value.need : value.last_access).count(),
-           "a row has its value's last access, or its need");
     insist(at_.recomputes[row] == value.recomputes, "a row has its value's recomputes");
     insist(at_.evictable[row] == (value.locks == 0), "exactly the unlocked rows are evictable");
     evictable += at_.evictable[row];

@@ -118,7 +118,8 @@ class ScoreColumns {
   void forbid(const Value& value);                       // It has its first lock.
   void stamp(const Value& value, std::uint64_t order);
   void copy_times(const Value& value);  // Its cost and last access, which may change.
-  void set_need(const Value& value) { at_.last_access[value.candidate] = -value.need.count(); }
+  void set_all_needs(Nanos need) { std::fill_n(at_.last_access, count(), -need.count()); }
+  void set_need(std::size_t row, Nanos need) { at_.last_access[row] = -need.count(); }
 
   NearClasses& near(std::size_t row) { return near_[row]; }
   void set_neighbourhood(std::size_t row, Nanos cost) { at_.neighbourhood[row] = cost.count(); }
@@ -130,9 +131,9 @@ class ScoreColumns {
   void set_free_left(std::size_t row, Bytes bytes) { at_.free_left[row] = bytes; }
   void set_free_right(std::size_t row, Bytes bytes) { at_.free_right[row] = bytes; }
 
-  // Each row against its value; `needs`: while a tape foretells. Throws std::logic_error with a
-  // sentence.
-  void check(bool needs = false) const;
+  // Each row against its value, but for the last access. Throws std::logic_error with a sentence.
+  void check() const;
+  Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
   void grow();

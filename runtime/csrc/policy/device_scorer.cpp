@@ -17,7 +17,9 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 }
 
 const char* kernel_of(const Heuristic& h) {
-  return plain(h) ? "least_of_tiles_plain" : "least_of_tiles_general";
+  constexpr const char* kPlain = "least_of_tiles_plain";
+  constexpr const char* kGeneral = "least_of_tiles_general";
+  return plain(h) ? kPlain : kGeneral;
 }
 
 // The numbers of the formula as the kernel wants them.
@@ -75,7 +77,15 @@ std::shared_ptr<std::byte[]> DeviceScorer::memory(std::size_t bytes) {
   return kernel_ ? kernel_->memory(bytes) : std::make_shared<std::byte[]>(bytes);
 }
 
+// Once for each kernel: what exponents it is given does not change its time.
 void DeviceScorer::measure() {
+  const char* kernel = kernel_of(heuristic_);
+  if (const auto known = measured_.find(kernel); known != measured_.end()) {
+    threshold_ = known->second.threshold;
+    host_row_ = known->second.host_row;
+    late_ = 0;
+    return;
+  }
   constexpr std::size_t kFew = 1024, kMany = 1 << 16;
   constexpr int kRounds = 4;  // The first may load and allocate.
   LooseColumns columns([this](std::size_t bytes) { return memory(bytes); }, kMany);
@@ -106,6 +116,7 @@ void DeviceScorer::measure() {
   }
   host_row_ = host / static_cast<double>(kMany);
   threshold_ = crossover(host_row_, kFew, few, kMany, many);
+  measured_[kernel] = {threshold_, host_row_};
 }
 
 // The columns that the kernel reads and its answer's place; 0 for what the device does not see.

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,7 +75,12 @@ class DeviceScorer {
   std::size_t tiles_ = 0;               // That there is room for.
   std::size_t threshold_ = 0;
   double host_row_ = 0;  // Seconds; 0 where the host is not to be compared with.
-  int late_ = 0;         // Times running.
+  struct Limits {
+    std::size_t threshold;
+    double host_row;
+  };
+  std::map<const char*, Limits> measured_;  // By kernel.
+  int late_ = 0;                            // Times running.
   std::int64_t choices_ = 0;
 };
 

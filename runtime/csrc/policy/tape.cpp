@@ -28,21 +28,14 @@ void Tapes::accessed(Value& value) {
   mix(hash_, value.size);
   mix(hash_, met ? place - value.access : 0);
   const Nanos now = written_.begins.back();
-  if (met) {
-    written_.next[value.access] = now;
-  } else if (value.step + 1 == step_ && followed_) {
-    used_in_next_step(value);
-  }
+  if (met) written_.next[value.access] = now;
   written_.next.push_back(kNever);
   value.access = place;
   value.step = step_;
 }
 
-// The step before foretells so much of a value that it leaves to this one.
-void Tapes::used_in_next_step(const Value& value) {
-  Tape& before = kept_.front();
-  const auto place = static_cast<std::size_t>(value.access);
-  if (place < before.next.size()) before.next[place] = before.length;
+void Tapes::outlives(const Value& value) {
+  if (value.step == step_) written_.next[value.access] = written_.length;
 }
 
 bool Tapes::agrees(const Tape& tape) const {
@@ -82,6 +75,7 @@ void Tapes::keep() {
 }
 
 bool Tapes::end_step() {
+  if (written_.begins.empty()) return false;  // As an optimizer's that has nothing to do.
   const bool foretold = followed_ != nullptr;
   const bool whole = !written_.hashes.empty() && written_.begins.size() < kLongest;
   Tape* const before = kept_.empty() ? nullptr : &kept_.front();

@@ -38,6 +38,7 @@ class Tapes {
   // These two return whether what is foretold has changed, of any value.
   [[nodiscard]] bool end_operator(Nanos cost);
   [[nodiscard]] bool end_step();
+  void outlives(const Value& value);  // The step that is about to end.
 
   void forget();  // All of it.
 
@@ -46,6 +47,7 @@ class Tapes {
   // the tape knows nothing is taken to be needed behind the end of the step.
   Nanos now() const;
   Nanos next_use(const Value& value) const;
+  Nanos length() const { return followed_ ? followed_->length : 0ns; }
 
  private:
   struct Tape {
@@ -60,7 +62,6 @@ class Tapes {
   // Operators. A program that ends no step has no tape.
   static constexpr std::size_t kLongest = std::size_t{1} << 20;
 
-  void used_in_next_step(const Value& value);
   bool agrees(const Tape& tape) const;
   void keep();
 
