@@ -20,6 +20,9 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "perf"))
+
+from measurement import origin  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,39 @@ FAULTS = (
         "tests/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
         "_and_stays_where_it_is",
     ),
+    Fault(
+        "forget to tell the tape of a use",
+        (
+            Edit(
+                "runtime/csrc/policy/tape.cpp",
+                "  if (met) written_.next[value.access] = now;\n",
+                "  static_cast<void>(now);\n",
+            ),
+        ),
+        "tests/test_tape.py::test_what_is_newer_goes_on_being_kept_where_it_is_needed_first",
+    ),
+    Fault(
+        "follow a tape that the step has left",
+        (
+            Edit(
+                "runtime/csrc/policy/tape.cpp",
+                "tape.hashes[last - 1] == hash_;",
+                "true;",
+            ),
+        ),
+        "tests/test_tape.py::test_a_step_that_differs_is_followed_no_further",
+    ),
+    Fault(
+        "leave the inputs of what was evicted without its need",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "  if (tapes_.foretell()) update_needs_behind(value, Tapes::kNever);\n",
+                "  static_cast<void>(value);\n",
+            ),
+        ),
+        "tests/test_tape.py::test_needs_add_up_after_each_operator",
+    ),
 )
 
 
@@ -314,6 +350,7 @@ def run_with(fault: Fault | None, tests: list[str]) -> subprocess.CompletedProce
 
 def main() -> int:
     tests = [fault.test for fault in FAULTS]
+    print(origin(), flush=True)
     control = run_with(None, tests)
     print(f"without a fault: {control.stdout.splitlines()[-1]}", flush=True)
     if control.returncode:

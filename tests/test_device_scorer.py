@@ -163,7 +163,7 @@ def test_the_device_follows_other_settings_and_goes_on(cuda: FakeCuda) -> None:
     changes = [Heuristic(staleness_exp=0.5), Heuristic(next_use=True), PRESETS["megengine"]]
 
     def outcomes(scorer: Scorer) -> list[Any]:
-        found = []
+        found: list[Any] = []
         with session(scorer) as opened:
             for heuristic in changes:
                 follow(opened, heuristic)

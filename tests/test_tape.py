@@ -71,6 +71,20 @@ def test_what_is_needed_last_goes_first_in_a_step_that_repeats() -> None:
     assert seen == [[True, False], [False, True], [False, True]]
 
 
+def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5):
+        for _ in range(3):
+            old, new = x + 1, x + 2
+            filler = x + 3
+            assert [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)] == [True, False]
+            del filler
+            assert float((new * 2)[0]) == 4.0
+            assert float((old * 2)[0]) == 2.0
+            del old, new
+            program.end_step()
+
+
 def test_without_the_tape_what_was_used_first_goes_first() -> None:
     program, x = Program(), torch.zeros(ELEMENTS)
     with scope(2.5, Heuristic()):
