@@ -193,6 +193,11 @@ def windows() -> Iterator[str]:
     yield f"a search costs {span(among, 0)} ns a block"
 
 
+def chosen() -> Iterator[str]:
+    means = list(result("auto")["means"].values())
+    yield f"it recomputed {span(means, 2)} of the time that `dtr`"
+
+
 def one_score() -> str:
     return f"{measured('scoring')['C++: 10,000 rows']:.1f} ns"
 
@@ -318,6 +323,7 @@ def tuning() -> Iterator[str]:
 
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (demo, real_size, operators, checkpoints),
+    "docs/heuristics.md": (chosen,),
     "perf/README.md": (peers, throughput, fragmentation, windows, device_time),
     "docs/allocator.md": (scores_on_the_host,),
     "docs/exactness.md": (conformance,),
