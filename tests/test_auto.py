@@ -1,5 +1,7 @@
 """heuristic="auto": settings chosen by simulating the program's own steps."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -256,3 +258,43 @@ def test_a_file_that_is_no_heuristic_is_refused_by_name(tmp_path: Any) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match=r"mine\.json is no saved heuristic: "):
             Heuristic.load(path)
+
+
+EXITS = """
+import time
+from contextlib import nullcontext
+
+import dtr_alloc
+import torch
+from dtr_alloc.runtime import auto, scope
+
+def again_and_again(chooser, *given):
+    while not chooser._closed:
+        added(chooser, *given)
+    return 1.0
+
+auto._SHARE = 1e9
+added, auto.Chooser._added = auto.Chooser._added, again_and_again
+scope.closing_if = lambda chooser: nullcontext()
+weights = torch.randn(1 << 14, requires_grad=True)
+optimizer = torch.optim.SGD([weights], lr=0.01)
+never_left = dtr_alloc.rematerialize(10 << 16, heuristic="auto")
+session = never_left.__enter__()
+for _ in range(4):
+    y = weights
+    for _ in range(100):
+        y = (y * 0.9).sin()
+    y.sum().backward()
+    optimizer.step()
+while session._chooser.spent_seconds == 0:
+    time.sleep(0.01)
+time.sleep(0.2)
+"""
+
+
+def test_a_process_that_ends_during_a_simulation_ends_well() -> None:
+    """As with the CUDA allocator, whose scope nobody leaves."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
