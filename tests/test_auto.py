@@ -81,15 +81,20 @@ def wait_for_search(session: Session) -> None:
     raise AssertionError("the search did not end")
 
 
+def search(program: Program, session: Session) -> None:
+    """The steps that a search needs, and the search."""
+    for _ in range(auto._STEPS):
+        program.step()
+    wait_for_search(session)
+
+
 def test_what_adds_least_is_taken_when_a_step_ends(
     hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
 ) -> None:
     prefers({BEST: 0.25})
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
-        for _ in range(auto._STEPS):
-            program.step()
-        wait_for_search(session)
+        search(program, session)
         assert session.heuristic == Heuristic()
         program.step()
         assert session.heuristic == BEST
@@ -120,9 +125,7 @@ def test_a_simulation_that_fails_leaves_the_program_as_it_is(
     monkeypatch.setattr(auto.Chooser, "_added", fail)
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
-        for _ in range(auto._STEPS):
-            program.step()
-        wait_for_search(session)
+        search(program, session)
         program.step()
         assert "dtr so far, since a simulation failed: no such trace" in session.summary()
 
@@ -133,9 +136,7 @@ def test_a_second_search_leaves_what_is_in_force_until_something_is_better(
     prefers({BEST: 0.25})
     program, seen = Program(), []
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
-        for _ in range(auto._STEPS):
-            program.step()
-        wait_for_search(session)
+        search(program, session)
         program.step()
         for smaller in (512, 1024):
             session.resize(BUDGET - smaller)
@@ -152,9 +153,7 @@ def test_little_better_is_not_better(
     prefers({BEST: 0.98})
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
-        for _ in range(auto._STEPS):
-            program.step()
-        wait_for_search(session)
+        search(program, session)
         program.step()
         assert session.heuristic == Heuristic()
 
@@ -179,9 +178,7 @@ def test_another_budget_is_searched_for_anew(
     budgets = prefers({BEST: 0.25})
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
-        for _ in range(auto._STEPS):
-            program.step()
-        wait_for_search(session)
+        search(program, session)
         session.resize(BUDGET - 512)
         program.step()
         wait_for_search(session)
@@ -196,9 +193,7 @@ def test_a_refused_default_gives_way_to_what_runs(
     prefers(dict.fromkeys(auto.CANDIDATES, float("inf")) | {BEST: 5.0})
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
-        for _ in range(auto._STEPS):
-            program.step()
-        wait_for_search(session)
+        search(program, session)
         program.step()
         assert session.heuristic == BEST
         assert "dtr refused" in session.summary()

@@ -7,7 +7,7 @@
 //
 // An Op is one block of memory: the struct, its uses, its outputs, then whatever the executor needs
 // to run it. Records are what the budget costs besides the budget, so they are kept small (about
-// 150 bytes a Value, 380 a two-input operator).
+// 160 bytes a Value, 380 a two-input operator).
 //
 // In a trace a view has a recipe of its own, as in the paper's simulator: it is a Value without
 // bytes that hangs on the Value whose bytes it shares, goes with it, and must be computed again by
