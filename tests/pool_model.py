@@ -2,8 +2,8 @@
 
 Made from the rules in `dtr_alloc/csrc/pool.h` and not from the code: best fit, the low end of the
 hole; among equal holes the one that became a hole last below 64 granules, the lowest address from
-there on; committed pages stay until another hole needs them, or, beyond the limit, until no live
-block is on them.
+there on; where pages must move, the end of a hole that lacks the fewest; committed pages stay until
+another hole needs them, or, beyond the limit, until no live block is on them.
 """
 
 from dataclasses import dataclass
@@ -51,19 +51,21 @@ class Model:
             self.failures += 1
             return None
         holes = sorted((r for r in self.ranges if r.free and r.size >= size), key=self._best_fit)
-        hole = next((h for h in holes if self._fits(self.pages, h.offset, size)), None)
-        if hole is None and fit != _core.Fit.committed:
-            hole = next((h for h in holes if self._fits(self._held(), h.offset, size)), None)
-        if hole is None and fit == _core.Fit.beyond:
-            hole = next(iter(holes), None)
-        if hole is None:
+        begin = next((h.offset for h in holes if self._fits(self.pages, h.offset, size)), None)
+        if begin is None and fit != _core.Fit.committed:
+            begin = self._begin_after_moves(size)
+        if begin is None and fit == _core.Fit.beyond:
+            begin = next((h.offset for h in holes), None)
+        if begin is None:
             self.failures += 1
             return None
 
-        at = self.ranges.index(hole)
-        block = Range(hole.offset, size, free=False)
-        rest = Range(block.end, hole.size - size, free=True, since=self._tick())
-        self.ranges[at : at + 1] = [block, rest] if rest.size else [block]
+        at = next(i for i, r in enumerate(self.ranges) if r.offset <= begin < r.end)
+        hole = self.ranges[at]
+        block = Range(begin, size, free=False)
+        low, high = (hole.offset, begin), (block.end, hole.end)
+        rests = [Range(a, b - a, free=True, since=self._tick()) for a, b in (low, high) if a < b]
+        self.ranges[at : at + 1] = sorted([*rests, block], key=lambda r: r.offset)
         needed = self._touched(block.offset, block.end)
         excess = len(self.pages | needed) - self.limit
         # Where the limit is passed already, no more than the block needs.
@@ -103,9 +105,22 @@ class Model:
 
     def pages_after_moves(self, size: int) -> set[int] | None:
         """Those of a block that gets its pages from other holes; None where no hole can."""
+        begin = self._begin_after_moves(size)
+        return None if begin is None else self._touched(begin, begin + size)
+
+    def _begin_after_moves(self, size: int) -> int | None:
+        """The first end of a hole, in the order of best fit, that lacks the fewest pages. After one
+        that lacks a single page, no other hole is looked at."""
         holes = sorted((r for r in self.ranges if r.free and r.size >= size), key=self._best_fit)
-        hole = next((h for h in holes if self._fits(self._held(), h.offset, size)), None)
-        return self._touched(hole.offset, hole.offset + size) if hole else None
+        held, least, best = self._held(), self.limit + 1, None
+        for hole in holes:
+            for begin in (hole.offset, hole.end - size):
+                lacking = len(self._touched(begin, begin + size) - self.pages)
+                if lacking < least and self._fits(held, begin, size):
+                    least, best = lacking, begin
+            if least <= 1:
+                break
+        return best
 
     def _tick(self) -> int:
         self.clock += 1

@@ -57,13 +57,13 @@ inline Node* Pool::backed_hole(Bytes size, Place place, std::int32_t user) {
   });
 }
 
-// A block at one end of the hole, with pages, and usable by the stream.
-inline Node* Pool::usable_block(Node* hole, Bytes size, std::int32_t user, bool high, bool remap) {
+// A block with pages, and usable by the stream.
+inline Node* Pool::usable_block(Site site, Bytes size, std::int32_t user, bool remap) {
   if (order_ != nullptr) [[unlikely]]
-    order_->wait(hole->fence, user);
+    order_->wait(site.hole->fence, user);
   // Of a hole that is cut the rest keeps the fence: until the block has one of its own, giving it
   // back merges it with the rest.
-  Node* block = carve(hole, size, high);
+  Node* block = carve(site, size);
   try {
     if (remap || !pages_->all_committed(pages_->touched(block->offset, block->offset + size))) {
       back(block, remap, user);
@@ -89,21 +89,21 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
   std::int32_t user = 0;
   if (order_ != nullptr) [[unlikely]]
     user = meet(stream);
-  Node* hole = backed_hole(rounded, place, user);
-  const bool remap = hole == nullptr && fit != Fit::kCommitted;
+  Site site{backed_hole(rounded, place, user), place == Place::kHigh};
+  const bool remap = site.hole == nullptr && fit != Fit::kCommitted;
   if (remap) {
     if (!old_places_.empty() && quarantine_ == 0) order_->poll();
-    hole = hole_after_moves(rounded);
+    site = site_after_moves(rounded);
   }
-  if (hole == nullptr && fit == Fit::kBeyond) {
-    hole = holes_->best_fit(rounded, [](const Node*) { return true; });
+  if (site.hole == nullptr && fit == Fit::kBeyond) {
+    site = {holes_->best_fit(rounded, [](const Node*) { return true; }), false};
   }
-  if (hole == nullptr) {
+  if (site.hole == nullptr) {
     failures_++;
     return nullptr;
   }
 
-  Node* block = usable_block(hole, rounded, user, place == Place::kHigh && !remap, remap);
+  Node* block = usable_block(site, rounded, user, remap);
   blocks_->publish(block);
   live_ += rounded;
   peak_ = std::max(peak_, live_);
@@ -115,26 +115,32 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
 
 // The outermost backed hole.
 Node* Pool::hole_from(Place place, Bytes size) const {
-  Block* found = nullptr;
+  Node* found = nullptr;
   for (Block* block = first_; block != nullptr; block = block->next) {
     if (!block->free || block->size < size) continue;
-    const Bytes begin = place == Place::kHigh ? block->offset + block->size - size : block->offset;
+    Node* hole = static_cast<Node*>(block);
+    const Bytes begin = Site{hole, place == Place::kHigh}.begin(size);
     if (!pages_->fits(pages_->touched(begin, begin + size))) continue;
-    found = block;
+    found = hole;
     if (place == Place::kLow) break;
   }
-  return static_cast<Node*>(found);
+  return found;
+}
+
+Bytes Pool::Site::begin(Bytes size) const {
+  return high ? hole->offset + hole->size - size : hole->offset;
 }
 
 // Makes a live block of one end of a hole.
-Node* Pool::carve(Node* hole, Bytes size, bool high) {
+Node* Pool::carve(Site site, Bytes size) {
+  const auto [hole, high] = site;
   if (hole->size == size) {
     holes_->remove(hole);
     hole->free = false;
     return hole;
   }
   const Bytes rest = hole->size - size;
-  Node* block = blocks_->make(high ? hole->offset + rest : hole->offset, size);
+  Node* block = blocks_->make(site.begin(size), size);
   block->free = false;
   if (high) {
     block->previous = hole;

@@ -10,13 +10,13 @@
 // The budget bounds bytes in live blocks, always, and bytes of committed pages (the budget rounded
 // up to a page) for as long as that refuses nobody. The arena reserves more addresses than the
 // budget. Fit::kCommitted only takes a hole that needs no page beyond the budget; Fit::kRemap,
-// where there is none, takes pages away from other holes, largest first, to back this one. A page
-// that a live block shares with a hole can do neither, so bytes may be left that no page is allowed
-// for; Fit::kBeyond then passes the limit on pages. Every page is by then one that a live block
-// touches: what lies beyond the budget are the free ends of such pages, on any arena, and it is
-// given back as the blocks on them are freed. Torch's own allocators hold such ends too, and count
-// them as reserved (here: committed); to turn down a request that the budget has bytes for would be
-// worse.
+// where there is none, takes the end of a hole that lacks the fewest pages, and takes those away
+// from other holes, largest first. A page that a live block shares with a hole can do neither, so
+// bytes may be left that no page is allowed for; Fit::kBeyond then passes the limit on pages. Every
+// page is by then one that a live block touches: what lies beyond the budget are the free ends of
+// such pages, on any arena, and it is given back as the blocks on them are freed. Torch's own
+// allocators hold such ends too, and count them as reserved (here: committed); to turn down a
+// request that the budget has bytes for would be worse.
 //
 // On a device, work that uses a block may still wait in a stream when the block is freed. A block
 // is allocated on a stream; that stream may use its bytes again at once, and any other is made to
@@ -149,18 +149,24 @@ class Pool final : public Memory {
   template <class Visit>
   Visit each_backed_part(Visit visit) const;
 
+  struct Site {  // Where a block can be cut from a hole.
+    Node* hole = nullptr;
+    bool high = false;  // At its high end.
+    Bytes begin(Bytes size) const;
+  };
+
   // These run under the lock. What only devices need is kept out of the way of the rest.
   std::int32_t meet(Stream stream);
   Node* backed_hole(Bytes size, Place place, std::int32_t user);
-  Node* usable_block(Node* hole, Bytes size, std::int32_t user, bool high, bool remap);
-  Node* carve(Node* hole, Bytes size, bool high);
+  Node* usable_block(Site site, Bytes size, std::int32_t user, bool remap);
+  Node* carve(Site site, Bytes size);
   Node* hole_from(Place place, Bytes size) const;
   void give_back(Node* block);
   Node* merge(Node* block);
   [[gnu::noinline]] void give_surplus_back(Node* hole);
   void unlink(Node* block);
-  bool can_back(const Node* hole, Bytes size, std::int64_t releasable) const;
-  Node* hole_after_moves(Bytes size) const;
+  bool can_back(const Site& site, Bytes size, std::int64_t releasable) const;
+  Site site_after_moves(Bytes size) const;
   void vacate(Node* block);
   void vacate_held();
   [[gnu::noinline]] Node* ready_hole(Bytes size, std::int32_t user);
@@ -170,7 +176,7 @@ class Pool final : public Memory {
   void check_live(const Block& block) const;
   std::int64_t releasable() const;
   [[gnu::noinline]] void back(Node* block, bool remap, std::int32_t user);
-  bool is_old_place(const Node* hole, Bytes size) const;
+  bool is_old_place(Bytes begin, Bytes end) const;
   std::int64_t move_from(Node* hole, Node* block, std::int64_t most, std::int32_t user);
   void hand_on(Fence fence, Node* block, std::int64_t first_page, std::int64_t last_page);
   std::int64_t release_from(Node* hole, std::int64_t most);

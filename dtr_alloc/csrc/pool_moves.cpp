@@ -32,30 +32,45 @@ std::int64_t Pool::releasable() const {
   return pages_->committed() - (pages - holes_->pages());
 }
 
-// Whether a block at the low end of `hole` can be backed within the limit once every page that
-// holds no live byte is taken away. Pages that the block shares with its neighbours are committed
-// already, so it adds those wholly inside the hole.
-bool Pool::can_back(const Node* hole, Bytes size, std::int64_t releasable) const {
+// Whether the block can be backed within the limit once every page that holds no live byte is taken
+// away. Pages that it shares with its neighbours are committed already, so it adds those wholly
+// inside the hole.
+bool Pool::can_back(const Site& site, Bytes size, std::int64_t releasable) const {
+  const Node* hole = site.hole;
   const Pages::Run inside = pages_->inside(hole->offset, hole->offset + hole->size);
-  const Pages::Run block = pages_->touched(hole->offset, hole->offset + size);
+  const Bytes begin = site.begin(size);
+  const Pages::Run block = pages_->touched(begin, begin + size);
   const Pages::Run added{std::max(inside.begin, block.begin), std::min(inside.end, block.end)};
   return pages_->committed() - releasable + added.size() <= pages_->limit();
 }
 
-// Best fit among those that can be backed once pages have moved.
-Node* Pool::hole_after_moves(Bytes size) const {
+// The end of a hole that lacks the fewest pages, among those that can be backed once pages have
+// moved: each page costs, and a hole may have most of them. Of equals the first in the order of best
+// fit; one page is few enough to look no further. On a device old places come last.
+Pool::Site Pool::site_after_moves(Bytes size) const {
   const std::int64_t spare = releasable();
-  const auto fits = [&](const Node* hole) { return can_back(hole, size, spare); };
-  if (!old_places_.empty()) {
-    const auto ready = [&](const Node* hole) { return fits(hole) && !is_old_place(hole, size); };
-    if (Node* hole = holes_->best_fit(size, ready)) return hole;
-  }
-  return holes_->best_fit(size, fits);
+  Site best;
+  std::pair<bool, std::int64_t> least{true, pages_->limit() + 1};
+  holes_->best_fit(size, [&](Node* hole) {
+    for (const bool high : {false, true}) {
+      const Site site{hole, high};
+      if (!can_back(site, size, spare)) continue;
+      const Bytes begin = site.begin(size), end = begin + size;
+      const Pages::Run run = pages_->touched(begin, end);
+      const std::pair cost{is_old_place(begin, end), run.size() - pages_->committed(run)};
+      if (cost >= least) continue;
+      least = cost;
+      best = site;
+    }
+    return least <= std::pair<bool, std::int64_t>{false, 1};
+  });
+  return best;
 }
 
-// Whether work may still use pages where the low end of the hole would have its own.
-bool Pool::is_old_place(const Node* hole, Bytes size) const {
-  const Pages::Run run = pages_->touched(hole->offset, hole->offset + size);
+// Whether work may still use pages where the range would have its own.
+bool Pool::is_old_place(Bytes begin, Bytes end) const {
+  if (old_places_.empty()) return false;
+  const Pages::Run run = pages_->touched(begin, end);
   return std::ranges::any_of(old_places_, [&](const OldPlace& old) {
     return old.begin < run.end && run.begin < old.end && !order_->passed(old.fence);
   });
@@ -70,9 +85,9 @@ Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
   const std::lock_guard lock(mutex_);
   const Bytes rounded = round_to_granule(std::max(size, Bytes{1}));
   if (rounded > limit_ - live_) return kCannotMove;
-  const Node* hole = hole_after_moves(rounded);
-  if (hole == nullptr) return kCannotMove;
-  const Pages::Run run = pages_->touched(hole->offset, hole->offset + rounded);
+  const Site site = site_after_moves(rounded);
+  if (site.hole == nullptr) return kCannotMove;
+  const Pages::Run run = pages_->touched(site.begin(rounded), site.begin(rounded) + rounded);
   const std::int64_t headroom = pages_->limit() - pages_->committed();
   std::int64_t missing = run.size() - pages_->committed(run) - headroom;
   Nanos price = 0ns;
