@@ -125,8 +125,8 @@ def allocator(
         device: The CUDA device whose tensors are evicted. None: the first that is used. Other
             devices get a pool with the same budget, from which nothing is evicted.
         rematerialize: Whether to evict and recompute. Without, a full pool is out of memory.
-        heuristic: A preset's name or a `Heuristic`; `"auto"`: chosen by simulating the first steps,
-            as `rematerialize` has it.
+        heuristic: A preset's name or a `Heuristic`; `"auto"`: chosen by simulating the program's
+            steps, as `rematerialize` has it.
         scorer: Where victims are chosen. ``"auto"``: by the host, and by the device where there are
             so many candidates that it is faster, which is measured at the first request for memory;
             ``"host"`` and ``"device"``: always there. The victims are the same.

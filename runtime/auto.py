@@ -4,14 +4,15 @@ No one heuristic is best for every program: what recomputes a third less in one 
 much in another. But the first steps of a scope are recorded anyway, and the simulator takes the
 live runtime's decisions (mode ``pool``). So a thread replays the steps by each of `CANDIDATES`, at
 the scope's budget, and the best is taken when the next step of an optimizer ends. Another budget
-starts the search again. A choice can cost time, and never a result.
+starts the search again. Programs change as well, so every hundred steps four of them are recorded
+and searched anew. A choice can cost time, and never a result.
 
 What counts is the time that a candidate adds: operators run again, pages moved, and the engine's
 own work, which is timed, because it is the same code. Costs of operators are measured, so each
 candidate is tried at two budgets that are nearly one, and must be better by some to be taken.
 
 Cost: the thread sleeps until a hundredth of the elapsed time pays for the next simulation. Python's
-lock is held only to make the trace, some fifty microseconds an operator, once.
+lock is held only to make the trace, some fifty microseconds an operator.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ CANDIDATES: tuple[Heuristic, ...] = (
 )
 """What is tried, in this order: the default, then what was best most often."""
 
-_STEPS = 4  # Recorded before the first search: by then the tape has told in three of them.
+_STEPS = 4  # Recorded for a search: by then the tape has told in three of them.
+_AGAIN = 100  # Steps from the end of one search until others are recorded for the next.
 _SHARE = 0.01  # Of the elapsed time.
 _BETTER = 0.97  # Of the time added by what is in force, at most.
 _NEGLIGIBLE = 0.005  # Of the operators' time: there is nothing to choose.
@@ -61,12 +63,26 @@ _RECORD_SECONDS = 3e-6  # To make a trace, for each integer of its records. Unti
 
 
 @dataclass(frozen=True)
+class Seen:
+    """Some steps of a program (trace/from_records.py); `last` is the number of the last of them."""
+
+    records: npt.NDArray[np.int64]
+    operators: list[str]
+    last: int
+
+    def simulator(self) -> Simulator:
+        """Of these steps."""
+        return Simulator(trace_of(first_steps(self.records.tolist(), _STEPS), self.operators))
+
+
+@dataclass(frozen=True)
 class Choice:
     """What was chosen, and why.
 
     Attributes:
         heuristic: in force from the end of a step on.
         budget_bytes: for which budget.
+        seen: the number of the last step that was simulated.
         before: what was in force then.
         added: the time it added in the simulation, over that of the operators; `added_before`: what
             `before` added. Infinite where the budget did not do.
@@ -75,6 +91,7 @@ class Choice:
     heuristic: Heuristic
     before: Heuristic
     budget_bytes: int
+    seen: int
     added: float
     added_before: float
 
@@ -98,6 +115,9 @@ class Chooser:
         self._budget = self._searched = 0  # That to choose for; that of the last search.
         self._tried = 0  # Candidates, in that search.
         self._over = False
+        self._steps = self._idle_steps = 0  # Of optimizers; those since a search was over.
+        self._seen: Seen | None = None  # To search by.
+        self._looking = False  # Whether steps are being recorded, after the first.
         self._waiting: Choice | None = None  # Until the end of a step.
         self._thread: threading.Thread | None = None
         self.choice: Choice | None = None  # In force.
@@ -109,6 +129,7 @@ class Chooser:
         with self._wake:
             if self._closed:
                 return
+            self._steps += 1
             if budget != self._budget:
                 self._budget, self._waiting = budget, None
                 self._wake.notify()
@@ -117,6 +138,8 @@ class Chooser:
                 self.choice = taken
             if self._thread is None:
                 self._begin(core)
+            else:
+                self._look_again(core)
         if taken is not None:
             core.follow(taken.heuristic._native())
 
@@ -131,12 +154,23 @@ class Chooser:
         else:
             self._why_not = "the first simulations are not over"
             records, operators, _, _ = core.seen()
-            self._thread = threading.Thread(
-                target=self._search, args=(records, operators), name="dtr_alloc auto", daemon=True
-            )
+            self._seen = Seen(records, operators, _STEPS)
+            self._thread = threading.Thread(target=self._search, name="dtr_alloc auto", daemon=True)
             self._thread.start()
             # A thread that comes back from C++ when Python has gone would end the process.
             atexit.register(self.close)
+
+    def _look_again(self, core: _core.Session) -> None:
+        if self._looking and core.watching_again() != _core.Watch.on:
+            self._looking = False
+            records, operators, steps, _ = core.seen_again()
+            if steps > 0:
+                self._seen, self._over = Seen(records, operators, self._steps), False
+                self._wake.notify()
+        elif not self._looking and self._seen and self._over and self._budget == self._searched:
+            self._idle_steps += 1
+            if self._idle_steps >= _AGAIN:
+                self._looking = core.watch_again(_STEPS)
 
     def close(self) -> None:
         """At the end of the scope: the thread ends."""
@@ -158,30 +192,36 @@ class Chooser:
             return f"auto: dtr so far, since {self._why_not}"
         chosen = self.choice
         return (
-            f"auto: {name_of(chosen.heuristic)}: by a simulation of {self._tried} candidates it "
-            f"adds {_percent(chosen.added)}, {name_of(chosen.before)} "
-            f"{_percent(chosen.added_before)}"
+            f"auto: {name_of(chosen.heuristic)}: by a simulation of {self._tried} candidates, on "
+            f"the steps up to {chosen.seen}, it adds {_percent(chosen.added)}, "
+            f"{name_of(chosen.before)} {_percent(chosen.added_before)}"
         )
 
-    def _search(self, records: npt.NDArray[np.int64], operators: list[str]) -> None:
+    def _search(self) -> None:
         try:
-            self._search_again_and_again(records, operators)
+            self._search_again_and_again()
         except Exception as error:  # Of a simulation: the program goes on as it is.
             with self._wake:
                 self._why_not, self._over = f"a simulation failed: {error}", True
+                self._seen = None
 
-    def _search_again_and_again(self, records: npt.NDArray[np.int64], operators: list[str]) -> None:
-        if not self._may_spend(len(records) * _RECORD_SECONDS):
-            return
-        began = time.thread_time()
-        simulator = Simulator(trace_of(first_steps(records.tolist(), _STEPS), operators))
-        self.spent_seconds += time.thread_time() - began
-        while self._try_all(simulator):
-            with self._wake:
-                self._over = self._budget == self._searched
-                self._wake.wait_for(lambda: self._closed or self._budget != self._searched)
+    def _search_again_and_again(self) -> None:
+        while (seen := self._seen) and self._may_spend(len(seen.records) * _RECORD_SECONDS):
+            began = time.thread_time()
+            simulator = seen.simulator()
+            self.spent_seconds += time.thread_time() - began
+            while self._seen is seen:
+                if not self._try_all(simulator, seen.last):
+                    return
+                with self._wake:
+                    self._over, self._idle_steps = self._budget == self._searched, 0
+                    self._wake.wait_for(
+                        lambda: (
+                            self._closed or self._budget != self._searched or self._seen is not seen
+                        )
+                    )
 
-    def _try_all(self, simulator: Simulator) -> bool:
+    def _try_all(self, simulator: Simulator, seen: int) -> bool:
         """At the budget of now; False where the scope is over."""
         with self._wake:
             self._over = False
@@ -206,7 +246,7 @@ class Chooser:
             with self._wake:
                 if self._budget != budget:
                     return True
-                self._waiting = Choice(candidate, before, budget, added, added_before)
+                self._waiting = Choice(candidate, before, budget, seen, added, added_before)
         self._why_not = "no other candidate would add less"
         return True
 

@@ -70,6 +70,12 @@ py::object holding(Session& session, const py::sequence& tensors,
   return made;
 }
 
+py::tuple tuple_of(const SessionTrace::Seen& seen) {
+  py::array_t<std::int64_t> records(static_cast<py::ssize_t>(seen.records.records.size()),
+                                    seen.records.records.data());
+  return py::make_tuple(records, seen.records.operators, seen.steps, seen.watch);
+}
+
 }  // namespace
 
 void bind_session(py::module_& m) {
@@ -164,14 +170,12 @@ void bind_session(py::module_& m) {
       .def("commit", in_scope(&Scope::commit), Open())
       .def("commit_before_fork", in_scope(&Scope::commit_before_fork), Open())
       .def("watch", &Session::watch, Open())
-      .def("seen",
-           [](const Session& session) {
-             SessionTrace::Seen seen = session.trace().seen();
-             py::array_t<std::int64_t> records(
-                 static_cast<py::ssize_t>(seen.records.records.size()),
-                 seen.records.records.data());
-             return py::make_tuple(records, seen.records.operators, seen.steps, seen.watch);
-           })
+      .def("watch_again", &Session::watch_again, Open())
+      .def("seen", [](const Session& session) { return tuple_of(session.trace().seen()); })
+      .def("seen_again",
+           [](const Session& session) { return tuple_of(session.trace().seen_again()); })
+      .def("watching_again",
+           [](const Session& session) { return session.trace().watching_again(); })
       .def("watched",
            [](const Session& session) {
              return py::make_tuple(session.trace().watched_steps(), session.trace().watching());

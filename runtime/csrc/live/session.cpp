@@ -338,6 +338,22 @@ void Session::watch() {
   trace_.watch();
 }
 
+// What is in memory by now is a constant of that trace: what it was made of is not on record.
+bool Session::watch_again(std::int64_t steps) {
+  Turn turn(*this);
+  Guard guard(*this);
+  const Pool* pool = pool_of_values();
+  if (!pool || scope_.joined() > 0) return false;
+  TraceRecorder* recorder = trace_.watch_again(steps);
+  if (!recorder) return false;
+  for (const Block& block : pool->snapshot()) {
+    if (block.free) continue;
+    const Value* value = as_value(block.owner);
+    recorder->found(value ? value->home : pool->data(&block), block.size);
+  }
+  return true;
+}
+
 void Session::follow(const Heuristic& heuristic) {
   Turn turn(*this);  // No recomputation is under way.
   Guard guard(*this);

@@ -116,9 +116,10 @@ class Session final : public Executor {
   void follow(const Heuristic& heuristic);  // From now on.
   Heuristic heuristic() const;
 
-  void watch();        // Records the first steps from now on (session_trace.h).
-  void start_trace();  // Throws std::runtime_error where one is being recorded.
-  void step();         // An optimizer step is over: a mark in a trace.
+  void watch();                          // Records the first steps from now on (session_trace.h).
+  bool watch_again(std::int64_t steps);  // False where that cannot be now.
+  void start_trace();                    // Throws std::runtime_error where one is being recorded.
+  void step();                           // An optimizer step is over: a mark in a trace.
   static void set_in_optimizer(bool inside);
   void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // For tests: the k-th.
 

@@ -3,7 +3,8 @@
 //
 // Besides the traces that the user asks for, the first steps of every scope are recorded, and kept
 // for an error that is to say which budget would do (runtime/advice.py). That watch ends after some
-// steps or operators, so a long run pays nothing for it. Where nothing is recorded by recipes
+// steps or operators, so a long run pays little for it. Some later steps are recorded where somebody
+// wants to know what the program does by now (runtime/auto.py). Where nothing is recorded by recipes
 // (measure), the operators, their results and what is made of what say what a scope with a budget
 // could recompute, and which constants it would copy before they are written.
 
@@ -37,15 +38,19 @@ class SessionTrace {
   TraceRecorder::Records take();
 
   void watch();
+  // Records so many steps from now on; null while anything else is recorded.
+  TraceRecorder* watch_again(std::int64_t steps);
   void end_watch(Watch why);
   struct Seen {
     TraceRecorder::Records records;
     std::int64_t steps;  // Of optimizers.
     Watch watch;         // What ended it.
   };
-  Seen seen() const;
-  std::int64_t watched_steps() const { return watched_steps_; }
-  Watch watching() const { return watch_; }
+  Seen seen() const { return first_.seen(); }
+  Seen seen_again() const { return later_.seen(); }
+  std::int64_t watched_steps() const { return first_.steps; }
+  Watch watching() const { return first_.watch; }
+  Watch watching_again() const { return later_.watch; }
   void stepped();
 
   // Whether a storage is tracked, or would be where nothing is recorded by recipes.
@@ -57,7 +62,16 @@ class SessionTrace {
            const torch::jit::Stack& stack);
 
  private:
+  struct Watched {
+    TraceRecorder* recorder = nullptr;  // Null before the first.
+    std::int64_t enough;                // Steps.
+    std::atomic<std::int64_t> steps{0};
+    std::atomic<Watch> watch{Watch::kOff};
+    Seen seen() const;
+  };
+
   void record_from_now();
+  void end(Watched& watched, Watch why);
   c10::SmallVector<Bytes, 4> copied_statistics(const Call& call) const;
   bool would_track(const Call& call, const StorageTable& storages,
                    const c10::TensorImpl& tensor) const;
@@ -73,9 +87,7 @@ class SessionTrace {
   std::atomic<TraceRecorder*> recorder_{nullptr};
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
-  std::atomic<Watch> watch_{Watch::kOff};
-  TraceRecorder* watched_ = nullptr;
-  std::atomic<std::int64_t> watched_steps_{0};
+  Watched first_{.enough = kWatchedSteps}, later_{};
 };
 
 }  // namespace dtr

@@ -2,8 +2,9 @@
 //
 // Whether resident or evicted, a tracked storage carries its Value in its DataPtr (context = Value,
 // deleter = storage_died), and the Value points back at the storage. So neither needs a table to
-// find the other. When the storage dies, torch calls the deleter. An evicted storage has a null pointer and refuses raw access with
-// a text that says what to do. Storages that we do not track are constants (constants.h).
+// find the other. When the storage dies, torch calls the deleter. An evicted storage has a null
+// pointer and refuses raw access with a text that says what to do. Storages that we do not track
+// are constants (constants.h).
 //
 // A storage may die in any thread, Python's collector's included, while another thread evicts it.
 // So a tracked storage is held weakly. Torch then calls the deleter while the object is still

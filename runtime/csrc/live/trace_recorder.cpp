@@ -4,6 +4,20 @@
 
 namespace dtr {
 
+void TraceRecorder::restart(Name last) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  out_ = {};
+  names_.clear();
+  tracked_.clear();
+  made_of_.clear();
+  copies_.clear();
+  copied_ = 0;
+  operators_.clear();
+  forget_operator();
+  first_ = last + 1;
+  last_ = last;
+}
+
 void TraceRecorder::put(Kind kind, std::initializer_list<std::int64_t> fields) {
   out_.records.push_back(kind);
   out_.records.push_back(static_cast<std::int64_t>(fields.size()));
@@ -114,6 +128,11 @@ void TraceRecorder::forget_operator() {
   locals_.clear();
   released_.clear();
   running_ = false;
+}
+
+void TraceRecorder::found(const void* key, Bytes bytes) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  constant(key, bytes);
 }
 
 void TraceRecorder::allocated(const void* data, Bytes size) {

@@ -27,6 +27,7 @@ class TraceRecorder {
 
   // Names go on from `last`, so that no two recordings of a scope share one.
   TraceRecorder(Name last, bool recipes) : recipes_(recipes), first_(last + 1), last_(last) {}
+  void restart(Name last);  // As if it were new.
   Name last() const { return last_; }
 
   // Each record is its kind, its length without these two, and
@@ -54,6 +55,7 @@ class TraceRecorder {
   void end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results);
   void abandon();  // The operator raised.
 
+  void found(const void* key, Bytes bytes);  // In memory before the recording began.
   void allocated(const void* data, Bytes size);
   void freed(const void* data);
   void died(const void* key);
@@ -125,8 +127,7 @@ class TraceRecorder {
   Bytes copied_ = 0;  // The bytes of them.
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
   const bool recipes_;  // Whether the session has them.
-  const Name first_;
-  Name last_;
+  Name first_, last_;
   // Of the operator that runs.
   bool running_ = false;
   std::vector<std::int64_t> arguments_, written_, made_, memory_;

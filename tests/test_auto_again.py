@@ -1,0 +1,177 @@
+"""heuristic="auto" looks again at what a program does by now."""
+
+import threading
+
+import pytest
+import torch
+
+import dtr_alloc
+from dtr_alloc import Heuristic, _core
+from dtr_alloc.runtime import auto
+from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.trace.from_records import trace_of
+
+ELEMENTS = 1 << 14  # 64 KiB.
+BUDGET = 10 * 4 * ELEMENTS
+FIRST = 12  # Steps that every scope records.
+FOR_DEEP = Heuristic("ancestors", staleness_exp=0.5)
+FOR_SHALLOW = Heuristic("full", next_use=True)
+
+
+class Program:
+    """Steps of some depth, which may change."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.depth = 16
+        self.done = 0
+        self.weights = torch.randn(ELEMENTS, requires_grad=True)
+        self.optimizer = torch.optim.Adam([self.weights], lr=0.01)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        y = self.weights
+        for _ in range(self.depth):
+            y = (y * 0.9).sin()
+        y.sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.done += 1
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+
+def wait_for_search(session: Session) -> None:
+    """Until the thread waits for other steps or another budget."""
+    chooser = session._chooser
+    assert chooser is not None
+    for _ in range(1000):
+        if chooser.idle():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the search did not end")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations may take all of the time, and steps are recorded again soon."""
+    monkeypatch.setattr(auto, "_SHARE", 1e9)
+    monkeypatch.setattr(auto, "_AGAIN", 3)
+
+
+@pytest.fixture
+def prefers_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One candidate for long steps, another for short ones."""
+
+    def added(
+        _: auto.Chooser, simulator: Simulator, candidate: Heuristic, __: int, ___: float
+    ) -> float:
+        deep = len(simulator.schedule.tensor_name) > auto._STEPS * 60
+        return 0.1 if candidate == (FOR_DEEP if deep else FOR_SHALLOW) else 1.0
+
+    monkeypatch.setattr(auto.Chooser, "_added", added)
+
+
+def test_a_program_that_changes_is_searched_anew(hurried: None, prefers_by_depth: None) -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        program.steps(auto._STEPS)
+        wait_for_search(session)
+        program.step()
+        assert session.heuristic == FOR_DEEP
+        program.depth = 6
+        program.steps(FIRST - program.done + auto._STEPS)
+        wait_for_search(session)
+        program.step()
+        assert session.heuristic == FOR_SHALLOW
+        assert f"on the steps up to {FIRST + auto._STEPS}, it adds 10%" in session.summary()
+
+
+def test_what_later_steps_need_is_what_their_trace_needs() -> None:
+    """Optimizer state, from before that trace, counts."""
+    program = Program()
+    with dtr_alloc.rematerialize(1 << 30) as session:
+        program.steps(FIRST)
+        session.reset_peak()
+        core = session._core
+        assert core.watch_again(2)
+        program.steps(2)
+        assert core.watching_again() == _core.Watch.over
+        records, operators, steps, _ = core.seen_again()
+        peak = session.stats().peak_bytes
+    assert steps == 2
+    rules = Rules(mode="pool", pin_outputs=False)
+    assert Simulator(trace_of(records.tolist(), operators)).run(1 << 30, rules).peak_bytes == peak
+
+
+def test_a_later_recording_has_nothing_of_the_one_before() -> None:
+    program, lengths = Program(), []
+    with dtr_alloc.rematerialize(1 << 30) as session:
+        program.steps(FIRST)
+        for _ in range(3):
+            assert session._core.watch_again(1)
+            program.step()
+            records, _, steps, _ = session._core.seen_again()
+            lengths.append((len(records), steps))
+    assert len(set(lengths)) == 1
+
+
+def test_a_trace_of_the_users_ends_the_recording_and_comes_first(hurried: None) -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET) as session:
+        program.steps(FIRST)
+        assert session._core.watch_again(4)
+        program.step()
+        with dtr_alloc.record_trace() as recording:
+            program.step()
+            assert session._core.watching_again() == _core.Watch.traced
+            assert not session._core.watch_again(4)
+        assert recording.trace is not None
+        assert session._core.watch_again(4)
+
+
+def test_a_thread_that_joins_ends_the_recording() -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET) as session:
+        program.steps(FIRST)
+        assert session._core.watch_again(4)
+
+        def joins() -> None:
+            with dtr_alloc.join_scope():
+                assert not session._core.watch_again(4)
+
+        thread = threading.Thread(target=joins)
+        thread.start()
+        thread.join()
+        assert session._core.watching_again() == _core.Watch.threads
+
+
+def test_results_are_eagers_while_steps_are_searched_again_and_again(hurried: None) -> None:
+    expected, program = Program(), Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        for step in range(40):
+            program.depth = 6 + step // 5
+            program.step()
+            if step % 5 == 4:
+                wait_for_search(session)
+    for step in range(40):
+        expected.depth = 6 + step // 5
+        expected.step()
+    assert torch.equal(program.weights, expected.weights)
+
+
+def test_a_failed_simulation_ends_the_looking(
+    hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> float:
+        raise ValueError("no such trace")
+
+    monkeypatch.setattr(auto.Chooser, "_added", fail)
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        program.steps(FIRST + auto._AGAIN + 1)
+        assert session._core.watching_again() == _core.Watch.off
+        assert "a simulation failed: no such trace" in session.summary()
