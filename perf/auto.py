@@ -1,21 +1,22 @@
 """What does heuristic="auto" save over the default?
 
-The demo's five models, one thread, at shares of the activation peak. Eager in the pool, the default
-and "auto" take turns. "auto" may simulate as long as it likes, and the program waits for it before
-its fifth step, so that the figures are of what was chosen; its search is told beside them. The
-first thirteen steps of each training do not count: a scope records twelve of them. Bits are
-compared with eager's.
+The demo's five models, or the paper's eight (perf/models), on one thread, or the two of real size
+(real_size.py) on two, at shares of the activation peak. Eager in the pool, the default and "auto"
+take turns. "auto" may simulate as long as it likes, and the program waits for it before its fifth
+step, so that the figures are of what was chosen; its search is told beside them. The first thirteen
+steps of each training do not count: a scope records twelve of them. Bits are compared with eager's.
 
 `recomputing` is the time of operators run again over that of the program's own, `step` the
 processor time of a step over eager's in the pool: the median over rounds of the round's median.
 Some fifteen minutes.
 
-    python perf/auto.py [--quick] [--model gpt] [--out perf/results]
+    python perf/auto.py [--set paper] [--rounds 3] [--model gpt] [--quick] [--out perf/results]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import statistics
 import sys
@@ -23,25 +24,56 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import models
+import real_size
 import torch
+from fidelity import persistent_bytes
 from measurement import origin, provenance, write_json
+from models.workload import Workload, supervised
+from real_size import job
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 import dtr_alloc
-from dtr_alloc.demo import MODELS, Plan
-from dtr_alloc.demo.models import Job
-from dtr_alloc.demo.train import Training, train
+from dtr_alloc.demo import MODELS, Job
 from dtr_alloc.runtime import auto
 from dtr_alloc.runtime.heuristic import name_of
 from dtr_alloc.runtime.session import Session
 
-BUDGETS = (0.7, 0.5, 0.4, 0.3)
 SEARCH_AFTER, WARM = 4, 13  # Steps.
 WAYS = ("dtr", "auto")
+
+
+@dataclass(frozen=True)
+class Set:
+    """Models that are measured alike; `stem` names the result."""
+
+    builders: dict[str, Callable[[], Workload]]
+    budgets: tuple[float, ...]
+    threads: int
+    stem: str
+
+
+def trainings(jobs: dict[str, Callable[[], Job]]) -> dict[str, Callable[[], Workload]]:
+    """Each trained from the same seed."""
+    return {name: partial(supervised, make, seed=0) for name, make in jobs.items()}
+
+
+SETS = {
+    "demo": Set(trainings(dict(MODELS)), (0.7, 0.5, 0.4, 0.3), 1, "auto"),
+    "paper": Set(dict(models.MODELS), (0.7, 0.5, 0.4, 0.3), 1, "auto_models"),
+    "real": Set(
+        trainings({name: partial(job, name, quick=False) for name in real_size.BUDGETS}),
+        (0.5, 0.33, 0.25),
+        real_size.THREADS,
+        "auto_real_size",
+    ),
+}
 
 
 @dataclass
@@ -57,79 +89,86 @@ class Cell:
     differences: int = 0
 
 
-def waiting_for(sessions: list[Session], make: Callable[[], Job]) -> Callable[[], Job]:
-    """Jobs that wait, before the step in which a search is due, until it is over."""
+@dataclass(frozen=True)
+class Run:
+    """One training: a list has an entry for each step."""
 
-    def job() -> Job:
-        made, batches = make(), 0
-
-        def batch(generator: torch.Generator) -> Any:
-            nonlocal batches
-            batches += 1
-            chooser = sessions[-1]._chooser if sessions else None
-            if chooser is not None and batches == SEARCH_AFTER + 1:
-                while not chooser.idle():
-                    time.sleep(0.01)
-            return made.batch(generator)
-
-        return replace(made, batch=batch)
-
-    return job
+    processor_ns: list[int]
+    wall_ns: list[int]
+    stats: list[dtr_alloc.SessionStats]
+    state: list[Tensor]
+    session: Session | None
 
 
 def trained(
-    make: Callable[[], Job], plan: Plan, budget: int, way: str
-) -> tuple[Training, Session] | None:
-    """None where the budget does not do."""
-    sessions: list[Session] = []
-
-    def scope() -> AbstractContextManager[Session]:
-        opened = dtr_alloc.rematerialize(budget, heuristic=way)
-
-        class Kept(AbstractContextManager[Session]):
-            def __enter__(self) -> Session:
-                sessions.append(opened.__enter__())
-                return sessions[-1]
-
-            def __exit__(self, *error: Any) -> bool | None:
-                return opened.__exit__(*error)
-
-        return Kept()
-
+    build: Callable[[], Workload], steps: int, scope: Callable[[], AbstractContextManager[Session]]
+) -> Run | None:
+    """From scratch; waits, before the step in which a search is due, until it is over. None where
+    the budget does not do."""
+    gc.collect()
+    workload = build()
+    run = Run([], [], [], [], None)
     try:
-        return train(waiting_for(sessions, make), plan, scope), sessions[-1]
+        with scope() as session:
+            for step in range(steps):
+                while step == SEARCH_AFTER and session._chooser and not session._chooser.idle():
+                    time.sleep(0.01)
+                began, spent = time.perf_counter_ns(), time.process_time_ns()
+                workload.step()
+                run.processor_ns.append(time.process_time_ns() - spent)
+                run.wall_ns.append(time.perf_counter_ns() - began)
+                run.stats.append(session.stats())
     except torch.OutOfMemoryError:
         return None
+    return replace(run, state=[tensor.clone() for tensor in workload.state()], session=session)
 
 
-def measure(model: str, plan: Plan, budgets: tuple[float, ...]) -> dict[tuple[float, str], Cell]:
+def fixed_bytes(build: Callable[[], Workload]) -> tuple[int, int]:
+    """The peak without a budget; of it what cannot be recomputed: gradients, optimizer state."""
+    workload = build()
+    with dtr_alloc.measure(device="cpu") as session:
+        workload.step()
+        workload.step()
+    return session.stats().peak_bytes, persistent_bytes(workload)
+
+
+def measure(
+    build: Callable[[], Workload], budgets: tuple[float, ...], rounds: int
+) -> dict[tuple[float, str], Cell]:
     """All of one model."""
-    make = MODELS[model]
-    eager = train(make, plan, None)
-    held = train(make, replace(plan, steps=2), lambda: dtr_alloc.measure(device="cpu"))
-    fixed = held.gradient_bytes + held.optimizer_bytes
+    steps = WARM + 5
+    eager = build()
+    for _ in range(steps):
+        eager.step()
+    expected = list(eager.state())
+    peak, fixed = fixed_bytes(build)
     cells = {(budget, way): Cell() for budget in budgets for way in WAYS}
-    for _ in range(plan.rounds):
-        pool = train(make, plan, lambda: dtr_alloc.measure(device="cpu"))
+    for _ in range(rounds):
+        pool = trained(build, steps, lambda: dtr_alloc.measure(device="cpu"))
+        assert pool is not None
         base = statistics.median(pool.processor_ns[WARM:])
         for (share, way), cell in cells.items():
-            budget = int(share * (held.stats[-1].peak_bytes - fixed)) + fixed
-            done = trained(make, plan, budget, way)
-            if done is None:
+            budget = int(share * (peak - fixed)) + fixed
+            scope = partial(dtr_alloc.rematerialize, budget, heuristic=way)
+            run = trained(build, steps, scope)
+            if run is None or run.session is None:
                 cell.refused += 1
                 continue
-            training, session = done
-            first, last = training.stats[WARM - 1], training.stats[plan.steps - 1]
+            first, last = run.stats[WARM - 1], run.stats[-1]
             kernels = last.kernel_ns - first.kernel_ns
-            whole = sum(training.step_ns[WARM:])
             cell.recomputing.append((last.remat_ns - first.remat_ns) / kernels)
-            cell.search.append((last.search_ns - first.search_ns) / whole)
-            cell.step.append(statistics.median(training.processor_ns[WARM:]) / base)
-            cell.chosen.append(name_of(session.heuristic))
-            if session._chooser is not None:
-                cell.simulating_s.append(session._chooser.spent_seconds)
-            cell.differences += training.digests != eager.digests
+            cell.search.append((last.search_ns - first.search_ns) / sum(run.wall_ns[WARM:]))
+            cell.step.append(statistics.median(run.processor_ns[WARM:]) / base)
+            cell.chosen.append(name_of(run.session.heuristic))
+            if run.session._chooser is not None:
+                cell.simulating_s.append(run.session._chooser.spent_seconds)
+            cell.differences += not same_bits(run.state, expected)
     return cells
+
+
+def same_bits(found: list[Tensor], expected: list[Tensor]) -> bool:
+    """Whether all are equal."""
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def middle(values: list[float]) -> float:
@@ -195,17 +234,21 @@ def main() -> int:
     """Measures all models; returns 1 where bits differ or "auto" was refused."""
     parser = argparse.ArgumentParser(description='heuristic="auto" beside the default.')
     parser.add_argument("--quick", action="store_true", help="one model, one budget, one round")
-    parser.add_argument("--model", action="append", choices=MODELS, help="this one; repeatable")
-    parser.add_argument("--out", type=Path, help="write auto.json and auto.txt here")
+    parser.add_argument("--set", choices=SETS, default="demo", help="which models")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", action="append", help="this one; repeatable")
+    parser.add_argument("--out", type=Path, help="write JSON and text here")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    asked = SETS[options.set]
+    torch.set_num_threads(asked.threads)
     auto._SHARE = math.inf
-    names = ["unet"] if options.quick else options.model or list(MODELS)
-    budgets = (0.5,) if options.quick else BUDGETS
-    plan = Plan(budgets, steps=WARM + 5, rounds=1 if options.quick else 3)
+    names = ["unet"] if options.quick else options.model or list(asked.builders)
+    budgets = (0.5,) if options.quick else asked.budgets
     rows: list[dict[str, Any]] = []
     for name in names:
-        rows += rows_of(name, measure(name, plan, budgets))
+        rows += rows_of(
+            name, measure(asked.builders[name], budgets, 1 if options.quick else options.rounds)
+        )
         print(f"{name} is measured", file=sys.stderr, flush=True)
     console = Console(width=150, record=True)
     console.print(origin(), soft_wrap=True)
@@ -214,8 +257,8 @@ def main() -> int:
         console.print(f"at {share:.0%} auto recomputes {mean:.2f} of the default's time")
     if options.out:
         document = provenance() | {"rows": rows, "means": means(rows)}
-        write_json(options.out / "auto.json", document)
-        (options.out / "auto.txt").write_text(console.export_text(styles=False))
+        write_json(options.out / f"{asked.stem}.json", document)
+        (options.out / f"{asked.stem}.txt").write_text(console.export_text(styles=False))
     failed = [row for row in rows if row["auto_differences"] or row["dtr_differences"]]
     refused = [row for row in rows if row["auto_refused"] > row["dtr_refused"]]
     return bool(failed or refused)

@@ -1,0 +1,121 @@
+"""Does a little less memory cost a little more time?
+
+A policy that decides step by step may come to other decisions for 0.1 % less memory, and recompute
+several times as much (a study of DTR found 7.3 times, arXiv 2609.31250), or be refused where less
+memory does. Four traces, budgets from 90 to 20 % of the peak by 0.1 %, simulated as the live
+runtime decides: by the default, and by the best of what heuristic="auto" tries, at each budget
+anew.
+
+A jump is what is recomputed at one budget over what is at the next larger one, where that is at
+least a hundredth of the program's own time.
+
+    python perf/paper/fine_budgets.py [--logs LOGS] [--jobs N] [--quick] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from measurement import origin
+from study import Row, options, table
+
+from dtr_alloc.runtime.auto import CANDIDATES
+from dtr_alloc.runtime.plot import short_name
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
+
+TRACES = ("lstm", "resnet32", "transformer", "unet")
+FROM, TO = 900, 200  # Thousandths of the peak.
+WORTH = 0.01  # Of the program's own time.
+THRASH = 4.0
+
+
+def recomputed(simulator: Simulator, budget: int, rules: Rules, enough: float) -> float:
+    """Over the program's own time; infinite where it is refused, or more than `enough`."""
+    limit = min(THRASH, 1 + enough + 1e-9)
+    result = simulator.run(budget, Rules(rules.heuristic, mode="pool", thrash=limit))
+    return result.overhead - 1 if result.status == "ok" else math.inf
+
+
+def curves(path: str, thousandths: Sequence[int]) -> tuple[list[float], list[float]]:
+    """The default's, and that of the best candidate."""
+    simulator = Simulator(path)
+    peak = simulator.run(1 << 40, Rules(mode="pool")).peak_bytes
+    default, best = [], []
+    for thousandth in thousandths:
+        budget = peak * thousandth // 1000
+        default.append(recomputed(simulator, budget, Rules(CANDIDATES[0]), math.inf))
+        least = default[-1]
+        for candidate in CANDIDATES[1:]:
+            least = min(least, recomputed(simulator, budget, Rules(candidate), least))
+        best.append(least)
+    return default, best
+
+
+def told(name: str, way: str, thousandths: Sequence[int], curve: list[float]) -> Row:
+    """A row: the smallest budget, refusals above it, the largest jump."""
+    works = [i for i, value in enumerate(curve) if math.isfinite(value)]
+    refused = sum(not math.isfinite(value) for value in curve[: works[-1]])
+    jumps = [
+        (below / above, thousandth)
+        for above, below, thousandth in zip(curve, curve[1:], thousandths[1:], strict=False)
+        if above >= WORTH and math.isfinite(below)
+    ]
+    jump, at = max(jumps)
+    return {
+        "trace": name,
+        "by": way,
+        "smallest": f"{thousandths[works[-1]] / 10:.1f} %",
+        "refused above": refused,
+        "mean recomputed": round(sum(curve[i] for i in works) / len(works), 4),
+        "largest jump": f"{jump:.2f}",
+        "at": f"{at / 10:.1f} %",
+    }
+
+
+def picture(curves_of: dict[str, tuple[list[float], list[float]]], at: Sequence[int]) -> Figure:
+    """A panel for each trace."""
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    panels = figure.subplots(2, 2, squeeze=False).flat
+    for panel, (name, (default, best)) in zip(panels, curves_of.items(), strict=False):
+        shares = [thousandth / 1000 for thousandth in at]
+        panel.plot(shares, default, label="dtr", linewidth=0.8)
+        panel.plot(shares, best, label="best of auto's", linewidth=0.8)
+        panel.set(title=name, xlabel="budget / peak", ylabel="recomputed / own time")
+        panel.legend()
+    return figure
+
+
+def main() -> None:
+    """Prints the table, and writes it and the picture."""
+    asked, begun = options(__doc__, logs=True), origin()
+    logs = [path for path in asked.logs if short_name(str(path)) in TRACES] or asked.logs
+    at = range(FROM, TO - 1, -100 if asked.quick else -1)
+    own = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.jobs, mp_context=own) as processes:
+        done = processes.map(curves, [str(path) for path in logs], [at] * len(logs))
+        found = dict(zip([short_name(str(path)) for path in logs], done, strict=True))
+    rows = [
+        told(name, way, at, curve)
+        for name, both in found.items()
+        for way, curve in zip(("dtr", "best of auto's"), both, strict=True)
+    ]
+    table(rows)
+    with asked.file("fine_budgets.txt").open("w") as file, contextlib.redirect_stdout(file):
+        print(begun, end="\n\n")
+        table(rows)
+    picture(found, at).savefig(asked.file("fine_budgets.png"), dpi=120)
+
+
+if __name__ == "__main__":
+    main()
