@@ -100,6 +100,8 @@ class Heuristic:
         next_use: where a step does what one before it did, staleness is the time until the tensor
             is needed next, in the time that the step before took. What is not needed any more goes
             first. Elsewhere it is the time since the last use, as without.
+        orphans_first: what the program has let go goes before everything else, if no missing value
+            that is still wanted was made from it.
         selection: ``"single"`` looks at all candidates; ``"sample"`` too while that takes less
             than a hundredth of the operators' time, then at about sqrt(candidates), at least 32,
             and passes over tensors below a hundredth of the mean size (appendix E.2);
@@ -123,6 +125,7 @@ class Heuristic:
     fragmentation: float = 0.0
     recompute_penalty: float = 1.0
     next_use: bool = False
+    orphans_first: bool = False
     selection: Literal["sample", "single", "random", "window"] = "sample"
     seed: int = 0
 

@@ -103,7 +103,7 @@ class SimulationModel:
                     self.external[self.storage[operand]] += 1
                 elif kind == PIN:
                     self.pin(operand)
-                elif self.releases:
+                else:
                     self.release(self.storage[operand])
         except RunStoppedError as reason:
             self.status = str(reason)
@@ -133,7 +133,8 @@ class SimulationModel:
 
     def release(self, storage: int) -> None:
         self.external[storage] -= 1
-        if self.external[storage] == 0 and self.material[storage] and not self.pinned[storage]:
+        let_go = self.external[storage] == 0 and not self.pinned[storage]
+        if let_go and self.material[storage] and self.releases:
             self.evict(storage)
             self.eager += 1
 
@@ -221,6 +222,8 @@ class SimulationModel:
 
     def choose(self) -> int:
         best, victim = INF, -1
+        if self.heuristic.orphans_first and (orphans := self.orphans()):
+            return max(reversed(orphans), key=self.size.__getitem__)
         for storage in self.pool:
             score = self.score(storage)
             if score <= best:
@@ -228,6 +231,20 @@ class SimulationModel:
             if score == 0:
                 break
         return victim
+
+    def orphans(self) -> list[int]:
+        """What the program let go, and nothing that is missing and wanted was made from."""
+        wanted = [one for one, held in enumerate(self.external) if held and self.missing(one)]
+        rests: set[int] = set()
+        while wanted:
+            for one in self.near(wanted.pop(), BACKWARD):
+                if one not in rests and self.missing(one):
+                    wanted.append(one)
+                rests.add(one)
+        return [one for one in self.pool if not self.external[one] and one not in rests]
+
+    def missing(self, storage: int) -> bool:
+        return bool(self.tensors[storage]) and not self.material[storage]
 
     def score(self, storage: int) -> float:
         h = self.heuristic

@@ -200,7 +200,7 @@ def test_a_parameter_has_a_sentence_and_a_default_that_its_role_allows() -> None
 
 
 def test_the_native_heuristic_has_every_value() -> None:
-    changes: dict[str, Any] = {"seed": 7, "next_use": True}
+    changes: dict[str, Any] = {"seed": 7, "next_use": True, "orphans_first": True}
     for at, one in enumerate(USER_PARAMETERS):
         changes.setdefault(one.name, one.names[-1] if one.role == "name" else 1.25 + at)
     given = Heuristic(**changes)

@@ -1,10 +1,11 @@
 """The simulator against a naive one, on random logs: every heuristic, decision by decision."""
 
+import graphlib
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, Policy
@@ -211,6 +212,47 @@ def test_a_run_that_ignores_releases_is_that_of_a_log_without_them(
     assert figures(simulator.run(budget, Rules(name, "ignore", thrash=None))) == expected
     without = Simulator(simulator.schedule.without_releases())
     assert figures(without.run(budget, Rules(name, thrash=None))) == expected
+
+
+def of_storages(schedule: Schedule) -> dict[int, set[int]]:
+    """For each storage those that it was made from."""
+    root: list[int] = []
+    for tensor, alias in enumerate(schedule.tensor_alias.tolist()):
+        root.append(tensor if alias < 0 else root[alias])
+    begins, args = schedule.op_args_begin.tolist(), schedule.op_args.tolist()
+    made_from: dict[int, set[int]] = {one: set() for one in root}
+    for tensor, op in enumerate(schedule.tensor_op.tolist()):
+        read = {root[arg] for arg in args[begins[op] : begins[op + 1]]}
+        made_from[root[tensor]] |= read - {root[tensor]}
+    return made_from
+
+
+def has_cycle(made_from: dict[int, set[int]]) -> bool:
+    """As views may make one."""
+    try:
+        graphlib.TopologicalSorter(made_from).prepare()
+    except graphlib.CycleError:
+        return True
+    return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    trace=traces(only_held=True),
+    share=st.integers(2, 9),
+    name=st.sampled_from(sorted(HEURISTICS)),
+    releases=st.booleans(),
+)
+def test_orphans_go_first_as_in_the_model(
+    trace: Trace, share: int, name: str, releases: bool
+) -> None:
+    simulator = Simulator(trace)
+    assume(not has_cycle(of_storages(simulator.schedule)))
+    budget = budget_of(simulator, share)
+    heuristic = replace(HEURISTICS[name], orphans_first=True)
+    expected = figures_of_model(simulator.schedule, budget, heuristic, None, releases)
+    policy: Policy = "eager" if releases else "ignore"
+    assert figures(simulator.run(budget, Rules(heuristic, policy, thrash=None))) == expected
 
 
 POLICIES: tuple[Policy, ...] = ("eager", "banish", "ignore")

@@ -108,6 +108,7 @@ void Engine::compute(Op& op, Nanos cost, Lock& lock) {
     own(*op.outputs()[i]);
     --op.outputs()[i]->recomputes;  // The first run is none.
   }
+  follow_wants_of_outputs(op);
   materialize(*op.outputs()[0], lock);
 }
 
@@ -142,6 +143,7 @@ void Engine::unlock(Value& view) {
 void Engine::dropped(Value& value) {
   disown(value);
   value.home = nullptr;
+  follow_wants(value);
   if (value.locks) {
     value.dropped_while_locked = true;
     return;
@@ -228,6 +230,7 @@ void Engine::lose(Value& value, Loss loss) {
   for (Value* view = value.views; view; view = view->views) view->data = nullptr;
   neighbourhood_.lost(value, loss);
   needs_after_loss(value);
+  follow_wants(value);
 }
 
 void Engine::restore(Value& value, void* data) {
@@ -237,6 +240,7 @@ void Engine::restore(Value& value, void* data) {
   neighbourhood_.returned(value);
   add_candidate(value);
   needs_after_return(value);
+  follow_wants(value);
 }
 
 void Engine::freeze(Value& value) {
@@ -310,7 +314,9 @@ void Engine::add_candidate(Value& value) {
 }
 
 void Engine::remove_candidate(Value& value) {
-  if (value.candidate != kNowhere) columns_.remove(value);
+  if (value.candidate == kNowhere) return;
+  columns_.remove(value);
+  file_orphan(value);
 }
 
 void Engine::disown(Value& value) {
@@ -325,7 +331,8 @@ void Engine::disown(Value& value) {
 // ---- Evicting -----------------------------------------------------------------------------------
 
 bool Engine::evict_one(Shed shed) {
-  Value* victim = selector_.choose(score_clock(), stats_.clock);
+  Value* victim = orphan();
+  if (!victim) victim = selector_.choose(score_clock(), stats_.clock);
   if (!victim) return false;
   const bool sheds = sheds_ && shed == Shed::kBehindVictim;
   if (sheds && shed_behind(*victim)) return true;

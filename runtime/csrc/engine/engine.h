@@ -246,6 +246,12 @@ class Engine {
   void needs_after_loss(Value& value);
   void needs_after_return(Value& value);
   void find_all_needs();
+  void follow_wants(Value& value);
+  void follow_wants_of_outputs(Op& op);
+  void file_orphan(Value& value);
+  Value* orphan() const;
+  void find_all_orphans();
+  void check_orphan(const Value& value) const;
   std::unordered_set<Value*> reachable() const;
   void own(Value& value);
   void add_candidate(Value& value);
@@ -272,7 +278,8 @@ class Engine {
   Tapes tapes_;
   std::uint32_t round_ = 1;  // Of needs that began together (needs.cpp).
   Selector selector_;
-  std::vector<Value*> owned_;  // Recomputable and held by the program; resident or not.
+  std::vector<Value*> owned_;    // Recomputable and held by the program; resident or not.
+  std::vector<Value*> orphans_;  // Among the candidates.
   std::vector<Value*> garbage_;
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
 
@@ -28,6 +29,21 @@ std::unordered_set<Value*> Engine::reachable() const {
     }
   }
   return values;
+}
+
+void Engine::check_orphan(const Value& value) const {
+  const auto insist = [](bool truth, const char* sentence) {
+    if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
+  };
+  std::int32_t wanted_by = 0;
+  for_each_reader(const_cast<Value&>(value), [&](const Value& made) { wanted_by += made.wanted; });
+  insist(value.constant() || value.wanted_by == wanted_by,
+         "a value counts the wanted values that were made from it");
+  insist(value.wanted == (!value.resident() && (value.home || wanted_by > 0)),
+         "what is missing is wanted by the program, or by what was made from it");
+  const bool orphan = value.candidate != kNowhere && !value.home && wanted_by == 0;
+  insist(orphan == (value.orphan != kNowhere), "orphans are what nobody wants");
+  insist(!orphan || orphans_[value.orphan] == &value, "an orphan knows its place");
 }
 
 void Engine::check(bool idle) const {
@@ -61,6 +77,7 @@ void Engine::check(bool idle) const {
       insist(need(*value) == std::min(tapes_.next_use(*value), least_behind(*value)),
              "a need is that of the next use, direct or behind");
     }
+    if (heuristic_.orphans_first) check_orphan(*value);
     if (value->producer) {
       neighbourhood_.check(*value);
       insist(value->resident() == (value->candidate != kNowhere),

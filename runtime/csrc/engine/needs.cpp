@@ -148,6 +148,7 @@ void Engine::follow(const Heuristic& heuristic) {
   if (!heuristic.next_use) tapes_.forget();
   neighbourhood_.follow(heuristic.neighbourhood, reachable());
   selector_.follow(heuristic);
+  find_all_orphans();
   show_all_times();
 }
 

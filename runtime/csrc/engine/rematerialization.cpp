@@ -179,6 +179,7 @@ void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& con
   }
   for (Value* value : constants) delete value;
   columns_.clear();
+  orphans_.clear();
   owned_.clear();
   stats_.values = stats_.ops = 0;
 }

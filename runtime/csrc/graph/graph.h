@@ -60,12 +60,15 @@ struct Value {
   std::int32_t access = kNowhere;  // The last one: its place in the tape,
   std::uint32_t step = 0;          // and in which step it was.
   std::uint32_t need_of_round = 0;
+  std::int32_t wanted_by = 0;         // Wanted values that were made from it (engine/orphans.cpp),
+  std::int32_t orphan = kNowhere;     // and its place in the engine's list of orphans.
   std::int32_t name = 0;              // In the trace that is being recorded.
   std::uint16_t history = 0;          // Recipes behind it, as an estimate (Engine::outweighed),
   std::uint16_t walked = 0;           // and how many they were when they were last counted.
   std::uint16_t output = 0;           // Which output of its producer.
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
   bool dropped_while_locked = false;  // The content goes with the last lock.
+  bool wanted = false;                // Missing, and its inputs count it.
   bool unfilled = false;  // Executor's: locked until an operator that fills or reads it comes.
   bool copied = false;    // Executor's: a copy of what a constant was, for recipes alone.
   bool dying = false;     // Executor's: locked until the deleter of its storage has come.

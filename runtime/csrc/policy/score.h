@@ -8,7 +8,6 @@
 // exponents 1). The penalty and the free neighbours are MegEngine's. An epsilon of one nanosecond
 // keeps zero costs and just-touched values comparable; the paper's simulator has none, and takes a
 // quotient by nothing as infinite, as is one of two infinities, which large exponents can make.
-
 //
 // The parameters are listed once, below. The fields of Heuristic, Python's view of them
 // (bindings/bind_heuristic.cpp), the checks of runtime/heuristic.py, the space that
@@ -65,6 +64,8 @@ enum class ParameterRole {
   X(double, recompute_penalty, 1, kFactor, "A factor for each time it has been recomputed.")      \
   X(bool, next_use, false, kSwitch,                                                               \
     "Whether the time until the next need is the staleness, where a step repeats itself.")        \
+  X(bool, orphans_first, false, kSwitch,                                                          \
+    "Whether what the program let go, and nothing wanted rests on, goes before all.")             \
   X(Selection, selection, Selection::kSample, kName, "The candidates that are looked at.")        \
   X(Nanos, epsilon, 1ns, kNanos, "What is added to the cost and to the time since the last use.") \
   X(std::uint64_t, seed, 0, kSeed, "The seed of what selection draws.")
@@ -141,8 +142,9 @@ inline double score(const Heuristic& h, const Terms& t) {
                                                  : std::numeric_limits<double>::infinity();
 }
 
-// The same quotient rounded once, as exact arithmetic gives it, of a plain heuristic. Rounding the product of size and staleness first can put two near scores in the wrong
-// order, and the reference simulator's integers don't.
+// The same quotient rounded once, as exact arithmetic gives it, of a plain heuristic. Rounding the
+// product of size and staleness first can put two near scores in the wrong order, and the reference
+// simulator's integers don't.
 double exact_score(const Heuristic& heuristic, const Terms& terms);
 
 }  // namespace dtr

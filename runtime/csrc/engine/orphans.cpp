@@ -1,0 +1,108 @@
+// Orphans: what the program has let go, and what nothing that is still wanted rests on. With
+// Heuristic::orphans_first they go before everything else, the largest first, because nobody will
+// miss them unless another value goes first.
+//
+// A missing value is wanted while the program holds it, or while a wanted value was made from it.
+// So a value counts the wanted values that were made from it, and the count of a missing one goes on
+// to its inputs. For example, C was made from B and B from A, the program holds C alone, and C is
+// missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
+//
+// An operator costs a count for each input of a value that went or came back. Where values are views
+// of each other their graph may have cycles (graph/neighbours.h), in which values that nobody wants
+// keep each other wanted: such orphans go by their score.
+
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/graph/neighbours.h"
+
+namespace dtr {
+namespace {
+
+bool should_be_wanted(const Value& value) {
+  return !value.resident() && (value.home || value.wanted_by > 0);
+}
+
+}  // namespace
+
+// Something about it has changed: whether it is there, or held, or what wants it.
+void Engine::follow_wants(Value& first) {
+  if (!heuristic_.orphans_first) return;
+  std::vector<Value*> changed{&first};
+  while (!changed.empty()) {
+    Value& value = *changed.back();
+    changed.pop_back();
+    file_orphan(value);
+    const bool wanted = should_be_wanted(value);
+    if (wanted == value.wanted) continue;
+    value.wanted = wanted;
+    for_each_input(value, [&](Value& input) {
+      input.wanted_by += wanted ? 1 : -1;
+      changed.push_back(&input);
+    });
+  }
+}
+
+// An operator that is about to run for the first time has linked its inputs to missing outputs. A
+// storage that was wanted before, of which an output is a view, wants these as well.
+void Engine::follow_wants_of_outputs(Op& op) {
+  if (!heuristic_.orphans_first) return;
+  const auto each_output = [&](const auto& visit) {
+    for (std::uint32_t i = 0; i < op.output_count; ++i) visit(op.outputs()[i]->storage());
+  };
+  each_output([&](const Value& output) {
+    if (!output.wanted) return;
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      Value& input = op.uses()[i].value->storage();
+      if (&input != &output) ++input.wanted_by;
+    }
+  });
+  for (std::uint32_t i = 0; i < op.use_count; ++i) follow_wants(op.uses()[i].value->storage());
+  each_output([&](Value& output) { follow_wants(output); });
+}
+
+// Puts it into the list of orphans, or takes it out.
+void Engine::file_orphan(Value& value) {
+  const bool orphan = value.candidate != kNowhere && !value.home && value.wanted_by == 0;
+  if (orphan == (value.orphan != kNowhere)) return;
+  if (orphan) {
+    value.orphan = static_cast<std::int32_t>(orphans_.size());
+    orphans_.push_back(&value);
+    return;
+  }
+  Value* last = orphans_.back();
+  orphans_[value.orphan] = last;
+  last->orphan = value.orphan;
+  orphans_.pop_back();
+  value.orphan = kNowhere;
+}
+
+// The largest that may go, or null; among equals the one that became evictable last.
+Value* Engine::orphan() const {
+  const std::uint64_t* order = columns_.view().order;
+  Value* found = nullptr;
+  for (Value* value : orphans_) {
+    if (value->locks > 0) continue;
+    const auto rank = [order](const Value& one) {
+      return std::pair(one.size, order[one.candidate]);
+    };
+    if (!found || rank(*value) > rank(*found)) found = value;
+  }
+  return found;
+}
+
+// The rule has been switched on or off.
+void Engine::find_all_orphans() {
+  orphans_.clear();
+  const std::unordered_set<Value*> values = reachable();
+  for (Value* value : values) {
+    value->orphan = kNowhere;
+    value->wanted_by = 0;
+    value->wanted = false;
+  }
+  for (Value* value : values) follow_wants(*value);
+}
+
+}  // namespace dtr
