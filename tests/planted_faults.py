@@ -69,8 +69,8 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept.cpp",
-                "if (call.info.others && is_shared(tensor)) {",
-                "if (false) {",
+                " && is_shared(results[i].toTensor())) {",
+                " && false) {",
             ),
         ),
         "tests/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",

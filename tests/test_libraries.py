@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -344,6 +345,72 @@ def test_a_replay_casts_as_autocast_did() -> None:
     assert torch.is_autocast_cache_enabled()
 
 
+@torch.library.custom_op("dtr_lib::mixed", mutates_args=())
+def mixed(
+    parts: list[Tensor],
+    perhaps: list[Tensor | None],
+    other: Tensor | None,
+    scale: float,
+    how: str,
+    sizes: list[int],
+    dtype: torch.dtype,
+    *,
+    flag: bool = False,
+) -> tuple[Tensor, float, Tensor]:
+    found = [part for part in (*parts, *perhaps, other) if part is not None]
+    made = torch.stack(found).sum(0).to(dtype) * scale
+    return made.reshape(sizes), scale, getattr(made, how)() if flag else made.new_zeros(())
+
+
+def test_arguments_and_results_of_every_kind() -> None:
+    def program() -> list[Tensor]:
+        x, y = wide().exp(), wide().exp()
+        shape = [32, 128]
+        one, _, other = mixed([x, y], [None, x.sin()], None, 0.5, "cos", shape, torch.float64)
+        two, _, same_type = mixed([y], [], x, 2.0, "sin", shape, torch.float32, flag=True)
+        dtr_alloc.evict(x)
+        return [one, other, two, same_type, mixed([x], [], y, 1, "cos", shape, torch.half)[0]]
+
+    assert_exact(program)
+    with scope(None):
+        assert dtr_alloc.evict(mixed([wide()], [], None, 1, "", [4096], torch.float32)[0])
+
+
+def test_threads_of_a_scope_share_the_operators_of_a_library() -> None:
+    def chain(seed: int) -> Tensor:
+        x = torch.linspace(seed, seed + 1, 64 * 64).reshape(64, 64)
+        made = [attention(x, x, x)[0]]
+        for _ in range(20):
+            made.append(plain.sin(squared(made[-1]) + made[-1]))
+        return torch.stack([tensor.sum() for tensor in made])
+
+    expected = [chain(seed) for seed in range(2)]
+    found: dict[int, Tensor] = {}
+    with scope("256KiB", recordable=NAMES) as session:
+
+        def work(seed: int) -> None:
+            with dtr_alloc.join_scope():
+                found[seed] = chain(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert session.stats().evictions > 0
+    assert all(torch.equal(found[seed], expected[seed]) for seed in range(2))
+
+
+def test_an_operator_around_triton_kernels_is_one_of_them() -> None:
+    @torch.library.triton_op("dtr_lib::around_kernels", mutates_args=())
+    def around_kernels(x: Tensor) -> Tensor:
+        return x.cos() * 2  # A kernel would be called by torch.library.wrap_triton.
+
+    assert_exact(lambda: [around_kernels(wide().exp()), around_kernels(wide()).sin()])
+    with scope(None):
+        assert dtr_alloc.evict(around_kernels(wide()))
+
+
 def test_debug_mode_runs_the_first_call_of_each_twice() -> None:
     with dtr_alloc.rematerialize(None, recordable=NAMES, debug=True) as session:
         plain.sin(wide())
@@ -404,6 +471,7 @@ def test_a_first_call_that_compiles_is_not_taken_as_its_price() -> None:
         (("dtr_lib_plain::view",), ValueError, "which returns the memory of an argument"),
         (("dtr_lib_plain::noisy",), ValueError, "which is given a generator"),
         (("dtr_lib_plain::all_reduce",), ValueError, "which talks to other processes"),
+        (("prims::*",), ValueError, "which belongs to torch's compilers"),
         (("c10d::*",), ValueError, "which talks to other processes"),
     ],
 )

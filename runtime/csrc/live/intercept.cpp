@@ -12,7 +12,6 @@
 // large and cheap but need the whole backward pass again; optimizer steps, whose state would drag
 // its history along; operators that we cannot keep.
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
@@ -68,15 +67,6 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
 // Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
 // and convolutions come out too cheap, for the first step only.
 Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
-
-// Whether somebody besides the call's result holds the tensor or its memory.
-bool is_shared(const c10::TensorImpl& tensor) {
-  const auto holders = c10::raw::intrusive_ptr::use_count(const_cast<c10::TensorImpl*>(&tensor));
-  const c10::impl::PyObjectSlot& python = *tensor.pyobj_slot();
-  const bool wrapped = python.load_pyobj();  // A kernel in Python made it: each holds the other.
-  if (holders > (wrapped ? 2 : 1) || (wrapped && !python.has_unique_reference())) return true;
-  return tensor.unsafe_storage().use_count() > 1;
-}
 
 // A backward pass of first order, or an optimizer's step.
 bool differentiating() {
@@ -152,38 +142,6 @@ bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   return !info.draws_elsewhere(stack);
-}
-
-// Why no recipe of another library's operator would be right, for all that is known; or null.
-const char* Session::distrusts(const OperatorInfo& info) const {
-  if (info.obstacle) return info.obstacle;
-  if (!info.recordable) return "takes an object that no recipe can keep";
-  if (info.promised || is_named(options_.recordable, info.name)) return nullptr;
-  return "has no pt2_compliant_tag; `recordable` vouches for it";
-}
-
-void Session::snapshot(Call& call, const torch::jit::Stack& stack) const {
-  call.random = Recipe::snapshot(call.info, stack, device_);
-  if (!call.info.others || device_.device.is_cpu()) return;
-  at::Generator host = at::detail::getDefaultCPUGenerator();
-  std::lock_guard guard(host.mutex());
-  call.host_random = std::make_unique<RandomState>(host);
-}
-
-// Another library's operator is over. Of one that drew nothing no state is kept, and one that drew
-// from the host's generator beside the device's gets no recipe. Without the engine's lock, as a
-// kernel allocates while it holds a generator's.
-void Session::look_at_draws(Call& call, Op& op) const {
-  Recipe& recipe = Recipe::of(op);
-  {
-    at::Generator generator = device_.generator(device_.device);
-    std::lock_guard guard(generator.mutex());
-    if (recipe.random() && recipe.random()->is_of(generator)) recipe.draws_nothing();
-  }
-  if (!call.host_random) return;
-  at::Generator host = at::detail::getDefaultCPUGenerator();
-  std::lock_guard guard(host.mutex());
-  if (!call.host_random->is_of(host)) call.stays = "draws from the host's generator";
 }
 
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
@@ -363,7 +321,13 @@ void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) 
   for (std::uint16_t i = 0; i < results.size(); ++i) {
     if (!is_defined_tensor(results[i])) continue;
     const c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
-    if (device_.holds(tensor)) adopt_result(call, op, i, tensor);
+    if (!device_.holds(tensor)) continue;
+    const auto bytes = static_cast<Bytes>(storage_of(tensor)->nbytes());
+    if (call.info.others && worth_evicting(tensor, bytes) && is_shared(results[i].toTensor())) {
+      call.stays = "returns memory that it keeps";
+    } else {
+      adopt_result(call, op, i, tensor);
+    }
   }
 }
 
@@ -372,10 +336,6 @@ void Session::adopt_result(Call& call, Op& op, std::uint16_t output,
   c10::StorageImpl* storage = storage_of(tensor);
   const auto bytes = static_cast<Bytes>(storage->nbytes());
   if (!worth_evicting(tensor, bytes) || call.has_argument_over(storage)) return;
-  if (call.info.others && is_shared(tensor)) {
-    call.stays = "returns memory that it keeps";
-    return;
-  }
   Block* block = storages_.block_of(storage);
   if (!block) return;
   call.bytes += bytes;
@@ -467,19 +427,6 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   if (options_.timeline) timeline_.push_back(memory_->live());
   if (detector_ && kept && call.info.others) verify_library(call.info, *kept, lock);
   apply_instruments(kept, lock);
-}
-
-// Of other libraries' operators, those whose results would be worth evicting.
-void Session::tell_what_stays(const Call& call, const torch::jit::Stack& stack) {
-  if (!call.stays || !options_.record) return;
-  bool worth = false;
-  for (const c10::IValue& result : call.results(stack)) {
-    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
-      if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
-      worth |= worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()));
-    });
-  }
-  if (worth) stayed_.insert(call.info.name + ": " + call.stays);
 }
 
 // A sparse or quantized result may hold on to the arguments, and read them without the dispatcher.

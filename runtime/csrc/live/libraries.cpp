@@ -16,6 +16,9 @@ constexpr std::string_view kCollectives[] = {
     "c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem",
     "fsdp", "_dtensor"};
 
+// Of torch's compilers, which say among themselves what the operators do.
+constexpr std::string_view kCompilers[] = {"prims", "rngprims", "debugprims", "inductor"};
+
 // A library's own collectives have one of these in their names, or name the group they talk to.
 constexpr std::string_view kWordsOfCollectives[] = {
     "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
@@ -77,6 +80,9 @@ const char* obstacle_of(const c10::FunctionSchema& schema) {
   const auto& arguments = schema.arguments();
   const auto& results = schema.returns();
   if (is_collective(schema)) return "talks to other processes";
+  if (std::ranges::find(kCompilers, space_of(schema)) != std::end(kCompilers)) {
+    return "belongs to torch's compilers";
+  }
   if (schema.is_vararg() || schema.is_varret()) return "has a schema that leaves arguments open";
   if (std::ranges::any_of(arguments, is_written)) return "writes an argument";
   const auto shares = [](const Argument& one) { return one.alias_info() != nullptr; };

@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <ATen/core/TensorBase.h>
 #include <ATen/core/function_schema.h>
 
 #include <string>
@@ -31,5 +32,8 @@ const char* obstacle_of(const c10::FunctionSchema& schema);
 // Whether one of the patterns names the operator: `library::name`, `library::name.overload`, or the
 // begin of a name before a `*`.
 bool is_named(const std::vector<std::string>& patterns, std::string_view name);
+
+// Whether somebody besides the call's result holds the tensor or its memory. A view holds its base.
+bool is_shared(const at::TensorBase& result);
 
 }  // namespace dtr
