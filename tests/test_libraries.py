@@ -496,6 +496,7 @@ needs_torchvision = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_torchvision
 @pytest.mark.parametrize(
     "name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"]
@@ -510,7 +511,7 @@ def test_torchvisions_detectors(name: str) -> None:
 
     def program() -> Iterator[Tensor]:
         target = {"boxes": boxes, "labels": torch.tensor([1, 2])}
-        losses = model([torch.rand(3, 320, 320)], [target])
+        losses = model([torch.rand(3, 320, 320)] * 2, [target] * 2)
         sum(losses.values()).backward()
         yield from losses.values()
         yield from (p.grad for p in model.parameters() if p.grad is not None)
