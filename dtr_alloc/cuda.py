@@ -9,11 +9,13 @@ told in docs/allocator.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dtr_alloc import _core
+from dtr_alloc.runtime import libraries
 from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
 from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer
 from dtr_alloc.runtime.scope import check_thrash_limit, serve
@@ -111,6 +113,7 @@ def allocator(
     *,
     scorer: Scorer = "auto",
     thrash_limit: float = 100.0,
+    recordable: Iterable[str] = (),
     rdma: bool = False,
     exportable: bool = False,
 ) -> Allocator:
@@ -132,6 +135,7 @@ def allocator(
             ``"host"`` and ``"device"``: always there. The victims are the same.
         thrash_limit: Recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
+        recordable: Operators of other libraries that you vouch for, as `rematerialize` has them.
         rdma: Whether a network card can reach the memory (GPUDirect RDMA).
         exportable: Whether a POSIX file descriptor can name pages of it, for another process to
             map. NCCL and UCX ask for both where they register memory. A device that makes no such
@@ -151,6 +155,7 @@ def allocator(
     first = first_heuristic(heuristic)
     place = native_scorer(scorer)
     check_thrash_limit(thrash_limit)
+    vouched = libraries.checked(recordable)
     on_cpu = f'on CPU use `with dtr_alloc.rematerialize({budget!r}, device="cpu"):`'
     if torch.version.cuda is None:
         raise RuntimeError(
@@ -176,6 +181,7 @@ def allocator(
         image=ahead.image(),
         rdma=rdma,
         exportable=exportable,
+        recordable=vouched,
     )
     chooser = chooser_for(heuristic) if rematerialize else None
     if rematerialize:

@@ -30,8 +30,6 @@ _PURE = frozenset(
         *("triton_kernel_wrapper_functional", "wrap_with_autocast", "wrap_with_set_grad_enabled"),
     )
 )
-# Operators that talk to other processes: run again, they would talk again.
-_COLLECTIVE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "fsdp")
 _TORCHS = ("aten", "prims", "inductor", "quantized", "mkldnn", "mkl", "onednn", "rngprims")
 
 
@@ -114,7 +112,7 @@ def _obstacle(call: Any) -> str | None:
     if not isinstance(call, torch._ops.OpOverload) or call.namespace in _TORCHS:
         return None
     name = call._schema.name
-    if call.namespace in _COLLECTIVE:
+    if _core.is_collective(name, call._schema.overload_name):
         return f"{name} talks to other processes"
     if torch.Tag.pt2_compliant_tag not in call.tags:
         return f"{name} has no pt2_compliant_tag"

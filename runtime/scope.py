@@ -13,7 +13,7 @@ import functools
 import numbers
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, cast
 
@@ -24,7 +24,15 @@ from torch.optim.optimizer import (
 )
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import _testing, advice, compiled_code, current, higher_order, raw_access
+from dtr_alloc.runtime import (
+    _testing,
+    advice,
+    compiled_code,
+    current,
+    higher_order,
+    libraries,
+    raw_access,
+)
 from dtr_alloc.runtime.auto import Chooser, chooser_for, closing_if, first_heuristic
 from dtr_alloc.runtime.current import CpuScope, CudaScope, OpenScope
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
@@ -63,6 +71,7 @@ def rematerialize(
     timeline: bool = False,
     events: bool = False,
     thrash_limit: float = 100.0,
+    recordable: Iterable[str] = (),
     debug: bool = False,
 ) -> Iterator[Session]:
     """Runs the body under a memory budget, which the bytes of CPU tensors made inside never pass.
@@ -96,17 +105,23 @@ def rematerialize(
             bytes each.
         thrash_limit: recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
+        recordable: operators of other libraries that you vouch for, such as ``("mylib::*",)``:
+            each depends on its arguments and torch's default generator alone, so that it can be run
+            again. Those with ``pt2_compliant_tag``, which ``torch.library.custom_op`` gives, need
+            no name. ``Session.summary`` tells which stay in memory (docs/ecosystem.md).
         debug: look for writes that nobody declared: each constant that a recomputation would read
             (parameters, inputs, exposed tensors) and each argument that an operator says it only
             reads is compared by a checksum before and after. Costs a pass over every argument of
-            every operator. docs/exactness.md tells what it finds and what it cannot.
+            every operator. The first call of each operator of another library is run twice and
+            compared. docs/exactness.md tells what is found and what cannot be.
 
     Raises:
         TypeError, ValueError: an argument that is not understood. Nothing has changed then.
         MemoryError: the process cannot reserve the pool's addresses, twice the budget.
         RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
             the first operator that wrote what it should not have, or that reads what was written
-            behind the runtime's back; the text names what made the tensor.
+            behind the runtime's back; the text names what made the tensor. Or an operator of
+            another library made other bytes when it was run again.
         torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator
             needs together with what cannot be recomputed. The text names the least that would have
             served this request; and the budget in which all would run, by a simulation, once whole
@@ -138,6 +153,7 @@ def rematerialize(
         guest=memory == "torch",
         heuristic=first_heuristic(heuristic)._native(),
         policy=native_policy(policy),
+        recordable=libraries.checked(recordable),
         logical_clock=clock == "logical",
         timeline=timeline,
         thrash_limit=float(thrash_limit),
@@ -195,6 +211,7 @@ def _native(**options: Any) -> _core.Session:
         "heuristic": resolve("dtr")._native(),
         "policy": native_policy("eager"),
         "guest": False,
+        "recordable": [],
         "record": True,
         "logical_clock": False,
         "timeline": False,

@@ -74,8 +74,10 @@ def assert_exact(
 
 
 @contextmanager
-def scope(budget: int | str | None, **instruments: Any) -> Iterator[Session]:
-    opened = dtr_alloc.rematerialize(budget, clock="logical", thrash_limit=0)
+def scope(
+    budget: int | str | None, *, recordable: Any = (), **instruments: Any
+) -> Iterator[Session]:
+    opened = dtr_alloc.rematerialize(budget, clock="logical", thrash_limit=0, recordable=recordable)
     with instrumented(**instruments), opened as session:
         yield session
 

@@ -43,8 +43,48 @@ class Fault:
 FAULTS = (
     Fault(
         "drop the snapshot of the generator",
-        (Edit("runtime/csrc/live/recipe.cpp", "if (!info.random) return {};", "return {};"),),
+        (
+            Edit(
+                "runtime/csrc/live/recipe.cpp",
+                "if (!info.random && !info.others) return {};",
+                "return {};",
+            ),
+        ),
         "tests/test_exactness.py::test_randomness_is_drawn_once",
+    ),
+    Fault(
+        "believe a library that says nothing of random numbers",
+        (
+            Edit(
+                "runtime/csrc/live/recipe.cpp",
+                "if (!info.random && !info.others) return {};",
+                "if (!info.random) return {};",
+            ),
+        ),
+        "tests/test_libraries.py::"
+        "test_dropout_that_says_nothing_of_its_numbers_stays_or_draws_the_same_again",
+    ),
+    Fault(
+        "record memory that a library keeps",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                " && is_shared(results[i].toTensor())) {",
+                " && false) {",
+            ),
+        ),
+        "tests/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",
+    ),
+    Fault(
+        "let a replay cast as autocast does now",
+        (
+            Edit(
+                "runtime/csrc/live/recipe.cpp",
+                "  if (info->others) autocasting.emplace(autocast);\n",
+                "",
+            ),
+        ),
+        "tests/test_libraries.py::test_a_replay_casts_as_autocast_did",
     ),
     Fault(
         "let a replay of batch norm write the running statistics",

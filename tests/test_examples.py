@@ -61,7 +61,7 @@ def torchrun(name: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["rank"]))
 
 
-def test_there_are_seven_and_each_is_run_here() -> None:
+def test_there_are_nine_and_each_is_run_here() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == [
         "compiled_blocks",
         "cupy_beside_torch",
@@ -69,7 +69,9 @@ def test_there_are_seven_and_each_is_run_here() -> None:
         "fsdp2",
         "hugging_face_trainer",
         "lightning_callback",
+        "pipeline",
         "plain_loop",
+        "tensor_parallel",
     ]
 
 
@@ -123,6 +125,15 @@ def test_data_parallel_training_under_budgets_is_that_of_a_single_process() -> N
 
 def test_fully_sharded_training_on_the_cpu() -> None:
     rows = torchrun("fsdp2")
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        check(row)
+
+
+@pytest.mark.slow  # To start the processes; tests/test_sharded.py has such programs.
+@pytest.mark.parametrize("name", ["tensor_parallel", "pipeline"])
+def test_a_model_that_is_spread_over_two_processes(name: str) -> None:
+    rows = torchrun(name)
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
         check(row)

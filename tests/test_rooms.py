@@ -100,6 +100,7 @@ PYTHON_ROOMS: Table = {
         "dtr_alloc.runtime.compiled_code",
         "dtr_alloc.runtime.compile_backend",
         "dtr_alloc.runtime.higher_order",
+        "dtr_alloc.runtime.libraries",
         "dtr_alloc.runtime.chrome_trace",
         "dtr_alloc.runtime._testing",
     ),

@@ -10,6 +10,7 @@
 #include "runtime/csrc/live/cpu_allocator.h"
 #include "runtime/csrc/live/guest_memory.h"
 #include "runtime/csrc/live/hold.h"
+#include "runtime/csrc/live/libraries.h"
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/operators.h"
 #include "runtime/csrc/live/session.h"
@@ -116,9 +117,10 @@ void bind_session(py::module_& m) {
   py::class_<Session::Reading>(m, "Reading");
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
-                       bool record, bool logical_clock, bool timeline, bool evict_always,
-                       bool verify, bool debug, double thrash_limit, bool on_cuda, bool guest,
-                       ScorerPlace scorer, const std::string& image) {
+                       std::vector<std::string> recordable, bool record, bool logical_clock,
+                       bool timeline, bool evict_always, bool verify, bool debug,
+                       double thrash_limit, bool on_cuda, bool guest, ScorerPlace scorer,
+                       const std::string& image) {
              const SessionOptions options{.budget = budget,
                                           .limited = limited,
                                           .on_cuda = on_cuda,
@@ -126,6 +128,7 @@ void bind_session(py::module_& m) {
                                           .scorer = scorer,
                                           .image = image,
                                           .policy = policy,
+                                          .recordable = std::move(recordable),
                                           .record = record,
                                           .logical_clock = logical_clock,
                                           .timeline = timeline,
@@ -138,7 +141,7 @@ void bind_session(py::module_& m) {
              return std::make_unique<Session>(options, std::move(device), std::move(memory));
            }),
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
-           py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
+           py::arg("recordable"), py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
            py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"))
       .def("enter", in_scope(&Scope::enter))
@@ -217,6 +220,21 @@ void bind_session(py::module_& m) {
       .def("give_back", &Session::give_back, Open())
       .def("check", &Session::check);
   m.def("set_adviser", &set_adviser);
+  m.def(
+      "obstacle",
+      [](const std::string& name, const std::string& overload) -> std::optional<std::string> {
+        const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+        const char* obstacle = op ? operator_info(*op).obstacle : nullptr;
+        return obstacle ? std::optional<std::string>(obstacle) : std::nullopt;
+      },
+      py::arg("name"), py::arg("overload"));
+  m.def(
+      "is_collective",
+      [](const std::string& name, const std::string& overload) {
+        const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+        return op && is_collective(op->schema());
+      },
+      py::arg("name"), py::arg("overload"));
   m.def("record_this_thread", &Scope::record_this_thread);
   m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;

@@ -23,6 +23,7 @@
 
 #include "runtime/csrc/live/hold.h"
 #include "runtime/csrc/live/in_operator.h"
+#include "runtime/csrc/live/libraries.h"
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/session.h"
 #include "runtime/csrc/live/ticks.h"
@@ -111,8 +112,9 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.recording = options_.record && call.recordable;
 
   std::optional<Turn> turn;
-  if (options_.record && (info.writes || info.random)) turn.emplace(*this);
-  if (call.recording) call.random = Recipe::snapshot(info, *stack, device_);
+  const bool draws = info.random || (info.others && call.recording);  // Or may.
+  if (options_.record && (info.writes || draws)) turn.emplace(*this);
+  if (call.recording) snapshot(call, *stack);
 
   const bool engages = options_.record && (call.recording || call.tracked || info.writes);
   Guard guard(*this, engages);
@@ -121,6 +123,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   try {
     Guard::Opened open(guard);
     run(call, stack);
+    if (info.others && engaged.op()) look_at_draws(call, *engaged.op());
   } catch (...) {
     after_failure(call, engaged);
     throw;
@@ -130,13 +133,14 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 }
 
 // Whether a recipe of this call could be kept, in a session that records.
-bool Session::recordable(const Call& call, const torch::jit::Stack& stack) const {
+bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
   const bool apart = differentiating();  // Asked of every operator: one may end a step that raised.
   if (!options_.record && !trace_.recorder()) return false;
-  if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (!call.here || call.foreign || call.handled) return false;
   if (apart || captures_ > 0 || Hold::here()) return false;
+  if (info.others && (call.stays = distrusts(info))) return false;
+  if (!info.recordable || !(info.fresh || info.writes)) return false;
   return !info.draws_elsewhere(stack);
 }
 
@@ -299,6 +303,7 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
   const std::int64_t start = ticks(), search = thread.search_ticks;
   {
     InOperator inside(call.handled);
+    if (call.info.others && !call.info.ran.exchange(true)) thread.first_run = true;
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     call.info.handle.redispatchBoxed(call.keys, stack);
   }
@@ -316,7 +321,13 @@ void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) 
   for (std::uint16_t i = 0; i < results.size(); ++i) {
     if (!is_defined_tensor(results[i])) continue;
     const c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
-    if (device_.holds(tensor)) adopt_result(call, op, i, tensor);
+    if (!device_.holds(tensor)) continue;
+    const auto bytes = static_cast<Bytes>(storage_of(tensor)->nbytes());
+    if (call.info.others && worth_evicting(tensor, bytes) && is_shared(results[i].toTensor())) {
+      call.stays = "returns memory that it keeps";
+    } else {
+      adopt_result(call, op, i, tensor);
+    }
   }
 }
 
@@ -387,6 +398,10 @@ std::int64_t Session::usual_ticks(Bytes bytes) const {
 
 void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock) {
   count(call);
+  if (call.stays) {
+    call.recording = false;
+    engaged.undo();
+  }
   if (Op* op = engaged.op()) adopt_results(call, *op, stack);
   adopt_written(call, engaged);
   const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.kernel_ticks);
@@ -395,6 +410,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   }
   engine_.note_operator(call.bytes);
   const bool recorded = engaged.op();
+  tell_what_stays(call, stack);
   if (call.info.listed && call.recordable && options_.record && !recorded) {
     stayed_.insert(call.info.name +
                    ": writes a tensor of over 64 KiB, or two tensors over one memory");
@@ -409,6 +425,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   engaged.unlock();
   bookkeeping_ticks_ += ticks() - call.begin_ticks - call.remat_ticks - call.inside_ticks;
   if (options_.timeline) timeline_.push_back(memory_->live());
+  if (detector_ && kept && call.info.others) verify_library(call.info, *kept, lock);
   apply_instruments(kept, lock);
 }
 

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/csrc/live/libraries.h"
+
 namespace dtr {
 namespace {
 
@@ -168,7 +170,7 @@ constexpr std::size_t kMostArguments = 64;
 // Whether calls of the operator can be recorded, as far as its schema and the tables tell.
 bool is_recordable(const FunctionSchema& schema) {
   const std::string& name = schema.name();
-  if (!name.starts_with("aten::") || schema.arguments().size() > kMostArguments) return false;
+  if (schema.arguments().size() > kMostArguments) return false;
   if (contains(kStorageSurgery, name) || contains(kNeverRecorded, name)) return false;
   // Before torch 2.13 nobody tells us when the program fills such memory through a raw pointer.
   if (!kSeesRawAccess && begins_with_one_of(kBlankPrefixes, name)) return false;
@@ -291,7 +293,10 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   blank = begins_with_one_of(kBlankPrefixes, name);
   uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";
-  recordable = is_recordable(schema);
+  others = is_of_library(schema);
+  promised = op.hasTag(at::Tag::pt2_compliant_tag);
+  if (others) obstacle = obstacle_of(schema);
+  recordable = is_recordable(schema) && !obstacle;
   const std::size_t count = std::min<std::size_t>(arguments, kMostArguments);
   for (std::size_t i = 0; i < count; ++i) read_declared(*this, i, schema.arguments()[i]);
   add_undeclared(*this, schema);

@@ -11,6 +11,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -39,8 +40,14 @@ struct OperatorInfo {
   bool shares = false;  // Its result shares its argument's memory until one of them is written.
   bool fresh = false;   // May return a tensor, not a list of them, that is none of its arguments.
   bool listed = false;  // Returns a list, of so many tensors (compiled_region.h).
-  // False: outputs are constants (arguments we cannot keep, not aten, storage surgery).
+  // False: outputs are constants (arguments we cannot keep, storage surgery, an obstacle below).
   bool recordable = true;
+
+  // Of another library, not torch's own: libraries.h.
+  bool others = false;
+  bool promised = false;           // By pt2_compliant_tag.
+  const char* obstacle = nullptr;  // Why no call of it is ever recorded.
+  mutable std::atomic<bool> ran = false;
 
   // Whether a call on top of `stack` draws numbers from a state that no generator holds.
   bool draws_elsewhere(const torch::jit::Stack& stack) const {

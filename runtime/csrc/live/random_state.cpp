@@ -30,6 +30,19 @@ void RandomState::put(const at::Generator& generator) const {
   target.set_next_double_normal_sample(cpu_->next_double);
 }
 
+bool RandomState::is_of(const at::Generator& generator) const {
+  if (!cpu_) {
+    return other_.current_seed() == generator.current_seed() &&
+           other_.get_offset() == generator.get_offset();
+  }
+  auto& now = *generator.get<at::CPUGeneratorImpl>();
+  const at::mt19937_data_pod here = cpu_->engine.data(), there = now.engine().data();
+  return here.seed_ == there.seed_ && here.left_ == there.left_ && here.next_ == there.next_ &&
+         here.seeded_ == there.seeded_ && here.state_ == there.state_ &&
+         cpu_->next_float == now.next_float_normal_sample() &&
+         cpu_->next_double == now.next_double_normal_sample();
+}
+
 at::Generator RandomState::generator() const {
   if (!cpu_) return other_.clone();
   at::Generator made = at::make_generator<at::CPUGeneratorImpl>();

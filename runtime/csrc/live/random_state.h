@@ -15,11 +15,12 @@ namespace dtr {
 
 class RandomState {
  public:
-  // The generator's mutex must be held, here and in put().
+  // The generator's mutex must be held, here and in the next two.
   explicit RandomState(const at::Generator& generator);
 
-  void put(const at::Generator& generator) const;  // The generator goes on from this state.
-  at::Generator generator() const;                 // One that does.
+  void put(const at::Generator& generator) const;    // The generator goes on from this state.
+  bool is_of(const at::Generator& generator) const;  // It has not moved since.
+  at::Generator generator() const;                   // One that does.
 
  private:
   struct Cpu {

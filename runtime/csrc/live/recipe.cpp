@@ -1,5 +1,6 @@
 #include "runtime/csrc/live/recipe.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -53,7 +54,39 @@ struct TensorKind {
 struct Context {
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
+  AutocastTypes autocast;
   bool operator==(const Context&) const = default;
+};
+
+constexpr c10::DeviceType kAutocast[] = {c10::kCPU, c10::kCUDA};
+
+AutocastTypes autocast_types() {
+  return {at::autocast::get_autocast_dtype(kAutocast[0]),
+          at::autocast::get_autocast_dtype(kAutocast[1])};
+}
+
+// Autocast casts to these types, and remembers no tensor that it has cast: a replay's go at once.
+class Autocasting {
+ public:
+  explicit Autocasting(const AutocastTypes& types)
+      : before_(autocast_types()), remembered_(at::autocast::is_autocast_cache_enabled()) {
+    put(types);
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~Autocasting() {
+    put(before_);
+    at::autocast::set_autocast_cache_enabled(remembered_);
+  }
+  Autocasting(const Autocasting&) = delete;
+
+ private:
+  static void put(const AutocastTypes& types) {
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      at::autocast::set_autocast_dtype(kAutocast[i], types[i]);
+    }
+  }
+  const AutocastTypes before_;
+  const bool remembered_;
 };
 
 Interned<TensorKind>& kinds() {
@@ -261,7 +294,7 @@ class ReplayArguments {
 std::unique_ptr<RandomState> Recipe::snapshot(const OperatorInfo& info,
                                               const torch::jit::Stack& stack,
                                               const SessionDevice& device) {
-  if (!info.random) return {};
+  if (!info.random && !info.others) return {};
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   const bool given = info.generator >= 0 && first[info.generator].isGenerator();
   at::Generator generator =
@@ -280,8 +313,9 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   const std::size_t plain = count_plain_arguments(info, first);
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  const std::uint16_t context = contexts().index(
-      Context{keys, local.included_, local.excluded_, c10::GradMode::is_enabled()});
+  const std::uint16_t context =
+      contexts().index(Context{keys, local.included_, local.excluded_, c10::GradMode::is_enabled(),
+                               info.others ? autocast_types() : AutocastTypes()});
 
   Op* op =
       Engine::begin(tensors.uses, info.returns + tensors.written,
@@ -329,6 +363,7 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
                 .included = context.included,
                 .excluded = context.excluded | kAbove,
                 .grad_mode = context.grad_mode,
+                .autocast = context.autocast,
                 .default_generator = {},
                 .recorded_state = {}};
   ReplayArguments arguments(*info_, reader(), random_.get(), storages, uses);
@@ -346,6 +381,8 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
 void Replay::run() {
   c10::impl::ForceDispatchKeyGuard dispatch(included, excluded);
   c10::AutoGradMode grad(grad_mode);
+  std::optional<Autocasting> autocasting;
+  if (info->others) autocasting.emplace(autocast);
   DrawingFrom state(default_generator, recorded_state ? &*recorded_state : nullptr);
   info->handle.redispatchBoxed(keys, &stack);
 }

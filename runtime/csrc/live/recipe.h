@@ -8,11 +8,13 @@
 #pragma once
 
 #include <ATen/core/stack.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -50,6 +52,10 @@ inline bool is_defined_tensor(const c10::IValue& value) {
 }
 using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 
+// The types that autocast casts to, on the host and on CUDA. Only the operators of other libraries
+// look: torch's run below autocast, while a library's kernel may call operators above it.
+using AutocastTypes = std::array<c10::ScalarType, 2>;
+
 // A recipe made ready to run: arguments on a stack, and the state the operator saw.
 struct Replay {
   const OperatorInfo* info;
@@ -57,6 +63,7 @@ struct Replay {
   c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
+  AutocastTypes autocast;
   // For a random operator that takes none: the one it draws from, and the state to draw from.
   at::Generator default_generator;
   std::optional<RandomState> recorded_state;
@@ -75,7 +82,7 @@ class Recipe {
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
                     std::unique_ptr<RandomState> random);
 
-  // The generator's state before a random call, for record(). Taken without the engine's lock:
+  // The generator's state before a call that may draw, for record(). Taken without the engine's lock:
   // kernels allocate while they hold the generator's. Where the call is given none, it is the
   // device's.
   static std::unique_ptr<RandomState> snapshot(const OperatorInfo& info,
@@ -86,6 +93,8 @@ class Recipe {
 
   const OperatorInfo& info() const { return *info_; }
   bool writes() const { return info_->writes != 0; }
+  const RandomState* random() const { return random_.get(); }
+  void draws_nothing() { random_.reset(); }
   bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
   std::uint16_t returns() const { return info_->returns; }
 

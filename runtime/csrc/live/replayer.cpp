@@ -5,12 +5,38 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/locks.h"
 
 namespace dtr {
+namespace {
+
+// What a replay lends to another library's operator, which may keep its arguments, as may the
+// traceback of an error. Nobody reads a value's memory through them once the replay is over.
+class Lent {
+ public:
+  explicit Lent(c10::SmallVector<c10::Storage, 8> storages) : storages_(std::move(storages)) {}
+  ~Lent() {
+    for (const c10::Storage& storage : storages_) {
+      if (storage.use_count() > 1) take_back(*storage.unsafeGetStorageImpl());
+    }
+  }
+  Lent(const Lent&) = delete;
+
+ private:
+  static void take_back(c10::StorageImpl& storage) {
+    pointer_of(&storage) = at::DataPtr(nullptr, storage.device());
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "this tensor was given to an operator that dtr_alloc ran again, and is over: an operator "
+        "that remembers an argument must keep a clone()");
+  }
+  const c10::SmallVector<c10::Storage, 8> storages_;
+};
+
+}  // namespace
 
 c10::Storage Replayer::over(at::DataPtr&& data, Bytes size) const {
   return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(data), device_.allocator,
@@ -70,6 +96,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     }
   }
   Replay ready = recipe.prepare(storages, op.use_count, device_);
+  const Lent lent(recipe.info().others ? std::exchange(storages, {}) : Storages());
   storages.clear();
   {
     Unlocked open(lock);
@@ -108,6 +135,9 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
 // The value takes the memory of the storage that a replay made.
 void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by) {
   Block* block = storages_.block_of(made);
+  TORCH_CHECK(!by.others || (block && static_cast<Bytes>(made->nbytes()) == value.size), by.name,
+              " made ", made->nbytes(), " bytes when it ran again on the same arguments, and ",
+              value.size, " at first; pin its results: dtr_alloc.pin(result)");
   TORCH_INTERNAL_ASSERT(block && static_cast<Bytes>(made->nbytes()) == value.size,
                         "a replay of ", by.name, " made a storage of ",
                         made->nbytes(), " bytes, the first run one of ", value.size);

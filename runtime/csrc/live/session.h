@@ -41,7 +41,8 @@ struct SessionOptions {
   ScorerPlace scorer = ScorerPlace::kAuto;  // Of a device; on the host there is no choice.
   std::string image;                        // PTX of what scores on a device; empty: nothing does.
   Policy policy = Policy::kEager;
-  bool record = true;          // False: the memory serves and counts, nothing is recorded.
+  std::vector<std::string> recordable;  // Operators that the user vouches for: libraries.h.
+  bool record = true;                   // False: the memory serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
   bool timeline = false;
   bool debug = false;           // Look for writes that nobody declared.
@@ -103,7 +104,7 @@ class Session final : public Executor {
   Constants::Kept expose(const at::Tensor& tensor);
   void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
   std::vector<std::string> exposures() const;
-  void note_stayed(std::string region_and_why);  // A compiled region that is not recorded.
+  void note_stayed(std::string what_and_why);  // It is not recorded.
   std::vector<std::string> stayed() const;
   bool is_evicted(const at::Tensor& tensor) const;
 
@@ -155,13 +156,16 @@ class Session final : public Executor {
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
-  bool recordable(const Call& call, const torch::jit::Stack& stack) const;
+  bool recordable(Call& call, const torch::jit::Stack& stack) const;
+  const char* distrusts(const OperatorInfo& info) const;
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
   void cut_histories(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
+  void snapshot(Call& call, const torch::jit::Stack& stack) const;
+  void look_at_draws(Call& call, Op& op) const;
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
   void link_reads(const Call& call, Op& op);
@@ -174,6 +178,7 @@ class Session final : public Executor {
   void adopt_written(const Call& call, OperatorCall& engaged);
   void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void count(Call& call);
+  void tell_what_stays(const Call& call, const torch::jit::Stack& stack);
   std::int64_t usual_ticks(Bytes bytes) const;
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void arm_arguments(const Call& call);
@@ -185,6 +190,8 @@ class Session final : public Executor {
   // In instruments.cpp.
   void apply_instruments(Op* kept, Lock& lock);
   void verify(Op& op, Lock& lock);
+  void verify_library(const OperatorInfo& info, Op& op, Lock& lock);
+  std::string difference(Op& op, Lock& lock);
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
@@ -228,6 +235,7 @@ class Session final : public Executor {
   bool making_room_ = false;
   std::vector<std::string> exposures_;
   std::set<std::string> stayed_;
+  std::set<const OperatorInfo*> repeated_;  // Of other libraries, by debug mode.
   std::atomic<Bytes> refused_{0};  // By the last error: the budget that would have served it.
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   static inline std::atomic<Adviser> adviser_{nullptr};

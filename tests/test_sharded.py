@@ -1,0 +1,54 @@
+"""Programs of two processes under budgets: what DistributedDataParallel, tensor parallelism and
+pipelines compute is plain torch's to the bit, by as many collectives."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.fences import ROOT
+from tests.sharded_programs import PROGRAMS, SHARES
+
+
+@cache
+def rows() -> dict[tuple[str, int], dict[str, Any]]:
+    """All programs in one run: to start two processes takes longer than what they compute."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *command, str(ROOT / "tests/sharded_programs.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {(row["program"], row["rank"]): row for row in found}
+
+
+@pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo"
+)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_processes_compute_what_they_compute_without_a_budget(name: str) -> None:
+    for rank in range(2):
+        row = rows()[name, rank]
+        assert row["identical"]
+        assert row["peak_bytes"] <= row["budget_bytes"] < row["eager_peak_bytes"]
+        assert row["rematerializations"] > 0
+        plain, within = row["collectives"]
+        assert plain == within
+        assert plain > 0 or name.startswith("pipeline")  # That sends and receives.
+
+
+def test_the_page_tells_the_budgets_that_are_tried_here() -> None:
+    page = (ROOT / "docs/ecosystem.md").read_text()
+    told = dict(re.findall(r"\| `([^`]+)` \|.*\| (\d+) % \|", page))
+    assert told == {name: f"{100 * share:.0f}" for name, share in SHARES.items()}
