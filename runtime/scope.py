@@ -91,7 +91,7 @@ def rematerialize(
             budget may grow (``Session.resize``). It bounds the bytes of tensors, each rounded up
             to 512, not what malloc holds besides (docs/guest.md).
         heuristic: a preset's name or a ``Heuristic``; ``"auto"``: begins with ``"dtr"``, simulates
-            steps of the program by a dozen others while it runs, in a hundredth of the time, and
+            steps of the program by seven others while it runs, in a hundredth of the time, and
             takes the best (docs/heuristics.md).
         policy: what becomes of a tensor that the program lets go while something can still be
             recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;

@@ -17,7 +17,7 @@ ELEMENTS = 1 << 14  # 64 KiB.
 BUDGET = 10 * 4 * ELEMENTS
 FIRST = 12  # Steps that every scope records.
 FOR_DEEP = Heuristic("ancestors", staleness_exp=0.5)
-FOR_SHALLOW = Heuristic("full", next_use=True)
+FOR_SHALLOW = Heuristic("ancestors", next_use=True, orphans_first=True)
 
 
 class Program:
