@@ -119,10 +119,9 @@ class Guest(Allocator):
     `change_current_allocator` takes it before CUDA is used. `install` does the same at any time.
     """
 
-    _core: _core.GuestAllocator
-
     def __init__(self, core: _core.GuestAllocator, budget: int | None, device: int | None) -> None:
         super().__init__(core, budget, device, None)
+        self._guest = core
         self._stop: Callable[[], None] = serve(core)
 
     def install(self) -> None:
@@ -132,17 +131,17 @@ class Guest(Allocator):
         Raises:
             RuntimeError: another allocator was installed since this one was made.
         """
-        self._core.install()
+        self._guest.install()
 
     def remove(self) -> None:
         """Leaves torch's allocator alone again, for good: what was evicted is recomputed, and every
-        tensor is an ordinary one, where it lies.
+        tensor is an ordinary one, where it lies. The budget no longer holds.
 
         Raises:
             RuntimeError: it is not installed, or another allocator was installed over it.
-            torch.OutOfMemoryError: what was evicted does not fit. It stays installed.
+            torch.OutOfMemoryError: the device has not the memory. It stays installed.
         """
-        self._core.remove()
+        self._guest.remove()
         self._stop()
 
 

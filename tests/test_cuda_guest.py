@@ -132,6 +132,36 @@ def test_every_virtual_of_torchs_headers_is_forwarded(native: Native) -> None:
     assert known - by_result - kept_here == {line.split()[0] for line in calls}
 
 
+# What docs/allocator.md says that a pool refuses, and what torch then calls. Late installation has
+# a test of its own.
+SERVED = {
+    "memory history": ("recordHistory 1 5 3 1 1", "isHistoryEnabled"),
+    "checkpoints of a graph's memory": ("getCheckpointState 0 9", "setCheckpointPoolState 0 1"),
+    "a MemPool with an allocator": ("createOrIncrefPool 0 9 1", "setUseOnOOM 0 9 1"),
+    "tensors shared with other processes": ("shareIpcHandle", "getIpcDevPtr x"),
+    "direct access from another GPU": ("enablePeerAccess 0 1",),
+    "pages told to NCCL": ("attachAllocatorTraceTracker",),
+    "expandable segments": ("getExpandableSegmentSizes 0",),
+}
+
+
+@pytest.mark.parametrize("refused", SERVED)
+def test_what_a_pool_refuses_reaches_torch_while_a_session_evicts(
+    native: Native, refused: str
+) -> None:
+    with Open(native, "1MiB") as opened:
+        tensors = chain(24)
+        native.log()
+        told = native.call_all(opened.address)
+        native.create_pool(opened.address, native.address)
+        calls = native.log()
+        assert all(call in calls for call in SERVED[refused])
+        assert told == native.call_all()
+        assert opened.session.stats().evictions > 0
+        opened.session.check()
+        del tensors
+
+
 def test_a_free_reaches_the_allocator_that_made_the_block(native: Native) -> None:
     """Blocks are held before, with and after the guest, and die whenever they do."""
     native.hold(MIB)

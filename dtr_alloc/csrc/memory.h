@@ -76,7 +76,8 @@ class Memory {
   // lock, so it is asked, and given memory back, while no lock of ours is held. It knows a block
   // only while a session tracks what lies there: from adopt() to disown().
   virtual bool is_torchs() const { return false; }
-  virtual Block* adopt(void* data, Bytes) { return find(data); }  // The live block that starts there.
+  // The live block that starts there.
+  virtual Block* adopt(void* data, Bytes) { return find(data); }
   virtual void disown(Block*) {}  // Whoever has the address frees it by torch's deleter.
 
   void* data(const Block* block) const { return reinterpret_cast<void*>(base_ + block->offset); }

@@ -95,9 +95,8 @@ void Session::make_ordinary(Value& value) {
   Block* block = block_of(value);
   c10::StorageImpl* storage = storages_.home_of(value);
   if (!storage) {  // For recipes alone.
-    auto kept = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                      value.size, storages_.ordinary(block),
-                                                      nullptr, false);
+    auto kept = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), value.size, storages_.ordinary(block), nullptr, false);
     value.home = value.data = kept.release();
     if (detector_) detector_->watch(value, nullptr);
     return;

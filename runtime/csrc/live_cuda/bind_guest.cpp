@@ -87,6 +87,21 @@ void bind_guest(py::module_& m) {
       .def(
           "session", [](PyGuestAllocator& self) { return (*self).session(); },
           py::return_value_policy::reference)
+      .def(
+          "pool_stats",
+          [](PyGuestAllocator& self, int device) -> std::optional<PoolStats> {
+            const Memory* memory = (*self).memory(static_cast<c10::DeviceIndex>(device));
+            if (!memory) return std::nullopt;
+            return memory->stats();
+          },
+          py::arg("device"))
+      .def(
+          "check",
+          [](PyGuestAllocator& self, int device) {
+            const Memory* memory = (*self).memory(static_cast<c10::DeviceIndex>(device));
+            if (memory) memory->check();
+          },
+          py::arg("device"))
       .def("serve", [](PyGuestAllocator& self, Session& session) { (*self).serve(session); });
 }
 

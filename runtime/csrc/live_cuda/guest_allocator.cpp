@@ -93,7 +93,10 @@ void GuestAllocator::remove() {
   TORCH_CHECK(installed(),
               "this allocator is not torch's at present: it was not installed, was removed, or "
               "another was installed over it");
-  if (Session* session = this->session()) session->scope().leave();
+  if (Session* session = this->session()) {
+    session->memory().set_limit(NativeMemory::kLargest);  // What was evicted comes back.
+    session->scope().leave();
+  }
   removed_ = true;
   c10::SetAllocator(c10::kCUDA, &native_, kHighest);
   caching::allocator.compare_exchange_strong(self, &native_);

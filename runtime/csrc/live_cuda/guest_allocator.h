@@ -46,7 +46,8 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
 
   void* allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream);
   Session* session() const { return session_.load(std::memory_order_acquire); }
-  NativeMemory* memory() const;  // The session's, or null.
+  NativeMemory* memory() const;                    // The session's, or null.
+  NativeMemory* memory(DeviceIndex device) const;  // The same, if it is of that device.
 
   // c10::Allocator, c10::DeviceAllocator
   c10::DataPtr allocate(Count bytes) override;
@@ -122,7 +123,6 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
   c10::DataPtr allocateWithAddress(Count bytes, void* address);
 
  private:
-  NativeMemory* memory(DeviceIndex device) const;     // The same, if it is of that device.
   Session* session_for(DeviceIndex device);           // Made if need be, or null.
   Session* serving(DeviceIndex device, Count bytes);  // That a request goes through, or null.
   Session& make_session(DeviceIndex device);
