@@ -9,6 +9,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -64,8 +65,12 @@ Function* driver(const char* name) {
   return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
+// Late, so that a thread that has Python's lock surely runs meanwhile: whoever holds a lock here
+// that such a thread waits for hangs.
 void take_python() {
-  if (settings.takes_python) PyGILState_Release(PyGILState_Ensure());
+  if (!settings.takes_python) return;
+  usleep(300);
+  PyGILState_Release(PyGILState_Ensure());
 }
 
 void bump(StatArray& stats, std::int64_t by) {
