@@ -209,6 +209,7 @@ class GuestAllocator:
         thrash_limit: float,
         scorer: ScorerPlace,
         image: str,
+        recordable: list[str],
         native: int = 0,
     ) -> None: ...
     def native(self) -> Any: ...

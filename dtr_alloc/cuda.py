@@ -232,6 +232,7 @@ def allocator(
             thrash_limit=float(thrash_limit),
             scorer=place,
             image=ahead.image(),
+            recordable=vouched,
         )
         return Guest(guest, size, number)
     assert size is not None

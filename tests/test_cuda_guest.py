@@ -71,6 +71,7 @@ def guest_of(native: Native, session: Any = None, device: int = 0) -> _core.Gues
         thrash_limit=0.0,
         scorer=native_scorer("host"),
         image="",
+        recordable=[],
         native=native.address,
     )
     if session is not None:

@@ -23,7 +23,8 @@ CurrentWork host_work() {
 class PyGuestAllocator {
  public:
   PyGuestAllocator(Bytes budget, int device, const Heuristic& heuristic, double thrash_limit,
-                   ScorerPlace scorer, const std::string& image, std::uintptr_t native)
+                   ScorerPlace scorer, const std::string& image,
+                   const std::vector<std::string>& recordable, std::uintptr_t native)
       : guest_(new GuestAllocator(native ? *reinterpret_cast<Native*>(native)
                                          : *c10::cuda::CUDACachingAllocator::allocator.load(),
                                   SessionOptions{.budget = budget,
@@ -31,6 +32,7 @@ class PyGuestAllocator {
                                                  .heuristic = heuristic,
                                                  .scorer = scorer,
                                                  .image = image,
+                                                 .recordable = recordable,
                                                  .thrash_limit = thrash_limit},
                                   static_cast<c10::DeviceIndex>(device),
                                   native ? host_work() : current_cuda_work()),
@@ -60,9 +62,9 @@ void bind_guest(py::module_& m) {
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<PyGuestAllocator>(m, "GuestAllocator")
       .def(py::init<Bytes, int, const Heuristic&, double, ScorerPlace, const std::string&,
-                    std::uintptr_t>(),
+                    const std::vector<std::string>&, std::uintptr_t>(),
            py::arg("budget"), py::arg("device"), py::arg("heuristic"), py::arg("thrash_limit"),
-           py::arg("scorer"), py::arg("image"), py::arg("native") = 0)
+           py::arg("scorer"), py::arg("image"), py::arg("recordable"), py::arg("native") = 0)
       .def("native", &PyGuestAllocator::native)
       .def("address", &PyGuestAllocator::address)
       .def(
