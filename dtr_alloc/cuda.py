@@ -5,11 +5,14 @@ that device is reserved. From then on the operators of the thread that made it, 
 threads it starts, are recorded, and an allocation that would pass the budget evicts what is
 cheapest to recompute. How torch's own names (memory_stats, empty_cache, graphs, ...) behave is
 told in docs/allocator.md.
+
+With `memory="torch"` torch's own allocator keeps the memory, and the object stands before it
+(docs/guest.md). It may then come when CUDA is in use, and go again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +21,7 @@ from dtr_alloc import _core
 from dtr_alloc.runtime import libraries
 from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
 from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer
-from dtr_alloc.runtime.scope import check_thrash_limit, serve
+from dtr_alloc.runtime.scope import Memory, check_thrash_limit, serve
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 else:
     _Base = getattr(torch.cuda.memory, "_CUDAAllocator", object)
 
-__all__ = ["Allocator", "allocator"]
+__all__ = ["Allocator", "Guest", "allocator"]
 
 _LATE = (
     "it is too late to change the CUDA allocator: this process has used CUDA already. Call "
@@ -42,8 +45,8 @@ class Allocator(_Base):
 
     def __init__(
         self,
-        core: _core.CudaAllocator,
-        budget: int,
+        core: _core.CudaAllocator | _core.GuestAllocator,
+        budget: int | None,
         device: int | None,
         chooser: Chooser | None,
     ) -> None:
@@ -64,8 +67,8 @@ class Allocator(_Base):
         return self._native
 
     @property
-    def budget(self) -> int:
-        """The most bytes that live tensors of one device may have."""
+    def budget(self) -> int | None:
+        """The most bytes that live tensors of one device may have; None: as many as it holds."""
         return self._budget
 
     @property
@@ -73,7 +76,9 @@ class Allocator(_Base):
         """What the runtime did so far. None before the first request for memory, or without
         rematerialization."""
         core = self._core.session()
-        return None if core is None else Session(core, has_budget=True, chooser=self._chooser)
+        if core is None:
+            return None
+        return Session(core, has_budget=self._budget is not None, chooser=self._chooser)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         """Returns the address of a block of the same pool that torch's tensors lie in, for work of
@@ -102,15 +107,51 @@ class Allocator(_Base):
         return self._device if self._device is not None else 0
 
     def __repr__(self) -> str:
-        return f"<dtr_alloc.Allocator with a budget of {format_size(self._budget)}>"
+        budget = "no budget"
+        if self._budget is not None:
+            budget = f"a budget of {format_size(self._budget)}"
+        return f"<dtr_alloc.{type(self).__name__} with {budget}>"
+
+
+class Guest(Allocator):
+    """What `allocator(memory="torch")` returns: torch's own allocator, with the runtime above it.
+
+    `change_current_allocator` takes it before CUDA is used. `install` does the same at any time.
+    """
+
+    def __init__(self, core: _core.GuestAllocator, budget: int | None, device: int | None) -> None:
+        super().__init__(core, budget, device, None)
+        self._guest = core
+        self._stop: Callable[[], None] = serve(core)
+
+    def install(self) -> None:
+        """Puts it before torch's allocator, though CUDA may be in use. Tensors that exist stay as
+        they are: they count in the budget, and are not evicted.
+
+        Raises:
+            RuntimeError: another allocator was installed since this one was made.
+        """
+        self._guest.install()
+
+    def remove(self) -> None:
+        """Leaves torch's allocator alone again, for good: what was evicted is recomputed, and every
+        tensor is an ordinary one, where it lies. The budget no longer holds.
+
+        Raises:
+            RuntimeError: it is not installed, or another allocator was installed over it.
+            torch.OutOfMemoryError: the device has not the memory. It stays installed.
+        """
+        self._guest.remove()
+        self._stop()
 
 
 def allocator(
-    budget: int | str,
+    budget: int | str | None,
     device: int | str | torch.device | None = None,
     rematerialize: bool = True,
     heuristic: str | Heuristic = "dtr",
     *,
+    memory: Memory = "pool",
     scorer: Scorer = "auto",
     thrash_limit: float = 100.0,
     recordable: Iterable[str] = (),
@@ -124,12 +165,16 @@ def allocator(
 
     Args:
         budget: The most that live tensors of a device may hold together: an int of bytes, or a
-            string such as `"8GiB"`. Parameters and optimizer state count, too.
+            string such as `"8GiB"`. Parameters and optimizer state count, too. None, with
+            ``memory="torch"``: tensors are evicted only where torch would be out of memory.
         device: The CUDA device whose tensors are evicted. None: the first that is used. Other
             devices get a pool with the same budget, from which nothing is evicted.
         rematerialize: Whether to evict and recompute. Without, a full pool is out of memory.
         heuristic: A preset's name or a `Heuristic`; `"auto"`: chosen by simulating the program's
             steps, as `rematerialize` has it.
+        memory: ``"pool"``: all memory comes from a pool of our own; ``"torch"``: torch's own
+            allocator keeps it, with all that it can do, and the runtime evicts (docs/guest.md).
+            There is then no `rdma`, no `exportable`, no ``"auto"``.
         scorer: Where victims are chosen. ``"auto"``: by the host, and by the device where there are
             so many candidates that it is faster, which is measured at the first request for memory;
             ``"host"`` and ``"device"``: always there. The victims are the same.
@@ -150,7 +195,16 @@ def allocator(
         >>> chosen = dtr_alloc.allocator("8GiB")  # doctest: +SKIP
         >>> torch.cuda.memory.change_current_allocator(chosen)  # doctest: +SKIP
     """
-    size = parse_size(budget, most=LARGEST_BUDGET)
+    if memory not in ("pool", "torch"):
+        raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
+    if memory == "torch":
+        _refuse_what_a_guest_lacks(rematerialize, heuristic, rdma, exportable)
+    elif budget is None:
+        raise ValueError(
+            'budget None with memory="pool": the pool needs a size; give a budget, or take '
+            'memory="torch", which evicts only where torch would be out of memory'
+        )
+    size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
     number = _device_number(device)
     first = first_heuristic(heuristic)
     place = native_scorer(scorer)
@@ -168,9 +222,21 @@ def allocator(
             "were not found: set CUDA_HOME to a toolkit and build it again: "
             f"pip install --no-build-isolation -e .; {on_cpu}"
         )
-    _refuse_if_late()
     from dtr_alloc.kernels import ahead
 
+    if memory == "torch":
+        guest = _core.GuestAllocator(
+            budget=LARGEST_BUDGET if size is None else size,
+            device=-1 if number is None else number,
+            heuristic=first._native(),
+            thrash_limit=float(thrash_limit),
+            scorer=place,
+            image=ahead.image(),
+            recordable=vouched,
+        )
+        return Guest(guest, size, number)
+    assert size is not None
+    _refuse_if_late()
     core = _core.CudaAllocator(
         budget=size,
         device=-1 if number is None else number,
@@ -187,6 +253,25 @@ def allocator(
     if rematerialize:
         serve(core, chooser)
     return Allocator(core, size, number, chooser)
+
+
+def _refuse_what_a_guest_lacks(
+    rematerialize: bool, heuristic: str | Heuristic, rdma: bool, exportable: bool
+) -> None:
+    asked = {
+        "rematerialize=False": not rematerialize,
+        'heuristic="auto"': heuristic == "auto",
+        "rdma=True": rdma,
+        "exportable=True": exportable,
+    }
+    why = {
+        "rematerialize=False": "a guest has nothing else to do",
+        'heuristic="auto"': "torch does not tell when memory is freed, as a simulation must know",
+    }
+    for name, given in asked.items():
+        if given:
+            reason = why.get(name, "the memory is torch's")
+            raise ValueError(f'{name} with memory="torch": {reason}; leave one of them out')
 
 
 def _device_number(device: int | str | torch.device | None) -> int | None:

@@ -20,6 +20,7 @@ NONE: dict[str, Any] = {
     "on_cuda": False,
     "scorer": native_scorer("host"),
     "image": "",
+    "native": 0,
 }
 """The options of a session without instruments."""
 
@@ -39,6 +40,7 @@ def instrumented(
     on_cuda: bool = False,
     scorer: Scorer = "host",
     image: str = "",
+    native: int = 0,
 ) -> Iterator[None]:
     """Makes scopes that `rematerialize` opens in the body use instruments.
 
@@ -48,6 +50,8 @@ def instrumented(
         on_cuda: memory, copies and time stamps go through the CUDA driver, as on a device.
         scorer: where victims are chosen, as for `dtr_alloc.allocator`.
         image: PTX of the kernel that chooses them on the device.
+        native: the address of a CUDA allocator that stands in for torch's. Tensors lie in its
+            memory, of which the runtime is a guest. It holds for inner uses of this function, too.
 
     Example:
         >>> import dtr_alloc, torch
@@ -64,6 +68,7 @@ def instrumented(
         "on_cuda": on_cuda,
         "scorer": native_scorer(scorer),
         "image": image,
+        "native": native or before["native"],
     }
     try:
         yield

@@ -119,7 +119,9 @@ class CpuScope(OpenScope):
 class CudaScope(OpenScope):
     """What the CUDA allocator serves."""
 
-    def __init__(self, allocator: _core.CudaAllocator, chooser: Chooser | None) -> None:
+    def __init__(
+        self, allocator: _core.CudaAllocator | _core.GuestAllocator, chooser: Chooser | None
+    ) -> None:
         super().__init__(chooser)
         self._allocator = allocator
 

@@ -328,8 +328,11 @@ def join_scope() -> Iterator[None]:
         opened.dismiss()
 
 
-def serve(allocator: _core.CudaAllocator, chooser: Chooser | None = None) -> None:
-    """Puts the operators of this thread under the CUDA allocator's session, for good.
+def serve(
+    allocator: _core.CudaAllocator | _core.GuestAllocator, chooser: Chooser | None = None
+) -> Callable[[], None]:
+    """Puts the operators of this thread under the CUDA allocator's session. Returns the undo, for
+    when that session is over.
 
     Raises:
         RuntimeError: A scope is open.
@@ -342,8 +345,15 @@ def serve(allocator: _core.CudaAllocator, chooser: Chooser | None = None) -> Non
     higher_order.let_key_pass()
     opened = CudaScope(allocator, chooser)
     current.begin(opened)
-    _watch_program(opened)
+    stop_watching = _watch_program(opened)
     _core.record_this_thread(True)
+
+    def undo() -> None:
+        _core.record_this_thread(False)
+        current.end()
+        stop_watching()
+
+    return undo
 
 
 def _step_begins(

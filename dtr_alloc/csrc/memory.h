@@ -1,7 +1,8 @@
 // What a session asks of whoever has the bytes of its tensors: blocks within a budget.
 //
 // There are two kinds. A pool (pool.h) owns its memory, and knows holes, pages and the order of
-// streams. Torch's own allocator keeps its memory, which is then only counted (live/guest_memory.h).
+// streams. Torch's own allocator keeps its memory, which is then only counted: by us on the host
+// (live/guest_memory.h), and by torch itself on a device (live_cuda/native_memory.h).
 // The interface is what both can do. Who chooses victims by holes, or moves pages, asks for the pool
 // itself, and does without where there is none.
 //
@@ -34,7 +35,9 @@ struct Block {
   void* owner = nullptr;     // Who may be evicted from here (graph/owner.h); null: nobody.
 };
 
-enum class Fit { kCommitted, kRemap, kBeyond };  // pool.h; without pages all are the same.
+// How far a pool goes for its pages (pool.h), and whether torch's device allocator is asked though
+// it was found full (live_cuda/native_memory.h). For others all are the same.
+enum class Fit { kCommitted, kRemap, kBeyond };
 
 struct PoolStats {
   Bytes budget, live, peak, committed;
@@ -68,6 +71,15 @@ class Memory {
   virtual Block* find(const void* data) const = 0;  // The live block that starts there, or null.
   // Counts the block no longer, for good: it lives on as ordinary memory. False where it cannot.
   virtual bool let_go(Block*) { return false; }
+
+  // Whether torch's device allocator has the bytes (live_cuda/native_memory.h). It may take Python's
+  // lock, so it is asked, and given memory back, while no lock of ours is held. It knows a block
+  // only while a session tracks what lies there: from adopt() to disown().
+  virtual bool is_torchs() const { return false; }
+  // The live block that starts there.
+  virtual Block* adopt(void* data, Bytes) { return find(data); }
+  virtual void disown(Block*) {}  // Whoever has the address frees it by torch's deleter.
+
   void* data(const Block* block) const { return reinterpret_cast<void*>(base_ + block->offset); }
 
   virtual Bytes budget() const = 0;

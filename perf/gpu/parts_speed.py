@@ -1,8 +1,10 @@
 """How fast is training in less memory than it wants, beside what else a user could do?
 
-Three questions. `gpt`: the same batch in 70, 50 and 30 % of the activations' memory. `anchors`:
+Four questions. `gpt`: the same batch in 70, 50 and 30 % of the activations' memory. `anchors`:
 one, two and three times the batch in the memory that stock needs for one, by each way (ways.py).
-`batches`: the largest batch in a fixed memory. All in the mode in which people train.
+`batches`: the largest batch in a fixed memory. `guest`: what guest mode costs where memory is
+plenty, and a step that needs one and a half times the memory. All in the mode in which people
+train.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ def rate(run: dict[str, Any]) -> str:
     return line
 
 
-def speed(work: Work, name: str, model: str, way: str, *extra: object, limit: float) -> Any:
-    """Runs speed.py, adds a result for each of its batches, and returns them by `1x`, `2x`, ..."""
+def speed(
+    work: Work, name: str, model: str, way: str, *extra: object, limit: float, allocator: str = ""
+) -> Any:
+    """Runs speed.py, adds a result for each of its batches, and returns them by `1x`, `2x`, ...
+    `allocator`: by which of torch's settings, if it is not the way's own."""
     quick = [] if work.cuda else ["--warm", 1, "--steps", 2]
     found = work.script(
         name,
         "speed.py",
         *["--model", model, "--way", way, "--device", work.device, *quick, *extra],
         limit=limit,
-        allocator=way,
+        allocator=allocator or way,
     )
     runs = found.get("runs", {})
     lines = [f"{times}: {rate(run)}" for times, run in runs.items()]
@@ -81,6 +86,27 @@ def gpt(work: Work) -> None:
         budget = parts_exact.budget_of(eager | fixed, ratio)
         name = f"{model} speed budget {ratio:.1f}"
         speed(work, name, model, "dtr_alloc", "--memory", budget, limit=60)
+
+
+def guest(work: Work) -> None:
+    """Stock and guest in turn, with and without expandable segments; then the same step where torch
+    may hold two thirds of what stock held (its own fraction, which fails as a full card does)."""
+    model = BATCH_MODEL[work.device]
+    for segments in ("fixed", "expandable"):
+        rates: dict[str, list[float]] = {"stock": [], "guest": []}
+        held = 0
+        for turn in (1, 2):
+            for way in rates:
+                name = f"{segments} {way} {turn}"
+                run = speed(work, name, model, way, limit=40, allocator=segments).get("1x", {})
+                rates[way] += [run["per_second"]] if "per_second" in run else []
+                held = max(held, run.get("held_peak_bytes", 0) if way == "stock" else 0)
+        if not rates["stock"] or not rates["guest"]:
+            continue
+        ratio = max(rates["stock"]) / max(rates["guest"])
+        work.add(f"{segments} overhead", {"ratio": ratio}, f"{ratio:.3f} x the time of stock")
+        memory = ["--memory", held * 2 // 3]
+        speed(work, f"{segments} at 1.5x", model, "guest", *memory, limit=40, allocator=segments)
 
 
 def batches(work: Work) -> None:

@@ -5,6 +5,7 @@
     checkpoint  stock, each block of the model checkpointed
     selective   stock, each block checkpointed but for what is dear
     dtr_alloc   the budget is the memory
+    guest       stock, and dtr_alloc evicts where it is full (guest.md)
 
 A CUDA process can choose its allocator once, before it uses CUDA, so each way is a process. Without
 a GPU dtr_alloc is a scope, and the others are measured in one: what passed the memory is then
@@ -23,9 +24,10 @@ from large_models import Model
 from torch import nn
 
 import dtr_alloc
+from dtr_alloc.size import LARGEST_BUDGET
 
 ALLOCATORS = ("stock", "expandable", "async", "pool", "dtr_alloc")
-WAYS = ("stock", "expandable", "checkpoint", "selective", "dtr_alloc")
+WAYS = ("stock", "expandable", "checkpoint", "selective", "dtr_alloc", "guest")
 UNLIMITED = 100 << 30
 THRASHED = "times longer than it computes"  # The words of dtr_alloc's error.
 
@@ -33,6 +35,10 @@ THRASHED = "times longer than it computes"  # The words of dtr_alloc's error.
 def install(allocator: str, budget: int) -> Any:
     """Puts a CUDA allocator in place, before CUDA is used; torch's own are chosen by a variable of
     the process. Returns it, or None for torch's own."""
+    if allocator == "guest":
+        guest = dtr_alloc.allocator(None, memory="torch")
+        torch.cuda.memory.change_current_allocator(guest)
+        return guest
     if allocator not in ("pool", "dtr_alloc"):
         return None
     made = dtr_alloc.allocator(budget, rematerialize=allocator == "dtr_alloc")
@@ -66,6 +72,10 @@ class Memory:
             self._before = _used()
         elif way == "dtr_alloc":
             self._session = self._scope.enter_context(dtr_alloc.rematerialize(limit))
+        elif way == "guest":
+            budget = limit or LARGEST_BUDGET
+            scope = dtr_alloc.rematerialize(budget, memory="torch")
+            self._session = self._scope.enter_context(scope)
         else:
             self._session = self._scope.enter_context(dtr_alloc.measure())
         self.bound(limit)
@@ -74,9 +84,10 @@ class Memory:
         self._scope.close()
 
     def bound(self, limit: int | None) -> None:
-        """From now on stock may hold so much."""
+        """From now on torch's own allocator may hold so much."""
         self.limit = limit
-        if limit is not None and self.cuda and self._allocator is None:
+        torchs = self._allocator is None or self.way == "guest"
+        if limit is not None and self.cuda and torchs:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
 
@@ -86,7 +97,7 @@ class Memory:
         Raises:
             torch.OutOfMemoryError: The rehearsal passed the memory.
         """
-        if not self.cuda and self.limit is not None and self.way != "dtr_alloc":
+        if not self.cuda and self.limit is not None and self.way not in ("dtr_alloc", "guest"):
             peak = self._session.stats().peak_bytes
             if peak > self.limit:
                 raise torch.OutOfMemoryError(f"{peak} bytes, of {self.limit}, in a rehearsal")

@@ -19,6 +19,12 @@ namespace py = pybind11;
 
 namespace dtr {
 
+#ifdef DTR_TORCH_CUDA
+// For tests: host memory of a CUDA allocator that stands in for torch's (live_cuda/bind_guest.cpp).
+Memory::Handle memory_over(std::uintptr_t native, Bytes budget);
+c10::DeleterFnPtr deleter_of(std::uintptr_t native);
+#endif
+
 namespace {
 
 // Lives as long as the process: errors are raised until its end.
@@ -120,7 +126,7 @@ void bind_session(py::module_& m) {
                        std::vector<std::string> recordable, bool record, bool logical_clock,
                        bool timeline, bool evict_always, bool verify, bool debug,
                        double thrash_limit, bool on_cuda, bool guest, ScorerPlace scorer,
-                       const std::string& image) {
+                       const std::string& image, std::uintptr_t native) {
              const SessionOptions options{.budget = budget,
                                           .limited = limited,
                                           .on_cuda = on_cuda,
@@ -136,6 +142,14 @@ void bind_session(py::module_& m) {
                                           .thrash_limit = thrash_limit,
                                           .instruments = {evict_always, verify}};
              SessionDevice device = host_device(on_cuda);
+#ifdef DTR_TORCH_CUDA
+             if (native) {
+               device.deleter = deleter_of(native);
+               return std::make_unique<Session>(options, std::move(device),
+                                                memory_over(native, budget));
+             }
+#endif
+             TORCH_CHECK(!native, "this build has no CUDA");
              Memory::Handle memory =
                  guest ? GuestMemory::create(ordinary_cpu_allocator(), budget) : pool_for(options);
              return std::make_unique<Session>(options, std::move(device), std::move(memory));
@@ -143,7 +157,8 @@ void bind_session(py::module_& m) {
            py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
            py::arg("recordable"), py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
-           py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"))
+           py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"),
+           py::arg("native"))
       .def("enter", in_scope(&Scope::enter))
       .def("join", in_scope(&Scope::join), Open())
       .def("part", in_scope(&Scope::part), Open())

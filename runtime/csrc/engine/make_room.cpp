@@ -74,8 +74,8 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
 
 Block* allocate_evicting(Engine& engine, const Take& take, bool may_evict) {
   while (true) {
-    if (Block* block = take(Fit::kBeyond)) return block;
-    if (!may_evict || !(engine.evict_one() || engine.evict_waiting())) return nullptr;
+    if (Block* block = take(Fit::kCommitted)) return block;
+    if (!may_evict || !(engine.evict_one() || engine.evict_waiting())) return take(Fit::kBeyond);
   }
 }
 

@@ -23,7 +23,7 @@ class CpuAllocator final : public at::Allocator {
     bool ours = session && session->serves(c10::kCPU) && Scope::records_this_thread();
     if (!ours) return ordinary->allocate(bytes);
     void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
-    return {data, data, &scope_deleter, c10::Device(c10::kCPU)};
+    return session->storages().device().ordinary(data);
   }
 
   // Serves memory from inside and from outside a scope alike.

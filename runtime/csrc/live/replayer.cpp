@@ -14,26 +14,39 @@
 namespace dtr {
 namespace {
 
+// Torch's device allocator must not be given memory back under the lock (dtr_alloc/csrc/memory.h).
+void keep_until_open(c10::StorageImpl* storage, const Memory& memory, StorageTable& storages) {
+  if (!storage || !memory.is_torchs()) return;
+  storages.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+}
+
 // What a replay lends to another library's operator, which may keep its arguments, as may the
 // traceback of an error. Nobody reads a value's memory through them once the replay is over.
 class Lent {
  public:
-  explicit Lent(c10::SmallVector<c10::Storage, 8> storages) : storages_(std::move(storages)) {}
+  Lent(c10::SmallVector<c10::Storage, 8> storages, const Memory& memory, StorageTable& table)
+      : storages_(std::move(storages)), memory_(memory), table_(table) {}
   ~Lent() {
     for (const c10::Storage& storage : storages_) {
       if (storage.use_count() > 1) take_back(*storage.unsafeGetStorageImpl());
+      keep_until_open(storage.unsafeGetStorageImpl(), memory_, table_);
     }
   }
   Lent(const Lent&) = delete;
 
  private:
-  static void take_back(c10::StorageImpl& storage) {
-    pointer_of(&storage) = at::DataPtr(nullptr, storage.device());
+  void take_back(c10::StorageImpl& storage) {
+    at::DataPtr data = std::exchange(pointer_of(&storage), at::DataPtr(nullptr, storage.device()));
+    const auto taken = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                             std::move(data), nullptr, false);
+    keep_until_open(taken.get(), memory_, table_);
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
         "this tensor was given to an operator that dtr_alloc ran again, and is over: an operator "
         "that remembers an argument must keep a clone()");
   }
   const c10::SmallVector<c10::Storage, 8> storages_;
+  const Memory& memory_;
+  StorageTable& table_;
 };
 
 }  // namespace
@@ -65,9 +78,9 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
     storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                           at::DataPtr(content, device_.device));
   } else if (!value.constant() && !value.home && value.locks == places) {
-    set_owner(*block_of(value), nullptr);
+    at::DataPtr buffer = storages_.ordinary(block_of(value));
     engine_.reuse_buffer(value);
-    storages.push_back(over(device_.ordinary(content), value.size));
+    storages.push_back(over(std::move(buffer), value.size));
   } else {
     copies.push_back({storages.size(), content});
     storages.push_back(over(at::DataPtr(nullptr, device_.device), value.size));
@@ -96,7 +109,11 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     }
   }
   Replay ready = recipe.prepare(storages, op.use_count, device_);
-  const Lent lent(recipe.info().others ? std::exchange(storages, {}) : Storages());
+  const Lent lent(recipe.info().others ? std::exchange(storages, {}) : Storages(), memory_,
+                  storages_);
+  for (const c10::Storage& storage : storages) {
+    keep_until_open(storage.unsafeGetStorageImpl(), memory_, storages_);
+  }
   storages.clear();
   {
     Unlocked open(lock);
@@ -112,12 +129,16 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
   }
   for (at::Tensor& tensor : ready.written) results.push_back(std::move(tensor));
+  for (const at::Tensor& result : results) {
+    keep_until_open(storage_of(result), memory_, storages_);
+  }
   return results;
 }
 
 // With several streams, a replay comes after all that they were given, and they go on after it: one
 // may have made what it reads, another may read what it makes.
 Bytes Replayer::recompute(Op& op, Lock& lock) {
+  if (memory_.is_torchs()) storages_.bury_with_lock_open(lock);  // What the last one left.
   if (device_.work) memory_.meet_stream(device_.current_stream());
   if (memory_.many_streams()) memory_.gather_streams(device_.current_stream());
   Bytes bytes = 0;
@@ -134,8 +155,9 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
 
 // The value takes the memory of the storage that a replay made.
 void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by) {
-  Block* block = storages_.block_of(made);
-  TORCH_CHECK(!by.others || (block && static_cast<Bytes>(made->nbytes()) == value.size), by.name,
+  const bool fits = static_cast<Bytes>(made->nbytes()) == value.size;
+  Block* block = fits ? storages_.adopt(made) : nullptr;
+  TORCH_CHECK(!by.others || block, by.name,
               " made ", made->nbytes(), " bytes when it ran again on the same arguments, and ",
               value.size, " at first; pin its results: dtr_alloc.pin(result)");
   TORCH_INTERNAL_ASSERT(block && static_cast<Bytes>(made->nbytes()) == value.size,

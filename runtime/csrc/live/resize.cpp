@@ -26,6 +26,7 @@ void Session::resize(Bytes budget) {
     throw_cannot_shrink(budget, stays, before);
   }
   while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
+    storages_.bury_with_lock_open(guard.lock());
   }
   memory_->set_limit(budget);  // Again: gives back the pages that are now too many.
 }
@@ -41,9 +42,11 @@ void Session::lend(Bytes bytes) {
 
 Bytes Session::give_back() {
   Turn turn(*this);
-  Guard guard(*this);
   const Bytes before = memory_->stats().committed;
-  if (captures_ == 0) engine_.evict_all();
+  {
+    Guard guard(*this);
+    if (captures_ == 0) engine_.evict_all();
+  }
   memory_->trim();
   return before - memory_->stats().committed;
 }

@@ -1,6 +1,7 @@
 #include "runtime/csrc/live/session.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "runtime/csrc/engine/make_room.h"
 #include "runtime/csrc/graph/owner.h"
@@ -94,10 +95,8 @@ void Session::make_ordinary(Value& value) {
   Block* block = block_of(value);
   c10::StorageImpl* storage = storages_.home_of(value);
   if (!storage) {  // For recipes alone.
-    set_owner(*block, nullptr);
     auto kept = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), value.size, device_.ordinary(memory_->data(block)),
-        nullptr, false);
+        c10::StorageImpl::use_byte_size_t(), value.size, storages_.ordinary(block), nullptr, false);
     value.home = value.data = kept.release();
     if (detector_) detector_->watch(value, nullptr);
     return;
@@ -160,6 +159,8 @@ Block* Session::take(Bytes asked, Fit fit, Stream stream, std::string& shortage)
 Block* Session::make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock) {
   const auto take_again = [&](Fit fit) {
     storages_.bury_with_lock_open(lock);  // What was shed.
+    std::optional<Unlocked> open;
+    if (memory_->is_torchs()) open.emplace(lock);
     return take(asked, fit, stream, shortage);
   };
   const bool may_evict = captures_ == 0 && !InOperator::state.handled;
@@ -326,6 +327,8 @@ bool Session::is_evicted(const at::Tensor& tensor) const {
 
 void Session::start_trace() {
   Turn turn(*this);
+  TORCH_CHECK(!memory_->is_torchs(), "a trace needs to know when memory is freed, which torch's "
+                                     "CUDA allocator does not tell: record it with memory=\"pool\"");
   const int others = scope_.joined();
   TORCH_CHECK(others == 0, "a trace is of one thread, and ", others,
               " others have joined this scope: record it before they do");
@@ -333,6 +336,7 @@ void Session::start_trace() {
 }
 
 void Session::watch() {
+  if (memory_->is_torchs()) return;  // As above.
   Turn turn(*this);
   Guard guard(*this);
   trace_.watch();

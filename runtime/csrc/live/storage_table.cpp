@@ -36,6 +36,19 @@ Block* StorageTable::block_of(const c10::StorageImpl* storage) const {
   return memory_.find(pointer.get());
 }
 
+Block* StorageTable::adopt(const c10::StorageImpl* storage) {
+  const at::DataPtr& pointer = pointer_of(storage);
+  if (pointer.get_deleter() != device_.deleter) return nullptr;
+  return memory_.adopt(pointer.get(), static_cast<Bytes>(storage->nbytes()));
+}
+
+at::DataPtr StorageTable::ordinary(Block* block) {
+  set_owner(*block, nullptr);
+  void* data = memory_.data(block);
+  memory_.disown(block);
+  return device_.ordinary(data);
+}
+
 void* StorageTable::data_of(const Value& value) const {
   return value.constant() ? pointer_of(constant_storage(value)).get()
                           : memory_.data(dtr::block_of(value));
@@ -85,12 +98,11 @@ void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
   at::DataPtr& pointer = pointer_of(storage);
   pointer.release_context();
   c10::raw::weak_intrusive_ptr::decref(storage);
-  pointer = device_.ordinary(memory_.data(block));
-  set_owner(*block, nullptr);
-  disarm(storage);
   // From now on no operator tells the memory who reads it (Session::follow_stream).
   if (memory_.many_streams()) memory_.record_every_stream(block);
-  if (TraceRecorder* recorder = trace_.recorder()) recorder->rekey(storage, memory_.data(block));
+  pointer = ordinary(block);
+  disarm(storage);
+  if (TraceRecorder* recorder = trace_.recorder()) recorder->rekey(storage, pointer.get());
 }
 
 void StorageTable::empty(c10::StorageImpl* storage, Value& value) {
@@ -112,6 +124,11 @@ void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
 }
 
 void StorageTable::free(Block* block) {
+  if (memory_.is_torchs()) {
+    const Bytes size = block->size;
+    return bury(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size,
+                                                      ordinary(block), nullptr, false));
+  }
   set_owner(*block, nullptr);
   memory_.free(block);
 }

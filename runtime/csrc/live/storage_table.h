@@ -63,6 +63,8 @@ class StorageTable {
   static Value* value_of(const at::Tensor& tensor);
   // The block of an ordinary storage that lies in this session's memory, else null.
   Block* block_of(const c10::StorageImpl* storage) const;
+  Block* adopt(const c10::StorageImpl* storage);  // The same, of a storage about to be tracked.
+  at::DataPtr ordinary(Block* block);             // Its memory, which nobody tracks from now on.
   void* data_of(const Block& block) const { return memory_.data(&block); }
   void* data_of(const Value& value) const;                    // Resident; a constant's too.
   const void* key_of(const c10::StorageImpl* storage) const;  // Of a trace (trace_recorder.h).

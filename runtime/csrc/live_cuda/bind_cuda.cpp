@@ -8,6 +8,9 @@
 namespace py = pybind11;
 
 namespace dtr {
+
+void bind_guest(py::module_& m);  // bind_guest.cpp
+
 namespace {
 
 cudaStream_t handle(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
@@ -133,6 +136,7 @@ void bind_torch_cuda(py::module_& m) {
         (*self).cacheInfo(static_cast<c10::DeviceIndex>(device), &largest);
         return largest;
       });
+  bind_guest(m);
   m.def("cuda_allocator_in_use",
         [] { return c10::cuda::CUDACachingAllocator::allocator.load()->initialized(); });
   m.def("current_cuda_allocator",

@@ -13,26 +13,11 @@ namespace {
 std::array<std::atomic<DeviceMemory*>, 64> registry;
 std::atomic<std::size_t> registered{0};
 
-SessionDevice on_device(c10::DeviceIndex index, at::Allocator& allocator) {
-  return {.device = c10::Device(c10::kCUDA, index),
-          .allocator = &allocator,
-          .deleter = &DeviceMemory::deleter,
-          .stream =
-              [](c10::Device device) {
-                cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-                return reinterpret_cast<Stream>(stream);
-              },
-          .generator = [](c10::Device device) -> at::Generator {
-            return at::globalContext().defaultGenerator(device);
-          },
-          .work = make_cuda_work(index)};
-}
-
 std::unique_ptr<Session> make_session(SessionOptions options, c10::DeviceIndex device,
                                       at::Allocator& allocator) {
   options.on_cuda = true;
   options.cuda_device = device;
-  SessionDevice here = on_device(device, allocator);
+  SessionDevice here = session_device(device, allocator, &DeviceMemory::deleter);
   auto session = std::make_unique<Session>(options, std::move(here), pool_for(options));
   session->scope().claim();
   return session;
@@ -44,6 +29,22 @@ Pool::Handle make_pool(const SessionOptions& options, c10::DeviceIndex device) {
 }
 
 }  // namespace
+
+SessionDevice session_device(c10::DeviceIndex index, at::Allocator& allocator,
+                             c10::DeleterFnPtr deleter) {
+  return {.device = c10::Device(c10::kCUDA, index),
+          .allocator = &allocator,
+          .deleter = deleter,
+          .stream =
+              [](c10::Device device) {
+                cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+                return reinterpret_cast<Stream>(stream);
+              },
+          .generator = [](c10::Device device) -> at::Generator {
+            return at::globalContext().defaultGenerator(device);
+          },
+          .work = make_cuda_work(index)};
+}
 
 DeviceMemory::DeviceMemory(const SessionOptions& options, c10::DeviceIndex index,
                            at::Allocator& allocator, bool rematerialize)

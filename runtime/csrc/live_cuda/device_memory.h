@@ -15,6 +15,10 @@
 
 namespace dtr {
 
+// A CUDA device as a session knows it. `deleter`: of its ordinary tensors.
+SessionDevice session_device(c10::DeviceIndex index, at::Allocator& allocator,
+                             c10::DeleterFnPtr deleter);
+
 struct DeviceMemory {
   // Throws what the driver throws. With `rematerialize` it claims the process's one session.
   DeviceMemory(const SessionOptions& options, c10::DeviceIndex device, at::Allocator& allocator,

@@ -1,0 +1,420 @@
+// First what is more than a forwarded call: requests, captures, streams, counts. Then the rest.
+
+#include "runtime/csrc/live_cuda/guest_allocator.h"
+
+#include <utility>
+
+#include "runtime/csrc/live_cuda/device_memory.h"
+
+namespace dtr {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+constexpr std::uint8_t kHighest = 255;  // c10's table ignores a lower priority without a word.
+
+Stream handle(cudaStream_t stream) { return reinterpret_cast<Stream>(stream); }
+
+// Templates, so that what torch 2.11 lacks need not compile there.
+template <class Native>
+c10::DataPtr allocate_with_address(Native& native, std::size_t bytes, void* address) {
+  if constexpr (requires { native.allocateWithAddress(bytes, address); }) {
+    return native.allocateWithAddress(bytes, address);
+  } else {
+    TORCH_CHECK(false, "this torch has no allocateWithAddress");
+  }
+}
+
+template <class Native, class Observer>
+void attach_rejection_observer(Native& native, Observer&& observer) {
+  if constexpr (requires { native.attachOomRejectionObserver(observer); }) {
+    native.attachOomRejectionObserver(std::forward<Observer>(observer));
+  }
+}
+
+template <class Native>
+void mark_capture(Native& native, c10::DeviceIndex device, bool begin) {
+  if constexpr (requires { native.markCaptureBegin(device); }) {
+    begin ? native.markCaptureBegin(device) : native.markCaptureEnd(device);
+  }
+}
+
+template <class Native>
+std::shared_ptr<c10::GatheredContext> context_for(Native& native, const void* data) {
+  if constexpr (requires { native.getContextForPointer(data); }) {
+    return native.getContextForPointer(data);
+  } else {
+    return nullptr;
+  }
+}
+
+template <class Native>
+bool takes_metadata(Native& native) {
+  if constexpr (requires { native.supportsUserMetadata(); }) {
+    return native.supportsUserMetadata();
+  } else {
+    return true;
+  }
+}
+
+template <class Native>
+void annotate(Native& native, const void* data, const std::string& text) {
+  if constexpr (requires { native.annotateMemory(data, text); }) native.annotateMemory(data, text);
+}
+
+}  // namespace
+
+GuestAllocator::GuestAllocator(Native& native, const SessionOptions& options, DeviceIndex device,
+                               CurrentWork work)
+    : native_(native),
+      options_(options),
+      device_(device),
+      work_(work),
+      deleter_(native.raw_deleter()) {
+  TORCH_CHECK(native.name() == "native", "memory=\"torch\" needs torch's own CUDA allocator, and \"",
+              native.name(), "\" is in use: unset the backend in PYTORCH_CUDA_ALLOC_CONF, and "
+                             "change no allocator before");
+  TORCH_CHECK(native.isEnabled(), "torch's CUDA allocator is switched off and caches nothing: "
+                                  "torch.cuda.memory.caching_allocator_enable(True)");
+}
+
+// ---- To come and to go
+
+void GuestAllocator::install() {
+  Native* before = caching::allocator.load();
+  TORCH_CHECK(before == &native_ || before == this,
+              "another CUDA allocator was installed meanwhile: make dtr_alloc.allocator() after it");
+  c10::SetAllocator(c10::kCUDA, this, kHighest);
+  caching::allocator.compare_exchange_strong(before, this);
+}
+
+void GuestAllocator::remove() {
+  Native* self = this;
+  TORCH_CHECK(installed(),
+              "this allocator is not torch's at present: it was not installed, was removed, or "
+              "another was installed over it");
+  if (Session* session = this->session()) {
+    session->memory().set_limit(NativeMemory::kLargest);  // What was evicted comes back.
+    session->scope().leave();
+  }
+  removed_ = true;
+  c10::SetAllocator(c10::kCUDA, &native_, kHighest);
+  caching::allocator.compare_exchange_strong(self, &native_);
+}
+
+void GuestAllocator::serve(Session& session) {
+  TORCH_CHECK(session.memory().is_torchs(), "the session's memory is not torch's");
+  const auto& work = session.storages().device().work;
+  total_ = work ? work->total_memory() : NativeMemory::kLargest;
+  serves_ = 0;
+  session_.store(&session, std::memory_order_release);
+}
+
+// Torch has found its devices, and asks c10's table as well, where change_current_allocator leaves
+// the old one.
+void GuestAllocator::init(int devices) {
+  native_.init(devices);
+  c10::SetAllocator(c10::kCUDA, this, kHighest);
+}
+
+// ---- Requests
+
+NativeMemory* GuestAllocator::memory() const {
+  Session* session = this->session();
+  return session ? static_cast<NativeMemory*>(&session->memory()) : nullptr;
+}
+
+NativeMemory* GuestAllocator::memory(DeviceIndex device) const {
+  return serves_ == device ? memory() : nullptr;
+}
+
+Session& GuestAllocator::make_session(DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
+  if (Session* session = this->session()) return *session;
+  SessionOptions options = options_;
+  options.on_cuda = true;
+  options.cuda_device = device;
+  SessionDevice here = session_device(device, *this, deleter_);
+  total_ = here.work->total_memory();
+  auto session = std::make_unique<Session>(
+      options, std::move(here), NativeMemory::create(native_, device, options.budget, work_));
+  session->scope().claim();
+  serves_ = device;
+  session_.store(session.get(), std::memory_order_release);
+  return *session.release();
+}
+
+Session* GuestAllocator::session_for(DeviceIndex device) {
+  if (removed_ || (device_ >= 0 && device_ != device) || !native_.initialized()) return nullptr;
+  Session* session = this->session();
+  if (!session) session = &make_session(device);
+  return serves_ == device ? session : nullptr;
+}
+
+// Null also where torch's allocator is switched off, or nobody could serve so much.
+Session* GuestAllocator::serving(DeviceIndex device, Count bytes) {
+  Session* session = bytes ? session_for(device) : nullptr;
+  const bool usual = native_.isEnabled() && native_.raw_deleter() == deleter_;
+  return session && usual && static_cast<Bytes>(bytes) <= total_ ? session : nullptr;
+}
+
+// Torch's own text says what the device has. The session's says what the budget has.
+void* GuestAllocator::take(Session& session, Count bytes, Stream stream) {
+  try {
+    return session.allocate(bytes, stream);
+  } catch (const c10::OutOfMemoryError&) {
+    auto& memory = static_cast<NativeMemory&>(session.memory());
+    if (std::exception_ptr failure = memory.take_failure()) std::rethrow_exception(failure);
+    throw;
+  }
+}
+
+template <class Ask>
+auto GuestAllocator::telling(DeviceIndex device, Count bytes, const Ask& ask) {
+  std::exception_ptr error;
+  try {
+    return ask();
+  } catch (const c10::OutOfMemoryError&) {
+    error = std::current_exception();
+  }
+  tell_observers(device, bytes);
+  std::rethrow_exception(error);
+}
+
+void GuestAllocator::tell_observers(DeviceIndex device, Count bytes) {
+  std::vector<OomObserver> observers;
+  {
+    const std::lock_guard lock(mutex_);
+    observers = observers_;
+  }
+  if (observers.empty()) return;
+  const auto [free, total] = native_.getMemoryInfo(device);
+  for (const OomObserver& observer : observers) observer(device, bytes, total, free);
+}
+
+c10::DataPtr GuestAllocator::allocate(Count bytes) {
+  const DeviceIndex device = work_.device();
+  return telling(device, bytes, [&] {
+    Session* session = serving(device, bytes);
+    if (!session) return native_.allocate(bytes);
+    void* data = take(*session, bytes, work_.stream(device));
+    return c10::DataPtr(data, data, deleter_, c10::Device(c10::kCUDA, device));
+  });
+}
+
+void* GuestAllocator::raw_alloc(Count bytes) {
+  const DeviceIndex device = work_.device();
+  return telling(device, bytes, [&] {
+    Session* session = serving(device, bytes);
+    return session ? take(*session, bytes, work_.stream(device)) : native_.raw_alloc(bytes);
+  });
+}
+
+void* GuestAllocator::raw_alloc_with_stream(Count bytes, cudaStream_t stream) {
+  return allocate_on(bytes, work_.device(), stream);
+}
+
+void* GuestAllocator::allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream) {
+  return telling(device, bytes, [&] {
+    if (Session* session = serving(device, bytes)) return take(*session, bytes, handle(stream));
+    return native_.raw_alloc_with_stream(bytes, stream);
+  });
+}
+
+// It asks for one place, which an eviction cannot promise to free.
+c10::DataPtr GuestAllocator::allocateWithAddress(Count bytes, void* address) {
+  return telling(work_.device(), bytes, [&] {
+    c10::DataPtr data = allocate_with_address(native_, bytes, address);
+    if (NativeMemory* memory = this->memory()) memory->forget_bound();
+    return data;
+  });
+}
+
+// Within torch an observer would hear of every request that an eviction then served.
+void GuestAllocator::attachOutOfMemoryObserver(OomObserver observer) {
+  const std::lock_guard lock(mutex_);
+  observers_.push_back(std::move(observer));
+}
+
+// ---- Streams, captures and counts
+
+void GuestAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  NativeMemory* memory = this->memory();
+  const bool tracked = memory && data.get_deleter() != deleter_ && memory->find(data.get());
+  tracked ? memory->use_on(data.get(), stream) : native_.recordStream(data, stream);
+}
+
+void GuestAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
+  recordStream(data, c10::cuda::CUDAStream(stream));
+}
+
+void GuestAllocator::beginAllocateToPool(DeviceIndex device, MempoolId id,
+                                         std::function<bool(cudaStream_t)> filter) {
+  Session* session = session_for(device);
+  if (session) session->begin_capture();
+  try {
+    native_.beginAllocateToPool(device, id, std::move(filter));
+  } catch (...) {
+    if (session) session->end_capture();
+    throw;
+  }
+  if (session) ++captures_;
+}
+
+void GuestAllocator::endAllocateToPool(DeviceIndex device, MempoolId id) {
+  native_.endAllocateToPool(device, id);
+  if (serves_ != device || captures_ == 0) return;
+  --captures_;
+  session()->end_capture();
+}
+
+// An allocator that is asked from within torch's, whose lock is then held, must not be this one.
+void GuestAllocator::createOrIncrefPool(DeviceIndex device, MempoolId id,
+                                        std::shared_ptr<CUDAAllocator> allocator) {
+  if (allocator.get() == this) allocator = nullptr;
+  native_.createOrIncrefPool(device, id, std::move(allocator));
+}
+
+caching::CheckpointDelta GuestAllocator::setCheckpointPoolState(
+    DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) {
+  caching::CheckpointDelta delta = native_.setCheckpointPoolState(device, std::move(state));
+  if (NativeMemory* memory = this->memory(device)) memory->forget_bound();  // Blocks came alive.
+  return delta;
+}
+
+c10::CachingDeviceAllocator::DeviceStats GuestAllocator::getDeviceStats(DeviceIndex device) {
+  auto stats = native_.getDeviceStats(device);
+  if (const NativeMemory* memory = this->memory(device)) stats.num_ooms -= memory->recovered();
+  return stats;
+}
+
+void GuestAllocator::resetAccumulatedStats(DeviceIndex device) {
+  native_.resetAccumulatedStats(device);
+  if (NativeMemory* memory = this->memory(device)) memory->forget_recovered();
+}
+
+void GuestAllocator::emptyCache(MempoolId id) {
+  native_.emptyCache(id);
+  if (NativeMemory* memory = this->memory()) memory->forget_cap();
+}
+
+void GuestAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
+  native_.setMemoryFraction(fraction, device);
+  if (NativeMemory* memory = this->memory(device)) memory->forget_cap();
+}
+
+// ---- Forwarded
+
+bool GuestAllocator::is_simple_data_ptr(const c10::DataPtr& data) const {
+  return native_.is_simple_data_ptr(data);
+}
+
+void GuestAllocator::copy_data(void* to, const void* from, Count bytes) const {
+  native_.copy_data(to, from, bytes);
+}
+
+std::pair<std::size_t, std::size_t> GuestAllocator::getMemoryInfo(DeviceIndex device) {
+  return native_.getMemoryInfo(device);
+}
+
+double GuestAllocator::getMemoryFraction(DeviceIndex device) {
+  return native_.getMemoryFraction(device);
+}
+
+std::vector<caching::StreamSegmentSize> GuestAllocator::getExpandableSegmentSizes(
+    DeviceIndex device) {
+  return native_.getExpandableSegmentSizes(device);
+}
+
+void GuestAllocator::cacheInfo(DeviceIndex device, Count* largest) {
+  native_.cacheInfo(device, largest);
+}
+
+void* GuestAllocator::getBaseAllocation(void* data, Count* size) {
+  return native_.getBaseAllocation(data, size);
+}
+
+caching::SnapshotInfo GuestAllocator::snapshot(MempoolId id, bool include_traces) {
+  return native_.snapshot(id, include_traces);
+}
+
+void GuestAllocator::releasePool(DeviceIndex device, MempoolId id) {
+  native_.releasePool(device, id);
+}
+
+int GuestAllocator::getPoolUseCount(DeviceIndex device, MempoolId id) {
+  return native_.getPoolUseCount(device, id);
+}
+
+void GuestAllocator::setUseOnOOM(DeviceIndex device, MempoolId id, bool use_on_oom) {
+  native_.setUseOnOOM(device, id, use_on_oom);
+}
+
+void GuestAllocator::setNoSplit(DeviceIndex device, MempoolId id) {
+  native_.setNoSplit(device, id);
+}
+
+bool GuestAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId id,
+                                              const std::unordered_set<void*>& expected) {
+  return native_.checkPoolLiveAllocations(device, id, expected);
+}
+
+caching::ShareableHandle GuestAllocator::shareIpcHandle(void* data) {
+  return native_.shareIpcHandle(data);
+}
+
+std::shared_ptr<void> GuestAllocator::getIpcDevPtr(std::string handle) {
+  return native_.getIpcDevPtr(std::move(handle));
+}
+
+void GuestAllocator::recordHistory(bool enabled, caching::CreateContextFn context, Count entries,
+                                   caching::RecordContext when, bool clear,
+                                   const std::vector<std::string>& skipped) {
+  native_.recordHistory(enabled, context, entries, when, clear, skipped);
+}
+
+void GuestAllocator::recordAnnotation(
+    const std::vector<std::pair<std::string, std::string>>& text) {
+  native_.recordAnnotation(text);
+}
+
+void GuestAllocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {
+  native_.attachAllocatorTraceTracker(std::move(tracker));
+}
+
+void GuestAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
+  native_.enablePeerAccess(device, peer);
+}
+
+cudaError_t GuestAllocator::memcpyAsync(void* to, int to_device, const void* from, int from_device,
+                                        Count bytes, cudaStream_t stream, bool p2p_enabled) {
+  return native_.memcpyAsync(to, to_device, from, from_device, bytes, stream, p2p_enabled);
+}
+
+std::shared_ptr<caching::AllocatorState> GuestAllocator::getCheckpointState(DeviceIndex device,
+                                                                            MempoolId id) {
+  return native_.getCheckpointState(device, id);
+}
+
+// ---- Forwarded where this torch has it
+
+void GuestAllocator::markCaptureBegin(DeviceIndex device) { mark_capture(native_, device, true); }
+
+void GuestAllocator::markCaptureEnd(DeviceIndex device) { mark_capture(native_, device, false); }
+
+std::shared_ptr<c10::GatheredContext> GuestAllocator::getContextForPointer(const void* data) {
+  return context_for(native_, data);
+}
+
+bool GuestAllocator::supportsUserMetadata() { return takes_metadata(native_); }
+
+void GuestAllocator::annotateMemory(const void* data, const std::string& text) {
+  annotate(native_, data, text);
+}
+
+void GuestAllocator::attachOomRejectionObserver(
+    std::function<void(std::int64_t, Count, Count, Count)> observer) {
+  attach_rejection_observer(native_, std::move(observer));
+}
+
+}  // namespace dtr

@@ -1,0 +1,148 @@
+// Guest mode on CUDA: torch's own allocator stays, and this object stands before it. Every virtual
+// of torch's interface is forwarded to it (tests/test_cuda_guest.py walks torch's headers). Only
+// requests on the session's device are not merely forwarded: they go through the session, which
+// evicts when the budget or the device is full.
+//
+// What is forwarded keeps torch's own behaviour: expandable segments, memory history, the trees of
+// CUDA graphs, MemPools with allocators of their own, IPC, peer access, NCCL's registration. The
+// object may come late and go again, because the tensors do not carry it (native_memory.h).
+//
+// Torch's text of an out-of-memory error is kept, and observers of it hear of it once, when nothing
+// is left to evict. What a later torch declares in addition is forwarded where this torch has it.
+
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/csrc/live/session.h"
+#include "runtime/csrc/live_cuda/native_memory.h"
+
+namespace dtr {
+
+class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
+ public:
+  using Native = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+  using DeviceIndex = c10::DeviceIndex;
+  using MempoolId = c10::MempoolId_t;
+  using OomObserver = c10::cuda::CUDACachingAllocator::OutOfMemoryObserver;
+  using Count = std::size_t;
+
+  // Evicts on `device`, or on the first that memory is asked for where it is -1. `native` is never
+  // destroyed. Throws where it keeps no books that can be read.
+  GuestAllocator(Native& native, const SessionOptions& options, DeviceIndex device,
+                 CurrentWork work = current_cuda_work());
+
+  // In place of torch's own, which may be in use already; and torch's own again, with everything
+  // recomputed. Throws where another allocator has been installed.
+  void install();
+  void remove();
+  bool installed() const { return c10::cuda::CUDACachingAllocator::allocator.load() == this; }
+  void serve(Session& session);  // In place of one of its own, over the same memory. For tests.
+
+  void* allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream);
+  Session* session() const { return session_.load(std::memory_order_acquire); }
+  NativeMemory* memory() const;                    // The session's, or null.
+  NativeMemory* memory(DeviceIndex device) const;  // The same, if it is of that device.
+
+  // c10::Allocator, c10::DeviceAllocator
+  c10::DataPtr allocate(Count bytes) override;
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override;
+  c10::DeleterFnPtr raw_deleter() const override { return native_.raw_deleter(); }
+  void copy_data(void* to, const void* from, Count bytes) const override;
+  bool initialized() override { return native_.initialized(); }
+  void emptyCache(MempoolId id = {0, 0}) override;
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override;
+  void resetPeakStats(DeviceIndex device) override { native_.resetPeakStats(device); }
+  std::pair<Count, Count> getMemoryInfo(DeviceIndex device) override;
+
+  // CUDAAllocator
+  void* raw_alloc(Count bytes) override;
+  void* raw_alloc_with_stream(Count bytes, cudaStream_t stream) override;
+  void raw_delete(void* data) override { native_.raw_delete(data); }
+  void init(int devices) override;
+  double getMemoryFraction(DeviceIndex device) override;
+  void setMemoryFraction(double fraction, DeviceIndex device) override;
+  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
+      DeviceIndex device) override;
+  void enable(bool on) override { native_.enable(on); }
+  bool isEnabled() const override { return native_.isEnabled(); }
+  void cacheInfo(DeviceIndex device, Count* largest) override;
+  void* getBaseAllocation(void* data, Count* size) override;
+  void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
+  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(MempoolId id = {0, 0},
+                                                         bool include_traces = true) override;
+  void beginAllocateToPool(DeviceIndex device, MempoolId id,
+                           std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(DeviceIndex device, MempoolId id) override;
+  void releasePool(DeviceIndex device, MempoolId id) override;
+  int getPoolUseCount(DeviceIndex device, MempoolId id) override;
+  void createOrIncrefPool(DeviceIndex device, MempoolId id,
+                          std::shared_ptr<CUDAAllocator> allocator = nullptr) override;
+  void setUseOnOOM(DeviceIndex device, MempoolId id, bool use_on_oom) override;
+  void setNoSplit(DeviceIndex device, MempoolId id) override;
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId id,
+                                const std::unordered_set<void*>& expected) override;
+  c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void* data) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  bool isHistoryEnabled() override { return native_.isHistoryEnabled(); }
+  void recordHistory(bool enabled, c10::cuda::CUDACachingAllocator::CreateContextFn context,
+                     Count entries, c10::cuda::CUDACachingAllocator::RecordContext when, bool clear,
+                     const std::vector<std::string>& skipped) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& text) override;
+  void pushCompileContext(std::string& context) override { native_.pushCompileContext(context); }
+  void popCompileContext() override { native_.popCompileContext(); }
+  void setUserMetadata(const std::string& text) override { native_.setUserMetadata(text); }
+  std::string getUserMetadata() override { return native_.getUserMetadata(); }
+  void attachOutOfMemoryObserver(OomObserver observer) override;
+  void attachAllocatorTraceTracker(
+      c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
+  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override;
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, Count bytes,
+                          cudaStream_t stream, bool p2p_enabled) override;
+  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
+      DeviceIndex device, MempoolId id) override;
+  c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
+      DeviceIndex device,
+      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
+  std::string name() override { return native_.name(); }
+
+  // Of torch 2.12 and later. Without `override`, because torch 2.11 has none of them.
+  void markCaptureBegin(DeviceIndex device);
+  void markCaptureEnd(DeviceIndex device);
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* data);
+  bool supportsUserMetadata();
+  void annotateMemory(const void* data, const std::string& text);
+  void attachOomRejectionObserver(std::function<void(std::int64_t, Count, Count, Count)> observer);
+  c10::DataPtr allocateWithAddress(Count bytes, void* address);
+
+ private:
+  Session* session_for(DeviceIndex device);           // Made if need be, or null.
+  Session* serving(DeviceIndex device, Count bytes);  // That a request goes through, or null.
+  Session& make_session(DeviceIndex device);
+  static void* take(Session& session, Count bytes, Stream stream);
+  template <class Ask>
+  auto telling(DeviceIndex device, Count bytes, const Ask& ask);
+  void tell_observers(DeviceIndex device, Count bytes);
+
+  Native& native_;
+  const SessionOptions options_;
+  const DeviceIndex device_;
+  const CurrentWork work_;
+  const c10::DeleterFnPtr deleter_;
+  std::atomic<Session*> session_{nullptr};  // Never destroyed: tensors outlive it.
+  std::atomic<DeviceIndex> serves_{-1};
+  std::atomic<bool> removed_{false};
+  std::atomic<int> captures_{0};
+  Bytes total_ = NativeMemory::kLargest;  // Of the device.
+  std::mutex mutex_;
+  std::vector<OomObserver> observers_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,314 @@
+#include "runtime/csrc/live_cuda/native_memory.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "dtr_alloc/csrc/cuda/driver.h"
+#include "dtr_alloc/csrc/cuda/events.h"
+#include "dtr_alloc/csrc/insist.h"
+
+namespace dtr {
+namespace {
+
+constexpr Bytes kSmall = Bytes{1} << 20;  // Torch splits off no rest below it.
+constexpr int kMostFailures = 3;          // After which all is evicted.
+
+Bytes charge_of(Bytes size) {
+  const Bytes rounded = round_to_granule(size);
+  return rounded <= kSmall ? rounded : rounded + kSmall;
+}
+
+Bytes current_of(const c10::CachingAllocator::StatArray& figures) {
+  return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+}
+
+thread_local std::exception_ptr failure;
+thread_local Block handed_out;
+
+class MachineIsFull final : public std::bad_alloc {
+ public:
+  explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  const std::string text_;
+};
+
+// Not by getStreamFromExternal, which asks the driver of a stream that is not its own.
+c10::cuda::CUDAStream named(Stream stream, c10::DeviceIndex device) {
+  return c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED,
+                               c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device),
+                                           static_cast<c10::StreamId>(stream)));
+}
+
+}  // namespace
+
+struct NativeMemory::Order : StreamOrder {
+  explicit Order(c10::DeviceIndex device)
+      : StreamOrder(
+            cuda::make_events(std::make_shared<cuda::PrimaryContext>(cuda::load(), device))) {}
+};
+
+CurrentWork current_cuda_work() {
+  return {.device =
+              [] {
+                c10::DeviceIndex device = -1;
+                C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+                return device;
+              },
+          .stream =
+              [](c10::DeviceIndex device) {
+                return reinterpret_cast<Stream>(c10::cuda::getCurrentCUDAStream(device).stream());
+              }};
+}
+
+NativeMemory::NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work)
+    : Memory(0), native_(native), device_(device), work_(work), limit_(budget) {}
+
+NativeMemory::~NativeMemory() = default;
+
+Memory::Handle NativeMemory::create(Native& native, c10::DeviceIndex device, Bytes budget,
+                                    CurrentWork work) {
+  insist(budget > 0 && budget <= kLargest, "a guest's budget must be above 0 and at most 16 TiB");
+  return Handle(new NativeMemory(native, device, budget, work));
+}
+
+// ---- Requests
+
+// The session may ask for memory of this device while another is the thread's own.
+void* NativeMemory::ask(Bytes size, Stream stream) {
+  std::optional<c10::cuda::CUDAGuard> guard;
+  if (work_.device() != device_) guard.emplace(device_);
+  return native_.raw_alloc_with_stream(static_cast<std::size_t>(size),
+                                       reinterpret_cast<cudaStream_t>(stream));
+}
+
+Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
+  if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
+  const Bytes asked = std::max(size, Bytes{1});  // Of nothing there is no address to know.
+  const Bytes charge = asked > kLargest ? asked : charge_of(asked);
+  failure = nullptr;
+  if (!reserve(charge, fit)) {
+    ++failures_;
+    return nullptr;
+  }
+  void* data = nullptr;
+  try {
+    data = ask(asked, stream);
+  } catch (const c10::OutOfMemoryError& error) {
+    turned_down(charge, fit);
+    failure = std::current_exception();
+    throw MachineIsFull(error.what_without_backtrace());
+  } catch (...) {
+    give_up(charge);
+    throw;
+  }
+  served(charge, fit);
+  handed_out = Block{.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data)),
+                     .size = round_to_granule(asked),
+                     .free = false};
+  return &handed_out;
+}
+
+bool NativeMemory::reserve(Bytes charge, Fit fit) {
+  const std::lock_guard lock(mutex_);
+  const Bytes limit = fit == Fit::kBeyond ? limit_.load() : std::min(limit_.load(), cap_);
+  if (charge > limit) return false;
+  if (bound_ > limit - charge) {
+    bound_ = current_of(books().allocated_bytes) + in_flight_;
+    if (bound_ > limit - charge) return false;
+  }
+  bound_ += charge;
+  in_flight_ += charge;
+  return true;
+}
+
+void NativeMemory::served(Bytes charge, Fit fit) {
+  const std::lock_guard lock(mutex_);
+  in_flight_ -= charge;
+  failures_in_a_row_ = 0;
+  if (cap_ == kLargest) return;
+  cap_ = std::min(cap_ + (charge >> 10), kLargest - 1);
+  if (fit == Fit::kBeyond) cap_ = std::max(cap_, bound_);  // So much there is.
+}
+
+// With Fit::kBeyond nothing is left to evict, and what failed is no measure for other requests.
+void NativeMemory::turned_down(Bytes charge, Fit fit) {
+  const std::lock_guard lock(mutex_);
+  ++recovered_;
+  in_flight_ -= charge;
+  bound_ = current_of(books().allocated_bytes) + in_flight_;
+  if (fit == Fit::kBeyond) {
+    cap_ = kLargest;
+    failures_in_a_row_ = 0;
+    return;
+  }
+  const Bytes surplus = bound_ >> 6 << 2 * std::min(failures_in_a_row_, kMostFailures);
+  cap_ = std::min(cap_, bound_ - surplus);
+  ++failures_in_a_row_;
+}
+
+void NativeMemory::give_up(Bytes charge) {
+  const std::lock_guard lock(mutex_);
+  in_flight_ -= charge;
+}
+
+std::exception_ptr NativeMemory::take_failure() {
+  std::exception_ptr taken = std::exchange(failure, nullptr);
+  if (taken) --recovered_;
+  return taken;
+}
+
+void NativeMemory::forget_bound() {
+  const std::lock_guard lock(mutex_);
+  bound_ = kLargest;
+}
+
+void NativeMemory::forget_cap() {
+  const std::lock_guard lock(mutex_);
+  cap_ = kLargest;
+}
+
+// ---- What a session tracks
+
+Block* NativeMemory::find(const void* data) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = tracked_.find(data);
+  return found == tracked_.end() ? nullptr : const_cast<Tracked*>(&found->second);
+}
+
+Block* NativeMemory::adopt(void* data, Bytes size) {
+  if (data == nullptr) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const auto [at, fresh] = tracked_.try_emplace(data);
+  insist(fresh, "memory must not be tracked twice");
+  Tracked& block = at->second;
+  block.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data));
+  block.size = round_to_granule(std::max(size, Bytes{1}));
+  block.free = false;
+  return &block;
+}
+
+// Torch knows which of the streams the block was made for, and passes over that one.
+void NativeMemory::disown(Block* block) {
+  decltype(tracked_)::node_type node;
+  {
+    const std::lock_guard lock(mutex_);
+    node = tracked_.extract(data(block));
+    insist(!node.empty(), "a block must not be disowned twice");
+  }
+  for (const Stream stream : node.mapped().streams) {
+    use_on(data(block), named(stream, device_));
+  }
+}
+
+void NativeMemory::free(Block* block) {
+  void* const address = data(block);
+  disown(block);
+  native_.raw_delete(address);
+}
+
+// Torch passes over a DataPtr with another deleter than its own, such as a tracked tensor's.
+void NativeMemory::use_on(void* data, c10::cuda::CUDAStream stream) {
+  at::DataPtr shown(data, data, native_.raw_deleter(), c10::Device(c10::kCUDA, device_));
+  native_.recordStream(shown, stream);
+  shown.release_context();
+}
+
+// ---- Streams
+
+// The number of a stream, which may be new. The mutex is held.
+std::size_t NativeMemory::meet(Stream stream) {
+  if (!order_) order_ = std::make_unique<Order>(device_);
+  const auto number = static_cast<std::size_t>(order_->index(stream));
+  if (number == streams_.size()) streams_.push_back(stream);
+  many_streams_ = streams_.size() > 1;
+  return number;
+}
+
+void NativeMemory::meet_stream(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  meet(stream);
+}
+
+void NativeMemory::record_stream(Block* block, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Stream>& streams = static_cast<Tracked*>(block)->streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+}
+
+void NativeMemory::record_every_stream(Block* block) {
+  const std::lock_guard lock(mutex_);
+  static_cast<Tracked*>(block)->streams = streams_;
+}
+
+void NativeMemory::gather_streams(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  order_->gather(static_cast<std::int32_t>(meet(stream)));
+}
+
+void NativeMemory::spread_stream(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  order_->spread(static_cast<std::int32_t>(meet(stream)));
+}
+
+// ---- Figures
+
+Bytes NativeMemory::live() const { return current_of(books().allocated_bytes); }
+
+PoolStats NativeMemory::stats() const {
+  const auto books = this->books();
+  const auto whole = [](const c10::CachingAllocator::StatArray& figures) {
+    return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+  };
+  const auto bytes = whole(books.allocated_bytes), blocks = whole(books.allocation);
+  const auto reserved = whole(books.reserved_bytes);
+  const Bytes limit = limit_;
+  return {.budget = limit,
+          .live = bytes.current,
+          .peak = bytes.peak,
+          .committed = reserved.current,
+          .largest_hole = std::max<Bytes>(limit - bytes.current, 0),
+          .external_fragmentation = 0,
+          .live_blocks = blocks.current,
+          .allocations = blocks.allocated,
+          .frees = blocks.freed,
+          .failures = failures_,
+          .remaps = 0,
+          .quarantined = 0,
+          .stream_waits = 0,
+          .allocated = bytes.allocated,
+          .peak_committed = reserved.peak,
+          .peak_blocks = blocks.peak};
+}
+
+void NativeMemory::set_limit(Bytes limit) {
+  insist(limit >= 0 && limit <= kLargest, "a guest's limit must be within 0 and 16 TiB");
+  limit_ = limit;
+}
+
+Bytes NativeMemory::trim() {
+  const Bytes before = current_of(books().reserved_bytes);
+  native_.emptyCache();
+  forget_cap();
+  return before - current_of(books().reserved_bytes);
+}
+
+void NativeMemory::check() const {
+  const std::lock_guard lock(mutex_);
+  insist(in_flight_ >= 0, "what is asked for must not be answered twice");
+  for (const auto& [address, block] : tracked_) {
+    insist(data(&block) == address, "a block must be found by its address");
+    insist(block.size > 0 && block.size % kGranule == 0, "a block must be whole granules");
+  }
+}
+
+}  // namespace dtr

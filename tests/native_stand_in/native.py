@@ -1,0 +1,105 @@
+"""The stand-in for torch's CUDA allocator, for Python: built with g++ against torch's headers."""
+
+import ctypes
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+INCLUDE = Path(torch.__file__).parent / "include"
+
+
+def cuda_headers() -> Path:
+    """As setup.py finds them."""
+    packages = Path(sysconfig.get_path("purelib"))
+    places = [Path("/usr/local/cuda/include"), *sorted(packages.glob("nvidia/cu*/include"))]
+    places += [
+        packages / "nvidia/cuda_runtime/include",
+        packages / "triton/backends/nvidia/include",
+    ]
+    return next(place for place in places if (place / "crt/host_defines.h").exists())
+
+
+def build(folder: Path) -> str:
+    """Returns the path of the library, made with g++ in `folder`; half a minute."""
+    library = str(folder / "libnative.so")
+    source = Path(__file__).with_name("stand_in.cpp")
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall"]
+    include = [f"-I{ROOT}", f"-I{INCLUDE}", f"-I{cuda_headers()}"]
+    torch_libraries = [f"-L{INCLUDE.parent / 'lib'}", "-lc10", "-lc10_cuda"]
+    command = ["g++", *flags, *include, str(source), *torch_libraries, "-o", library]
+    subprocess.run(command, check=True)
+    return library
+
+
+class Native:
+    """All allocators are addresses; 0 is the stand-in itself. There is one in a process."""
+
+    def __init__(self, library: str, driver: str) -> None:
+        os.environ["DTR_ALLOC_LIBCUDA"] = driver
+        self._library = ctypes.CDLL(library)
+        for name in ("call_all", "log"):
+            getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
+        for name in ("address", "frees", "live", "peak", "num_ooms", "retries"):
+            getattr(self._library, f"standin_{name}").restype = ctypes.c_long
+        self._observers: list[object] = []
+        self.address: int = self._library.standin_address()
+
+    def call_all(self, allocator: int = 0) -> str:
+        """Calls every virtual; returns what they returned."""
+        told: bytes = self._library.standin_call_all(ctypes.c_long(allocator))
+        return told.decode()
+
+    def log(self) -> list[str]:
+        """What was called since the last time."""
+        told: bytes = self._library.standin_log()
+        return told.decode().splitlines()
+
+    def __getattr__(self, name: str) -> int:
+        """Figures: frees, live, peak, retries."""
+        return int(getattr(self._library, f"standin_{name}")())
+
+    def num_ooms(self, allocator: int = 0) -> int:
+        return int(self._library.standin_num_ooms(ctypes.c_long(allocator)))
+
+    def takes_python(self, on: bool) -> None:
+        self._library.standin_takes_python(int(on))
+
+    def fails(self, count: int) -> None:
+        """The next requests are turned down, whatever there is."""
+        self._library.standin_fails(count)
+
+    def enable(self, on: bool) -> None:
+        self._library.standin_enable(int(on))
+
+    def reset(self) -> None:
+        self._library.standin_reset()
+
+    def hold(self, size: int, allocator: int = 0) -> bool:
+        """Takes a block as a tensor does; whether there was one."""
+        return bool(self._library.standin_hold(ctypes.c_long(allocator), ctypes.c_size_t(size)))
+
+    def drop_all(self) -> None:
+        self._library.standin_drop_all()
+
+    def observe(self, allocator: int = 0) -> list[int]:
+        """Attaches an observer; the list gets the bytes of what it is told of."""
+        told: list[int] = []
+        observer = ctypes.CFUNCTYPE(None, ctypes.c_long)(told.append)
+        self._observers.append(observer)
+        self._library.standin_observe(ctypes.c_long(allocator), observer)
+        return told
+
+    def create_pool(self, of: int, allocator: int) -> None:
+        self._library.standin_create_pool(ctypes.c_long(of), ctypes.c_long(allocator))
+
+    def capture(self, begin: bool, allocator: int = 0) -> None:
+        self._library.standin_capture(ctypes.c_long(allocator), int(begin))
+
+    def record_stream(self, tensor: torch.Tensor, stream: int, allocator: int = 0) -> None:
+        self._library.standin_record_stream(
+            ctypes.c_long(allocator), ctypes.c_void_p(tensor._cdata), ctypes.c_long(stream)
+        )
