@@ -2,9 +2,9 @@
 //
 // There are two kinds. A pool (pool.h) owns its memory, and knows holes, pages and the order of
 // streams. Torch's own allocator keeps its memory, which is then only counted: by us on the host
-// (live/guest_memory.h), and by torch itself on a device (live_cuda/native_memory.h).
-// The interface is what both can do. Who chooses victims by holes, or moves pages, asks for the pool
-// itself, and does without where there is none.
+// (live/guest_memory.h), and by torch itself on a device (live_cuda/native_memory.h). The interface
+// is what both can do. Who chooses victims by holes, or moves pages, asks for the pool itself, and
+// does without where there is none.
 //
 // A call costs what a call of the pool costs, and the look-up of the function. data() is asked for
 // several times an operator and needs none: a block's address is an offset from one base.

@@ -45,8 +45,8 @@ bool Pool::can_back(const Site& site, Bytes size, std::int64_t releasable) const
 }
 
 // The end of a hole that lacks the fewest pages, among those that can be backed once pages have
-// moved: each page costs, and a hole may have most of them. Of equals the first in the order of best
-// fit; one page is few enough to look no further. On a device old places come last.
+// moved: each page costs, and a hole may have most of them. Of equals the first in the order of
+// best fit; one page is few enough to look no further. On a device old places come last.
 Pool::Site Pool::site_after_moves(Bytes size) const {
   const std::int64_t spare = releasable();
   Site best;

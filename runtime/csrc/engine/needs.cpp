@@ -1,10 +1,10 @@
 // When values are needed again, and settings that change while the program runs.
 //
-// A value is needed when the program uses it next, which the tape foretells, or when a missing value
-// that was made from it is needed, whichever comes first. `behind` is the least of the latter, so
-// that a use of the value itself costs nothing more. A loss, a return or another need goes to the
-// inputs, and on through those that are missing, as long as it changes something. Nobody asks while
-// no tape foretells, and constants have no need.
+// A value is needed when the program uses it next, which the tape foretells, or when a missing
+// value that was made from it is needed, whichever comes first. `behind` is the least of the
+// latter, so that a use of the value itself costs nothing more. A loss, a return or another need
+// goes to the inputs, and on through those that are missing, as long as it changes something.
+// Nobody asks while no tape foretells, and constants have no need.
 //
 // A step begins with all needs alike: nothing was accessed in it, so all are behind its end. What
 // has another `need_of_round` than the engine is such a value.

@@ -3,13 +3,13 @@
 // miss them unless another value goes first.
 //
 // A missing value is wanted while the program holds it, or while a wanted value was made from it.
-// So a value counts the wanted values that were made from it, and the count of a missing one goes on
-// to its inputs. For example, C was made from B and B from A, the program holds C alone, and C is
-// missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
+// So a value counts the wanted values that were made from it, and the count of a missing one goes
+// on to its inputs. For example, C was made from B and B from A, the program holds C alone, and C
+// is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
 //
-// An operator costs a count for each input of a value that went or came back. Where values are views
-// of each other their graph may have cycles (graph/neighbours.h), in which values that nobody wants
-// keep each other wanted: such orphans go by their score.
+// An operator costs a count for each input of a value that went or came back. Where values are
+// views of each other their graph may have cycles (graph/neighbours.h), in which values that nobody
+// wants keep each other wanted: such orphans go by their score.
 
 #include <unordered_set>
 #include <utility>

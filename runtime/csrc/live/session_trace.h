@@ -3,10 +3,10 @@
 //
 // Besides the traces that the user asks for, the first steps of every scope are recorded, and kept
 // for an error that is to say which budget would do (runtime/advice.py). That watch ends after some
-// steps or operators, so a long run pays little for it. Some later steps are recorded where somebody
-// wants to know what the program does by now (runtime/auto.py). Where nothing is recorded by recipes
-// (measure), the operators, their results and what is made of what say what a scope with a budget
-// could recompute, and which constants it would copy before they are written.
+// steps or operators, so a long run pays little for it. Some later steps are recorded where
+// somebody wants to know what the program does by now (runtime/auto.py). Where nothing is recorded
+// by recipes (measure), the operators, their results and what is made of what say what a scope with
+// a budget could recompute, and which constants it would copy before they are written.
 
 #pragma once
 
