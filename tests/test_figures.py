@@ -17,7 +17,7 @@ from tests.fences import DOCUMENTS, ROOT
 RESULTS = ROOT / "perf/results"
 PROVENANCE = {"command", "commit", "code", "torch", "python", "machine", "load"}
 
-GUEST = "since then came a guest of torch's memory, the tape and compiled regions"
+GUEST = "since then came a guest of torch's memory, the tape and compiled regions; fewer pages move"
 
 # Results of other code than today's, and why they stay.
 OLDER = {
