@@ -198,6 +198,17 @@ def chosen() -> Iterator[str]:
     yield f"it recomputed {span(means, 2)} of the time that `dtr`"
 
 
+def floors_with_orphans() -> Iterator[str]:
+    least: dict[str, list[str]] = {}
+    text = (ROOT / "perf/paper/results/orphans_dtr-logs.txt").read_text()
+    for line in text.split("\n\n")[1].splitlines()[1:]:
+        log, way, *_, smallest = re.split(r" {2,}", line)
+        if way != "dtr, orphans first":
+            least.setdefault(log.removeprefix("tv_"), []).append(f"{float(smallest):.2f}")
+    for log, shares in least.items():
+        yield f"| {log} | {' | '.join(shares)} |"
+
+
 def one_score() -> str:
     return f"{measured('scoring')['C++: 10,000 rows']:.1f} ns"
 
@@ -323,7 +334,7 @@ def tuning() -> Iterator[str]:
 
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (demo, real_size, operators, checkpoints),
-    "docs/heuristics.md": (chosen,),
+    "docs/heuristics.md": (chosen, floors_with_orphans),
     "perf/README.md": (peers, throughput, fragmentation, windows, device_time),
     "docs/allocator.md": (scores_on_the_host,),
     "docs/exactness.md": (conformance,),
