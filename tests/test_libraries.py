@@ -214,7 +214,7 @@ def test_an_operator_that_drew_nothing_first_may_draw_later() -> None:
     assert_exact(program, names=("dtr_lib_plain::dropout",))
 
 
-def test_the_state_of_the_generator_is_kept_only_where_it_moved() -> None:
+def test_a_replay_leaves_the_programs_numbers_alone() -> None:
     """A draw between the call and its replay is the program's: a state put back would repeat it."""
     with scope(None, recordable=NAMES):
         x = wide()
@@ -471,6 +471,7 @@ def test_a_first_call_that_compiles_is_not_taken_as_its_price() -> None:
         (("dtr_lib_plain::view",), ValueError, "which returns the memory of an argument"),
         (("dtr_lib_plain::noisy",), ValueError, "which is given a generator"),
         (("dtr_lib_plain::all_reduce",), ValueError, "which talks to other processes"),
+        (("quantized::linear",), ValueError, "which takes an object that no recipe can keep"),
         (("prims::*",), ValueError, "which belongs to torch's compilers"),
         (("c10d::*",), ValueError, "which talks to other processes"),
     ],

@@ -123,7 +123,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   try {
     Guard::Opened open(guard);
     run(call, stack);
-    if (info.others && engaged.op()) look_at_draws(call, *engaged.op());
+    if (info.others && engaged.op()) look_at_draws(call);
   } catch (...) {
     after_failure(call, engaged);
     throw;

@@ -1,5 +1,5 @@
-// A call of another library's operator on its way through a session: whether it is recorded, what it
-// drew, and what of its results stays in memory. The rules stand in libraries.h.
+// A call of another library's operator on its way through a session: whether it is recorded, what
+// it may draw, and what of its results stays in memory. The rules stand in libraries.h.
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -31,29 +31,34 @@ bool is_shared(const at::TensorBase& tensor) {
 // Why no recipe of another library's operator would be right, for all that is known; or null.
 const char* Session::distrusts(const OperatorInfo& info) const {
   if (info.obstacle) return info.obstacle;
-  if (!info.recordable) return "takes an object that no recipe can keep";
   if (info.promised || is_named(options_.recordable, info.name)) return nullptr;
   return "has no pt2_compliant_tag; `recordable` vouches for it";
 }
 
-void Session::snapshot(Call& call, const torch::jit::Stack& stack) const {
-  call.random = Recipe::snapshot(call.info, stack, device_);
-  if (!call.info.others || device_.device.is_cpu()) return;
+// An operator that draws may put the generator back, as torch.random.fork_rng does, so a library's
+// gets a state in any case: the last one, where the generator has not moved since.
+void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
+  if (!call.info.others) {
+    call.random = Recipe::snapshot(call.info, stack, device_);
+    return;
+  }
+  {
+    at::Generator generator = device_.generator(device_.device);
+    std::lock_guard guard(generator.mutex());
+    if (!last_random_ || !last_random_->is_of(generator)) {
+      last_random_ = std::make_shared<const RandomState>(generator);
+    }
+    call.random = last_random_;
+  }
+  if (device_.device.is_cpu()) return;
   at::Generator host = at::detail::getDefaultCPUGenerator();
   std::lock_guard guard(host.mutex());
   call.host_random = std::make_unique<RandomState>(host);
 }
 
-// Another library's operator is over. Of one that drew nothing no state is kept, and one that drew
-// from the host's generator beside the device's gets no recipe. Without the engine's lock, as a
-// kernel allocates while it holds a generator's.
-void Session::look_at_draws(Call& call, Op& op) const {
-  Recipe& recipe = Recipe::of(op);
-  {
-    at::Generator generator = device_.generator(device_.device);
-    std::lock_guard guard(generator.mutex());
-    if (recipe.random() && recipe.random()->is_of(generator)) recipe.draws_nothing();
-  }
+// Another library's operator is over. One that drew from the host's generator beside the device's
+// gets no recipe. Without the engine's lock, as a kernel allocates while it holds a generator's.
+void Session::look_at_draws(Call& call) const {
   if (!call.host_random) return;
   at::Generator host = at::detail::getDefaultCPUGenerator();
   std::lock_guard guard(host.mutex());

@@ -234,9 +234,23 @@ class Table {
     return insert(key, op);
   }
 
+  // It is being undefined. Another may have its schema where this one's was.
+  void forget(const c10::OperatorHandle& op) {
+    const FunctionSchema* key = &op.schema();
+    std::lock_guard<std::mutex> guard(mutex_);
+    std::size_t slot = hash(key);
+    while (Entry* entry = slots_[slot].load(std::memory_order_relaxed)) {
+      if (entry->key == key) {
+        entry->info.gone = true;
+        entry->key = nullptr;
+      }
+      slot = (slot + 1) % slots_.size();
+    }
+  }
+
  private:
   struct Entry {
-    const FunctionSchema* key;
+    std::atomic<const FunctionSchema*> key;  // Null: of one that was undefined.
     OperatorInfo info;
   };
 
@@ -252,12 +266,12 @@ class Table {
       slot = (slot + 1) % slots_.size();
     }
     TORCH_CHECK(++size_ < slots_.size() / 2, "dtr_alloc: more than ", slots_.size() / 2, " operators");
-    const Entry* entry = new Entry{key, OperatorInfo(op)};
+    Entry* entry = new Entry{key, OperatorInfo(op)};
     slots_[slot].store(entry, std::memory_order_release);
     return entry->info;
   }
 
-  std::array<std::atomic<const Entry*>, 1 << 15> slots_{};
+  std::array<std::atomic<Entry*>, 1 << 15> slots_{};
   std::mutex mutex_;
   std::size_t size_ = 0;
 };
@@ -281,6 +295,12 @@ Table& table() {
   return *table;
 }
 
+// Python can undefine an operator, and define another by its name.
+class Undefined final : public c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override { table().forget(op); }
+};
+
 }  // namespace
 
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
@@ -297,6 +317,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   promised = op.hasTag(at::Tag::pt2_compliant_tag);
   if (others) obstacle = obstacle_of(schema);
   recordable = is_recordable(schema) && !obstacle;
+  if (others && !recordable && !obstacle) obstacle = "takes an object that no recipe can keep";
   const std::size_t count = std::min<std::size_t>(arguments, kMostArguments);
   for (std::size_t i = 0; i < count; ++i) read_declared(*this, i, schema.arguments()[i]);
   add_undeclared(*this, schema);
@@ -317,6 +338,9 @@ void register_interception() {
   libraries->back().fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
   libraries->emplace_back(Library::IMPL, "aten", kKey, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
+  static auto* undefined = new c10::RegistrationHandleRAII(
+      dispatcher.addRegistrationListener(std::make_unique<Undefined>()));
+  static_cast<void>(undefined);
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) continue;
     auto op = dispatcher.findSchema(name);

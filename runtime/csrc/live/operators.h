@@ -48,6 +48,7 @@ struct OperatorInfo {
   bool promised = false;           // By pt2_compliant_tag.
   const char* obstacle = nullptr;  // Why no call of it is ever recorded.
   mutable std::atomic<bool> ran = false;
+  mutable std::atomic<bool> gone = false;  // It was undefined: the handle leads nowhere.
 
   // Whether a call on top of `stack` draws numbers from a state that no generator holds.
   bool draws_elsewhere(const torch::jit::Stack& stack) const {

@@ -291,21 +291,21 @@ class ReplayArguments {
 
 }  // namespace
 
-std::unique_ptr<RandomState> Recipe::snapshot(const OperatorInfo& info,
-                                              const torch::jit::Stack& stack,
-                                              const SessionDevice& device) {
-  if (!info.random && !info.others) return {};
+std::shared_ptr<const RandomState> Recipe::snapshot(const OperatorInfo& info,
+                                                    const torch::jit::Stack& stack,
+                                                    const SessionDevice& device) {
+  if (!info.random) return {};
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   const bool given = info.generator >= 0 && first[info.generator].isGenerator();
   at::Generator generator =
       given ? first[info.generator].toGenerator() : device.generator(device.device);
   std::lock_guard<std::mutex> guard(generator.mutex());
-  return std::make_unique<RandomState>(generator);
+  return std::make_shared<const RandomState>(generator);
 }
 
 Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
                    const torch::jit::Stack& stack, const TensorArguments& arguments,
-                   std::unique_ptr<RandomState> random) {
+                   std::shared_ptr<const RandomState> random) {
   if (!is_countable(arguments)) return nullptr;
   TensorRecipes tensors;
   for (const TensorArgument& argument : arguments) tensors.add(info, argument);
@@ -355,6 +355,9 @@ c10::SmallVector<Bytes, 2> Recipe::scratch() const {
 
 Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
                        const SessionDevice& device) const {
+  TORCH_CHECK(!info_->gone, info_->name,
+              " was undefined since it made this tensor, which would have to be computed again: "
+              "define an operator once, or dtr_alloc.pin(tensor) before its definition goes");
   const Context& context = contexts()[context_];
   Replay replay{.info = info_,
                 .stack = {},

@@ -80,21 +80,19 @@ class Recipe {
   // that cannot be kept. The engine's lock must be held, here and in prepare().
   static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
-                    std::unique_ptr<RandomState> random);
+                    std::shared_ptr<const RandomState> random);
 
-  // The generator's state before a call that may draw, for record(). Taken without the engine's lock:
+  // The generator's state before a random call, for record(). Taken without the engine's lock:
   // kernels allocate while they hold the generator's. Where the call is given none, it is the
   // device's.
-  static std::unique_ptr<RandomState> snapshot(const OperatorInfo& info,
-                                               const torch::jit::Stack& stack,
-                                               const SessionDevice& device);
+  static std::shared_ptr<const RandomState> snapshot(const OperatorInfo& info,
+                                                     const torch::jit::Stack& stack,
+                                                     const SessionDevice& device);
   static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
   void destroy();
 
   const OperatorInfo& info() const { return *info_; }
   bool writes() const { return info_->writes != 0; }
-  const RandomState* random() const { return random_.get(); }
-  void draws_nothing() { random_.reset(); }
   bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
   std::uint16_t returns() const { return info_->returns; }
 
@@ -107,7 +105,7 @@ class Recipe {
                  const SessionDevice& device) const;
 
  private:
-  Recipe(const OperatorInfo& info, std::unique_ptr<RandomState> random, std::uint16_t context,
+  Recipe(const OperatorInfo& info, std::shared_ptr<const RandomState> random, std::uint16_t context,
          std::uint16_t tensors, std::uint16_t plain)
       : info_(&info),
         random_(std::move(random)),
@@ -119,8 +117,8 @@ class Recipe {
   c10::ArrayRef<TensorRecipe> tensors() const { return {parts().tensor, tensors_}; }
 
   const OperatorInfo* info_;
-  std::unique_ptr<RandomState> random_;  // Before the call; null where it is not random.
-  std::uint16_t context_;                // Interned dispatch state.
+  std::shared_ptr<const RandomState> random_;  // Before the call; null where it is not random.
+  std::uint16_t context_;                      // Interned dispatch state.
   std::uint16_t tensors_;
   // Arguments that are not tensors, in order; of a list of tensors, its length.
   std::uint16_t plain_;

@@ -133,18 +133,20 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   const bool fails = allocations_to_failure_ > 0 && --allocations_to_failure_ == 0;
   std::string shortage;  // What the machine said, where it has less than the budget.
   Block* block = fails ? nullptr : take(asked, Fit::kCommitted, stream, shortage);
+  void* data = block ? memory_->data(block) : nullptr;
   if (!block) {
     const std::int64_t begin = ticks();
     Guard guard(*this);
     if (!fails) block = make_room(asked, stream, shortage, guard.lock());
     if (!block) out_of_memory(asked, shortage);
+    data = memory_->data(block);  // Before the lock opens, and what died may run code.
     const std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
     InOperator::state.search_ticks += passed;
   }
   TraceRecorder* recorder = trace_.recorder();
-  if (recorder && !InOperator::state.replaying) recorder->allocated(memory_->data(block), asked);
-  return memory_->data(block);
+  if (recorder && !InOperator::state.replaying) recorder->allocated(data, asked);
+  return data;
 }
 
 Block* Session::take(Bytes asked, Fit fit, Stream stream, std::string& shortage) {
@@ -353,6 +355,7 @@ bool Session::watch_again(std::int64_t steps) {
   for (const Block& block : pool->snapshot()) {
     if (block.free) continue;
     const Value* value = as_value(block.owner);
+    if (value && !value->home) continue;  // For recipes alone: it may go at any time.
     recorder->found(value ? value->home : pool->data(&block), block.size);
   }
   return true;

@@ -164,8 +164,8 @@ class Session final : public Executor {
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
-  void snapshot(Call& call, const torch::jit::Stack& stack) const;
-  void look_at_draws(Call& call, Op& op) const;
+  void snapshot(Call& call, const torch::jit::Stack& stack);
+  void look_at_draws(Call& call) const;
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
   void link_reads(const Call& call, Op& op);
@@ -224,6 +224,7 @@ class Session final : public Executor {
   ThrashWatch thrash_;
   Scope scope_;
   std::recursive_mutex turn_;
+  std::shared_ptr<const RandomState> last_random_;  // For a library's operator, in its Turn.
 
   std::vector<std::int64_t> timeline_;
   std::int64_t operators_ = 0, recorded_ = 0, verified_ = 0;
