@@ -94,12 +94,21 @@ void GuestAllocator::remove() {
               "this allocator is not torch's at present: it was not installed, was removed, or "
               "another was installed over it");
   if (Session* session = this->session()) {
+    const Bytes limit = session->memory().budget();
     session->memory().set_limit(NativeMemory::kLargest);  // What was evicted comes back.
-    session->scope().leave();
+    try {
+      session->scope().leave();
+    } catch (...) {
+      session->memory().set_limit(limit);
+      throw;
+    }
   }
   removed_ = true;
   c10::SetAllocator(c10::kCUDA, &native_, kHighest);
   caching::allocator.compare_exchange_strong(self, &native_);
+  const std::lock_guard lock(mutex_);
+  for (OomObserver& observer : observers_) native_.attachOutOfMemoryObserver(std::move(observer));
+  observers_.clear();
 }
 
 void GuestAllocator::serve(Session& session) {

@@ -219,7 +219,12 @@ void NativeMemory::free(Block* block) {
 // Torch passes over a DataPtr with another deleter than its own, such as a tracked tensor's.
 void NativeMemory::use_on(void* data, c10::cuda::CUDAStream stream) {
   at::DataPtr shown(data, data, native_.raw_deleter(), c10::Device(c10::kCUDA, device_));
-  native_.recordStream(shown, stream);
+  try {
+    native_.recordStream(shown, stream);
+  } catch (...) {
+    shown.release_context();
+    throw;
+  }
   shown.release_context();
 }
 
