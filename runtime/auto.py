@@ -159,7 +159,7 @@ class Chooser:
 
     def _look_again(self, core: _core.Session) -> None:
         if self._looking and core.watching_again() != _core.Watch.on:
-            self._looking = False
+            self._looking, self._idle_steps = False, 0
             records, operators, steps, _ = core.seen_again()
             if steps > 0:
                 self._seen, self._over = Seen(records, operators, self._steps), False

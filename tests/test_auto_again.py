@@ -1,7 +1,9 @@
 """heuristic="auto" looks again at what a program does by now."""
 
 import threading
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from dtr_alloc.runtime import auto
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.trace.format import Constant
 from dtr_alloc.runtime.trace.from_records import trace_of
 
 ELEMENTS = 1 << 14  # 64 KiB.
@@ -105,6 +108,39 @@ def test_what_later_steps_need_is_what_their_trace_needs() -> None:
     assert steps == 2
     rules = Rules(mode="pool", pin_outputs=False)
     assert Simulator(trace_of(records.tolist(), operators)).run(1 << 30, rules).peak_bytes == peak
+
+
+def test_what_only_recipes_hold_is_no_part_of_a_later_trace() -> None:
+    """With policy "ignore" what the program let go may lie there still."""
+    program = Program()
+    with dtr_alloc.rematerialize(1 << 30, policy="ignore") as session:
+        program.steps(FIRST)
+        made = program.weights.detach()
+        for _ in range(20):
+            made = made * 0.9
+        assert session.stats().live_bytes > 20 * 4 * ELEMENTS
+        assert session._core.watch_again(1)
+        del made
+        records, operators, _, _ = session._core.seen_again()
+    lines = trace_of(records.tolist(), operators).instructions
+    held = sum(line.memory for line in lines if isinstance(line, Constant))
+    assert 0 < held < 5 * 4 * ELEMENTS  # A gradient, what Adam keeps of it, and what was made.
+
+
+def test_a_look_without_a_whole_step_is_not_repeated_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "_AGAIN", 3)
+    core, chooser = Mock(), auto.Chooser("eager", "wall")
+    core.pool_stats.return_value.budget = chooser._budget = chooser._searched = BUDGET
+    core.watch_again.return_value = True
+    core.watching_again.return_value = _core.Watch.long
+    core.seen_again.return_value = (np.zeros(0, np.int64), [], 0, _core.Watch.long)
+    chooser._thread, chooser._over = Mock(), True
+    chooser._seen = auto.Seen(np.zeros(0, np.int64), [], 4)
+    for _ in range(40):
+        chooser.stepped(core)
+    assert core.watch_again.call_count == 10
 
 
 def test_a_later_recording_has_nothing_of_the_one_before() -> None:
