@@ -58,6 +58,27 @@ def test_of_several_orphans_the_largest_goes(log: Path) -> None:
     assert evicted(log, replace(BY_COST, orphans_first=True), *dropped) == [1]
 
 
+def test_an_orphan_goes_before_a_window_of_neighbours(log: Path) -> None:
+    block = 1 << 16
+    program = [
+        call("", "dear", time=1000, memory=block),
+        call("dear", "held", memory=block),
+        release("dear"),
+        call("", "new", memory=block),
+    ]
+    for orphans_first, victim in ((False, 1), (True, 0)):
+        result = dtr_alloc.simulate(
+            load(log, *program),
+            2 * block,
+            replace(BY_COST, selection="window", orphans_first=orphans_first),
+            "ignore",
+            mode="pool",
+            log_events=True,
+            pin_outputs=False,
+        )
+        assert [tensor for tensor, event in result.events.tolist() if event == 1] == [victim]
+
+
 @contextmanager
 def scope(blocks: float, heuristic: Heuristic = ORPHANS_FIRST) -> Iterator[Session]:
     with dtr_alloc.rematerialize(

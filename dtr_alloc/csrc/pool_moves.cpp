@@ -93,8 +93,10 @@ Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
   Nanos price = 0ns;
   holes_->largest_first([&](const Node* from) {
     if (missing <= 0) return false;
-    const std::int64_t pages = std::min(
-        missing, pages_->committed(pages_->inside(from->offset, from->offset + from->size)));
+    const Pages::Run inside = pages_->inside(from->offset, from->offset + from->size);
+    const Pages::Run own{std::max(inside.begin, run.begin), std::min(inside.end, run.end)};
+    const std::int64_t kept = from == site.hole ? pages_->committed(own) : 0;
+    const std::int64_t pages = std::min(missing, pages_->committed(inside) - kept);
     missing -= pages;
     if (pages > 0) price += prices.of(pages);
     return true;

@@ -333,12 +333,20 @@ void Engine::disown(Value& value) {
 bool Engine::evict_one(Shed shed) {
   Value* victim = orphan();
   if (!victim) victim = selector_.choose(score_clock(), stats_.clock);
-  if (!victim) return false;
-  const bool sheds = sheds_ && shed == Shed::kBehindVictim;
-  if (sheds && shed_behind(*victim)) return true;
-  const bool together = victim->producer->together && !victim->uses;
-  together ? evict_together(*victim->producer) : evict(*victim);
-  return true;
+  if (victim) evict_victim(*victim, shed);
+  return victim;
+}
+
+bool Engine::evict_orphan() {
+  Value* victim = orphan();
+  if (victim) evict_victim(*victim, Shed::kBehindVictim);
+  return victim;
+}
+
+void Engine::evict_victim(Value& victim, Shed shed) {
+  if (sheds_ && shed == Shed::kBehindVictim && shed_behind(victim)) return;
+  const bool together = victim.producer->together && !victim.uses;
+  together ? evict_together(*victim.producer) : evict(victim);
 }
 
 // A recomputation that goes deep holds the other inputs of every operator on its way, for as long

@@ -152,6 +152,7 @@ class Engine {
   // The value of least score, or what is shed instead of it; false where nothing may go.
   enum class Shed { kBehindVictim, kNothing };
   bool evict_one(Shed shed = Shed::kBehindVictim);
+  bool evict_orphan();       // What goes before all; false where there is none.
   bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
@@ -226,6 +227,7 @@ class Engine {
   History walk(const Value& value, Bytes enough, const Visit& visit);
   bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
+  void evict_victim(Value& victim, Shed shed);
   void evict_together(Op& op);
   std::vector<Value*> held_on(const Value& constant) const;
   // By which scores are computed: while a tape foretells, minus the tape's (columns.h).

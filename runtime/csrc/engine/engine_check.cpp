@@ -77,7 +77,7 @@ void Engine::check(bool idle) const {
       insist(need(*value) == std::min(tapes_.next_use(*value), least_behind(*value)),
              "a need is that of the next use, direct or behind");
     }
-    if (heuristic_.orphans_first) check_orphan(*value);
+    if (heuristic_.orphans_first && !value->base) check_orphan(*value);
     if (value->producer) {
       neighbourhood_.check(*value);
       insist(value->resident() == (value->candidate != kNowhere),

@@ -65,6 +65,7 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
       }
       if (Block* block = take(Fit::kRemap)) return block;
     }
+    if (windows && engine.evict_orphan()) continue;
     if (windows && evict_window(engine.cheapest_window(pool, asked), engine)) continue;
     if (engine.evict_one()) continue;
     if (Block* block = take(Fit::kRemap)) return block;

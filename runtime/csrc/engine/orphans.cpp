@@ -7,7 +7,8 @@
 // on to its inputs. For example, C was made from B and B from A, the program holds C alone, and C
 // is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
 //
-// An operator costs a count for each input of a value that went or came back. Where values are
+// A loss, a return or a drop costs a count for each input, and an eviction a look at all orphans.
+// Where values are
 // views of each other their graph may have cycles (graph/neighbours.h), in which values that nobody
 // wants keep each other wanted: such orphans go by their score.
 
@@ -102,7 +103,7 @@ void Engine::find_all_orphans() {
     value->wanted_by = 0;
     value->wanted = false;
   }
-  for (Value* value : values) follow_wants(*value);
+  for (Value* value : values) follow_wants(value->storage());
 }
 
 }  // namespace dtr
