@@ -72,9 +72,9 @@ class Memory {
   // Counts the block no longer, for good: it lives on as ordinary memory. False where it cannot.
   virtual bool let_go(Block*) { return false; }
 
-  // Whether torch's device allocator has the bytes (live_cuda/native_memory.h). It may take Python's
-  // lock, so it is asked, and given memory back, while no lock of ours is held. It knows a block
-  // only while a session tracks what lies there: from adopt() to disown().
+  // Whether torch's device allocator has the bytes (live_cuda/native_memory.h). It may take
+  // Python's lock, so it is asked, and given memory back, while no lock of ours is held. It knows a
+  // block only while a session tracks what lies there: from adopt() to disown().
   virtual bool is_torchs() const { return false; }
   // The live block that starts there.
   virtual Block* adopt(void* data, Bytes) { return find(data); }

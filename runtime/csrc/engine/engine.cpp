@@ -209,8 +209,8 @@ void Engine::evict(Value& value) {
   ++stats_.evictions;
 }
 
-// An output that other recipes read stays: each of them would have to wait for this one. To bring it
-// back takes the whole run from now on.
+// An output that other recipes read stays: each of them would have to wait for this one. To bring
+// it back takes the whole run from now on.
 void Engine::evict_together(Op& op) {
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];

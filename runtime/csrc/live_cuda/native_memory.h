@@ -4,8 +4,9 @@
 // A tensor keeps the DataPtr that torch's allocator made, deleter and all: torch compares deleters
 // in many places (Tensor.record_stream, the trees of CUDA graphs), and so blocks from before and
 // after our time need no care. It follows that nobody tells when an untracked block is freed. So
-// live bytes are read from torch's books (allocated_bytes), behind a bound that is never below them
-// and that most requests are settled by. A Block exists while a session tracks what lies there.
+// live bytes are read from torch's books (allocated_bytes), behind a bound that most requests are
+// settled by. It is below them only by what torch was asked past us (resize_ of a storage from
+// before). A Block exists while a session tracks what lies there.
 //
 // A request that torch turns down is dear: torch first waits for streams and gives back all that it
 // had kept. So what was live then, less a surplus, is a second limit from then on, the cap, and
