@@ -46,7 +46,7 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/recipe.cpp",
-                "if (!info.random && !info.others) return {};",
+                "if (!info.random) return {};",
                 "return {};",
             ),
         ),
@@ -56,9 +56,9 @@ FAULTS = (
         "believe a library that says nothing of random numbers",
         (
             Edit(
-                "runtime/csrc/live/recipe.cpp",
-                "if (!info.random && !info.others) return {};",
-                "if (!info.random) return {};",
+                "runtime/csrc/live/library_calls.cpp",
+                "    call.random = last_random_;\n",
+                "",
             ),
         ),
         "tests/test_libraries.py::"
