@@ -14,17 +14,6 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime._testing import instrumented
-from tests import (
-    test_exactness,
-    test_failures,
-    test_histories,
-    test_models,
-    test_mutation,
-    test_raw_access,
-    test_resize,
-    test_session,
-    test_threads,
-)
 from tests.native_stand_in.native import Native
 from tests.test_cuda_guest import library
 from tests.test_guest_suites import suites
@@ -44,23 +33,7 @@ LEFT_OUT = {
     "test_a_chain_of_200_000_operators_comes_back_without_deep_recursion",
 }
 
-globals().update(
-    {
-        name: test
-        for name, test in suites(
-            test_exactness,
-            test_failures,
-            test_histories,
-            test_models,
-            test_mutation,
-            test_raw_access,
-            test_resize,
-            test_session,
-            test_threads,
-        ).items()
-        if name not in LEFT_OUT
-    }
-)
+globals().update({name: test for name, test in suites().items() if name not in LEFT_OUT})
 
 __all__ = ["library"]
 

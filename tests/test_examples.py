@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import runpy
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+
+from tests.two_processes import two_processes
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -42,23 +39,6 @@ def check(row: dict[str, Any]) -> None:
     assert row["identical"]
     assert row["rematerializations"] > 0
     assert row["peak_bytes"] <= row["budget_bytes"]
-
-
-def torchrun(name: str) -> list[dict[str, Any]]:
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *command, str(EXAMPLES / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return sorted(rows, key=lambda row: int(row["rank"]))
 
 
 def test_there_are_nine_and_each_is_run_here() -> None:
@@ -117,14 +97,14 @@ def test_a_scope_is_left_where_lightning_stops_by_an_exception() -> None:
 
 
 def test_data_parallel_training_under_budgets_is_that_of_a_single_process() -> None:
-    rows = torchrun("ddp")
+    rows = two_processes(EXAMPLES / "ddp.py")
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
         check(row)
 
 
 def test_fully_sharded_training_on_the_cpu() -> None:
-    rows = torchrun("fsdp2")
+    rows = two_processes(EXAMPLES / "fsdp2.py")
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
         check(row)
@@ -133,7 +113,7 @@ def test_fully_sharded_training_on_the_cpu() -> None:
 @pytest.mark.slow  # To start the processes; tests/test_sharded.py has such programs.
 @pytest.mark.parametrize("name", ["tensor_parallel", "pipeline"])
 def test_a_model_that_is_spread_over_two_processes(name: str) -> None:
-    rows = torchrun(name)
+    rows = two_processes(EXAMPLES / f"{name}.py")
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
         check(row)

@@ -4,7 +4,6 @@ Their tests run here unchanged. Left out by name are those that are of a pool al
 its pages, a scope that has no budget), and those that run a program in a process of its own.
 """
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -37,11 +36,24 @@ LEFT_OUT = {
 }
 
 
-def suites(*modules: ModuleType) -> dict[str, Any]:
+SUITES = (
+    test_exactness,
+    test_failures,
+    test_histories,
+    test_models,
+    test_mutation,
+    test_raw_access,
+    test_resize,
+    test_session,
+    test_threads,
+)
+
+
+def suites() -> dict[str, Any]:
     """The tests of these modules by name, but for those left out."""
     found = [
         (name, test)
-        for module in modules
+        for module in SUITES
         for name, test in vars(module).items()
         if name.startswith("test_") and name not in LEFT_OUT and callable(test)
     ]
@@ -50,19 +62,7 @@ def suites(*modules: ModuleType) -> dict[str, Any]:
     return tests
 
 
-globals().update(
-    suites(
-        test_exactness,
-        test_failures,
-        test_histories,
-        test_models,
-        test_mutation,
-        test_raw_access,
-        test_resize,
-        test_session,
-        test_threads,
-    )
-)
+globals().update(suites())
 
 
 @pytest.fixture(autouse=True)

@@ -1,41 +1,24 @@
 """Programs of two processes under budgets: what DistributedDataParallel, tensor parallelism and
 pipelines compute is plain torch's to the bit, by as many collectives."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from tests.fences import ROOT
 from tests.sharded_programs import PROGRAMS, SHARES
+from tests.two_processes import two_processes
 
 
 @cache
 def rows() -> dict[tuple[str, int], dict[str, Any]]:
     """All programs in one run: to start two processes takes longer than what they compute."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *command, str(ROOT / "tests/sharded_programs.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = two_processes(ROOT / "tests/sharded_programs.py")
     return {(row["program"], row["rank"]): row for row in found}
 
 
-@pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo"
-)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_two_processes_compute_what_they_compute_without_a_budget(name: str) -> None:
     for rank in range(2):
