@@ -13,6 +13,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
+#include <string>
+#include <utility>
 
 #include "dtr_alloc/csrc/streams.h"
 #include "dtr_alloc/csrc/units.h"
@@ -51,6 +54,16 @@ struct PoolStats {
   Bytes allocated;            // Bytes of all blocks ever allocated.
   Bytes peak_committed;       // Since the pool was made or reset_peak, like the next one.
   std::int64_t peak_blocks;
+};
+
+// The machine has no memory for a block that the budget allows, in the words of whoever was asked.
+class MachineIsFull final : public std::bad_alloc {
+ public:
+  explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  const std::string text_;
 };
 
 class Pool;

@@ -35,15 +35,6 @@ Table& table() {
   return instance;
 }
 
-class MachineIsFull final : public std::bad_alloc {
- public:
-  explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
-  const char* what() const noexcept override { return text_.c_str(); }
-
- private:
-  const std::string text_;
-};
-
 }  // namespace
 
 Memory::Handle GuestMemory::create(at::Allocator& allocator, Bytes budget) {

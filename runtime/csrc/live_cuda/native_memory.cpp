@@ -33,15 +33,6 @@ Bytes current_of(const c10::CachingAllocator::StatArray& figures) {
 thread_local std::exception_ptr failure;
 thread_local Block handed_out;
 
-class MachineIsFull final : public std::bad_alloc {
- public:
-  explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
-  const char* what() const noexcept override { return text_.c_str(); }
-
- private:
-  const std::string text_;
-};
-
 // Not by getStreamFromExternal, which asks the driver of a stream that is not its own.
 c10::cuda::CUDAStream named(Stream stream, c10::DeviceIndex device) {
   return c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED,
