@@ -123,8 +123,8 @@ def trained(
     return replace(run, state=[tensor.clone() for tensor in workload.state()], session=session)
 
 
-def fixed_bytes(build: Callable[[], Workload]) -> tuple[int, int]:
-    """The peak without a budget; of it what cannot be recomputed: gradients, optimizer state."""
+def needs(build: Callable[[], Workload]) -> tuple[int, int]:
+    """Bytes: the peak without a budget; of it gradients and optimizer state, which stay."""
     workload = build()
     with dtr_alloc.measure(device="cpu") as session:
         workload.step()
@@ -141,7 +141,7 @@ def measure(
     for _ in range(steps):
         eager.step()
     expected = list(eager.state())
-    peak, fixed = fixed_bytes(build)
+    peak, fixed = needs(build)
     cells = {(budget, way): Cell() for budget in budgets for way in WAYS}
     for _ in range(rounds):
         pool = trained(build, steps, lambda: dtr_alloc.measure(device="cpu"))
