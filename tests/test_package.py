@@ -208,16 +208,11 @@ def test_a_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
 
 def installed() -> list[Path]:
     """The files of the package, through its links."""
-    folders = [
-        ROOT / "dtr_alloc",
-        *(ROOT / "dtr_alloc" / n for n in ("demo", "kernels", "runtime")),
-        *(ROOT / "dtr_alloc/runtime" / n for n in ("planning", "trace", "tuning")),
-    ]
     return [
-        f
-        for folder in folders
+        file
+        for folder, _, _ in os.walk(ROOT / "dtr_alloc", followlinks=True)
         for kind in ("*.py", "*.pyi", "*.ptx", "py.typed")
-        for f in folder.glob(kind)
+        for file in Path(folder).glob(kind)
     ]
 
 
