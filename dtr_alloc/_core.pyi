@@ -122,6 +122,7 @@ class SessionStats:
     live_bytes: int
     peak_bytes: int
     evictable_bytes: int
+    evicted_bytes: int
     largest_operator_bytes: int
     largest_hold_bytes: int
 

@@ -23,6 +23,7 @@ from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
 from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer
 from dtr_alloc.runtime.scope import Memory, check_thrash_limit, serve
 from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.steps import Steps
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Allocator(_Base):
         core: _core.CudaAllocator | _core.GuestAllocator,
         budget: int | None,
         device: int | None,
+        steps: Steps,
         chooser: Chooser | None,
     ) -> None:
         self._native = core.native()
@@ -55,6 +57,7 @@ class Allocator(_Base):
         self._core = core
         self._budget = budget
         self._device = device
+        self._steps = steps
         self._chooser = chooser
 
     def allocator(self) -> Any:
@@ -78,7 +81,8 @@ class Allocator(_Base):
         core = self._core.session()
         if core is None:
             return None
-        return Session(core, has_budget=self._budget is not None, chooser=self._chooser)
+        limited = self._budget is not None
+        return Session(core, self._steps, has_budget=limited, chooser=self._chooser)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         """Returns the address of a block of the same pool that torch's tensors lie in, for work of
@@ -120,9 +124,10 @@ class Guest(Allocator):
     """
 
     def __init__(self, core: _core.GuestAllocator, budget: int | None, device: int | None) -> None:
-        super().__init__(core, budget, device, None)
+        steps = Steps()
+        super().__init__(core, budget, device, steps, None)
         self._guest = core
-        self._stop: Callable[[], None] = serve(core)
+        self._stop: Callable[[], None] = serve(core, steps)
 
     def install(self) -> None:
         """Puts it before torch's allocator, though CUDA may be in use. Tensors that exist stay as
@@ -249,10 +254,11 @@ def allocator(
         exportable=exportable,
         recordable=vouched,
     )
+    steps = Steps()
     chooser = chooser_for(heuristic) if rematerialize else None
     if rematerialize:
-        serve(core, chooser)
-    return Allocator(core, size, number, chooser)
+        serve(core, steps, chooser)
+    return Allocator(core, size, number, steps, chooser)
 
 
 def _refuse_what_a_guest_lacks(

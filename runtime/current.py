@@ -19,12 +19,14 @@ from abc import ABC, abstractmethod
 from dtr_alloc import _core
 from dtr_alloc.runtime.advice import Adviser
 from dtr_alloc.runtime.auto import Chooser
+from dtr_alloc.runtime.steps import Steps
 
 
 class OpenScope(ABC):
     """A scope while it is open, and the threads that have joined it."""
 
-    def __init__(self, chooser: Chooser | None = None) -> None:
+    def __init__(self, steps: Steps, chooser: Chooser | None) -> None:
+        self._steps: Steps | None = steps
         self._chooser = chooser
         self._members = threading.Condition()
         self._joined = 0
@@ -54,6 +56,8 @@ class OpenScope(ABC):
         """Marks that an optimizer's step has ended."""
         if session := self.session():
             session.step()
+            if self._steps:
+                self._steps.ended(session)
             if self._chooser:
                 self._chooser.stepped(session)
 
@@ -86,6 +90,7 @@ class OpenScope(ABC):
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""
         self._members = threading.Condition()  # One of them may hold the parent's.
+        self._steps = None  # A thread of the parent's may hold its lock.
         self._chooser = None  # Its thread is the parent's.
         self._joined = 0
         if session := self.session():
@@ -95,8 +100,14 @@ class OpenScope(ABC):
 class CpuScope(OpenScope):
     """The scope of `rematerialize` or `measure`."""
 
-    def __init__(self, core: _core.Session, adviser: Adviser, chooser: Chooser | None) -> None:
-        super().__init__(chooser)
+    def __init__(
+        self,
+        core: _core.Session,
+        adviser: Adviser,
+        steps: Steps,
+        chooser: Chooser | None = None,
+    ) -> None:
+        super().__init__(steps, chooser)
         self.core = core
         self._adviser = adviser
 
@@ -120,9 +131,12 @@ class CudaScope(OpenScope):
     """What the CUDA allocator serves."""
 
     def __init__(
-        self, allocator: _core.CudaAllocator | _core.GuestAllocator, chooser: Chooser | None
+        self,
+        allocator: _core.CudaAllocator | _core.GuestAllocator,
+        steps: Steps,
+        chooser: Chooser | None = None,
     ) -> None:
-        super().__init__(chooser)
+        super().__init__(steps, chooser)
         self._allocator = allocator
 
     def session(self) -> _core.Session | None:

@@ -38,6 +38,7 @@ from dtr_alloc.runtime.current import CpuScope, CudaScope, OpenScope
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulation_rules import Clock, Rules
+from dtr_alloc.runtime.steps import Steps
 from dtr_alloc.runtime.used_once import used_once
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
@@ -162,11 +163,12 @@ def rematerialize(
     )
     rules = Rules(first_heuristic(heuristic), policy, mode="pool", clock=cast(Clock, clock))
     chooser = chooser_for(heuristic, policy, rules.clock)
-    session = Session(core, has_budget=size is not None, events=events, chooser=chooser)
+    steps = Steps()
+    session = Session(core, steps, has_budget=size is not None, events=events, chooser=chooser)
     with (
         advice.watched(core, rules) as adviser,
         closing_if(chooser),
-        _opened(CpuScope(core, adviser, chooser), device),
+        _opened(CpuScope(core, adviser, steps, chooser), device),
     ):
         yield session
 
@@ -196,11 +198,12 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
         8192
     """
     core = _native(record=False, timeline=timeline)
+    steps = Steps()
     with (
         advice.watched(core, Rules(mode="pool")) as adviser,
-        _opened(CpuScope(core, adviser, None), device),
+        _opened(CpuScope(core, adviser, steps), device),
     ):
-        yield Session(core, has_budget=False)
+        yield Session(core, steps, has_budget=False)
 
 
 def _native(**options: Any) -> _core.Session:
@@ -329,7 +332,9 @@ def join_scope() -> Iterator[None]:
 
 
 def serve(
-    allocator: _core.CudaAllocator | _core.GuestAllocator, chooser: Chooser | None = None
+    allocator: _core.CudaAllocator | _core.GuestAllocator,
+    steps: Steps,
+    chooser: Chooser | None = None,
 ) -> Callable[[], None]:
     """Puts the operators of this thread under the CUDA allocator's session. Returns the undo, for
     when that session is over.
@@ -343,7 +348,7 @@ def serve(
             "of them in a process: call dtr_alloc.allocator() once, outside of scopes"
         )
     higher_order.let_key_pass()
-    opened = CudaScope(allocator, chooser)
+    opened = CudaScope(allocator, steps, chooser)
     current.begin(opened)
     stop_watching = _watch_program(opened)
     _core.record_this_thread(True)

@@ -22,6 +22,7 @@ from dtr_alloc import _core
 from dtr_alloc.runtime import chrome_trace, current
 from dtr_alloc.runtime.auto import Chooser
 from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
+from dtr_alloc.runtime.steps import Step, Steps
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 
@@ -42,6 +43,7 @@ class SessionStats:
         live_bytes: bytes in use of the scope's tensors, each rounded up to 512.
         peak_bytes: the most of these since the scope was opened or the peak reset.
         evictable_bytes: those of them that could be evicted now.
+        evicted_bytes: of tensors evicted to make room; not by hand, nor by ``resize``.
         largest_operator_bytes: arguments and results of the largest operator so far.
         budget_bytes: the budget at present, or None without one.
     """
@@ -58,6 +60,7 @@ class SessionStats:
     live_bytes: int
     peak_bytes: int
     evictable_bytes: int
+    evicted_bytes: int
     largest_operator_bytes: int
     budget_bytes: int | None
 
@@ -69,12 +72,14 @@ class Session:
     def __init__(
         self,
         core: _core.Session,
+        steps: Steps,
         *,
         has_budget: bool,
         events: bool = False,
         chooser: Chooser | None = None,
     ) -> None:
         self._core = core
+        self._steps = steps
         self._chooser = chooser
         self._has_budget = has_budget
         self._events = events
@@ -110,11 +115,30 @@ class Session:
             ("book-keeping", s.bookkeeping_ns),
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
+        rows += self._steps.rows()
         if self._chooser is not None:
             rows.append(("heuristic", "", self._chooser.told()))
         rows += self._compiled_code(s.budget_bytes)
         rows += [("memory taken", "", text) for text in self._core.exposures()]
         return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
+
+    def dearest_steps(self) -> list[Step]:
+        """Of the steps of optimizers for which tensors were evicted the ten that lost most time to
+        it, the dearest first. So an odd batch is found.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> layer = torch.nn.Linear(512, 512)
+            >>> optimizer = torch.optim.SGD(layer.parameters())
+            >>> with dtr_alloc.rematerialize("16MiB") as session:
+            ...     for rows in 256, 384, 2048:
+            ...         layer(torch.ones(rows, 512)).tanh().exp().sin().mean().backward()
+            ...         optimizer.step()
+            ...         optimizer.zero_grad()
+            >>> [step.number for step in session.dearest_steps()]
+            [3]
+        """
+        return self._steps.dearest()
 
     @property
     def heuristic(self) -> Heuristic:

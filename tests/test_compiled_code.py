@@ -351,6 +351,7 @@ print("done")
         ),
         (
             "from dtr_alloc.runtime.scope import serve\n"
+            "from dtr_alloc.runtime.steps import Steps\n"
             "seen = []\n"
             "class Session:\n"
             "    def holding(self, tensors, written, backward, run):\n"
@@ -358,7 +359,7 @@ print("done")
             "        return run()\n"
             "    def reading(self, tensor):\n"
             "        pass\n"
-            "serve(SimpleNamespace(session=Session))",
+            "serve(SimpleNamespace(session=Session), Steps())",
             "compiled(x)\nassert seen and seen[0] is x, seen",
         ),
     ],

@@ -232,7 +232,8 @@ def test_opening_scopes_again_adds_nothing() -> None:
     [
         "import dtr_alloc; scope = dtr_alloc.rematerialize(None); scope.__enter__()",
         "from types import SimpleNamespace as S\n"
-        "from dtr_alloc.runtime.scope import serve; serve(S(session=lambda: None))",
+        "from dtr_alloc.runtime.scope import serve, Steps\n"
+        "serve(S(session=lambda: None), Steps())",
     ],
     ids=["scope", "allocator"],
 )

@@ -96,6 +96,7 @@ PYTHON_ROOMS: Table = {
         "dtr_alloc.runtime.used_once",
         "dtr_alloc.runtime.advice",
         "dtr_alloc.runtime.auto",
+        "dtr_alloc.runtime.steps",
         "dtr_alloc.runtime.raw_access",
         "dtr_alloc.runtime.compiled_code",
         "dtr_alloc.runtime.compile_backend",

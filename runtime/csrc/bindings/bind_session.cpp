@@ -108,6 +108,7 @@ void bind_session(py::module_& m) {
       .def_readonly("live_bytes", &SessionStats::live_bytes)
       .def_readonly("peak_bytes", &SessionStats::peak_bytes)
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
+      .def_readonly("evicted_bytes", &SessionStats::evicted_bytes)
       .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes)
       .def_readonly("largest_hold_bytes", &SessionStats::largest_hold_bytes);
 

@@ -82,6 +82,7 @@ void Session::recompute(Op& op, Lock& lock) {
 
 void Session::release(Value& value, Loss loss) {
   const bool evicted = loss == Loss::kEvicted;
+  if (evicted && making_room_) evicted_for_room_ += value.size;
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && evicted) recorder->evicted(value);
   storages_.free(block_of(value));
@@ -404,6 +405,7 @@ SessionStats Session::stats() const {
           .live_bytes = pool.live,
           .peak_bytes = pool.peak,
           .evictable_bytes = engine.evictable,
+          .evicted_bytes = evicted_for_room_,
           .largest_operator_bytes = engine.largest_operator,
           .largest_hold_bytes = largest_hold_};
 }

@@ -61,7 +61,9 @@ struct SessionStats {
   std::int64_t time_stamps;         // Made on the device to learn what operators cost.
   std::int64_t device_choices;      // Victims chosen by scores that the device found,
   std::int64_t device_scores_from;  // and from how many candidates on it is asked; -1: never.
-  Bytes live_bytes, peak_bytes, evictable_bytes, largest_operator_bytes;
+  Bytes live_bytes, peak_bytes, evictable_bytes;
+  Bytes evicted_bytes;  // To make room: not by hand, by a resize, or by what tests ask for.
+  Bytes largest_operator_bytes;
   Bytes largest_hold_bytes;  // Of values that a call of compiled code held together.
 };
 
@@ -229,7 +231,7 @@ class Session final : public Executor {
   std::vector<std::int64_t> timeline_;
   std::int64_t operators_ = 0, recorded_ = 0, verified_ = 0;
   std::int64_t kernel_ticks_ = 0, remat_ticks_ = 0, search_ticks_ = 0, bookkeeping_ticks_ = 0;
-  Bytes touched_bytes_ = 0, largest_hold_ = 0;
+  Bytes touched_bytes_ = 0, largest_hold_ = 0, evicted_for_room_ = 0;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   std::atomic<std::int64_t> steps_{0};  // Of optimizers.

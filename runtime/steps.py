@@ -1,0 +1,118 @@
+"""The odd batch: which steps of optimizers did not fit the memory they were given.
+
+A budget often serves as a net: nearly every batch fits, and the one that does not must not end the
+run. It runs on, slower, and whoever watches the run wants to know which step that was, how much was
+evicted, and what it cost. So the runtime's figures are read at the end of each step of an
+optimizer, a few microseconds, and the steps that needed evictions are told by
+``session.summary()``. A warning comes once, at the first such step after steps that needed none: a
+budget below what every step needs is chosen, and is no news.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+
+from dtr_alloc import _core
+from dtr_alloc.size import format_size
+
+_KEPT = 10  # The dearest, so that a long run does not fill memory with them.
+_QUIET = 3  # Steps in a row without evictions, before one with them is odd.
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimizer, and what led to it since the step before, where tensors were evicted
+    for want of memory. Times are nanoseconds, sizes bytes.
+
+    Attributes:
+        number: of the step in its scope, from 1.
+        evicted_bytes: of the tensors evicted.
+        added_ns: time recomputing and finding memory.
+        elapsed_ns: time between the ends of the step before and of this one.
+    """
+
+    number: int
+    evicted_bytes: int
+    added_ns: int
+    elapsed_ns: int
+
+    def __str__(self) -> str:
+        return (
+            f"{format_size(self.evicted_bytes)} evicted, {self.added_ns / 1e6:,.0f} of "
+            f"{self.elapsed_ns / 1e6:,.0f} ms recomputing and finding memory"
+        )
+
+
+class Steps:
+    """Those of one scope."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # Optimizers of several threads may end their steps at once.
+        self._count = self._evicting = self._evicted_bytes = 0
+        self._added_ns = 0
+        self._ended_ns = time.perf_counter_ns()
+        self._dearest: list[tuple[int, int, Step]] = []
+        self._quiet = 0
+        self._told = False
+
+    def ended(self, core: _core.Session) -> None:
+        """At the end of each step of an optimizer, in the thread of the program.
+
+        Warns:
+            UserWarning: the first step that needed evictions after some that needed none.
+        """
+        odd = self._add(core.stats(), time.perf_counter_ns())
+        if odd is not None:
+            warnings.warn(
+                f"step {odd.number} of an optimizer did not fit the memory it may use: {odd}. The "
+                "steps before it needed no evictions. Results are the same. This is said once: "
+                "session.summary() tells of all such steps",
+                stacklevel=5,  # The program's call of step().
+            )
+
+    def dearest(self) -> list[Step]:
+        """Of the steps that needed evictions the ten that lost most time, the dearest first."""
+        with self._lock:
+            return [step for _, _, step in sorted(self._dearest, reverse=True)]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Of the summary; none where no step has ended."""
+        with self._lock:
+            count, evicting, evicted = self._count, self._evicting, self._evicted_bytes
+        if not count:
+            return []
+        note = "none needed evictions"
+        if evicting:
+            note = f"{evicting:,} needed evictions, of {format_size(evicted)} together"
+        told = [("steps", f"{count:,}", note)]
+        if evicting < count:
+            told += [("step", f"{one.number:,}", str(one)) for one in self.dearest()[:3]]
+        return told
+
+    def _add(self, stats: _core.SessionStats, now: int) -> Step | None:
+        """The step, if it is to be told of."""
+        with self._lock:
+            self._count += 1
+            added = stats.remat_ns + stats.search_ns
+            step = Step(
+                self._count,
+                stats.evicted_bytes - self._evicted_bytes,
+                added - self._added_ns,
+                now - self._ended_ns,
+            )
+            self._evicted_bytes, self._added_ns = stats.evicted_bytes, added
+            self._ended_ns = now
+            if not step.evicted_bytes:
+                self._quiet += 1
+                return None
+            self._evicting += 1
+            heapq.heappush(self._dearest, (step.added_ns, step.number, step))
+            if len(self._dearest) > _KEPT:
+                heapq.heappop(self._dearest)
+            odd = self._quiet >= _QUIET and not self._told
+            self._told, self._quiet = self._told or odd, 0
+            return step if odd else None

@@ -1,0 +1,147 @@
+"""The odd batch is told: which steps needed evictions, of how many bytes, and once by a warning."""
+
+import os
+import warnings
+
+import pytest
+import torch
+
+import dtr_alloc
+from dtr_alloc.runtime.steps import Step, Steps
+
+LAYERS, WIDTH = 6, 256
+ROW = LAYERS * 2 * WIDTH * 4  # Bytes of activations.
+
+
+class Program:
+    """A chain of layers, trained by batches of `rows`."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layers = [(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(LAYERS)]
+        self.model = torch.nn.Sequential(*(part for layer in layers for part in layer))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, rows: int) -> None:
+        self.model(torch.linspace(0, 1, rows * WIDTH).view(rows, WIDTH)).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def steps(self, sizes: list[int]) -> None:
+        for rows in sizes:
+            self.step(rows)
+
+
+def budget() -> int:
+    """In which 256 rows fit, and 1,024 do not."""
+    program = Program()
+    with dtr_alloc.measure() as session:
+        program.step(256)
+    return session.stats().peak_bytes + ROW * 256
+
+
+def test_the_step_that_did_not_fit_is_told_in_the_summary_and_once_by_a_warning() -> None:
+    plain, program = Program(), Program()
+    sizes = [256] * 4 + [1024] + [256] * 4 + [1024, 256]
+    plain.steps(sizes)
+    with dtr_alloc.rematerialize(budget()) as session:
+        with pytest.warns(UserWarning, match=r"step 5 of an optimizer did not fit") as told:
+            program.steps(sizes)
+        summary, stats = session.summary(), session.stats()
+        dearest = session.dearest_steps()
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert sorted(step.number for step in dearest) == [5, 10]
+    assert sum(step.evicted_bytes for step in dearest) == stats.evicted_bytes > 0
+    assert sum(step.added_ns for step in dearest) <= stats.remat_ns + stats.search_ns
+    assert all(0 < step.added_ns < step.elapsed_ns for step in dearest)
+    words = [line.split() for line in summary.splitlines()]
+    assert ["steps", "11", "2", "needed"] in [row[:4] for row in words]
+    assert {row[1] for row in words if row[0] == "step"} == {"5", "10"}
+    state = zip(plain.model.parameters(), program.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in state)
+
+
+def test_a_budget_that_no_step_fits_is_chosen_and_not_warned_of() -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(budget()) as session:
+        program.steps([1024] * 6)
+        rows = [line for line in session.summary().splitlines() if line.startswith("step")]
+    (row,) = rows
+    assert "6 needed evictions" in row
+
+
+def test_steps_that_fit_are_counted() -> None:
+    program = Program()
+    with dtr_alloc.measure() as session:
+        assert "steps" not in session.summary()
+        program.step(64)
+        assert "1   none needed evictions" in session.summary()
+    assert session.dearest_steps() == []
+
+
+def test_evictions_by_hand_and_by_a_smaller_budget_are_no_want_of_memory() -> None:
+    program = Program()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        program.steps([64] * 4)
+        held = [torch.ones(1 << 18) + n for n in range(8)]
+        assert dtr_alloc.evict(held[0])
+        session.resize("4MiB")
+        session.release()
+        session.resize("64MiB")
+        program.step(64)
+        assert session.stats().evictions >= 8
+        assert session.stats().evicted_bytes == 0
+        assert "5   none needed evictions" in session.summary()
+
+
+def test_only_the_dearest_are_kept() -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(budget()) as session:
+        program.steps([1024] * 15)
+        dearest = session.dearest_steps()
+    assert len(dearest) == 10
+    costs = [step.added_ns for step in dearest]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_a_step_reads_as_what_it_cost() -> None:
+    step = Step(number=5, evicted_bytes=3 << 20, added_ns=1_500_000_000, elapsed_ns=4_000_000_000)
+    assert str(step) == "3 MiB evicted, 1,500 of 4,000 ms recomputing and finding memory"
+
+
+def test_a_forked_child_goes_on_without_the_count() -> None:
+    program = Program()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        program.step(64)
+        child = os.fork()
+        if child == 0:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                program.step(64)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        program.step(64)
+        assert "steps                        2" in session.summary()
+
+
+def test_a_warning_needs_three_quiet_steps_before() -> None:
+    steps = Steps()
+
+    class Core:
+        evicted_bytes = remat_ns = search_ns = 0
+
+        def stats(self) -> "Core":
+            return self
+
+    core = Core()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for evicts in (False, False, True, False, False, True):
+            core.evicted_bytes += 512 * evicts
+            steps.ended(core)  # type: ignore[arg-type]
+        for _ in range(3):
+            steps.ended(core)  # type: ignore[arg-type]
+    core.evicted_bytes += 512
+    with pytest.warns(UserWarning, match="step 10 "):
+        steps.ended(core)  # type: ignore[arg-type]
