@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import runpy
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +44,7 @@ def check(row: dict[str, Any]) -> None:
     assert row["peak_bytes"] <= row["budget_bytes"]
 
 
-def test_there_are_nine_and_each_is_run_here() -> None:
+def test_there_are_twelve_and_each_is_run_here() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == [
         "compiled_blocks",
         "cupy_beside_torch",
@@ -49,9 +52,12 @@ def test_there_are_nine_and_each_is_run_here() -> None:
         "fsdp2",
         "hugging_face_trainer",
         "lightning_callback",
+        "optuna_trials",
         "pipeline",
         "plain_loop",
+        "random_lengths",
         "tensor_parallel",
+        "two_programs_one_budget",
     ]
 
 
@@ -131,3 +137,40 @@ def test_the_example_with_cupy_says_why_it_does_not_run() -> None:
         pytest.skip("it runs")
     with pytest.raises(SystemExit, match=r"^not run: "):
         runpy.run_path(str(EXAMPLES / "cupy_beside_torch.py"), run_name="__main__")
+
+
+def test_the_trainer_runs_on_where_a_batch_needs_half_as_much_again() -> None:
+    pytest.importorskip("transformers", reason="the transformers library is not installed")
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
+    row = run("random_lengths")
+    check(row)
+    assert row["budget_bytes"] == int(row["plain_peak_bytes"] / 1.5)
+    assert row["odd_batches"] == [6, 9]
+    (told,) = row["told"]
+    assert "step 6 " in told
+
+
+def test_two_programs_take_turns_with_the_larger_part_of_one_budget() -> None:
+    alternate(20)
+
+
+@pytest.mark.slow  # Minutes.
+def test_two_programs_take_turns_a_thousand_times() -> None:
+    alternate(1000)
+
+
+def alternate(times: int) -> None:
+    command = [sys.executable, str(EXAMPLES / "two_programs_one_budget.py"), str(times)]
+    row = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=600).stdout)
+    assert row["identical"]
+    assert row["kept"]
+    assert row["alternations"] == times
+    assert row["rematerializations"] > 0
+
+
+def test_a_trial_that_is_too_large_fails_and_the_next_runs_on() -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    rows = load("optuna_trials").main()
+    assert [row["state"] for row in rows] == ["COMPLETE"] * 3 + ["FAIL", "COMPLETE"]
+    assert rows[2]["rematerializations"] > 0
+    assert rows[0]["rematerializations"] == 0
