@@ -23,6 +23,7 @@ WRITES_ONE_FILE = {
     "eviction.py": "a.json",
     "fidelity.py": "a.json",
     "memory_map.py": "a.png",
+    "odd_batches.py": "a.json",
     "op_overhead.py": "a.json",
     "plan.py": "a.json",
     "scoring.py": "a.json",

@@ -228,16 +228,18 @@ def small_gpt() -> Any:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "steps", "least"),
     [
-        pytest.param(small_gpt, id="gpt"),
-        pytest.param(MODELS["treelstm"], id="treelstm", marks=pytest.mark.slow),
+        pytest.param(small_gpt, 12, 30, id="small gpt"),
+        pytest.param(MODELS["gpt"], 40, 1000, id="gpt", marks=pytest.mark.slow),
+        pytest.param(MODELS["treelstm"], 40, 1000, id="treelstm", marks=pytest.mark.slow),
     ],
 )
 def test_training_is_exact_while_another_thread_resizes_the_budget(
-    make: Callable[[], Any],
+    make: Callable[[], Any], steps: int, least: int
 ) -> None:
-    plan = Plan(steps=12)
+    """Budgets are drawn between all of the activations and 0.35 of them, `least` times or more."""
+    plan = Plan(steps=steps)
     eager = train(make, plan, None)
     measured = train(make, plan, dtr_alloc.measure)
     peak = measured.stats[-1].peak_bytes
@@ -247,13 +249,15 @@ def test_training_is_exact_while_another_thread_resizes_the_budget(
 
     def resize(session: dtr_alloc.Session) -> None:
         while not stop.is_set():
-            budget = fixed + int(draw.uniform(0.5, 1.0) * (peak - fixed))
+            budget = fixed + int(draw.uniform(0.35, 1.0) * (peak - fixed))
             try:
                 session.resize(budget)
             except torch.OutOfMemoryError:  # Just now more is being read.
                 continue
             made[0] += 1
-            if session.stats().live_bytes > budget:
+            session.reset_peak()
+            time.sleep(0.0005)
+            if session.stats().peak_bytes > budget:
                 over.append(budget)
 
     class Scope:
@@ -271,5 +275,5 @@ def test_training_is_exact_while_another_thread_resizes_the_budget(
 
     resized = train(make, plan, Scope)
     assert resized.digests == eager.digests
-    assert made[0] > 10
+    assert made[0] >= least
     assert not over
