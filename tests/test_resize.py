@@ -2,10 +2,12 @@
 
 import contextlib
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -154,6 +156,39 @@ def test_what_is_released_goes_back_to_the_system_and_returns_when_touched() -> 
         assert session._core.pool_stats().committed <= committed - 31 * MIB
         assert all(dtr_alloc.is_evicted(tensor) for tensor in held)
         assert [tensor[1].item() for tensor in held] == [float(n + 1) for n in range(32)]
+
+
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_between_forward_and_backward_the_activations_leave_the_process(
+    memory: Literal["pool", "torch"],
+) -> None:
+    expected = trained_beside(memory, releases=False)
+    assert all(map(torch.equal, trained_beside(memory, releases=True), expected))
+
+
+def trained_beside(memory: Literal["pool", "torch"], *, releases: bool) -> list[torch.Tensor]:
+    """The gradients of a step, in whose middle the memory is perhaps lent to somebody else."""
+    torch.manual_seed(0)
+    job = gpt()
+    text = job.batch(torch.Generator().manual_seed(0))
+    with dtr_alloc.rematerialize("128MiB", memory=memory) as session:
+        loss = job.loss(job.model, text)
+        activations = session.stats().live_bytes
+        assert activations > 16 * MIB
+        if releases:
+            before = resident_bytes()
+            session.release()
+            assert before - resident_bytes() >= 0.9 * activations
+            assert session.stats().live_bytes <= 0.1 * activations
+        loss.backward()
+    return [torch.clone(p.grad) for p in job.model.parameters() if p.grad is not None]
+
+
+def resident_bytes() -> int:
+    """Of this process, as the system counts them."""
+    found = re.search(r"^Rss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)
+    assert found is not None
+    return int(found[1]) << 10
 
 
 def test_what_is_lent_comes_back_also_after_an_error() -> None:
