@@ -26,7 +26,7 @@ class OpenScope(ABC):
     """A scope while it is open, and the threads that have joined it."""
 
     def __init__(self, steps: Steps, chooser: Chooser | None) -> None:
-        self._steps: Steps | None = steps
+        self._steps = steps
         self._chooser = chooser
         self._members = threading.Condition()
         self._joined = 0
@@ -55,9 +55,9 @@ class OpenScope(ABC):
     def step(self) -> None:
         """Marks that an optimizer's step has ended."""
         if session := self.session():
-            session.step()
-            if self._steps:
-                self._steps.ended(session)
+            costs = session.step()
+            if costs is not None:  # This thread is the scope's.
+                self._steps.ended(*costs)
             if self._chooser:
                 self._chooser.stepped(session)
 
@@ -90,7 +90,7 @@ class OpenScope(ABC):
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""
         self._members = threading.Condition()  # One of them may hold the parent's.
-        self._steps = None  # A thread of the parent's may hold its lock.
+        self._steps.abandon_in_child()
         self._chooser = None  # Its thread is the parent's.
         self._joined = 0
         if session := self.session():

@@ -2,10 +2,10 @@
 
 A budget often serves as a net: nearly every batch fits, and the one that does not must not end the
 run. It runs on, slower, and whoever watches the run wants to know which step that was, how much was
-evicted, and what it cost. So the runtime's figures are read at the end of each step of an
-optimizer, a few microseconds, and the steps that needed evictions are told by
-``session.summary()``. A warning comes once, at the first such step after steps that needed none: a
-budget below what every step needs is chosen, and is no news.
+evicted, and what it cost. So the runtime tells at the end of each step of an optimizer what it
+evicted and recomputed since the step before, and ``session.summary()`` names the dearest steps. A
+warning comes once, at the first step with evictions after three without: a budget below what every
+step needs is chosen, and is no news.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 import warnings
 from dataclasses import dataclass
 
-from dtr_alloc import _core
 from dtr_alloc.size import format_size
 
 _KEPT = 10  # The dearest, so that a long run does not fill memory with them.
@@ -53,24 +52,24 @@ class Steps:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # Optimizers of several threads may end their steps at once.
         self._count = self._evicting = self._evicted_bytes = 0
-        self._added_ns = 0
         self._ended_ns = time.perf_counter_ns()
         self._dearest: list[tuple[int, int, Step]] = []
         self._quiet = 0
         self._told = False
 
-    def ended(self, core: _core.Session) -> None:
-        """At the end of each step of an optimizer, in the thread of the program.
+    def ended(self, evicted_bytes: int, added_ns: int) -> None:
+        """At the end of each step of an optimizer, in the thread of the program: what was evicted
+        for want of memory since the step before, and the time that this and recomputing took.
 
         Warns:
             UserWarning: the first step that needed evictions after some that needed none.
         """
-        odd = self._add(core.stats(), time.perf_counter_ns())
+        odd = self._add(evicted_bytes, added_ns)
         if odd is not None:
             warnings.warn(
                 f"step {odd.number} of an optimizer did not fit the memory it may use: {odd}. The "
-                "steps before it needed no evictions. Results are the same. This is said once: "
-                "session.summary() tells of all such steps",
+                f"{_QUIET} steps before it needed no evictions. Results are the same. This is said "
+                "once; session.summary() counts such steps and names the dearest",
                 stacklevel=5,  # The program's call of step().
             )
 
@@ -93,19 +92,18 @@ class Steps:
             told += [("step", f"{one.number:,}", str(one)) for one in self.dearest()[:3]]
         return told
 
-    def _add(self, stats: _core.SessionStats, now: int) -> Step | None:
+    def abandon_in_child(self) -> None:
+        """After a fork: a thread that only the parent has may hold the lock."""
+        self._lock = threading.Lock()
+
+    def _add(self, evicted_bytes: int, added_ns: int) -> Step | None:
         """The step, if it is to be told of."""
         with self._lock:
+            now = time.perf_counter_ns()
+            elapsed, self._ended_ns = now - self._ended_ns, now
             self._count += 1
-            added = stats.remat_ns + stats.search_ns
-            step = Step(
-                self._count,
-                stats.evicted_bytes - self._evicted_bytes,
-                added - self._added_ns,
-                now - self._ended_ns,
-            )
-            self._evicted_bytes, self._added_ns = stats.evicted_bytes, added
-            self._ended_ns = now
+            self._evicted_bytes += evicted_bytes
+            step = Step(self._count, evicted_bytes, added_ns, elapsed)
             if not step.evicted_bytes:
                 self._quiet += 1
                 return None

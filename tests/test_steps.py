@@ -1,6 +1,7 @@
 """The odd batch is told: which steps needed evictions, of how many bytes, and once by a warning."""
 
 import os
+import threading
 import warnings
 
 import pytest
@@ -116,10 +117,12 @@ def test_a_forked_child_goes_on_without_the_count() -> None:
         program.step(64)
         child = os.fork()
         if child == 0:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
+            try:
                 program.step(64)
-            os._exit(0)
+                session.summary()
+                os._exit(0)
+            finally:
+                os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         program.step(64)
         assert "steps                        2" in session.summary()
@@ -127,21 +130,38 @@ def test_a_forked_child_goes_on_without_the_count() -> None:
 
 def test_a_warning_needs_three_quiet_steps_before() -> None:
     steps = Steps()
-
-    class Core:
-        evicted_bytes = remat_ns = search_ns = 0
-
-        def stats(self) -> "Core":
-            return self
-
-    core = Core()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for evicts in (False, False, True, False, False, True):
-            core.evicted_bytes += 512 * evicts
-            steps.ended(core)  # type: ignore[arg-type]
-        for _ in range(3):
-            steps.ended(core)  # type: ignore[arg-type]
-    core.evicted_bytes += 512
-    with pytest.warns(UserWarning, match="step 10 "):
-        steps.ended(core)  # type: ignore[arg-type]
+        for evicted in 0, 0, 512, 0, 0, 512, 0, 0, 0:
+            steps.ended(evicted, 0)
+    with pytest.warns(UserWarning, match=r"step 10 .* The 3 steps before it needed no evictions"):
+        steps.ended(512, 0)
+
+
+def test_an_optimizer_of_a_thread_outside_the_scope_is_not_counted() -> None:
+    inside, outside = Program(), Program()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        thread = threading.Thread(target=outside.steps, args=([8] * 3,))
+        thread.start()
+        thread.join()
+        inside.step(64)
+        assert "steps                        1" in session.summary()
+
+
+def test_steps_of_several_threads_share_the_count_and_no_figure_is_negative() -> None:
+    programs = [Program() for _ in range(2)]
+    with dtr_alloc.rematerialize("12MiB") as session:
+
+        def work(program: Program) -> None:
+            with dtr_alloc.join_scope():
+                program.steps([1024] * 5)
+
+        threads = [threading.Thread(target=work, args=(program,)) for program in programs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        dearest = session.dearest_steps()
+        assert "steps                       10" in session.summary()
+    assert dearest
+    assert all(step.evicted_bytes > 0 and step.added_ns > 0 for step in dearest)

@@ -200,7 +200,14 @@ void bind_session(py::module_& m) {
              return py::make_tuple(session.trace().watched_steps(), session.trace().watching());
            })
       .def("heuristic", &Session::heuristic)
-      .def("step", &Session::step, Open())
+      .def(
+          "step",
+          [](Session& session) {
+            using Costs = std::pair<Bytes, Nanos>;
+            const std::optional<StepCosts> costs = session.step();
+            return costs ? std::optional(Costs(costs->evicted, costs->added)) : std::nullopt;
+          },
+          Open())
       .def("fail_allocation", &Session::fail_allocation)
       .def("abandon_in_child", in_scope(&Scope::abandon_in_child))
       .def("start_trace", &Session::start_trace, Open())

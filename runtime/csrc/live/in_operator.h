@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 namespace dtr {
 
@@ -27,6 +28,7 @@ class InOperator {
     bool handled = false;
     bool replaying = false;         // The operator is a recomputation, and not the program's doing.
     bool first_run = false;         // The operator never ran before, and does more than later.
+    bool making_room = false;       // What is evicted goes for want of memory.
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
   };
   static thread_local State state;
@@ -40,6 +42,16 @@ class InReplay {
   InReplay() { InOperator::state.replaying = true; }
   ~InReplay() { InOperator::state.replaying = false; }
   InReplay(const InReplay&) = delete;
+};
+
+class MakingRoom {
+ public:
+  MakingRoom() : before_(std::exchange(InOperator::state.making_room, true)) {}
+  ~MakingRoom() { InOperator::state.making_room = before_; }
+  MakingRoom(const MakingRoom&) = delete;
+
+ private:
+  bool before_;
 };
 
 }  // namespace dtr

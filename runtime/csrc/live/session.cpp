@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "runtime/csrc/engine/make_room.h"
 #include "runtime/csrc/graph/owner.h"
@@ -82,7 +83,7 @@ void Session::recompute(Op& op, Lock& lock) {
 
 void Session::release(Value& value, Loss loss) {
   const bool evicted = loss == Loss::kEvicted;
-  if (evicted && making_room_) evicted_for_room_ += value.size;
+  if (evicted && InOperator::state.making_room) evicted_for_room_ += value.size;
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && evicted) recorder->evicted(value);
   storages_.free(block_of(value));
@@ -103,7 +104,8 @@ void Session::make_ordinary(Value& value) {
     return;
   }
   TraceRecorder* recorder = trace_.recorder();
-  if (recorder && !scope_.leaving() && !making_room_) recorder->froze(storage);
+  const bool shed = InOperator::state.making_room;  // That a simulation finds out itself.
+  if (recorder && !scope_.leaving() && !shed) recorder->froze(storage);
   storages_.detach(storage, block);
   if (scope_.leaving()) scope_.outlives(storage);
   c10::raw::intrusive_ptr::incref(storage);
@@ -167,13 +169,10 @@ Block* Session::make_room(Bytes asked, Stream stream, std::string& shortage, Loc
     return take(asked, fit, stream, shortage);
   };
   const bool may_evict = captures_ == 0 && !InOperator::state.handled;
-  making_room_ = true;  // What is shed for it, a simulation finds out itself.
+  const MakingRoom making_room;
   const Pool* pool = pool_of_values();
-  Block* block =
-      pool ? allocate_evicting(*pool, engine_, move_prices(*pool), asked, take_again, may_evict)
-           : allocate_evicting(engine_, take_again, may_evict);
-  making_room_ = false;
-  return block;
+  return pool ? allocate_evicting(*pool, engine_, move_prices(*pool), asked, take_again, may_evict)
+              : allocate_evicting(engine_, take_again, may_evict);
 }
 
 // A repeatable run must not hang on what a machine can do.
@@ -373,12 +372,15 @@ Heuristic Session::heuristic() const {
   return engine_.heuristic();
 }
 
-void Session::step() {
+std::optional<StepCosts> Session::step() {
   ++steps_;
-  if (!Scope::records_this_thread()) return;
+  if (!Scope::records_this_thread()) return std::nullopt;
   trace_.stepped();
   Guard guard(*this);
   engine_.end_step();
+  const StepCosts all{evicted_for_room_, to_nanoseconds(remat_ticks_ + search_ticks_)};
+  const StepCosts before = std::exchange(costs_of_steps_, all);
+  return StepCosts{all.evicted - before.evicted, all.added - before.added};
 }
 
 SessionStats Session::stats() const {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -65,6 +66,12 @@ struct SessionStats {
   Bytes evicted_bytes;  // To make room: not by hand, by a resize, or by what tests ask for.
   Bytes largest_operator_bytes;
   Bytes largest_hold_bytes;  // Of values that a call of compiled code held together.
+};
+
+// What tensors were evicted and recomputed for, since the step of an optimizer before.
+struct StepCosts {
+  Bytes evicted = 0;  // To make room.
+  Nanos added = 0ns;  // Recomputing and finding memory.
 };
 
 Memory::Handle pool_for(const SessionOptions& options);
@@ -122,7 +129,8 @@ class Session final : public Executor {
   void watch();                          // Records the first steps from now on (session_trace.h).
   bool watch_again(std::int64_t steps);  // False where that cannot be now.
   void start_trace();                    // Throws std::runtime_error where one is being recorded.
-  void step();                           // An optimizer step is over: a mark in a trace.
+  // An optimizer step is over: a mark in a trace. Nothing where this thread is not the scope's.
+  std::optional<StepCosts> step();
   static void set_in_optimizer(bool inside);
   void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // For tests: the k-th.
 
@@ -232,10 +240,10 @@ class Session final : public Executor {
   std::int64_t operators_ = 0, recorded_ = 0, verified_ = 0;
   std::int64_t kernel_ticks_ = 0, remat_ticks_ = 0, search_ticks_ = 0, bookkeeping_ticks_ = 0;
   Bytes touched_bytes_ = 0, largest_hold_ = 0, evicted_for_room_ = 0;
+  StepCosts costs_of_steps_;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   std::atomic<std::int64_t> steps_{0};  // Of optimizers.
-  bool making_room_ = false;
   std::vector<std::string> exposures_;
   std::set<std::string> stayed_;
   std::set<const OperatorInfo*> repeated_;  // Of other libraries, by debug mode.
