@@ -117,9 +117,9 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
 
 
 def _agree(seen: _Seen, before: _Seen) -> bool:
-    """Whether the program begins as the one before did."""
+    """Whether the program begins as the one before did; before its first operator nobody knows."""
     calls = list(seen.calls())
-    return calls == list(islice(before.calls(), len(calls)))
+    return bool(calls) and calls == list(islice(before.calls(), len(calls)))
 
 
 def _smallest(known: Sequence[_Seen], rules: Rules, at_least: int) -> int | None:

@@ -329,3 +329,13 @@ def test_what_is_measured_is_recorded_as_in_a_scope_without_a_budget(
         step(512)
         step(512)
     assert by_measure == seen()
+
+
+def test_before_its_first_operator_a_program_is_not_taken_for_the_one_before_it() -> None:
+    within("64MiB")
+    with (
+        dtr_alloc.rematerialize("1MiB"),
+        pytest.raises(torch.OutOfMemoryError, match=r"at least 16\.00 MiB") as error,
+    ):
+        torch.ones(1 << 22)
+    assert FIRST_STEP in str(error.value)
