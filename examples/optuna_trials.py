@@ -4,7 +4,7 @@
 
 Each trial has a scope of its own. Models up to some width are merely slower: their tensors are
 evicted and recomputed. Where even that does not do, the trial fails by torch.OutOfMemoryError,
-before anything else in the process has suffered, and its error names the budget that would do.
+before anything else in the process has suffered, and its error names the bytes that it lacked.
 """
 
 import optuna
