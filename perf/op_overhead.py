@@ -4,8 +4,10 @@ Thread-CPU time per Python call, in a scope without a budget against plain eager
 two alternate, so that a machine that slows down does so for both, and the difference of the two
 medians counts. Results are dropped at once, so the figure holds both making a record and freeing
 it. Inputs are themselves results of recorded operators. Beside it: the same in the first steps of
-a scope, which are written down for the advice in errors; and what a TorchDispatchMode adds that
-does nothing but call the operator, the way that programs in Python intercept.
+a scope, which are written down for the advice in errors; the pool without recording, whose memory
+may be faster than malloc's; a scope whose memory stays torch's, where recording and counting are
+all that is added; and what a TorchDispatchMode adds that does nothing but call the operator, the
+way that programs in Python intercept.
 
 The size of a record is the growth of the process over a chain of additions whose intermediates are
 dropped and whose recipes are kept by the chain's end, divided by the number of additions.
@@ -90,13 +92,15 @@ def overheads(batches: int, count: int) -> list[Measurement]:
         "eager": nullcontext,
         "added": lambda: dtr_alloc.rematerialize(None, device="cpu"),
         "added in the first steps": lambda: dtr_alloc.rematerialize(None, device="cpu"),
+        "added by the pool alone": dtr_alloc.measure,
+        "added where memory is torch's": lambda: dtr_alloc.rematerialize("1TiB", memory="torch"),
         "added by an empty TorchDispatchMode": Empty,
     }
     times: dict[tuple[str, str], list[float]] = {}
     for _ in range(batches):
         for scope, make in scopes.items():
             with make():
-                if scope == "added":
+                if scope not in ("eager", "added in the first steps"):
                     end_first_steps()
                 for name, call in calls().items():
                     times.setdefault((name, scope), []).append(batch_ns(call, count))
