@@ -16,7 +16,7 @@ ARGS :=
 # own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults prove
+.PHONY: demo test test-all figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -95,6 +95,10 @@ asan-torch: $(READY)
 planted-faults: $(READY)
 	$(PYTHON) setup.py -q build_ext --inplace # Of which single files are then built anew.
 	$(PYTHON) tests/planted_faults.py
+
+# The same with hundreds of faults made by rule, in one build: hours, and it goes on where it was.
+mutants: $(READY)
+	$(PYTHON) -m tests.mutants --out perf/results $(ARGS)
 
 # All slow proofs, with one table of what each claims and found: hours. ARGS="--only exact,faults".
 prove: $(READY)

@@ -1,0 +1,217 @@
+"""Which of some hundred faults, made by rule and drawn by lot, does no test notice?
+
+First each test file runs without a fault: it must pass, and it tells which faults it reaches and
+how long it takes. Then each fault runs on the files that reach it, the quickest first, for at most
+four minutes, until a test fails that passes without the fault. What nothing notices is printed with
+its file and line: a test is missing there, or the fault changes no result, which equivalent.txt
+then says with the reason.
+
+Verdicts are kept in build/mutants, so that a run may be stopped, and goes on where it was. A new
+state of the C++ or of the tests begins anew; with `--again` what was noticed before counts, and the
+rest is tried. Hours.
+
+    make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp] [--again]"
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.faults import Fault, faults
+from tests.mutants.tree import MOST, ROOT, TREE, build
+
+sys.path.insert(0, str(ROOT / "perf"))
+
+from measurement import code, origin, write_json
+
+FOLDER = ROOT / "build/mutants"
+EQUIVALENT = Path(__file__).parent / "equivalent.txt"
+NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of other processes alone.
+    *("test_rooms.py", "test_troubleshooting.py", "test_planted_faults.py", "test_docs.py"),
+    *("test_figures.py", "test_quoted_figures.py", "test_package.py", "test_perf_scripts.py"),
+    *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
+}
+LONGEST = 90.0  # Seconds of a test file, to be of use here.
+ENOUGH = 240.0  # Seconds of tests that let a fault pass.
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
+
+
+@dataclass(frozen=True)
+class Tests:
+    """A test file: its seconds, and the numbers of the faults that it reaches."""
+
+    name: str
+    seconds: float
+    reaches: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of pytest: its exit code, None where it did not end in time, and what failed first."""
+
+    code: int | None
+    failed: str
+
+
+def pytest(name: str, timeout: float, **variables: str) -> Run:
+    """Runs one file, or one test, in the tree."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-m", "not slow"]
+    command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", name]
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "out").open("w+") as out:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(TREE),
+            "PYTHONSAFEPATH": "1",
+            "HYPOTHESIS_STORAGE_DIRECTORY": folder,  # One fault's examples are not for the next.
+            **variables,
+        }
+        with subprocess.Popen(
+            command,
+            cwd=TREE, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+        ) as running:  # fmt: skip
+            try:
+                ended: int | None = running.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(running.pid, 9)
+                ended = None
+        out.seek(0)
+        found = FAILED.search(out.read())
+    return Run(ended, found[1] if found else "")
+
+
+def reached(name: str) -> Tests | None:
+    """What a test file reaches; None if it fails without a fault, or is too long to be used."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        done = pytest(name, LONGEST, DTR_MUTANTS_REACHED=folder)
+        seconds = time.monotonic() - began
+        if done.code != 0:
+            why = "takes too long" if done.code is None else f"fails without a fault {done.failed}"
+            print(f"{name} {why}: left out", flush=True)
+            return None
+        numbers = {int(n) for file in Path(folder).iterdir() for n in file.read_text().split()}
+    return Tests(name, seconds, frozenset(numbers))
+
+
+def verdict(number: int, tests: list[Tests]) -> str:
+    """By which test, or file of tests, a fault is noticed; empty if by none."""
+    spent = 0.0
+    for one in sorted((one for one in tests if number in one.reaches), key=lambda one: one.seconds):
+        spent += one.seconds
+        if spent > ENOUGH:
+            break
+        timeout = 60 + 5 * one.seconds
+        done = pytest(one.name, timeout, DTR_MUTANT=str(number))
+        if done.code == 0:
+            continue
+        noticed = done.failed or one.name
+        if pytest(noticed, timeout).code == 0:  # It is the fault's doing.
+            return noticed
+    return ""
+
+
+def equivalents() -> dict[str, str]:
+    """Faults that change no result, by their keys, and why; a blank line is between two."""
+    found = {}
+    for entry in filter(None, EQUIVALENT.read_text().strip().split("\n\n")):
+        key, _, reason = entry.partition("\n")
+        found[key] = reason.strip()
+    return found
+
+
+def state(pattern: str) -> str:
+    """Stands for the C++ and the tests that are run."""
+    digest = hashlib.sha256(f"{code()} {pattern}".encode())
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        if "mutants" not in file.parts:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def judged_of(planted: dict[int, Fault], verdicts: dict[str, str]) -> dict[int, bool]:
+    """Of each fault that changes a result: whether it was noticed."""
+    same = equivalents()
+    return {n: bool(verdicts[f.key]) for n, f in planted.items() if f.key not in same}
+
+
+def table(planted: dict[int, Fault], verdicts: dict[str, str], tests: list[Tests]) -> str:
+    judged = judged_of(planted, verdicts)
+    met = frozenset().union(*(one.reaches for one in tests))
+    lines = [origin(), ""]
+    for path in sorted({fault.path for fault in planted.values()}):
+        of_file = [n for n in judged if planted[n].path == path]
+        lines.append(f"{path:<48} {sum(judged[n] for n in of_file):>3} of {len(of_file):>3}")
+        for n in of_file:
+            fault = planted[n]
+            if not judged[n]:
+                why = "" if n in met else ", reached by no test that was run"
+                lines.append(f"  line {fault.line}, {fault.rule}{why}")
+                lines += [f"    {fault.old}", f"    {fault.new}"]
+    noticed, same = sum(judged.values()), len(planted) - len(judged)
+    share = f"{noticed / max(len(judged), 1):.1%}"
+    lines += ["", f"{noticed} of {len(judged)} faults are noticed, {share}"]
+    if same:
+        lines.append(f"{same} more change no result, as tests/mutants/equivalent.txt explains")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=300, help=f"faults to draw, at most {MOST}")
+    parser.add_argument("--seed", type=int, default=1, help="of the lot")
+    parser.add_argument("--only", default="", help="faults whose path has this text")
+    parser.add_argument("--tests", default="", help="test files whose names match this pattern")
+    parser.add_argument("--again", action="store_true", help="try what was not noticed before")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, help="folder for mutants.txt, if the run is whole")
+    options = parser.parse_args()
+    if not 0 < options.count <= MOST:
+        parser.error(f"--count {options.count} is not between 1 and {MOST}")
+    now = state(options.tests)
+    drawn = build(dict(enumerate(faults(ROOT, options.count, options.seed))))
+    print(f"{len(drawn)} of {options.count} faults compile", flush=True)
+    planted = {n: fault for n, fault in drawn.items() if options.only in fault.path}
+    if not planted:
+        parser.error(f"none of them is in a path with {options.only}")
+
+    names = sorted(
+        f"tests/{file.name}"
+        for file in (TREE / "tests").glob("test_*.py")
+        if file.name not in NO_CODE and re.search(options.tests, file.name)
+    )
+    kept = FOLDER / f"verdicts-{options.seed}-{options.count}.json"
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    verdicts: dict[str, str] = known.get("verdicts", {})
+    if options.again:
+        verdicts = {key: told for key, told in verdicts.items() if told}
+    elif known.get("state") != now:
+        verdicts = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        tests = [one for one in pool.map(reached, names) if one]
+        waiting = {n: fault for n, fault in planted.items() if fault.key not in verdicts}
+        found = pool.map(lambda number: verdict(number, tests), waiting)
+        for fault, told in zip(waiting.values(), found, strict=True):
+            verdicts[fault.key] = told
+            write_json(kept, {"state": now, "verdicts": verdicts})
+            print(f"{told or 'NOT NOTICED'}: {fault.key}", flush=True)
+    text = table(planted, verdicts, tests)
+    print(text)
+    if options.out and not options.only and not options.tests:
+        (options.out / "mutants.txt").write_text(text + "\n")
+    judged = judged_of(planted, verdicts)
+    return 0 if sum(judged.values()) >= 0.9 * len(judged) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
