@@ -16,17 +16,28 @@ ARGS :=
 # own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
+.PHONY: demo test test-all test-newest figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
 
-# Minutes; what CI runs.
+# Minutes; what CI runs. Hypothesis draws the same examples each time (tests/conftest.py). A test that
+# hangs, in C++ perhaps, ends the run with the stacks of all threads.
 test: $(READY)
-	.venv/bin/pytest -q -m "not slow" $(ARGS)
+	.venv/bin/pytest -q -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
 
+# Hours, and other examples each time.
 test-all: $(READY)
-	.venv/bin/pytest -q $(ARGS)
+	.venv/bin/pytest -q --hypothesis-profile random $(ARGS)
+
+# The same as `test` with the newest of all that is installed, in an environment of its own.
+test-newest:
+	test -x .venv-newest/bin/pip || python3 -m venv .venv-newest
+	.venv-newest/bin/pip install -q --upgrade --upgrade-strategy eager torch numpy ninja setuptools wheel
+	rm -rf .venv-newest/source && mkdir -p .venv-newest/source
+	git ls-files -z | tar -c --null -T - | tar -x -C .venv-newest/source
+	cd .venv-newest/source && ../bin/pip install -q --upgrade --upgrade-strategy eager --no-build-isolation -e '.[dev]'
+	cd .venv-newest/source && ../bin/pytest -q -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
 
 # What the README and the documents quote, measured anew; perf/README.md tells what each shows. For
 # a quiet machine. What takes very long or needs the published logs is not here:
@@ -131,10 +142,10 @@ format: $(READY)
 	find dtr_alloc runtime tests \( -name '*.h' -o -name '*.cpp' \) -print0 | xargs -0r .venv/bin/clang-format -i
 
 clean:
-	rm -rf .venv .venv-cuda build dist *.egg-info dtr_alloc/*.so
+	rm -rf .venv .venv-cuda .venv-newest build dist *.egg-info dtr_alloc/*.so
 
 # A changed C++ file is compiled alone; a changed requirement, or the first time, installs anew.
-$(READY): pyproject.toml setup.py Makefile $(SOURCES)
+$(READY): pyproject.toml setup.py Makefile install/versions.txt $(SOURCES)
 	@if [ -e $@ ] && [ -z "$(filter-out $(SOURCES),$?)" ]; then \
 	  echo "$(PYTHON) setup.py build_ext --inplace"; \
 	  $(PYTHON) setup.py -q build_ext --inplace; \
@@ -147,5 +158,5 @@ $(READY): pyproject.toml setup.py Makefile $(SOURCES)
 install:
 	@python3 -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "python3 is too old: 3.10 is needed")'
 	test -x .venv/bin/pip || python3 -m venv .venv
-	$(PYTHON) -m pip install -q --disable-pip-version-check $(TORCH) numpy ninja 'setuptools>=77' wheel
-	$(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	$(PYTHON) -m pip install -q --disable-pip-version-check -c install/versions.txt $(TORCH) numpy ninja 'setuptools>=77' wheel
+	$(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation -c install/versions.txt -e '.[dev]'

@@ -1,8 +1,9 @@
-"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes. Triton's
-interpreter, where there is no GPU. And, for those that ask for it, the fake CUDA driver, or a file
-for a trace."""
+"""One thread for torch: on a busy machine its worker threads spin, and tests take minutes. The same
+examples of Hypothesis in each run, unless others are asked for. Triton's interpreter, where there
+is no GPU. And, for those that ask for it, the fake CUDA driver, or a file for a trace."""
 
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,13 @@ import torch
 from tests.fake_cuda.driver import FakeCuda, build
 
 torch.set_num_threads(1)
+
+if importlib.util.find_spec("hypothesis"):  # A machine with a GPU may lack it.
+    from hypothesis import settings
+
+    settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+    settings.register_profile("random", deadline=None)  # --hypothesis-profile random
+    settings.load_profile("repeatable")
 
 if not torch.cuda.is_available():  # Before anything imports Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")

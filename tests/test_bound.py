@@ -51,7 +51,7 @@ def thorough(needs: Needs, budget: int) -> int:
 # ---- Against trying everything
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(program=programs(), share=st.integers(0, 4))
 def test_no_bound_is_above_what_trying_everything_finds(program: Program, share: int) -> None:
     needs = needs_of(program.trace().schedule())
@@ -62,7 +62,7 @@ def test_no_bound_is_above_what_trying_everything_finds(program: Program, share:
         assert thorough(needs, budget * GRANULE) <= least
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None)
 @given(program=programs())
 def test_below_the_floor_trying_everything_finds_nothing(program: Program) -> None:
     floor = needs_of(program.trace().schedule()).floor_bytes
@@ -166,7 +166,7 @@ def test_a_fault_in_a_bound_is_noticed(name: str, monkeypatch: pytest.MonkeyPatc
 # ---- Against policies
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None)
 @given(program=programs(), share=st.integers(0, 6), policy=st.sampled_from(["eager", "ignore"]))
 def test_no_policy_takes_less_than_its_bound(program: Program, share: int, policy: Any) -> None:
     simulator = Simulator(program.trace())

@@ -17,6 +17,8 @@ LOGS, RESULTS, LINEAR = (
 
 def require(path: Path) -> Path:
     if not path.exists():
+        if "DTR_REFERENCE" in os.environ:
+            pytest.fail(f"DTR_REFERENCE names {REFERENCE}, which lacks {path.name}")
         pytest.skip(f"{path} is absent; DTR_REFERENCE names the folder that has it")
     return path
 
