@@ -112,7 +112,9 @@ PYTHON_ROOMS: Table = {
     "cuda": ("dtr_alloc.cuda",),
     "face": ("dtr_alloc",),
     "demo": ("dtr_alloc.demo", "dtr_alloc.demo."),
-    "command": ("dtr_alloc.__main__", "dtr_alloc.info"),
+    "command": (
+        *("dtr_alloc.__main__", "dtr_alloc.info", "dtr_alloc.commands", "dtr_alloc.commands."),
+    ),
 }
 
 # Of each Python room: the rooms that it may import.

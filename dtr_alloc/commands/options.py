@@ -1,0 +1,67 @@
+"""What several commands share: options, how a budget is written, and errors without tracebacks."""
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+LOGS = click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+POLICY = click.option(
+    "--policy",
+    type=click.Choice(["eager", "banish", "ignore"]),
+    default="eager",
+    show_default=True,
+    help="What becomes of a tensor that the program lets go.",
+)
+MODE = click.option(
+    "--mode",
+    type=click.Choice(["bytes", "pool"]),
+    default="bytes",
+    show_default=True,
+    help="As the paper's simulator, or as the live runtime.",
+)
+BUDGET = (
+    'A number with a point is a share of the peak without a budget ("0.5"); anything else is bytes '
+    '("8GiB"; "5" is five bytes).'
+)
+
+
+def ratio(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[float, ...]:
+    """Budgets from the command line: shares of the activation peak, largest first."""
+    ratios = set()
+    for value in values:
+        try:
+            ratio = float(value)
+        except ValueError:
+            ratio = math.nan
+        if not 0 < ratio < math.inf:
+            raise click.BadParameter(
+                f"{value!r} is not a share of the activation peak: give a number above 0."
+            )
+        ratios.add(ratio)
+    return tuple(sorted(ratios, reverse=True))
+
+
+def names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
+    """The words between commas."""
+    return [word.strip() for word in (value or "").split(",") if word.strip()]
+
+
+def needs_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise click.ClickException("pictures are drawn with matplotlib: pip install matplotlib")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What a user can put right becomes a message instead of a traceback."""
+    from dtr_alloc import TraceError
+
+    try:
+        yield
+    except (ValueError, TraceError, OSError, ImportError) as error:
+        raise click.ClickException(str(error)) from error

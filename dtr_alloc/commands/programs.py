@@ -1,0 +1,179 @@
+"""Commands that run a program: ours, which the demo trains, or a script of the user's."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from dtr_alloc.commands.options import BUDGET, explained, names, needs_matplotlib, ratio
+
+
+@click.command()
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="One of resnet, gpt, lstm, treelstm, unet; may be repeated. Default: all.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="R",
+    callback=ratio,
+    default=("0.7", "0.5", "0.3"),
+    help="Share of the activation peak; may be repeated. Default: 0.7 0.5 0.3.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    help="Optimizer steps of each training; the first warms up.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Timed trainings of each kind.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo"),
+    show_default=True,
+    help="Folder for demo.json and demo.png.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Threads of an operator.",
+)
+def demo(
+    models: tuple[str, ...],
+    budgets: tuple[float, ...],
+    steps: int,
+    rounds: int,
+    out: Path,
+    threads: int,
+) -> None:
+    """Train five models in a fraction of their memory, and compare with eager bit for bit.
+
+    Exits with 1 where a result differs from eager's, the pool's peak is above the budget, a budget
+    below eager's peak evicts nothing, or half of the activation peak is not enough.
+    """
+    needs_matplotlib()
+
+    import torch
+    from rich.console import Console
+
+    from dtr_alloc.demo import MODELS, Plan, draw, table, write_json
+    from dtr_alloc.demo.progress import compare_all
+
+    for name in models:
+        if name not in MODELS:
+            raise click.BadParameter(
+                f"no model {name!r}: choose from {', '.join(MODELS)}.", param_hint="--model"
+            )
+    names = list(dict.fromkeys(models)) or list(MODELS)
+    out.mkdir(parents=True, exist_ok=True)
+    plan = Plan(budgets, steps, rounds)
+    torch.set_num_threads(threads)
+
+    console = Console(width=max(shutil.get_terminal_size().columns, 100))  # The table needs 95.
+    comparisons = compare_all({name: MODELS[name] for name in names}, plan, console)
+    console.print(table(comparisons))
+    write_json(out / "demo.json", comparisons, plan)
+    draw(out / "demo.png", comparisons)
+    console.print(f"Wrote {out / 'demo.json'} and {out / 'demo.png'}.")
+    failures = [failure for comparison in comparisons for failure in comparison.failures()]
+    for failure in failures:
+        console.print(f"[bold red]Failed:[/] {failure}")
+    if failures:
+        raise SystemExit(1)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("-o", "--out", default="trace.log.gz", show_default=True, metavar="LOG")
+@click.option("--clock", type=click.Choice(["wall", "logical"]), default="wall", show_default=True)
+def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
+    """Run a Python SCRIPT with ARGS and record what it computes on the CPU.
+
+    Nothing is evicted meanwhile. The log can be replayed at any budget: dtr-alloc simulate LOG.
+    Put -- before ARGS that begin with a dash. A script that fails or exits early leaves a log of
+    what it did; its exit code is kept.
+    """
+    from dtr_alloc.runtime.trace.record import trace_script
+
+    code, operators = trace_script(script, args, out, clock)
+    click.echo(f"{out}: {operators:,} operators", err=True)
+    sys.exit(code)
+
+
+@click.command("plan", context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: six.")
+@click.option("--batches", callback=names, metavar="N,N,...", help="For {batch} in ARGS.")
+@click.option("--slowdown", type=float, default=1.2, show_default=True, help="What is acceptable.")
+@click.option("--steps", type=int, default=4, show_default=True, help="Of the optimizer.")
+@click.option("--rounds", type=int, default=3, show_default=True, help="The least times count.")
+@click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
+@click.option("--within", metavar="BYTES", help="Evict already now, where it does not fit.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a batch.")
+def plan_(
+    script: str,
+    args: tuple[str, ...],
+    budgets: list[str],
+    batches: list[str],
+    slowdown: float,
+    steps: int,
+    rounds: int,
+    heuristic: str,
+    within: str | None,
+    as_json: bool,
+) -> None:
+    """Predict what a SCRIPT's training costs under budgets, from its first steps.
+
+    Runs SCRIPT with ARGS until an optimizer has stepped a few times, without a budget; then
+    simulates. Put -- before ARGS that begin with a dash. With --batches 8,16,32 that is done for
+    each, in place of "{batch}" in ARGS: dtr-alloc plan train.py --batches 8,16 -- --batch={batch}
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from dtr_alloc.runtime.planning import plan as planning
+    from dtr_alloc.runtime.planning import report as plan_report
+    from dtr_alloc.runtime.planning.script import ScriptError, profile_script
+
+    if batches and not any("{batch}" in word for word in args):
+        raise click.UsageError("--batches needs {batch} in ARGS, where the script takes its batch")
+    plans = []
+    with explained(), Progress(console=Console(stderr=True), transient=True) as bar:
+        planning.check(budgets, slowdown, steps, rounds, heuristic, within)
+        for batch in batches or [""]:
+            words = [word.replace("{batch}", batch) for word in args] if batch else args
+            task = bar.add_task(batch, total=rounds * (2 if within is None else 1))
+
+            def advance(doing: str, task: TaskID = task, batch: str = batch) -> None:
+                bar.update(task, advance=1, description=f"{batch} {doing}".strip())
+
+            try:
+                profile = profile_script(script, words, steps, rounds, within, advance)
+            except ScriptError as error:
+                raise click.ClickException(str(error)) from error
+            plans.append(planning.plan_of(profile, budgets or None, slowdown, heuristic, batch))
+    if as_json:
+        click.echo(f"[{', '.join(plan.as_json() for plan in plans)}]")
+        return
+    console = Console(width=max(shutil.get_terminal_size().columns, 100))
+    console.print(plan_report.table(plans))
+    for plan in plans:
+        click.echo(plan_report.suggestion(plan, slowdown))

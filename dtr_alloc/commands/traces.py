@@ -1,0 +1,240 @@
+"""Commands that read recorded traces: what would other budgets and other heuristics cost?"""
+
+import importlib.util
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dtr_alloc.commands.options import (
+    BUDGET,
+    LOGS,
+    MODE,
+    POLICY,
+    explained,
+    names,
+    needs_matplotlib,
+)
+from dtr_alloc.runtime.heuristic import Policy
+from dtr_alloc.runtime.simulation_rules import Mode, Rules
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@click.command()
+@click.argument("log", type=click.Path(exists=True, dir_okay=False))
+@click.option("--budget", required=True, metavar="RATIO|BYTES", help=BUDGET)
+@click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
+@POLICY
+@MODE
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def simulate(
+    log: str, budget: str, heuristic: str, policy: Policy, mode: Mode, as_json: bool
+) -> None:
+    """Replay a recorded trace under a budget.
+
+    Prints a line for each figure, with what it means. The status is ok where the run came to its
+    end; oom where nothing was left to evict; thrash where recomputing had taken longer than
+    all operators together, and the run was stopped. The overhead is the time of all operators that
+    ran, those run again included, by that of each once: 1.25 is a quarter more.
+
+    Exits with 3 unless the status is ok; the figures are printed all the same.
+    """
+    from dtr_alloc.runtime.simulate import Simulator
+    from dtr_alloc.runtime.simulation_report import lines
+    from dtr_alloc.size import format_size
+
+    with explained():
+        simulator = Simulator(log)
+        result = simulator.run(budget, Rules(heuristic, policy, mode))
+    click.echo(result.as_json() if as_json else "\n".join(lines(result)))
+    largest = simulator.baseline.largest_operator_bytes
+    if result.status == "oom" and result.budget_bytes < largest:
+        click.echo(
+            f"The largest operator alone reads and makes {format_size(largest)}, more than the "
+            f"budget of {format_size(result.budget_bytes)}.",
+            err=True,
+        )
+    if result.status != "ok":
+        sys.exit(3)
+
+
+@click.command()
+@LOGS
+@click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), help="Where rows go.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+@click.option(
+    "--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: 1.0,0.9,...,0.1."
+)
+@click.option("--heuristics", callback=names, metavar="NAME,NAME,...", help="Default: six.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
+@POLICY
+@MODE
+def sweep(
+    logs: tuple[str, ...],
+    csv: Path | None,
+    plot: Path | None,
+    budgets: list[str],
+    heuristics: list[str],
+    jobs: int | None,
+    policy: Policy,
+    mode: Mode,
+) -> None:
+    """Replay traces with every heuristic at every budget.
+
+    The CSV has a row for each run, with the columns that "dtr-alloc simulate" explains. Runs that
+    did not come to their end (status oom or thrash) are rows too, and counted in the last line; the
+    exit code is 0.
+    """
+    from dtr_alloc.runtime.sweep import BUDGETS, HEURISTICS
+    from dtr_alloc.runtime.sweep import sweep as run
+
+    if csv is None and plot is None:
+        raise click.UsageError("say where the results go: --csv, --plot or both")
+    if plot is not None:
+        needs_matplotlib()
+    with explained():
+        results = run(
+            logs,
+            heuristics or HEURISTICS,
+            budgets or BUDGETS,
+            policy=policy,
+            mode=mode,
+            jobs=jobs,
+            csv=csv,
+            progress=True,
+        )
+    if plot is not None:
+        from dtr_alloc.runtime.plot import plot as draw
+
+        with explained():
+            draw(results, plot)
+    failed = sum(result.status != "ok" for result in results)
+    wrote = " and ".join(str(path) for path in (csv, plot) if path is not None)
+    click.echo(f"{len(results)} runs, {failed} of them out of memory or thrashing. Wrote {wrote}.")
+
+
+@click.command()
+@click.argument("csv", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A picture."
+)
+def plot(csv: Path, out: Path) -> None:
+    """Draw a sweep's CSV: overhead against budget."""
+    needs_matplotlib()
+    from dtr_alloc.runtime.plot import plot as draw
+    from dtr_alloc.runtime.sweep import read_csv
+
+    with explained():
+        draw(read_csv(csv), out)
+    click.echo(f"Wrote {out}.")
+
+
+@click.command("bound")
+@click.argument("log", type=click.Path(exists=True, dir_okay=False))
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="R", help=BUDGET)
+@click.option("--floor", is_flag=True, help="Look for the smallest budget that works, too.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="For a budget's proof, and as long again for the search. 0: the quick bound alone.",
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+def bound_(
+    log: str, budgets: tuple[str, ...], floor: bool, seconds: float, out: Path | None
+) -> None:
+    """Tell how much recomputation any policy needs at a budget, and how near the known ones come.
+
+    "no policy below" is proven: by linear and integer programs, or, where that is more, by the
+    quick bound. "best found" is a search over the simulator's settings. --budget may be repeated.
+
+    Exits with 3 where a budget is below the floor, in which no policy could run the program.
+    """
+    from rich.console import Console
+
+    from dtr_alloc.runtime.bounding import report as bound_report
+    from dtr_alloc.runtime.bounding.bound import Bounder
+    from dtr_alloc.runtime.simulate import parse_budget
+
+    if out is not None:
+        needs_matplotlib()
+    with explained():
+        for budget in budgets:
+            parse_budget(budget)
+        bounder = Bounder(log)
+        bounds = [bounder.at(budget, floor, seconds) for budget in dict.fromkeys(budgets)]
+        bounds.sort(key=lambda one: -one.budget_bytes)
+        console = Console(width=max(shutil.get_terminal_size().columns, 100))
+        console.print(bound_report.table(bounds))
+        click.echo("\n".join(bound_report.lines(bounds)))
+        if out is not None:
+            bound_report.draw(bounds, out)
+    if any(math.isinf(one.lower) for one in bounds):
+        sys.exit(3)
+
+
+@click.command()
+@LOGS
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="B", help=BUDGET)
+@click.option("--trials", type=click.IntRange(min=1), default=200, show_default=True)
+@click.option("--storage", metavar="URL|FILE", help="Where the study is kept. Default: nowhere.")
+@click.option(
+    "--holdout",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="LOG",
+    help="A trace to try the result on; may be repeated.",
+)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+@click.option("--seed", type=int, help="Of the search.")
+def tune(
+    logs: tuple[str, ...],
+    budgets: tuple[str, ...],
+    trials: int,
+    storage: str | None,
+    holdout: tuple[str, ...],
+    plot: Path | None,
+    seed: int | None,
+) -> None:
+    """Search the score's parameters for the least overhead on traces.
+
+    Give several processes one --storage, and they share the work; call again after a kill, and it
+    goes on where it was. --budget may be repeated.
+    """
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    for module in ("optuna", "matplotlib"):
+        if importlib.util.find_spec(module) is None:
+            raise click.ClickException("tuning needs more: pip install 'dtr-alloc[tune]'")
+    from dtr_alloc.runtime.tuning import report as tune_report
+    from dtr_alloc.runtime.tuning import tune as tuning
+
+    columns = (
+        *Progress.get_default_columns(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[best]}"),
+    )
+    with explained():
+        held = tuning.cases(holdout, budgets)
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("tuning", total=trials, best="")
+
+            def advance(study: "optuna.Study", done: int) -> None:
+                best = f"best overhead {math.exp(study.best_value):.3f}"
+                bar.update(task, completed=min(done, trials), best=best)
+
+            study = tuning.tune(logs, budgets, trials, storage, seed=seed, progress=advance)
+        best = tuning.heuristic_of(study.best_params)
+        given = tune_report.compare(tuning.cases(logs, budgets), best)
+        click.echo(tune_report.table(given, tune_report.compare(held, best)))
+        if plot is not None:
+            tune_report.draw(study, plot)
+    click.echo(f"\n{tuning.line_to_paste(best)}")
