@@ -14,8 +14,8 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime._testing import instrumented
+from tests.native_stand_in.guests import library
 from tests.native_stand_in.native import Native
-from tests.test_cuda_guest import library
 from tests.test_guest_suites import suites
 
 pytestmark = pytest.mark.skipif(

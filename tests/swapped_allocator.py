@@ -1,0 +1,56 @@
+"""Programs whose CUDA allocator is ours, on the fake driver.
+
+The allocator is for a whole process and for good, so each program runs in one of its own. No GPU is
+there: torch refuses its tensors, but its statistics, snapshot and the requests of other libraries
+go through.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+
+from dtr_alloc import _core
+
+with_cuda = pytest.mark.skipif(
+    not hasattr(_core, "CudaAllocator"), reason="torch or this build has no CUDA"
+)
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+PRELUDE = """
+import json, torch, dtr_alloc
+from dtr_alloc import _core
+MIB = 1 << 20
+def swap(budget="64MiB", **options):
+    allocator = dtr_alloc.allocator(budget, **options)
+    torch.cuda.memory.change_current_allocator(allocator)
+    return allocator
+def refused(call):
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+"""
+
+
+def tell(program: str, driver: str = "") -> Any:
+    """What the program printed last, as JSON."""
+    env = dict(os.environ, DTR_ALLOC_LIBCUDA=driver)
+    text = PRELUDE + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tempfile.gettempdir(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,260 @@
+"""A guest on CUDA whose memory is short: what is evicted, what never is, and by which thread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import dtr_alloc
+from dtr_alloc import _core
+from tests.exactness import bits, chain, same
+from tests.fake_cuda.driver import FakeCuda
+from tests.native_stand_in.guests import Open, library, native
+from tests.native_stand_in.native import Native
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(_core, "GuestAllocator"), reason="torch or this build has no CUDA"
+)
+MIB = 1 << 20
+__all__ = ["library", "native"]
+
+
+# ---- Memory that is short
+
+
+def test_a_request_that_fails_natively_succeeds_after_an_eviction(native: Native) -> None:
+    expected = [bits(tensor) for tensor in chain(96, rows=4096)]
+    with Open(native) as opened:
+        told = native.observe(opened.address)
+        tensors = chain(48, rows=4096)  # 48 MiB, of 64.
+        assert opened.session.stats().evictions == 0
+        assert native.hold(32 * MIB, opened.address)
+        assert opened.session.stats().evictions > 0
+        assert native.num_ooms() > 0
+        assert native.num_ooms(opened.address) == 0
+        assert told == []
+        assert all(same(bits(t), want) for t, want in zip(tensors, expected, strict=False))
+        native.drop_all()
+        del tensors
+        opened.session.check()
+
+
+def test_a_program_larger_than_the_device_runs_and_seldom_fails_natively(native: Native) -> None:
+    expected = [bits(tensor) for tensor in chain(160, rows=4096)]
+    with Open(native) as opened:
+        tensors = chain(160, rows=4096)  # 160 MiB, of 64.
+        first = native.retries
+        for tensor, want in zip(tensors, expected, strict=True):
+            assert same(bits(tensor), want)
+        assert opened.session.stats().evictions > 100
+        assert first <= 4
+        # A last one may fail when the cap has risen: a thousandth of what is allocated.
+        assert native.retries - first <= 4
+        assert native.num_ooms(opened.address) == 0
+        opened.session.check()
+        del tensors, tensor
+
+
+def test_when_nothing_is_left_to_evict_the_error_is_torchs_and_observers_hear_once(
+    native: Native,
+) -> None:
+    with Open(native) as opened:
+        told = native.observe(opened.address)
+        kept = torch.ones(1 << 18).exp()
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"^CUDA out of memory\. Tried to allocate"
+        ):
+            opened.guest.allocate(65 * MIB, 0, 0)
+        assert told == [65 * MIB]
+        assert native.num_ooms(opened.address) == 1
+        assert f"{kept[0]:.3f}" == "2.718"
+        native.log()
+        for _ in range(16):  # What failed is no measure for what comes after.
+            kept = kept + 1
+        assert opened.session.stats().evictions <= 1
+        del kept
+
+
+def test_a_request_larger_than_the_device_evicts_nothing(native: Native, cuda: FakeCuda) -> None:
+    with Open(native, on_cuda=True) as opened:
+        kept = torch.ones(1 << 18).exp()
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            opened.guest.allocate(4 << 30, 0, 0)
+        assert opened.session.stats().evictions == 0
+        del kept
+
+
+def test_tries_that_fail_are_few_and_each_evicts_more(native: Native) -> None:
+    with Open(native) as opened:
+        tensors = chain(32, rows=4096)
+        native.fails(3)
+        assert native.hold(MIB, opened.address)
+        assert native.num_ooms() == 3
+        evicted = opened.session.stats().evictions
+        assert evicted >= 8  # A sixty-fourth, then four, then sixteen of them.
+        native.fails(1000)
+        before = native.num_ooms()
+        assert not native.hold(MIB, opened.address)
+        assert native.num_ooms() - before <= 5
+        native.fails(0)
+        del tensors
+
+
+@pytest.mark.parametrize("rows", [8, 256, 5000])
+def test_a_budget_bounds_what_torch_counts(native: Native, rows: int) -> None:
+    """Of blocks in small segments, in large ones, and of those that torch does not split."""
+    expected = [bits(tensor) for tensor in chain(64, rows)]
+    size = expected[0][2].numel()
+    before = 20 * size  # Is in the budget, though it came earlier.
+    native.hold(before)
+    budget = before + 12 * size + (2 * MIB if size > MIB else 0)
+    with Open(native, budget) as opened:
+        tensors = chain(64, rows)
+        assert all(same(bits(t), want) for t, want in zip(tensors, expected, strict=True))
+        assert native.peak <= budget
+        assert opened.session.stats().evictions > 0
+        del tensors
+
+
+def test_a_budget_that_is_full_says_so(native: Native) -> None:
+    with Open(native, "8MiB") as opened:
+        with pytest.raises(torch.OutOfMemoryError, match=r"budget 8\.00 MiB: 16\.00 MiB asked"):
+            opened.guest.allocate(16 * MIB, 0, 0)
+        assert native.num_ooms() == 0  # Torch was not asked.
+
+
+def test_a_budget_changes_and_memory_is_given_back(native: Native) -> None:
+    with Open(native, "60MiB") as opened:
+        tensors = chain(48, rows=4096)
+        opened.session.resize("16MiB")
+        assert native.live <= 16 * MIB
+        opened.session.resize("60MiB")
+        assert bool((tensors[-1] == chain(48, rows=4096)[-1]).all())
+        assert opened.session.release() >= 8 * MIB
+        assert native.live <= MIB
+        del tensors
+
+
+# ---- What is not ours to evict
+
+
+def test_in_a_capture_nothing_is_evicted_and_nothing_made_there_is(native: Native) -> None:
+    with Open(native) as opened:
+        tensors = chain(48, rows=4096)
+        native.capture(True, opened.address)
+        assert not native.hold(32 * MIB, opened.address)
+        assert opened.session.stats().evictions == 0
+        native.capture(False, opened.address)
+        # They became ordinary when it began.
+        assert not any(dtr_alloc.evict(tensor) for tensor in tensors)
+        del tensors
+
+
+def test_blocks_made_while_torchs_cache_is_off_are_left_alone(native: Native) -> None:
+    with Open(native) as opened:
+        native.enable(False)
+        native.log()
+        assert native.hold(MIB, opened.address)
+        assert native.log()[0] == f"allocate {MIB}"  # By torch's own way, deleter and all.
+        native.enable(True)
+        native.log()
+        assert native.hold(MIB, opened.address)
+        assert native.log()[0] == f"raw_alloc_with_stream {MIB} 0"
+
+
+def test_an_eviction_waits_for_the_streams_that_read_the_tensor(
+    native: Native, cuda: FakeCuda
+) -> None:
+    with Open(native, on_cuda=True) as opened:
+        x = torch.ones(1 << 16).exp()
+        side = cuda.stream()
+        _core.set_host_stream(side)
+        y = x + 1
+        _core.set_host_stream(0)
+        native.log()
+        assert dtr_alloc.evict(x)
+        assert f"recordStream {side}" in native.log()
+        assert f"{x[0]:.3f} {y[0]:.3f}" == "2.718 3.718"
+        opened.session.check()
+        del x, y
+
+
+# ---- Threads and Python's lock
+
+HISTORY = """
+import sys, threading
+import torch, dtr_alloc
+from tests.native_stand_in.native import Native
+from dtr_alloc.runtime._testing import instrumented
+from tests.fake_cuda.driver import FakeCuda
+
+cuda = FakeCuda(sys.argv[2])
+native = Native(sys.argv[1], sys.argv[2])
+cuda.set_capacity(64 << 20)
+native.takes_python(True)  # In malloc and in free, as torch's memory history does.
+with instrumented(native=native.address):
+    scope = dtr_alloc.rematerialize("2MiB", thrash_limit=0)
+    session = scope.__enter__()
+wrong = []
+
+def work(n):
+    with dtr_alloc.join_scope():
+        for _ in range(4):
+            held = [torch.full((1 << 15,), float(n)).exp()]
+            while len(held) < 24:
+                held.append(held[-1] * 1.0001 + 1)
+            again = [float(t[0]) for t in held[::5]]
+            if again != [float(t[0]) for t in held[::5]]:
+                wrong.append(n)
+            del held
+
+threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+[t.start() for t in threads]
+while any(t.is_alive() for t in threads):
+    session.stats()  # Waits for the session's lock, and holds Python's.
+assert session.stats().evictions > 100, session.stats()
+scope.__exit__(None, None, None)
+assert native.live == 0, native.live
+print(wrong)
+"""
+
+
+def test_history_that_takes_pythons_lock_in_torch_hangs_nobody(
+    library: str, fake_driver: str
+) -> None:
+    root = str(Path(__file__).parents[1])
+    path = f"import sys; sys.path.append({root!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", path + HISTORY, library, fake_driver],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr[-2000:]
+
+
+def test_threads_keep_the_budget(native: Native) -> None:
+    expected = [bits(tensor) for tensor in chain(32)]
+    wrong: list[str] = []
+
+    def work() -> None:
+        with dtr_alloc.join_scope():
+            for _ in range(5):
+                if not all(map(same, map(bits, chain(32)), expected)):
+                    wrong.append("bits")
+
+    with Open(native, "3MiB") as opened:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert native.peak <= 3 * MIB
+        assert opened.session.stats().evictions > 0
+        opened.session.check()
+    assert wrong == []
