@@ -39,6 +39,7 @@ from dtr_alloc.runtime.session import (
     pin,
 )
 from dtr_alloc.runtime.simulate import SimulationResult, simulate
+from dtr_alloc.runtime.steps import OddBatchWarning, Step
 from dtr_alloc.runtime.sweep import sweep
 from dtr_alloc.runtime.trace import Trace, TraceError
 from dtr_alloc.runtime.trace.record import Recording, record_trace
@@ -50,6 +51,7 @@ __all__ = [
     "Allocator",
     "Bound",
     "Heuristic",
+    "OddBatchWarning",
     "Plan",
     "Pool",
     "Prediction",
@@ -57,6 +59,7 @@ __all__ = [
     "Session",
     "SessionStats",
     "SimulationResult",
+    "Step",
     "Trace",
     "TraceError",
     "allocator",

@@ -115,12 +115,18 @@ class Session:
             ("book-keeping", s.bookkeeping_ns),
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
-        rows += self._steps.rows()
+        rows += self._steps.rows(s.evicted_bytes)
         if self._chooser is not None:
             rows.append(("heuristic", "", self._chooser.told()))
         rows += self._compiled_code(s.budget_bytes)
         rows += [("memory taken", "", text) for text in self._core.exposures()]
         return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
+
+    @property
+    def steps(self) -> int:
+        """Steps of optimizers that have ended in the scope. A program that notes it beside its
+        batches finds those that `dearest_steps` tells of."""
+        return self._steps.count
 
     def dearest_steps(self) -> list[Step]:
         """Of the steps of optimizers for which tensors were evicted the ten that lost most time to

@@ -11,6 +11,7 @@ step needs is chosen, and is no news.
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
 import time
 import warnings
@@ -46,11 +47,17 @@ class Step:
         )
 
 
+class OddBatchWarning(UserWarning):
+    """A step of an optimizer did not fit its memory, as those before it did."""
+
+
 class Steps:
     """Those of one scope."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # Optimizers of several threads may end their steps at once.
+        # Optimizers of several threads may end their steps at once. A signal's handler may ask for
+        # the summary in the middle of that, in the same thread.
+        self._lock = threading.RLock()
         self._count = self._evicting = self._evicted_bytes = 0
         self._ended_ns = time.perf_counter_ns()
         self._dearest: list[tuple[int, int, Step]] = []
@@ -62,15 +69,16 @@ class Steps:
         for want of memory since the step before, and the time that this and recomputing took.
 
         Warns:
-            UserWarning: the first step that needed evictions after some that needed none.
+            OddBatchWarning: the first step that needed evictions after some that needed none.
         """
         odd = self._add(evicted_bytes, added_ns)
         if odd is not None:
             warnings.warn(
                 f"step {odd.number} of an optimizer did not fit the memory it may use: {odd}. The "
                 f"{_QUIET} steps before it needed no evictions. Results are the same. This is said "
-                "once; session.summary() counts such steps and names the dearest",
-                stacklevel=5,  # The program's call of step().
+                "once in a scope; session.summary() counts such steps and names the dearest",
+                OddBatchWarning,
+                stacklevel=_level_of_the_program(),
             )
 
     def dearest(self) -> list[Step]:
@@ -78,8 +86,13 @@ class Steps:
         with self._lock:
             return [step for _, _, step in sorted(self._dearest, reverse=True)]
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Of the summary; none where no step has ended."""
+    @property
+    def count(self) -> int:
+        """How many have ended."""
+        return self._count
+
+    def rows(self, evicted_bytes: int) -> list[tuple[str, str, str]]:
+        """Of the summary; none where no step has ended. So much was evicted in the scope."""
         with self._lock:
             count, evicting, evicted = self._count, self._evicting, self._evicted_bytes
         if not count:
@@ -87,6 +100,8 @@ class Steps:
         note = "none needed evictions"
         if evicting:
             note = f"{evicting:,} needed evictions, of {format_size(evicted)} together"
+        if evicted_bytes > evicted:
+            note += f"; {format_size(evicted_bytes - evicted)} evicted since"
         told = [("steps", f"{count:,}", note)]
         if evicting < count:
             told += [("step", f"{one.number:,}", str(one)) for one in self.dearest()[:3]]
@@ -94,7 +109,7 @@ class Steps:
 
     def abandon_in_child(self) -> None:
         """After a fork: a thread that only the parent has may hold the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _add(self, evicted_bytes: int, added_ns: int) -> Step | None:
         """The step, if it is to be told of."""
@@ -114,3 +129,14 @@ class Steps:
             odd = self._quiet >= _QUIET and not self._told
             self._told, self._quiet = self._told or odd, 0
             return step if odd else None
+
+
+def _level_of_the_program() -> int:
+    """The level of the frame that called torch, for a warning of the caller's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in {
+        "torch",
+        "dtr_alloc",
+    }:
+        level, frame = level + 1, frame.f_back
+    return level

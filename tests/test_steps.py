@@ -1,7 +1,10 @@
 """The odd batch is told: which steps needed evictions, of how many bytes, and once by a warning."""
 
 import os
+import re
+import signal
 import threading
+import time
 import warnings
 
 import pytest
@@ -165,3 +168,41 @@ def test_steps_of_several_threads_share_the_count_and_no_figure_is_negative() ->
         assert "steps                       10" in session.summary()
     assert dearest
     assert all(step.evicted_bytes > 0 and step.added_ns > 0 for step in dearest)
+
+
+def test_the_warning_names_the_programs_line_also_behind_a_scheduler() -> None:
+    program = Program()
+    torch.optim.lr_scheduler.StepLR(program.optimizer, step_size=100)
+    with dtr_alloc.rematerialize(budget()), pytest.warns(dtr_alloc.OddBatchWarning) as told:
+        program.steps([256] * 4 + [1024])
+    assert [one.filename for one in told] == [__file__]
+
+
+def test_what_is_evicted_behind_the_last_step_is_told_beside_the_steps() -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(budget()) as session:
+        program.step(64)
+        loss = program.model(torch.ones(1024, WIDTH)).sum()
+        loss.backward()
+        summary = session.summary()
+    assert session.steps == 1
+    assert re.search(r"none needed evictions; [\d.]+ MiB evicted since", summary)
+
+
+def test_a_signals_handler_may_ask_for_the_summary_at_any_moment() -> None:
+    steps = Steps()
+    told = []
+
+    def ask(number: int, frame: object) -> None:
+        told.append((len(steps.rows(0)), len(steps.dearest())))
+
+    before = signal.signal(signal.SIGALRM, ask)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            steps.ended(512, 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(told) > 100
