@@ -29,6 +29,7 @@ LEFT_OUT = {
     "test_a_process_with_few_addresses_says_so",
     "test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
     "test_a_budget_that_cannot_be_is_refused",
+    "test_between_forward_and_backward_the_activations_leave_the_process",  # Of both memories.
     "test_a_scope_without_a_budget_has_none_to_resize",
     "test_pages_above_the_budget_go_back_to_the_system",
     "test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope",

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.demo import MODELS, Plan
 from dtr_alloc.demo.models import gpt
 from dtr_alloc.demo.train import train
@@ -158,6 +159,7 @@ def test_what_is_released_goes_back_to_the_system_and_returns_when_touched() -> 
         assert [tensor[1].item() for tensor in held] == [float(n + 1) for n in range(32)]
 
 
+@pytest.mark.skipif(not _core.sees_raw_access, reason="torch before 2.13: more stays in memory")
 @pytest.mark.parametrize("memory", ["pool", "torch"])
 def test_between_forward_and_backward_the_activations_leave_the_process(
     memory: Literal["pool", "torch"],

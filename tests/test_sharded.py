@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dtr_alloc import _core
 from tests.fences import ROOT
 from tests.sharded_programs import PROGRAMS, SHARES
 from tests.two_processes import two_processes
@@ -19,6 +20,7 @@ def rows() -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["program"], row["rank"]): row for row in found}
 
 
+@pytest.mark.skipif(not _core.sees_raw_access, reason="torch before 2.13: more stays in memory")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_two_processes_compute_what_they_compute_without_a_budget(name: str) -> None:
     for rank in range(2):
