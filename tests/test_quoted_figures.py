@@ -288,6 +288,7 @@ def page_prices() -> Iterator[str]:
     yield f"Of the {len(over)} cells that run, {near} are at most 1 % above the better"
     at = {us: f"{100 * over['tv_densenet121', '0.3', us]:.0f} %" for us in ("20", "80")}
     yield f"it is {at['20']} above at 20 us, and {at['80']} at 80 us"
+    yield f"U-Net at 0.5 is {100 * over['unet', '0.5', '20']:.0f} % above at 20 us"
 
 
 def advice() -> Iterator[str]:
