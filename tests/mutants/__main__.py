@@ -42,7 +42,7 @@ NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of ot
     *("test_figures.py", "test_quoted_figures.py", "test_package.py", "test_perf_scripts.py"),
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
 }
-LONGEST = 90.0  # Seconds of a test file, to be of use here.
+LONGEST = 180.0  # Seconds of a test file, to be of use here.
 ENOUGH = 240.0  # Seconds of tests that let a fault pass.
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
 
