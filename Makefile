@@ -21,8 +21,8 @@ CUDA_TORCHES := 2.11.0 2.15.0
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
 
-# Minutes; what CI runs. Hypothesis draws the same examples each time (tests/conftest.py). A test that
-# hangs, in C++ perhaps, ends the run with the stacks of all threads.
+# Minutes; what CI runs. Hypothesis draws the same examples each time (tests/conftest.py). A test
+# that hangs, in C++ perhaps, ends the run with the stacks of all threads.
 test: $(READY)
 	.venv/bin/pytest -q -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
 
@@ -122,7 +122,7 @@ dist: $(READY)
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool \
   $(addprefix dtr_alloc.runtime., bounding.bound bounding.needs bounding.search heuristic session \
-  simulate sweep planning.forecast planning.plan planning.profile trace trace.format trace.record tuning.tune)
+  simulate steps sweep planning.forecast planning.plan planning.profile trace trace.format trace.record tuning.tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one
 # on a class that only builds with CUDA have.
 docs: $(READY)

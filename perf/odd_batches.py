@@ -9,7 +9,7 @@ on all of them. After each hundred all five models must have the same bits.
 
 Processor time of the steps that needed evictions, and of the others, over the same steps without
 the cap. Optimizer state is made before the scopes, so the cap holds activations and gradients.
-Some forty minutes.
+Two hundred steps take two minutes of processor time, so all take nearly two hours.
 
     python perf/odd_batches.py [--quick] [--steps 10000] [--out perf/results/odd_batches.json]
 """

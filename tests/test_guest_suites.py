@@ -4,23 +4,13 @@ Their tests run here unchanged. Left out by name are those that are of a pool al
 its pages, a scope that has no budget), and those that run a program in a process of its own.
 """
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 import dtr_alloc
 from dtr_alloc.size import LARGEST_BUDGET
-from tests import (
-    test_exactness,
-    test_failures,
-    test_histories,
-    test_models,
-    test_mutation,
-    test_raw_access,
-    test_resize,
-    test_session,
-    test_threads,
-)
 
 LEFT_OUT = {
     "test_a_process_exits_though_a_thread_has_joined_its_open_scope",
@@ -37,17 +27,13 @@ LEFT_OUT = {
 }
 
 
-SUITES = (
-    test_exactness,
-    test_failures,
-    test_histories,
-    test_models,
-    test_mutation,
-    test_raw_access,
-    test_resize,
-    test_session,
-    test_threads,
-)
+SUITES = [
+    import_module(f"tests.test_{name}")
+    for name in (
+        *("exactness", "failures", "histories", "models", "mutation"),
+        *("raw_access", "resize", "session", "threads"),
+    )
+]
 
 
 def suites() -> dict[str, Any]:
