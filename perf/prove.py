@@ -3,7 +3,9 @@ last line that the proof printed, and how long it took.
 
 `make test` is kept short, so what takes longer is proved here before a release, or before an issue
 is called done. Each proof is a command that works by itself; its whole output is in build/proofs.
-A failed proof does not end the run. Some hours on two cores, and 10 GB of disk for check-cuda.
+A failed proof does not end the run. Some hours on two cores, and 10 GB of disk for check-cuda. So
+the table may be filled in several runs: `--only` leaves the rows of other proofs as they are, if
+they are of the same C++. A row names the commit that it is of.
 
     python perf/prove.py [--only exact,faults] [--quick] [--out perf/results]
 """
@@ -18,11 +20,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from measurement import origin
+from measurement import code, commit, origin
 
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build/proofs"
 PYTHON = sys.executable
+ROW = re.compile(r"^(?:ok|FAILED) +[\d.]+ min +\S+ +(\w+) .*\n.*\n", re.M)
 
 
 class Proof(NamedTuple):
@@ -69,7 +72,16 @@ def prove(name: str) -> str:
         code = subprocess.run(proof.command, cwd=ROOT, stdout=log, stderr=log, check=False)
     minutes = (time.monotonic() - begin) / 60
     verdict = "ok" if code.returncode == 0 else "FAILED"
-    return f"{verdict:<6} {minutes:>5.1f} min  {name:<10} {proof.claim}\n{'':>19}{last(name)}"
+    head = f"{verdict:<6} {minutes:>5.1f} min  {commit():<8}  {name:<10} "
+    return f"{head}{proof.claim}\n{'':>{len(head)}}{last(name)}\n"
+
+
+def kept(table: Path) -> dict[str, str]:
+    """The rows of a table, by their proofs; none if it is of other C++ than today's."""
+    text = table.read_text() if table.exists() else ""
+    if f"code {code()}," not in text.partition("\n")[0]:
+        return {}
+    return {found[1]: found[0] for found in ROW.finditer(text)}
 
 
 def last(name: str) -> str:
@@ -89,14 +101,17 @@ def main() -> int:
     names = options.only.split(",") if options.only else list(PROOFS)
     if unknown := [name for name in names if name not in PROOFS]:
         parser.error(f"no such proof: {', '.join(unknown)}; there are {', '.join(PROOFS)}")
-    rows = []
-    for name in ["parity"] if options.quick else names:
-        rows.append(prove(name))
-        print(rows[-1], flush=True)
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "proofs.txt").write_text("\n".join([origin(), "", *rows, ""]))
-    return 1 if any(row.startswith("FAILED") for row in rows) else 0
+    names = ["parity"] if options.quick else names
+    table = options.out / "proofs.txt" if options.out else None
+    rows = kept(table) if table else {}
+    for name in names:
+        rows[name] = prove(name)
+        print(rows[name], end="", flush=True)
+        if table:
+            table.parent.mkdir(parents=True, exist_ok=True)
+            told = [rows[one] for one in PROOFS if one in rows]
+            table.write_text("".join([f"{origin()}\n\n", *told]))
+    return 1 if any(rows[name].startswith("FAILED") for name in names) else 0
 
 
 if __name__ == "__main__":
