@@ -4,7 +4,7 @@ alone."""
 import pytest
 
 from tests.fences import ROOT
-from tests.mutants.faults import every, faults, of_file, planted
+from tests.mutants.faults import every, faults, of_file, once_missed, planted
 
 
 def made(code: str) -> set[tuple[str, str]]:
@@ -64,3 +64,9 @@ def test_a_lot_is_the_same_each_time_and_takes_a_line_once() -> None:
     assert len({(fault.path, fault.line) for fault in drawn}) == 300
     assert len({fault.path for fault in drawn}) > 50
     assert len(list(every(ROOT))) > 1000
+
+
+def test_what_was_once_missed_is_still_a_line_of_the_sources() -> None:
+    missed = once_missed(ROOT)
+    assert len({fault.key for fault in missed}) == len(missed) == 17
+    assert all(fault.old in fault.planted and fault.new in fault.planted for fault in missed)

@@ -49,6 +49,7 @@ ASSIGNMENT = re.compile(
     r"^\s+(?:(?:\+\+|--)[\w.>\[\]-]+|[\w.>\[\]*()-]+ (?:[-+*|&]|<<)?= (?!default|delete)[^;]+);$"
 )
 TWO_ARGUMENTS = re.compile(r"^(\s+[\w.>:-]+)\(([\w.>-]+), ([\w.>-]+)\);$")
+PLACE = re.compile(r"([^ ]+)(?: \((\d+)\))?")
 BEGINS_A_STATEMENT = re.compile(r"([{};:)]|else|^)\s*(//.*)?$")
 
 
@@ -81,6 +82,23 @@ def faults(root: Path, count: int, seed: int) -> list[Fault]:
     each = [draw.choice(of_line) for of_line in by_line.values()]
     drawn = draw.sample(each, min(count, len(each)))
     return sorted(drawn, key=lambda fault: (fault.path, fault.line))
+
+
+def once_missed(root: Path) -> list[Fault]:
+    """Those that an audit planted by hand and no test of its day noticed."""
+    found = []
+    for entry in (Path(__file__).parent / "once_missed.txt").read_text().strip().split("\n\n"):
+        place, texts = entry.splitlines()[0].split(": ", 1)
+        path, nth = PLACE.fullmatch(place).groups(default="1")  # type: ignore[union-attr]
+        old, new = texts.split(" -> ")
+        lines = (root / path).read_text().splitlines()
+        at = [n for n, line in enumerate(lines) if old in line][int(nth) - 1]
+        both = f"({HOLDS} ? ({new}) : ({old}))"
+        if old.endswith(";"):
+            both = f"if ({HOLDS}) {{ {new} }} else {{ {old} }}"
+        planted = lines[at].replace(old, both)
+        found.append(Fault(path, at + 1, "once missed", old, new, planted, int(nth)))
+    return found
 
 
 def every(root: Path) -> Iterator[Fault]:
