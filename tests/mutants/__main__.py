@@ -1,18 +1,19 @@
 """Which of some hundred faults, made by rule and drawn by lot, does no test notice?
 
 First each test file runs without a fault: it must pass, and it tells which faults it reaches and
-how long it takes. Then each fault runs on the files that reach it, for at most four minutes, until
-a test fails that passes without the fault. Files that noticed most faults of the same source in
-their time go first, then the quickest. What nothing notices is printed with its file and line: a
-test is missing there, or the fault changes no result, which equivalent.txt then says with the
-reason. Faults that an audit once found to pass all tests are tried with the others: once_missed.txt
-has them, and what each breaks.
+how long it takes. Then each fault runs on the files that reach it, for at most two and a half
+minutes, until a test fails that passes without the fault. First goes the test that noticed the
+fault in an earlier run, then files that noticed most faults of the same source in their time, then
+short files that reach little else. What nothing notices is printed with its file and line: a test
+is missing there, or the fault changes no result, which equivalent.txt then says with the reason.
+Faults that an audit once found to pass all tests are tried with the others: once_missed.txt has
+them, and what each breaks.
 
-Verdicts are kept in build/mutants, so that a run may be stopped, and goes on where it was. A new
-state of the C++ or of the tests begins anew; with `--again` what was noticed before counts, and the
-rest is tried. Hours.
+Verdicts are kept in the folder of `--out`, so that a run may be stopped, and goes on where it was.
+A new state of the C++ or of the tests begins anew, and asks first who noticed a fault before. A
+first run takes hours.
 
-    make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp] [--again]"
+    make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp]"
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.mutants.tree import MOST, ROOT, TREE, build
 
 sys.path.insert(0, str(ROOT / "perf"))
 
-from measurement import code, origin, write_json
+from measurement import code, origin, provenance, write_json
 
 FOLDER = ROOT / "build/mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
@@ -46,7 +47,7 @@ NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of ot
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
 }
 LONGEST = 180.0  # Seconds of a test file, to be of use here.
-ENOUGH = 240.0  # Seconds of tests that let a fault pass.
+ENOUGH = 150.0  # Seconds of tests that let a fault pass.
 NO_TESTS = 5  # The exit code of pytest where all tests of a file are slow.
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
 
@@ -110,23 +111,41 @@ def reached(name: str) -> Tests | None:
     return Tests(name, seconds, frozenset(numbers))
 
 
-def verdict(number: int, tests: list[Tests], noticed_by: Counter[str]) -> str:
-    """By which test, or file of tests, a fault is noticed; empty if by none. `noticed_by` counts by
-    file the faults of the same source that were noticed so far."""
+def reached_by_all(pool: ThreadPoolExecutor, names: list[str], of: str) -> list[Tests]:
+    """What the test files reach, each for itself; kept, since it takes some ten minutes."""
+    kept = FOLDER / f"reached-{hashlib.sha256(of.encode()).hexdigest()[:12]}.json"
+    if kept.exists():
+        return [Tests(name, seconds, frozenset(reaches))
+                for name, seconds, reaches in json.loads(kept.read_text())]  # fmt: skip
+    tests = [one for one in pool.map(reached, names) if one]
+    write_json(kept, [(one.name, one.seconds, sorted(one.reaches)) for one in tests])
+    return tests
+
+
+def noticed(number: int, name: str, seconds: float) -> str:
+    """The test, of a file or by itself, that notices a fault; empty if none does."""
+    timeout = 60 + 5 * seconds
+    done = pytest(name, timeout, DTR_MUTANT=str(number))
+    if done.code == 0:
+        return ""
+    found = done.failed or name
+    return found if pytest(found, timeout).code == 0 else ""  # Else it is not the fault's doing.
+
+
+def verdict(number: int, tests: list[Tests], before: str, of_source: Counter[str]) -> str:
+    """By which test, or file of tests, a fault is noticed; empty if by none. `before`: who did in
+    an earlier run. `of_source` counts by file who noticed faults of the same source so far."""
+    meeting = [one for one in tests if number in one.reaches]
+    for one in meeting:
+        if one.name == before.partition("::")[0] and noticed(number, before, one.seconds):
+            return before
     spent = 0.0
-    meeting = (one for one in tests if number in one.reaches)
-    for one in sorted(meeting, key=lambda one: (-noticed_by[one.name] / one.seconds, one.seconds)):
+    meeting.sort(key=lambda one: (-of_source[one.name], one.seconds * len(one.reaches)))
+    for one in meeting:
         spent += one.seconds
-        if spent > ENOUGH:
-            break
-        timeout = 60 + 5 * one.seconds
-        done = pytest(one.name, timeout, DTR_MUTANT=str(number))
-        if done.code == 0:
-            continue
-        noticed = done.failed or one.name
-        if pytest(noticed, timeout).code == 0:  # It is the fault's doing.
-            noticed_by[one.name] += 1
-            return noticed
+        if spent <= ENOUGH and (found := noticed(number, one.name, one.seconds)):
+            of_source[one.name] += 1
+            return found
     return ""
 
 
@@ -181,9 +200,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the lot")
     parser.add_argument("--only", default="", help="faults whose path has this text")
     parser.add_argument("--tests", default="", help="test files whose names match this pattern")
-    parser.add_argument("--again", action="store_true", help="try what was not noticed before")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, help="folder for mutants.txt, if the run is whole")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder for mutants.json and .txt")
     options = parser.parse_args()
     if not 0 < options.count <= MOST:
         parser.error(f"--count {options.count} is not between 1 and {MOST}")
@@ -201,25 +219,30 @@ def main() -> int:
         for file in (TREE / "tests").glob("test_*.py")
         if file.name not in NO_CODE and re.search(options.tests, file.name)
     )
-    kept = FOLDER / f"verdicts-{options.seed}-{options.count}.json"
+    kept = options.out / "mutants.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
-    verdicts: dict[str, str] = known.get("verdicts", {})
-    if options.again:
-        verdicts = {key: told for key, told in verdicts.items() if told}
-    elif known.get("state") != now:
-        verdicts = {}
+    told: dict[str, list[str]] = known.get("verdicts", {})  # Each with the state that it is of.
+    same = equivalents()
+    waiting = {
+        n: fault
+        for n, fault in planted.items()
+        if fault.key not in same and told.get(fault.key, ["", ""])[1] != now
+    }
     with ThreadPoolExecutor(options.jobs) as pool:
-        tests = [one for one in pool.map(reached, names) if one]
-        waiting = {n: fault for n, fault in planted.items() if fault.key not in verdicts}
+        tests = reached_by_all(pool, names, now + "".join(fault.key for fault in planted.values()))
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        found = pool.map(lambda n: verdict(n, tests, counts[planted[n].path]), waiting)
-        for fault, told in zip(waiting.values(), found, strict=True):
-            verdicts[fault.key] = told
-            write_json(kept, {"state": now, "verdicts": verdicts})
-            print(f"{told or 'NOT NOTICED'}: {fault.key}", flush=True)
+        found = pool.map(
+            lambda n: verdict(n, tests, told.get(planted[n].key, [""])[0], counts[planted[n].path]),
+            waiting,
+        )
+        for fault, by in zip(waiting.values(), found, strict=True):
+            told[fault.key] = [by, now]
+            write_json(kept, provenance() | {"verdicts": told})
+            print(f"{by or 'NOT NOTICED'}: {fault.key}", flush=True)
+    verdicts = {key: by for key, (by, _) in told.items()}
     text = table(planted, verdicts, tests)
     print(text)
-    if options.out and not options.only and not options.tests:
+    if not options.only and not options.tests:
         (options.out / "mutants.txt").write_text(text + "\n")
     judged = judged_of(planted, verdicts)
     return 0 if sum(judged.values()) >= 0.9 * len(judged) else 1
