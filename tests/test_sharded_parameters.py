@@ -271,12 +271,20 @@ def test_parameters_that_stayed_gathered_are_of_the_version_that_was_gathered() 
 
 
 def test_what_is_in_memory_stays_there_when_parameters_change() -> None:
+    """Also where all that may go does, once the others are gathered."""
     plain, model = make_model(), make_model()
     torch.manual_seed(7)
     changed_behind(plain, []).backward()  # type: ignore[no-untyped-call]
     torch.manual_seed(7)
-    with dtr_alloc.rematerialize("64MiB"):
-        changed_behind(model, []).backward()  # type: ignore[no-untyped-call]
+    taken: list[Tensor] = []
+    with dtr_alloc.rematerialize("64MiB") as session:
+        loss = changed_behind(model, taken)
+
+        def release(_: Tensor) -> None:
+            session.release()
+
+        taken.pop().register_hook(release)  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
     assert all(map(torch.equal, gradients(model), gradients(plain)))
 
 
