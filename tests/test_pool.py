@@ -215,6 +215,23 @@ def test_a_pool_knows_its_own_addresses() -> None:
     assert not _core.Pool.is_owned(2**64 - 1)
 
 
+def test_a_pool_that_ends_leaves_the_addresses_behind_its_own_to_their_pool() -> None:
+    size = 1 << 30  # The unit in which addresses belong to a pool.
+    first, second = (_core.Pool(size, "virtual", size) for _ in range(2))
+    a, b = first.allocate(KIB), second.allocate(KIB)
+    assert a is not None
+    assert b == a + size
+    del first
+    gc.collect()
+    assert second.holds(b)
+
+
+@pytest.mark.parametrize("budget", [0, -1, 2 * MIB])
+def test_a_budget_of_nothing_or_of_more_than_the_addresses_is_an_error(budget: int) -> None:
+    with pytest.raises(ValueError, match="must be above 0 and within its arena"):
+        _core.Pool(budget, "virtual", MIB)
+
+
 @pytest.mark.parametrize("arena", ["host", "virtual"])
 @pytest.mark.parametrize("live_blocks", [0, 3])
 def test_a_dropped_pool_gives_its_addresses_up_with_its_last_block(

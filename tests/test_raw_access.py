@@ -4,6 +4,7 @@ stay eager's where the memory is then written. conformance/test_raw_access.py ha
 import copy
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -147,6 +148,19 @@ def test_a_write_through_numpy_between_forward_and_backward_is_seen_as_in_eager(
         with scope(None, **instruments):
             found = [bits(tensor) for tensor in program()]
         assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_memory_whose_content_recipes_have_a_copy_of_goes_with_its_last_tensor() -> None:
+    array = np.ones(100_000, np.float32)
+    gone = weakref.ref(array)
+    with scope(None):
+        x = torch.from_numpy(array)
+        made = [x + 1, x * 2, x * 3]  # More than a copy.
+        x.numpy()
+        del x, array
+        assert gone() is None
+        assert dtr_alloc.evict(made[1])
+        assert made[1].sum() == 200_000
 
 
 def test_the_summary_and_the_error_name_the_line_that_took_memory_once() -> None:
