@@ -67,12 +67,12 @@ def prove(name: str) -> str:
     """Runs one proof; returns its row."""
     proof = PROOFS[name]
     LOGS.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
+    of, begin = commit(), time.monotonic()
     with (LOGS / f"{name}.log").open("w") as log:
-        code = subprocess.run(proof.command, cwd=ROOT, stdout=log, stderr=log, check=False)
+        done = subprocess.run(proof.command, cwd=ROOT, stdout=log, stderr=log, check=False)
     minutes = (time.monotonic() - begin) / 60
-    verdict = "ok" if code.returncode == 0 else "FAILED"
-    head = f"{verdict:<6} {minutes:>5.1f} min  {commit():<8}  {name:<10} "
+    verdict = "ok" if done.returncode == 0 else "FAILED"
+    head = f"{verdict:<6} {minutes:>5.1f} min  {of:<8}  {name:<10} "
     return f"{head}{proof.claim}\n{'':>{len(head)}}{last(name)}\n"
 
 

@@ -142,8 +142,10 @@ def verdict(number: int, tests: list[Tests], before: str, of_source: Counter[str
     spent = 0.0
     meeting.sort(key=lambda one: (-of_source[one.name], one.seconds * len(one.reaches)))
     for one in meeting:
+        if spent and spent + one.seconds > ENOUGH:
+            continue
         spent += one.seconds
-        if spent <= ENOUGH and (found := noticed(number, one.name, one.seconds)):
+        if found := noticed(number, one.name, one.seconds):
             of_source[one.name] += 1
             return found
     return ""
@@ -199,7 +201,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help=f"faults to draw, at most {MOST}")
     parser.add_argument("--seed", type=int, default=1, help="of the lot")
     parser.add_argument("--only", default="", help="faults whose path has this text")
-    parser.add_argument("--tests", default="", help="test files whose names match this pattern")
+    parser.add_argument(
+        "--tests", default="", help="test files whose names match this pattern; nothing is written"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for mutants.json and .txt")
     options = parser.parse_args()
@@ -207,6 +211,8 @@ def main() -> int:
         parser.error(f"--count {options.count} is not between 1 and {MOST}")
     now = state(options.tests)
     numbered = dict(enumerate([*faults(ROOT, options.count, options.seed), *once_missed(ROOT)]))
+    if len(numbered) > MOST:
+        parser.error(f"--count {options.count} and those once missed are more than {MOST}")
     last = {(fault.path, fault.line): number for number, fault in numbered.items()}
     drawn = build({number: numbered[number] for number in last.values()})
     print(f"{len(drawn)} of {len(last)} faults compile", flush=True)
@@ -219,7 +225,7 @@ def main() -> int:
         for file in (TREE / "tests").glob("test_*.py")
         if file.name not in NO_CODE and re.search(options.tests, file.name)
     )
-    kept = options.out / "mutants.json"
+    kept = (FOLDER if options.tests else options.out) / "mutants.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     told: dict[str, list[str]] = known.get("verdicts", {})  # Each with the state that it is of.
     same = equivalents()
@@ -229,7 +235,7 @@ def main() -> int:
         if fault.key not in same and told.get(fault.key, ["", ""])[1] != now
     }
     with ThreadPoolExecutor(options.jobs) as pool:
-        tests = reached_by_all(pool, names, now + "".join(fault.key for fault in planted.values()))
+        tests = reached_by_all(pool, names, f"{now} {[(n, f.key) for n, f in drawn.items()]}")
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         found = pool.map(
             lambda n: verdict(n, tests, told.get(planted[n].key, [""])[0], counts[planted[n].path]),
