@@ -3,13 +3,14 @@
 The demo's GPT trains for 10,000 steps on texts of 16 to 512 characters, the lengths drawn evenly.
 The cap is what the 95th percentile of them needs: one step in twenty does not fit. Each step is
 taken five ways: in plain eager, and in a scope whose memory is a pool's or torch's own, with the
-cap and with a budget that no step reaches. A scope lasts for a hundred steps, then the next way
-takes the same steps, so that the machine's moods fall on all of them. After each hundred all five
-models must have the same bits.
+cap and with a budget that no step reaches. A scope lasts for a hundred steps, then another way
+takes the same steps, in an order that is drawn anew for each hundred. After it all five models must
+have the same bits.
 
 Processor time of the steps that needed evictions, and of the others, over the same steps with the
-budget that none reaches. Optimizer state is made before the scopes, so the cap holds activations
-and gradients. A small model, since each step is taken five times: some forty minutes.
+budget that none reaches: the median of the hundreds, since a machine's mood lasts for seconds, and
+by it whole runs differed by 3 %. Optimizer state is made before the scopes, so the cap holds
+activations and gradients. A small model, since each step is taken five times: some forty minutes.
 
     python perf/odd_batches.py [--quick] [--steps 10000] [--out perf/results/odd_batches.json]
 """
@@ -17,7 +18,9 @@ and gradients. A small model, since each step is taken five times: some forty mi
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
+import statistics
 import sys
 import time
 import warnings
@@ -104,10 +107,10 @@ def run(steps: int) -> tuple[dict[str, Program], int, bool]:
     same = True
     names = list(ways)
     for first in range(0, steps, CHUNK):
+        draw.shuffle(names)
         for name in names:
             with ways[name]() as session:
                 programs[name].steps(first + 1, lengths[first : first + CHUNK], session)
-        names = names[1:] + names[:1]
         expected = programs["eager"].state()
         for program in programs.values():
             same = same and all(map(torch.equal, program.state(), expected))
@@ -143,9 +146,13 @@ def measurements(programs: dict[str, Program], cap: int, same: bool) -> list[Mea
 
 
 def over(base: list[int], ran: list[int], some: list[int] | None = None) -> float:
-    """The time that some steps took in a run, over theirs in another."""
-    some = list(range(len(base))) if some is None else some
-    return sum(ran[n] for n in some) / max(sum(base[n] for n in some), 1)
+    """The time that some steps took in a run, over theirs in another: the median of the chunks."""
+    steps = range(len(base)) if some is None else some
+    ratios = []
+    for _, chunk in itertools.groupby(steps, key=lambda n: n // CHUNK):
+        of_chunk = list(chunk)
+        ratios.append(sum(ran[n] for n in of_chunk) / sum(base[n] for n in of_chunk))
+    return statistics.median(ratios) if ratios else 0
 
 
 def main() -> int:
