@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/csrc/live/checksum.h"
+
 namespace dtr {
 
 Value& Constants::of(c10::StorageImpl* storage) {
@@ -26,7 +28,7 @@ void Constants::add(Value& value, c10::StorageImpl* storage) { constants_[storag
 
 void Constants::forget(Value& constant) {
   if (constant.copied) copies_ -= constant.size;
-  if (constant.absent) --absent_;
+  absent_.erase(&constant);
   if (detector_) detector_->forget(constant);
   c10::StorageImpl* storage = home_storage(constant);
   if (find(storage) == &constant) {
@@ -108,31 +110,35 @@ void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock)
   Value* constant = find(storage);
   if (!constant || constant->absent) return;
   if (stays != Stays::kNothing) {
+    const Held held(engine_, *constant);
+    const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
     try {
-      const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
       engine_.retire(*constant, lock, since);
     } catch (const c10::OutOfMemoryError&) {
-      forgive_();  // It can still be recomputed when the content is back.
+      forgive_();
+    } catch (const std::exception&) {
+      // What cannot be brought back says so when it is read.
     }
-    constant = find(storage);
   }
+  constant = find(storage);
   if (!constant) return;
   constant->absent = true;
-  ++absent_;
+  absent_[constant] = checksum(storage);
 }
 
-void Constants::content_is_back(c10::StorageImpl* storage, bool same) {
+void Constants::content_is_back(c10::StorageImpl* storage) {
   Value* constant = find(storage);
   if (!constant || !constant->absent) return;
-  if (same) {
+  const std::uint64_t before = absent_.at(constant);
+  absent_.erase(constant);
+  if (checksum(storage) == before) {
     constant->absent = false;
-    --absent_;
     engine_.touch(*constant);
     return;
   }
   const Held held(engine_, *constant);
   engine_.forsake(*constant);
-  // What cannot be recomputed any more says so when it is wanted (replayer.cpp).
+  // An empty storage takes the place of this one, whose content is another constant's now.
   auto nothing = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
                                                        at::DataPtr(), nullptr, false);
   constants_.erase(storage);
