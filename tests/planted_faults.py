@@ -180,28 +180,6 @@ FAULTS = (
         "tests/test_raw_access.py",
     ),
     Fault(
-        "let go what was read while its parameters were elsewhere",
-        (
-            Edit(
-                "runtime/csrc/live/intercept.cpp",
-                "  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);\n",
-                "",
-            ),
-        ),
-        "tests/test_sharded_parameters.py",
-    ),
-    Fault(
-        "recompute with parameters of another version",
-        (
-            Edit(
-                "runtime/csrc/live/constants.cpp",
-                "  if (checksum(storage) == before) {",
-                "  if (checksum(storage) == before || before) {",
-            ),
-        ),
-        "tests/test_sharded_parameters.py",
-    ),
-    Fault(
         "keep a budget that was refused",
         (Edit("runtime/csrc/live/resize.cpp", "    memory_->set_limit(before);\n", ""),),
         "tests/test_resize.py::"

@@ -162,8 +162,7 @@ class Engine {
   void materialize(Value& target, Lock& lock);
 
   // Freezes every live value that reads `constant`, however indirectly, so that the constant may be
-  // changed. With `since`, those alone that were made or read from then on. An error about one of
-  // them is thrown when the others are frozen.
+  // changed. With `since`, those alone that were made or read from then on.
   void retire(Value& constant, Lock& lock, Nanos since = Nanos::min());
 
   // What the program holds of values that rest on `constant`: their bytes, `enough` or all, and
@@ -201,7 +200,7 @@ class Engine {
 
   // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
-  // returns true, or gives up. An error about one value is thrown when the others are frozen.
+  // returns true, or gives up.
   void commit(Lock& lock, const std::function<bool()>& spill);
 
   // By other settings from now on; what is there stays.

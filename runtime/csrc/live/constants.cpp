@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/csrc/live/checksum.h"
-
 namespace dtr {
 
 Value& Constants::of(c10::StorageImpl* storage) {
@@ -28,7 +26,7 @@ void Constants::add(Value& value, c10::StorageImpl* storage) { constants_[storag
 
 void Constants::forget(Value& constant) {
   if (constant.copied) copies_ -= constant.size;
-  absent_.erase(&constant);
+  if (constant.absent) --absent_;
   if (detector_) detector_->forget(constant);
   c10::StorageImpl* storage = home_storage(constant);
   if (find(storage) == &constant) {
@@ -110,35 +108,31 @@ void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock)
   Value* constant = find(storage);
   if (!constant || constant->absent) return;
   if (stays != Stays::kNothing) {
-    const Held held(engine_, *constant);
-    const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
     try {
+      const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
       engine_.retire(*constant, lock, since);
     } catch (const c10::OutOfMemoryError&) {
-      forgive_();
-    } catch (const std::exception&) {
-      // What cannot be brought back says so when it is read.
+      forgive_();  // It can still be recomputed when the content is back.
     }
+    constant = find(storage);
   }
-  constant = find(storage);
   if (!constant) return;
   constant->absent = true;
-  absent_[constant] = checksum(storage);
+  ++absent_;
 }
 
-void Constants::content_is_back(c10::StorageImpl* storage) {
+void Constants::content_is_back(c10::StorageImpl* storage, bool same) {
   Value* constant = find(storage);
   if (!constant || !constant->absent) return;
-  const std::uint64_t before = absent_.at(constant);
-  absent_.erase(constant);
-  if (checksum(storage) == before) {
+  if (same) {
     constant->absent = false;
+    --absent_;
     engine_.touch(*constant);
     return;
   }
   const Held held(engine_, *constant);
   engine_.forsake(*constant);
-  // An empty storage takes the place of this one, whose content is another constant's now.
+  // What cannot be recomputed any more says so when it is wanted (replayer.cpp).
   auto nothing = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
                                                        at::DataPtr(), nullptr, false);
   constants_.erase(storage);

@@ -331,10 +331,10 @@ void Session::content_goes(const at::Tensor& tensor, Constants::Stays stays) {
   constants_.content_goes(storage_of(tensor), stays, guard.lock());
 }
 
-void Session::content_is_back(const at::Tensor& tensor) {
+void Session::content_is_back(const at::Tensor& tensor, bool same) {
   Turn turn(*this);
   Guard guard(*this);
-  constants_.content_is_back(storage_of(tensor));
+  constants_.content_is_back(storage_of(tensor), same);
 }
 
 // ---- Records and figures -------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Session final : public Executor {
   bool is_evicted(const at::Tensor& tensor) const;
   // A library takes the content of a tensor, a parameter, and brings it back: constants.h.
   void content_goes(const at::Tensor& tensor, Constants::Stays stays);
-  void content_is_back(const at::Tensor& tensor);
+  void content_is_back(const at::Tensor& tensor, bool same);
 
   // A new limit, up to the largest that the memory can have (resize.cpp). Evicts what is above it.
   // Throws torch.OutOfMemoryError, and has changed nothing, where too much may not be evicted now.
