@@ -173,7 +173,7 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/constants.cpp",
-                "  if (!constant.uses || constant.absent) return {};\n",
+                "  if (!constant.uses) return {};\n",
                 "  if (constant.size >= 0) return {};\n",
             ),
         ),

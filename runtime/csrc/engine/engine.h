@@ -162,8 +162,8 @@ class Engine {
   void materialize(Value& target, Lock& lock);
 
   // Freezes every live value that reads `constant`, however indirectly, so that the constant may be
-  // changed. With `since`, those alone that were made or read from then on.
-  void retire(Value& constant, Lock& lock, Nanos since = Nanos::min());
+  // changed.
+  void retire(Value& constant, Lock& lock);
 
   // What the program holds of values that rest on `constant`: their bytes, `enough` or all, and
   // whether these are resident and no operator is at work on them.
@@ -172,13 +172,6 @@ class Engine {
     bool idle = true;
   };
   Resting resting_on(const Value& constant, Bytes enough) const;
-
-  // Whether `value` may come to need a constant that is absent: as it is recomputed, or as what it
-  // is made from has to be. Also where that is too far to see.
-  bool rests_on_absent(const Value& value);
-  // What the program holds of what rests on `constant`, as far as it is resident, is constant from
-  // now on: the constant has no content any more. The rest cannot be recomputed.
-  void forsake(const Value& constant);
 
   // What the program has let go may live on because recipes read it: an input, a copy. Where no
   // more than its size rests on it, and all that is resident, that becomes constant instead, for

@@ -149,11 +149,9 @@ std::vector<Value*> Engine::held_on(const Value& constant) const {
   return live;
 }
 
-void Engine::retire(Value& constant, Lock& lock, Nanos since) {
+void Engine::retire(Value& constant, Lock& lock) {
   std::vector<Held> held;
-  for (Value* value : held_on(constant)) {
-    if (value->last_access >= since) held.emplace_back(*this, *value);
-  }
+  for (Value* value : held_on(constant)) held.emplace_back(*this, *value);
   for (; !held.empty(); held.pop_back()) retain(*held.back().value(), lock);
 }
 

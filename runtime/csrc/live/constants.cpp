@@ -26,7 +26,6 @@ void Constants::add(Value& value, c10::StorageImpl* storage) { constants_[storag
 
 void Constants::forget(Value& constant) {
   if (constant.copied) copies_ -= constant.size;
-  if (constant.absent) --absent_;
   if (detector_) detector_->forget(constant);
   c10::StorageImpl* storage = home_storage(constant);
   if (find(storage) == &constant) {
@@ -76,7 +75,7 @@ Constants::Kept Constants::keep_content(c10::StorageImpl* storage, Lock& lock) {
 }
 
 Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
-  if (!constant.uses || constant.absent) return {};
+  if (!constant.uses) return {};
   const Bytes copies = copies_ + constant.size;
   Bytes resting = engine_.resting_on(constant, copies + 1).bytes;
   if (resting > copies) {
@@ -102,44 +101,6 @@ void Constants::give_copy(Value& constant, Lock& lock) {
   constants_[copy] = &constant;
   constant.copied = true;
   copies_ += constant.size;
-}
-
-void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock) {
-  Value* constant = find(storage);
-  if (!constant || constant->absent) return;
-  if (stays != Stays::kNothing) {
-    try {
-      const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
-      engine_.retire(*constant, lock, since);
-    } catch (const c10::OutOfMemoryError&) {
-      forgive_();  // It can still be recomputed when the content is back.
-    }
-    constant = find(storage);
-  }
-  if (!constant) return;
-  constant->absent = true;
-  ++absent_;
-}
-
-void Constants::content_is_back(c10::StorageImpl* storage, bool same) {
-  Value* constant = find(storage);
-  if (!constant || !constant->absent) return;
-  if (same) {
-    constant->absent = false;
-    --absent_;
-    engine_.touch(*constant);
-    return;
-  }
-  const Held held(engine_, *constant);
-  engine_.forsake(*constant);
-  // What cannot be recomputed any more says so when it is wanted (replayer.cpp).
-  auto nothing = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                       at::DataPtr(), nullptr, false);
-  constants_.erase(storage);
-  of_libraries_.erase(storage);
-  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
-  constant->home = constant->data = nothing.get();
-  constants_[nothing.release()] = constant;
 }
 
 void Constants::shed_sometimes() {

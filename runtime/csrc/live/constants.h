@@ -50,15 +50,6 @@ class Constants {
     Bytes copied = 0, kept = 0;
   };
   Kept keep_content(c10::StorageImpl* storage, Lock& lock);
-  // Others take the content of `storage`, and bring the same back (`same`) or another. Meanwhile
-  // the storage may be resized and written: no recipe reads it. What the program still holds of
-  // what was computed from it stays where nothing will bring the content back in time: behind the
-  // last use all of that, and what was computed since it came, where nothing is differentiated.
-  enum class Stays { kNothing, kSinceItCame, kAll };
-  void content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock);
-  void content_is_back(c10::StorageImpl* storage, bool same);
-  bool some_absent() const { return absent_ > 0; }
-
   // Gives the recipes that read a constant, locked by the caller, a copy of their own.
   void give_copy(Value& constant, Lock& lock);
 
@@ -87,7 +78,6 @@ class Constants {
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   ska::flat_hash_set<c10::StorageImpl*> of_libraries_;  // Those whose memory is a library's.
   Bytes copies_ = 0;                                    // Held by recipes.
-  int absent_ = 0;                                      // Constants.
   std::size_t shed_at_ = kFirstShedding;                // Constants.
 };
 

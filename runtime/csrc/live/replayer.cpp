@@ -73,9 +73,7 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
   void* content = storages_.data_of(value);
   TORCH_CHECK(content || value.size == 0,
               "a storage that ", recipe.info().name,
-              " read was resized behind PyTorch's dispatcher, as FSDP does with a layer's "
-              "parameters; its result cannot be recomputed: call dtr_alloc.pin(tensor) on it within "
-              "the layer, or fully_shard with reshard_after_forward=False");
+              " read was resized behind PyTorch's dispatcher; its result cannot be recomputed");
   if (!written) {
     storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                           at::DataPtr(content, device_.device));
