@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 
-Works on the CPU with gloo, and comes to the bits of the same training in plain torch. By default
-FSDP resizes the storage of a layer's parameters away after the layer's forward pass, past torch's
-dispatcher, and what was computed from them cannot be computed again. So it is told not to: the
-parameters stay gathered until they have been used in backward, and activations can go.
+Works on the CPU with gloo, and comes to the bits of the same training in plain torch. FSDP frees a
+layer's parameters behind the layer's forward pass and gathers them again for its backward pass.
+That is when the layer's activations are needed, and are recomputed if they were evicted. What a
+layer returns stays in memory.
 """
 
 import json
@@ -22,13 +22,25 @@ import dtr_alloc
 STEPS, ROWS, WIDTH, DEPTH = 3, 256, 64, 8
 
 
+class Block(nn.Module):
+    """Two layers beside a residual connection, as transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return made
+
+
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH)]
-    model = nn.Sequential(*blocks)
+    model = nn.Sequential(*[Block() for _ in range(DEPTH)])
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
     return model
 
 
@@ -54,7 +66,7 @@ def main() -> None:
     train(plain)
     with dtr_alloc.measure() as session:
         train(measured)
-    budget = int(0.7 * session.stats().peak_bytes)
+    budget = int(0.5 * session.stats().peak_bytes)
     with dtr_alloc.rematerialize(budget) as session:
         train(model)
     stats = session.stats()

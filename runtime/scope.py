@@ -32,6 +32,7 @@ from dtr_alloc.runtime import (
     higher_order,
     libraries,
     raw_access,
+    sharded_parameters,
 )
 from dtr_alloc.runtime.auto import Chooser, chooser_for, closing_if, first_heuristic
 from dtr_alloc.runtime.current import CpuScope, CudaScope, OpenScope
@@ -272,8 +273,8 @@ def _leave(scope: CpuScope, failed: bool, undo: Callable[[], None]) -> int:
     except BaseException as error:
         current.keep_forever(scope.core)
         _forget_interrupted_backward()
-        # The body's own error says more than that what it leaves behind does not fit.
-        if not (failed and isinstance(error, torch.OutOfMemoryError)):
+        # The body's own error says more. What could not be brought back says so when it is read.
+        if not (failed and isinstance(error, RuntimeError)):
             raise
         return 0
     finally:
@@ -400,9 +401,11 @@ def _watch_program(opened: OpenScope) -> Callable[[], None]:
         register_optimizer_step_post_hook(stepped),
     )
     restore = raw_access.watch(current.session)
+    unwatch = sharded_parameters.watch(current.session)
     let_go = compiled_code.hold_arguments(opened.session)
 
     def undo() -> None:
+        unwatch()
         restore()
         let_go()
         for hook in hooks:

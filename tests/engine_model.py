@@ -220,11 +220,20 @@ class Model:
         self.replays_to_failure = k
 
     def commit(self) -> None:
+        """What cannot be brought back stays missing; the rest is frozen."""
         for i in reversed(range(len(self.owned))):
             if i < len(self.owned) and self.owned[i].content is not None:
                 self._freeze(self.owned[i])
-        while self.owned:
-            self._settle(self.owned[-1])
+        error: OutOfMemoryError | None = None
+        lost: list[Value] = []
+        while left := [value for value in self.owned if value not in lost]:
+            try:
+                self._settle(left[-1])
+            except OutOfMemoryError as first:
+                error = error or first
+                lost.append(left[-1])
+        if error:
+            raise error
 
     # What can be seen
 
@@ -536,7 +545,8 @@ class Model:
             self._unlock([value])
 
     def _retire(self, constant: Value) -> None:
-        """Freezes all that rests on `constant` and that the program holds, the newest first."""
+        """Freezes all that rests on `constant` and that the program holds, the newest first. What
+        cannot be brought back stays missing."""
         seen: set[Recipe] = set()
         frontier = [constant]
         live: list[Value] = []
@@ -549,13 +559,15 @@ class Model:
                     live += [output for output in outputs if output.home is not None]
         for value in live:
             value.locks += 1
+        error: OutOfMemoryError | None = None
         while live:
             try:
                 self._settle(live[-1])
-            except OutOfMemoryError:
-                self._unlock(live)
-                raise
+            except OutOfMemoryError as first:
+                error = error or first
             self._unlock([live.pop()])
+        if error:
+            raise error
 
 
 def number_of(value: Value) -> int:

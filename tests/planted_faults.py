@@ -173,11 +173,33 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/constants.cpp",
-                "  if (!constant.uses) return {};\n",
+                "  if (!constant.uses || constant.absent) return {};\n",
                 "  if (constant.size >= 0) return {};\n",
             ),
         ),
         "tests/test_raw_access.py",
+    ),
+    Fault(
+        "let go what was read while its parameters were elsewhere",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);\n",
+                "",
+            ),
+        ),
+        "tests/test_sharded_parameters.py",
+    ),
+    Fault(
+        "recompute with parameters of another version",
+        (
+            Edit(
+                "runtime/csrc/live/constants.cpp",
+                "  if (checksum(storage) == before) {",
+                "  if (checksum(storage) == before || before) {",
+            ),
+        ),
+        "tests/test_sharded_parameters.py",
     ),
     Fault(
         "keep a budget that was refused",
@@ -394,6 +416,7 @@ def main() -> int:
     control = run_with(None, tests)
     print(f"without a fault: {control.stdout.splitlines()[-1]}", flush=True)
     if control.returncode:
+        print(control.stdout[-2000:], control.stderr[-2000:])
         return 1
     missed = 0
     for fault in FAULTS:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -109,6 +110,14 @@ def mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
+def fsdp2(**options: Any) -> Run:
+    """Parameters are gathered for each block's forward and backward pass, and freed in between."""
+    model = make_blocks()
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh(), **options)
+    return lambda: train(model)
+
+
 def tensor_parallel() -> Run:
     model = make_blocks()
     for block in model:
@@ -168,6 +177,7 @@ PROGRAMS: dict[str, Callable[[], Run]] = {
     "ddp, gradient_as_bucket_view": lambda: ddp(gradient_as_bucket_view=True),
     "ddp, both": lambda: ddp(static_graph=True, gradient_as_bucket_view=True),
     "ddp, no_sync": ddp_no_sync,
+    "fsdp2": fsdp2,
     "tensor parallel": tensor_parallel,
     "sequence parallel": sequence_parallel,
     "pipeline, GPipe": lambda: pipeline(ScheduleGPipe),
@@ -181,6 +191,7 @@ SHARES = {
     "ddp, gradient_as_bucket_view": 0.5,
     "ddp, both": 0.55,
     "ddp, no_sync": 0.55,
+    "fsdp2": 0.4,
     "tensor parallel": 0.5,
     "sequence parallel": 0.5,
     "pipeline, GPipe": 0.5,

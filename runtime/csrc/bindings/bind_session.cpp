@@ -174,6 +174,15 @@ void bind_session(py::module_& m) {
             return std::make_pair(exposure.copied, exposure.kept);
           },
           Open())
+      .def(
+          "content_goes",
+          [](Session& session, const at::Tensor& tensor, bool last, bool differentiated) {
+            using Stays = Constants::Stays;
+            const Stays stays = differentiated ? Stays::kNothing : Stays::kSinceItCame;
+            session.content_goes(tensor, last ? Stays::kAll : stays);
+          },
+          Open())
+      .def("content_is_back", &Session::content_is_back, Open())
       .def("note_exposure", &Session::note_exposure)
       .def("exposures", &Session::exposures)
       .def("note_stayed", &Session::note_stayed)

@@ -162,8 +162,9 @@ class Engine {
   void materialize(Value& target, Lock& lock);
 
   // Freezes every live value that reads `constant`, however indirectly, so that the constant may be
-  // changed.
-  void retire(Value& constant, Lock& lock);
+  // changed. With `since`, those alone that were made or read from then on. An error about one of
+  // them is thrown when the others are frozen.
+  void retire(Value& constant, Lock& lock, Nanos since = Nanos::min());
 
   // What the program holds of values that rest on `constant`: their bytes, `enough` or all, and
   // whether these are resident and no operator is at work on them.
@@ -172,6 +173,13 @@ class Engine {
     bool idle = true;
   };
   Resting resting_on(const Value& constant, Bytes enough) const;
+
+  // Whether `value` may come to need a constant that is absent: as it is recomputed, or as what it
+  // is made from has to be. Also where that is too far to see.
+  bool rests_on_absent(const Value& value);
+  // What the program holds of what rests on `constant`, as far as it is resident, is constant from
+  // now on: the constant has no content any more. The rest cannot be recomputed.
+  void forsake(const Value& constant);
 
   // What the program has let go may live on because recipes read it: an input, a copy. Where no
   // more than its size rests on it, and all that is resident, that becomes constant instead, for
@@ -193,7 +201,7 @@ class Engine {
 
   // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
-  // returns true, or gives up.
+  // returns true, or gives up. An error about one value is thrown when the others are frozen.
   void commit(Lock& lock, const std::function<bool()>& spill);
 
   // By other settings from now on; what is there stays.

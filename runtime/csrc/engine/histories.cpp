@@ -74,6 +74,29 @@ bool Engine::weighs_too_much(Value& value) {
   return history.recipes >= kLongestHistory || history.weight() >= value.size;
 }
 
+bool Engine::rests_on_absent(const Value& value) {
+  const std::uint64_t mark = --walk_;
+  std::vector<Op*> frontier{value.producer};
+  for (int recipes = 0; !frontier.empty(); ++recipes) {
+    if (recipes == kLongestHistory) return true;
+    Op& op = *frontier.back();
+    frontier.pop_back();
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      Value& input = *op.uses()[i].value;
+      if (std::exchange(input.mark, mark) == mark) continue;
+      if (input.absent) return true;
+      if (input.producer) frontier.push_back(input.producer);
+    }
+  }
+  return false;
+}
+
+void Engine::forsake(const Value& constant) {
+  std::vector<Value*> resident = held_on(constant);
+  std::erase_if(resident, [](const Value* value) { return !value->resident(); });
+  freeze_together(resident);
+}
+
 bool Engine::shed(Value& constant) {
   const Resting resting = resting_on(constant, constant.size + 1);
   if (!resting.idle || resting.bytes > constant.size) return false;

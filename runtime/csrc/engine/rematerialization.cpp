@@ -1,6 +1,8 @@
 // How missing values are recomputed (paper, section 3 and figure 1, without its recursion), and how
 // values become constants: one by one, with all that rests on a constant, or all at once.
 
+#include <algorithm>
+#include <exception>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -47,7 +49,9 @@ void Engine::materialize(Value& target, Lock& lock) {
   };
   const auto push = [&](Value& value) {
     Op& op = *value.producer;
-    for (std::uint32_t i = 0; i < op.use_count; ++i) touch(*op.uses()[i].value);
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      if (op.uses()[i].value->producer) touch(*op.uses()[i].value);
+    }
     pending.push_back({&op, &value, missing.size(), missing.size()});
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
@@ -149,23 +153,42 @@ std::vector<Value*> Engine::held_on(const Value& constant) const {
   return live;
 }
 
-void Engine::retire(Value& constant, Lock& lock) {
+void Engine::retire(Value& constant, Lock& lock, Nanos since) {
   std::vector<Held> held;
-  for (Value* value : held_on(constant)) held.emplace_back(*this, *value);
-  for (; !held.empty(); held.pop_back()) retain(*held.back().value(), lock);
+  for (Value* value : held_on(constant)) {
+    if (value->last_access >= since) held.emplace_back(*this, *value);
+  }
+  std::exception_ptr error;
+  for (; !held.empty(); held.pop_back()) {
+    try {
+      retain(*held.back().value(), lock);
+    } catch (const std::exception&) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
   for (std::size_t i = owned_.size(); i-- > 0;) {
     if (i < owned_.size() && owned_[i]->resident()) freeze(*owned_[i]);
   }
-  while (!owned_.empty()) {
+  std::exception_ptr error;
+  std::unordered_set<const Value*> lost;
+  while (true) {
+    const auto left = std::ranges::find_if(owned_.rbegin(), owned_.rend(),
+                                           [&](Value* value) { return !lost.contains(value); });
+    if (left == owned_.rend()) break;
+    Value& value = **left;
     try {
-      retain(*owned_.back(), lock);
+      retain(value, lock);
     } catch (const std::exception&) {
-      if (!spill()) throw;
+      if (spill()) continue;
+      if (!error) error = std::current_exception();
+      lost.insert(&value);
     }
   }
+  if (error) std::rethrow_exception(error);
 }
 
 void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants) {

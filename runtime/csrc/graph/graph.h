@@ -71,6 +71,7 @@ struct Value {
   bool wanted = false;                // Missing, and its inputs count it.
   bool unfilled = false;  // Executor's: locked until an operator that fills or reads it comes.
   bool copied = false;    // Executor's: a copy of what a constant was, for recipes alone.
+  bool absent = false;    // Executor's: a constant whose content others took, and bring back.
   bool dying = false;     // Executor's: locked until the deleter of its storage has come.
 
   bool constant() const { return producer == nullptr; }

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/csrc/live/checksum.h"
+
 namespace dtr {
 
 Value& Constants::of(c10::StorageImpl* storage) {
@@ -26,6 +28,7 @@ void Constants::add(Value& value, c10::StorageImpl* storage) { constants_[storag
 
 void Constants::forget(Value& constant) {
   if (constant.copied) copies_ -= constant.size;
+  absent_.erase(&constant);
   if (detector_) detector_->forget(constant);
   c10::StorageImpl* storage = home_storage(constant);
   if (find(storage) == &constant) {
@@ -75,7 +78,7 @@ Constants::Kept Constants::keep_content(c10::StorageImpl* storage, Lock& lock) {
 }
 
 Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
-  if (!constant.uses) return {};
+  if (!constant.uses || constant.absent) return {};
   const Bytes copies = copies_ + constant.size;
   Bytes resting = engine_.resting_on(constant, copies + 1).bytes;
   if (resting > copies) {
@@ -101,6 +104,48 @@ void Constants::give_copy(Value& constant, Lock& lock) {
   constants_[copy] = &constant;
   constant.copied = true;
   copies_ += constant.size;
+}
+
+void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock) {
+  Value* constant = find(storage);
+  if (!constant || constant->absent) return;
+  if (stays != Stays::kNothing) {
+    const Held held(engine_, *constant);
+    const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
+    try {
+      engine_.retire(*constant, lock, since);
+    } catch (const c10::OutOfMemoryError&) {
+      forgive_();
+    } catch (const std::exception&) {
+      // What cannot be brought back says so when it is read.
+    }
+  }
+  constant = find(storage);
+  if (!constant) return;
+  constant->absent = true;
+  absent_[constant] = checksum(storage);
+}
+
+void Constants::content_is_back(c10::StorageImpl* storage) {
+  Value* constant = find(storage);
+  if (!constant || !constant->absent) return;
+  const std::uint64_t before = absent_.at(constant);
+  absent_.erase(constant);
+  if (checksum(storage) == before) {
+    constant->absent = false;
+    engine_.touch(*constant);
+    return;
+  }
+  const Held held(engine_, *constant);
+  engine_.forsake(*constant);
+  // An empty storage takes the place of this one, whose content is another constant's now.
+  auto nothing = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                       at::DataPtr(), nullptr, false);
+  constants_.erase(storage);
+  of_libraries_.erase(storage);
+  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+  constant->home = constant->data = nothing.get();
+  constants_[nothing.release()] = constant;
 }
 
 void Constants::shed_sometimes() {

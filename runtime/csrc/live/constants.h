@@ -50,6 +50,18 @@ class Constants {
     Bytes copied = 0, kept = 0;
   };
   Kept keep_content(c10::StorageImpl* storage, Lock& lock);
+  // Others take the content of `storage`, and bring it back: FSDP frees a layer's parameters between
+  // its passes. Meanwhile the storage may be resized and written, and no recipe reads it. Where
+  // other content comes back, as after a step of the optimizer, no recipe reads it ever again.
+  //
+  // The program may hold what was computed from it and is evicted. That stays where nothing will
+  // bring the content back in time: all of it after the last use, and what was made or read since
+  // the content came where nothing is differentiated.
+  enum class Stays { kNothing, kSinceItCame, kAll };
+  void content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock);
+  void content_is_back(c10::StorageImpl* storage);
+  bool some_absent() const { return !absent_.empty(); }
+
   // Gives the recipes that read a constant, locked by the caller, a copy of their own.
   void give_copy(Value& constant, Lock& lock);
 
@@ -76,9 +88,10 @@ class Constants {
   const Copy copy_;
   const std::function<void()> forgive_;
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
-  ska::flat_hash_set<c10::StorageImpl*> of_libraries_;  // Those whose memory is a library's.
-  Bytes copies_ = 0;                                    // Held by recipes.
-  std::size_t shed_at_ = kFirstShedding;                // Constants.
+  ska::flat_hash_set<c10::StorageImpl*> of_libraries_;      // Those whose memory is a library's.
+  Bytes copies_ = 0;                                        // Held by recipes.
+  ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // The checksums of their contents.
+  std::size_t shed_at_ = kFirstShedding;                    // Constants.
 };
 
 }  // namespace dtr

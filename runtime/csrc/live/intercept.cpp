@@ -195,6 +195,7 @@ void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
     engine_.used(*argument.value);
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
+  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
   if (device_.work && follow_stream()) read_on_stream(call);
 }
@@ -204,6 +205,14 @@ void Session::cut_histories(Call& call, OperatorCall& engaged) {
     Value* value = argument.value;
     if (!value) continue;
     if (call.info.shares || engine_.outweighed(*value)) make_constant(call, engaged, *value);
+  }
+}
+
+// What is read while it could not be recomputed may be read so again.
+void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
+  for (const TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
+    if (value && engine_.rests_on_absent(*value)) make_constant(call, engaged, *value);
   }
 }
 

@@ -71,9 +71,11 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
     ++places;
   }
   void* content = storages_.data_of(value);
-  TORCH_CHECK(content || value.size == 0,
+  TORCH_CHECK((content && !value.absent) || value.size == 0,
               "a storage that ", recipe.info().name,
-              " read was resized behind PyTorch's dispatcher; its result cannot be recomputed");
+              " read was resized behind PyTorch's dispatcher, as FSDP does with a layer's "
+              "parameters; its result cannot be recomputed: call dtr_alloc.pin(tensor) on it within "
+              "the layer, or fully_shard with reshard_after_forward=False");
   if (!written) {
     storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                           at::DataPtr(content, device_.device));
@@ -91,7 +93,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
   const Recipe& recipe = Recipe::of(op);
   for (std::uint32_t i = 0; detector_ && i < op.use_count; ++i) {
     const Value& value = *op.uses()[i].value;
-    if (value.constant()) detector_->verify(value, recipe.info());
+    if (value.constant() && !value.absent) detector_->verify(value, recipe.info());
   }
   Storages storages;
   c10::SmallVector<Copy, 2> copies;

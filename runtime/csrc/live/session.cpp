@@ -325,6 +325,18 @@ bool Session::is_evicted(const at::Tensor& tensor) const {
   return value && !value->resident();
 }
 
+void Session::content_goes(const at::Tensor& tensor, Constants::Stays stays) {
+  Turn turn(*this);
+  Guard guard(*this);
+  constants_.content_goes(storage_of(tensor), stays, guard.lock());
+}
+
+void Session::content_is_back(const at::Tensor& tensor) {
+  Turn turn(*this);
+  Guard guard(*this);
+  constants_.content_is_back(storage_of(tensor));
+}
+
 // ---- Records and figures -------------------------------------------------------------------------
 
 void Session::start_trace() {

@@ -116,6 +116,9 @@ class Session final : public Executor {
   void note_stayed(std::string what_and_why);  // It is not recorded.
   std::vector<std::string> stayed() const;
   bool is_evicted(const at::Tensor& tensor) const;
+  // A library takes the content of a tensor, a parameter, and brings it back: constants.h.
+  void content_goes(const at::Tensor& tensor, Constants::Stays stays);
+  void content_is_back(const at::Tensor& tensor);
 
   // A new limit, up to the largest that the memory can have (resize.cpp). Evicts what is above it.
   // Throws torch.OutOfMemoryError, and has changed nothing, where too much may not be evicted now.
@@ -171,6 +174,7 @@ class Session final : public Executor {
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
   void cut_histories(Call& call, OperatorCall& engaged);
+  void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);

@@ -1,0 +1,401 @@
+"""FSDP2 frees a layer's parameters between its passes: what was computed from them can be
+recomputed while they are gathered, and stays in memory where it may be needed at other times.
+
+One process, whose shards are whole: FSDP does all but the collectives. tests/test_sharded.py has
+two processes.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+import dtr_alloc
+from dtr_alloc import _core
+
+pytestmark = pytest.mark.skipif(
+    not _core.sees_raw_access, reason="torch before 2.13: more stays in memory"
+)
+
+ROWS, WIDTH, DEPTH, STEPS = 512, 64, 4, 3
+Step = Callable[[nn.Module, int], Tensor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_group() -> Iterator[None]:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    gc.collect()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = nn.functional.gelu(self.up(self.norm(x)))
+        made: Tensor = x + self.down(nn.functional.dropout(hidden, 0.1))
+        return made
+
+
+def make_model(**options: Any) -> nn.Sequential:
+    torch.manual_seed(0)
+    return sharded([Block() for _ in range(DEPTH)], **options)
+
+
+def sharded(blocks: list[Any], **options: Any) -> nn.Sequential:
+    model = nn.Sequential(*blocks)
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh, **options)
+    return model
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+def plain_step(model: nn.Module, step: int) -> Tensor:
+    loss: Tensor = model(batch(step)).square().mean()
+    return loss
+
+
+def train(model: nn.Module, loss_of: Step = plain_step) -> list[Tensor]:
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.to_local().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def releasing(session: dtr_alloc.Session) -> Callable[..., None]:
+    """A hook that evicts all that may be."""
+
+    def release(*_: object) -> None:
+        session.release()
+
+    return release
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad.to_local() for parameter in model.parameters()]  # type: ignore[union-attr]
+
+
+def peak_of(loss_of: Step, **options: Any) -> int:
+    model = make_model(**options)
+    with dtr_alloc.measure() as session:
+        train(model, loss_of)
+    return session.stats().peak_bytes
+
+
+def assert_exact(share: float, loss_of: Step = plain_step, **options: Any) -> None:
+    """Trains in that share of the peak, by recomputing, to the bits of plain FSDP."""
+    expected = train(make_model(**options), loss_of)
+    model = make_model(**options)
+    with dtr_alloc.rematerialize(int(share * peak_of(loss_of, **options))) as session:
+        found = train(model, loss_of)
+    assert session.stats().rematerializations > 0
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("share", [0.7, 0.5])
+def test_layers_are_recomputed_while_their_parameters_are_gathered(share: float) -> None:
+    assert_exact(share)
+
+
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_nothing_of_a_layer_need_stay_but_what_it_returns(memory: Any) -> None:
+    model = make_model()
+    with dtr_alloc.rematerialize("64MiB", memory=memory) as session:
+        loss = plain_step(model, 0)
+        before = session.stats().live_bytes
+        session.release()
+        kept = session.stats().live_bytes
+        loss.backward()  # type: ignore[no-untyped-call]
+    assert kept < before / 2
+
+
+def test_what_a_layer_returns_stays_until_the_next_one_reads_it() -> None:
+    plain, model = make_model(), make_model()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        for block in model:
+            block.register_forward_pre_hook(releasing(session), prepend=True)
+        found = train(model)
+    assert all(map(torch.equal, found, train(plain)))
+
+
+def test_batches_may_be_added_up_before_gradients_are_reduced() -> None:
+    def added(model: Any, step: int) -> Tensor:
+        model.set_requires_gradient_sync(False)
+        plain_step(model, 10 + step).backward()  # type: ignore[no-untyped-call]
+        model.set_requires_gradient_sync(True)
+        return plain_step(model, step)
+
+    assert_exact(0.6, added)
+
+
+def test_parameters_may_stay_gathered_behind_the_backward_pass() -> None:
+    def kept(model: Any, step: int) -> Tensor:
+        model.set_reshard_after_backward(False)
+        plain_step(model, 10 + step).backward()  # type: ignore[no-untyped-call]
+        model.set_reshard_after_backward(True)
+        return plain_step(model, step)
+
+    assert_exact(0.7, kept)
+
+
+def test_parameters_may_be_gathered_in_fewer_bits() -> None:
+    assert_exact(0.6, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+
+
+def test_a_model_may_be_evaluated_between_forward_and_backward() -> None:
+    def evaluated(model: nn.Module, step: int) -> Tensor:
+        loss = plain_step(model, step)
+        with torch.no_grad():
+            plain_step(model, 10 + step)
+        return loss
+
+    assert_exact(0.6, evaluated)
+
+
+def test_a_layer_may_run_twice_before_its_backward_pass() -> None:
+    def twice(model: nn.Module, step: int) -> Tensor:
+        made: Tensor = model(model(batch(step)))
+        return made.square().mean()
+
+    assert_exact(0.6, twice)
+
+
+def test_a_layer_may_checkpoint_its_activations_as_well() -> None:
+    def checkpointed(model: nn.Module, step: int) -> Tensor:
+        x: Tensor = batch(step)
+        for block in model.children():
+            x = checkpoint(block, x, use_reentrant=False)
+        return x.square().mean()
+
+    assert_exact(0.95, checkpointed)
+
+
+def test_what_is_read_outside_of_its_layer_stays_in_memory() -> None:
+    """The loss reads what a hook took from within a layer, when others' parameters are there."""
+
+    def with_hidden(model: nn.Module, step: int) -> Tensor:
+        taken: list[Tensor] = []
+        up: nn.Module = next(model.children()).up  # type: ignore[assignment]
+        handle = up.register_forward_hook(lambda *call: taken.append(call[-1]))
+        made: Tensor = model(batch(step))
+        handle.remove()
+        return made.square().mean() + taken[0].square().mean()
+
+    model, plain = make_model(), make_model()
+    expected = train(plain, with_hidden)
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with dtr_alloc.rematerialize("64MiB") as session:
+        for step in range(STEPS):
+            loss = with_hidden(model, step)
+            session.release()  # Before the loss's own backward pass reads it again.
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    found = [parameter.to_local() for parameter in model.parameters()]  # type: ignore[attr-defined]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_what_outlives_its_backward_pass_is_recomputed_before_the_parameters_go() -> None:
+    """No gradient needs it, so that the backward pass itself does not bring it back."""
+    taken: list[Tensor] = []
+    model = make_model()
+    down: nn.Module = next(model.children()).down  # type: ignore[assignment]
+    down.register_forward_hook(lambda *call: taken.append(call[-1].detach()))
+    torch.manual_seed(7)
+    plain_step(model, 0)
+    torch.manual_seed(7)
+    with dtr_alloc.rematerialize("64MiB") as session:
+        loss = plain_step(model, 0)
+        session.release()
+        loss.backward()  # type: ignore[no-untyped-call]
+        session.release()
+        assert torch.equal(taken[1], taken[0])
+
+
+def changed_behind(model: nn.Module, keeps: list[Tensor]) -> Tensor:
+    """A loss behind whose forward pass the parameters have changed; `keeps` gets activations."""
+    up: nn.Module = next(model.children()).up  # type: ignore[assignment]
+    handle = up.register_forward_hook(lambda *call: keeps.append(call[-1]))
+    loss = plain_step(model, 0)
+    handle.remove()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    return loss
+
+
+def test_a_recipe_never_reads_parameters_of_another_version() -> None:
+    taken: list[Tensor] = []
+    model = make_model()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        loss = changed_behind(model, taken)
+        session.release()
+        with pytest.raises(RuntimeError, match="resized behind PyTorch's dispatcher, as FSDP"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        del loss
+        taken.clear()
+
+
+def test_parameters_that_stayed_gathered_are_of_the_version_that_was_gathered() -> None:
+    """A step of the optimizer changes the shards alone: what is gathered is of the step before."""
+    plain, model = make_model(), make_model()
+
+    def run(model: Any, session: dtr_alloc.Session | None) -> None:
+        torch.manual_seed(7)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.set_reshard_after_backward(False)
+        plain_step(model, 0).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = plain_step(model, 1)
+        if session:
+            session.release()
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    run(plain, None)
+    with dtr_alloc.rematerialize("64MiB") as session:
+        with pytest.raises(RuntimeError, match="as FSDP does"):
+            run(model, session)
+        gc.collect()
+
+
+@pytest.mark.parametrize("how", ["fused", "data"])
+def test_a_change_that_no_counter_tells_is_seen(how: str) -> None:
+    """Torch counts neither a fused optimizer's step nor a write through `data`."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with dtr_alloc.rematerialize("64MiB") as session:
+        plain_step(model, 0).backward()  # type: ignore[no-untyped-call]
+        loss = plain_step(model, 1)
+        if how == "fused":
+            optimizer.step()
+        else:
+            for parameter in model.parameters():
+                parameter.data.mul_(2)
+        session.release()
+        with pytest.raises(RuntimeError, match="as FSDP does"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        del loss
+
+
+def test_a_graph_that_outlives_its_scope_says_so_and_what_else_lives_on_does() -> None:
+    model = make_model()
+    rematerialize = dtr_alloc.rematerialize("64MiB")
+    session = rematerialize.__enter__()
+    other = torch.ones(1000).exp()
+    loss = plain_step(model, 0)
+    last = torch.ones(1000).sin()
+    session.release()
+    with pytest.raises(RuntimeError, match="as FSDP does"):
+        rematerialize.__exit__(None, None, None)
+    assert other.sum() > 2718
+    assert last.sum() > 841
+    del loss
+
+
+def test_parameters_may_be_gathered_from_a_part_of_the_processes() -> None:
+    assert_exact(0.6, reshard_after_forward=1)
+
+
+def test_what_a_layer_returns_may_be_wrapped() -> None:
+    @dataclass
+    class Made:
+        x: Tensor
+        hidden: list[Tensor]
+
+    class Wrapping(Block):
+        def forward(self, x: Any) -> Any:
+            x = x.x if isinstance(x, Made) else x
+            hidden = nn.functional.gelu(self.up(self.norm(x)))
+            return Made(x + self.down(hidden), [hidden])
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        made = [batch(step)]
+        for block in model.children():
+            made.append(block(made[-1]))
+        loss: Tensor = made[-1].x.square().mean() + made[1].hidden[0].square().mean()  # type: ignore[attr-defined]
+        return loss
+
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        return sharded([Wrapping() for _ in range(DEPTH)])
+
+    expected = train(make(), loss_of)
+    model = make()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        for block in model.children():
+            block.register_forward_pre_hook(releasing(session), prepend=True)
+        found = train(model, loss_of)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_what_is_in_memory_stays_there_when_parameters_change() -> None:
+    """Also where all that may go does, once the others are gathered."""
+    plain, model = make_model(), make_model()
+    torch.manual_seed(7)
+    changed_behind(plain, []).backward()  # type: ignore[no-untyped-call]
+    torch.manual_seed(7)
+    taken: list[Tensor] = []
+    with dtr_alloc.rematerialize("64MiB") as session:
+        loss = changed_behind(model, taken)
+
+        def release(_: Tensor) -> None:
+            session.release()
+
+        taken.pop().register_hook(release)  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
+    assert all(map(torch.equal, gradients(model), gradients(plain)))
+
+
+def test_a_budget_that_is_too_small_is_an_error_of_memory_also_between_two_passes() -> None:
+    model = make_model()
+    budget = int(0.25 * peak_of(plain_step))
+    with pytest.raises(torch.OutOfMemoryError), dtr_alloc.rematerialize(budget):
+        train(model)
+    gc.collect()
+    plain_step(model, 0)
+
+
+def test_without_a_scope_fsdp_is_as_it_was() -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    before = _fsdp_param.free_storage
+    with dtr_alloc.rematerialize("64MiB"):
+        assert _fsdp_param.free_storage is not before
+    assert _fsdp_param.free_storage is before
+
+
+def test_what_inference_took_from_within_a_layer_stays_in_memory() -> None:
+    taken: list[Tensor] = []
+    model = make_model()
+    up: nn.Module = next(model.children()).up  # type: ignore[assignment]
+    up.register_forward_hook(lambda *call: taken.append(call[-1]))
+    with torch.no_grad():
+        plain_step(model, 0)
+        expected = taken.pop().clone()
+        with dtr_alloc.rematerialize("64MiB") as session:
+            plain_step(model, 0)
+            plain_step(model, 0)
+            session.release()
+            assert all(torch.equal(one, expected) for one in taken)
