@@ -273,9 +273,11 @@ def _leave(scope: CpuScope, failed: bool, undo: Callable[[], None]) -> int:
     except BaseException as error:
         current.keep_forever(scope.core)
         _forget_interrupted_backward()
-        # The body's own error says more. What could not be brought back says so when it is read.
         if not (failed and isinstance(error, RuntimeError)):
             raise
+        # The body's own error says more.
+        if (own := error.__context__) is not None and hasattr(own, "add_note"):
+            own.add_note(f"dtr_alloc: not all that the scope leaves behind can be read: {error}")
         return 0
     finally:
         current.end()

@@ -19,10 +19,13 @@ import dataclasses
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from dtr_alloc import _core
@@ -34,34 +37,47 @@ Function = Callable[..., Any]
 
 
 class _Here(threading.local):
-    """Whether a layer's forward pass ends in this thread, behind which its backward pass comes."""
+    """What FSDP does in this thread."""
 
-    after_forward = False
+    stays = _core.Stays.all
+    """What is to stay of a layer when its parameters go."""
+    ends_backward = False
 
 
 _here = _Here()
+_Waiting = WeakKeyDictionary[Any, int]
+"""Forward passes of a group of parameters whose backward pass is to come."""
 
 
 def watch(current: Current) -> Callable[[], None]:
     """Lets FSDP2, where the program has imported it, tell the session that is `current` then.
     Returns the undo."""
-    of_parameter: Any = sys.modules.get(_MODULES + "_fsdp_param")
-    of_group: Any = sys.modules.get(_MODULES + "_fsdp_param_group")
-    parameter, group = (
-        getattr(module, name, None)
-        for module, name in ((of_parameter, "FSDPParam"), (of_group, "FSDPParamGroup"))
+    of_state, of_group, of_parameter = (
+        sys.modules.get(_MODULES + name)
+        for name in ("_fsdp_state", "_fsdp_param_group", "_fsdp_param")
     )
-    watches = [
-        (group, "post_forward", _ends),
+    state, group, parameter = (
+        getattr(module, name, None)
+        for module, name in (
+            (of_state, "FSDPState"),
+            (of_group, "FSDPParamGroup"),
+            (of_parameter, "FSDPParam"),
+        )
+    )
+    waiting = _Waiting()
+    watches: list[tuple[Any, str, Function]] = [
+        (state, "_root_post_backward_final_callback", functools.partial(_ends_backward, waiting)),
+        (group, "post_forward", functools.partial(_ends_forward, waiting)),
+        (group, "post_backward", functools.partial(_ends_layer, waiting)),
         (parameter, "free_unsharded_param", _reshards),
         (parameter, "to_unsharded", _is_gathered),
         (of_parameter, "free_storage", _frees),
         (of_parameter, "alloc_storage", _allocates),
-        (of_group, "alloc_storage", _allocates),
     ]
-    watches = [row for row in watches if hasattr(*row[:2])]
-    if len(watches) < 5:  # Another FSDP than those that are known.
-        return lambda: None
+    if not all(hasattr(owner, name) for owner, name, _ in watches):
+        return lambda: None  # Another FSDP than those that are known, or none.
+    if hasattr(of_group, "alloc_storage"):  # Torch 2.15 has a second name for it.
+        watches.append((of_group, "alloc_storage", _allocates))
     before = [getattr(owner, name) for owner, name, _ in watches]
     for (owner, name, make), function in zip(watches, before, strict=True):
         setattr(owner, name, functools.wraps(function)(make(current, function)))
@@ -73,21 +89,57 @@ def watch(current: Current) -> Callable[[], None]:
     return undo
 
 
-def _ends(current: Current, post_forward: Function) -> Function:
-    """The layer's forward pass: what it returns is for others, who have other parameters."""
+@contextmanager
+def _telling(**what: Any) -> Iterator[None]:
+    before = {name: getattr(_here, name) for name in what}
+    vars(_here).update(what)
+    try:
+        yield
+    finally:
+        vars(_here).update(before)
+
+
+def _ends_forward(waiting: _Waiting, current: Current, post_forward: Function) -> Function:
+    """What a layer returns is read when other layers' parameters are gathered: it stays."""
 
     def call(group: Any, module: Any, given: Any, output: Any) -> Any:
         session = current()
         in_backward = torch._C._current_graph_task_id() >= 0  # A checkpoint's: it is freed there.
-        if session is None or in_backward or not group._reshard_after_forward:
+        if session is None or in_backward:
             return post_forward(group, module, given, output)
-        for tensor in _tensors(output):
+        differentiated = torch.is_grad_enabled()
+        waiting[group] = waiting.get(group, 0) + differentiated
+        if not group._reshard_after_forward:
+            return post_forward(group, module, given, output)
+        for tensor in _tensors(output, set()):
             session.pin(tensor)
-        _here.after_forward = True
-        try:
+        stays = _core.Stays.nothing if differentiated else _core.Stays.since_it_came
+        with _telling(stays=stays):
             return post_forward(group, module, given, output)
-        finally:
-            _here.after_forward = False
+
+    return call
+
+
+def _ends_layer(waiting: _Waiting, _: Current, post_backward: Function) -> Function:
+    """A backward pass of a layer, behind which those of other forward passes may come. They need
+    what the layer returned before its parameters are gathered again, and that stays only where they
+    are freed after each forward pass."""
+
+    def call(group: Any, *given: Any) -> Any:
+        waiting[group] = max(waiting.get(group, 0) - 1, 0)
+        more = waiting[group] > 0 and group._reshard_after_forward and not _here.ends_backward
+        with _telling(stays=_core.Stays.nothing if more else _core.Stays.all):
+            return post_backward(group, *given)
+
+    return call
+
+
+def _ends_backward(waiting: _Waiting, _: Current, final_callback: Function) -> Function:
+    def call(state: Any) -> Any:
+        with _telling(ends_backward=True):
+            made = final_callback(state)
+        waiting.clear()
+        return made
 
     return call
 
@@ -99,9 +151,8 @@ def _reshards(current: Current, free: Function) -> Function:
             part = getattr(parameter, "_sharded_post_forward_param_data", None)
             if part is not None:  # A copy of some of it, which will be gathered again.
                 session.pin(part)
-            last = not _here.after_forward
             for tensor in _gathered(parameter):
-                session.content_goes(tensor, last, torch.is_grad_enabled())
+                session.content_goes(tensor, _here.stays)
         return free(parameter)
 
     return call
@@ -147,14 +198,25 @@ def _gathered(parameter: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.is_cpu]
 
 
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
+def _tensors(output: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     """Those of what a layer returns, however it is wrapped."""
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            # Of a DTensor, and of one that a collective is under way for.
-            leaf = getattr(leaf, "_local_tensor", leaf)
-            yield getattr(leaf, "elem", leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _tensors([getattr(leaf, each.name) for each in dataclasses.fields(leaf)])
-        elif isinstance(leaf, dict):
-            yield from _tensors(list(leaf.values()))
+    if id(output) in seen:
+        return
+    seen.add(id(output))
+    if isinstance(output, torch.Tensor):
+        if is_traceable_wrapper_subclass(output):  # A DTensor, say.
+            names, _ = output.__tensor_flatten__()
+            parts: Iterable[Any] = [getattr(output, name) for name in names]
+        else:
+            yield output
+            return
+    elif isinstance(output, Mapping):
+        parts = output.values()
+    elif isinstance(output, (list, tuple)):
+        parts = output
+    elif dataclasses.is_dataclass(output):
+        parts = [getattr(output, each.name) for each in dataclasses.fields(output)]
+    else:
+        parts = [leaf for leaf in tree_leaves(output) if leaf is not output]
+    for part in parts:
+        yield from _tensors(part, seen)

@@ -299,6 +299,167 @@ def test_a_change_that_no_counter_tells_is_seen(how: str) -> None:
         del loss
 
 
+def test_signs_that_change_in_threes_are_seen() -> None:
+    """The conjugates of quaternions: a sum that shifts and multiplies words may miss them."""
+
+    class Turn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turns = nn.Parameter(torch.randn(256, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x @ self.turns.t()).square() @ torch.ones(256, WIDTH)
+
+    torch.manual_seed(0)
+    model = sharded([Turn(), nn.Linear(WIDTH, WIDTH)])
+    with dtr_alloc.rematerialize("64MiB") as session:
+        loss = model(torch.randn(512, 4)).square().mean()
+        with torch.no_grad():
+            next(model.parameters()).to_local()[:, 1:].neg_()  # type: ignore[attr-defined]
+        session.release()
+        with pytest.raises(RuntimeError, match="as FSDP does"):
+            loss.backward()
+        del loss
+
+
+def test_the_first_of_many_backward_passes_of_a_layer_leaves_the_others_evictable() -> None:
+    """A block in a loop: each round has a backward pass of its own."""
+    model = make_model()
+    stays: list[int] = []
+    with dtr_alloc.rematerialize("256MiB") as session:
+
+        def look(_: Tensor) -> None:
+            stats = session.stats()
+            stays.append(stats.live_bytes - stats.evictable_bytes)
+
+        x = batch(0)
+        for _ in range(6):
+            x = model(x)
+            x.register_hook(look)
+        loss = x.square().mean()
+        session.release()
+        loss.backward()  # type: ignore[no-untyped-call]
+        del x
+    assert max(stays) < 3 * min(stays)
+
+
+@pytest.mark.parametrize("resharding", [True, False])
+def test_many_forward_passes_may_share_a_backward_pass(resharding: bool) -> None:
+    def backward(model: nn.Module, session: dtr_alloc.Session | None) -> list[Tensor]:
+        torch.manual_seed(7)
+        loss = sum((plain_step(model, step) for step in range(4)), torch.zeros(()))
+        if session:
+            session.release()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return gradients(model)
+
+    expected = backward(make_model(reshard_after_forward=resharding), None)
+    model = make_model(reshard_after_forward=resharding)
+    with dtr_alloc.rematerialize("64MiB") as session:
+        found = backward(model, session)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_pinned_tensor_can_be_read_and_written_between_the_passes() -> None:
+    plain, model = make_model(), make_model()
+
+    def written(model: nn.Module, session: dtr_alloc.Session | None) -> Tensor:
+        taken: list[Tensor] = []
+
+        def take(*call: Any) -> None:
+            taken.append(call[-1].detach().exp())
+            if session:
+                dtr_alloc.pin(taken[0])
+                taken.append(taken[0] * 2)  # A recipe reads it, and another layer's parameters.
+                taken.append(call[-1].detach() * taken[0])
+
+        next(model.children()).up.register_forward_hook(take)  # type: ignore[union-attr]
+        torch.manual_seed(7)
+        plain_step(model, 0)
+        before = taken[0].numpy().copy()
+        taken[0].mul_(2)
+        assert (taken[0].numpy() == 2 * before).all()
+        return torch.from_numpy(before)
+
+    expected = written(plain, None)
+    with dtr_alloc.rematerialize("64MiB") as session:
+        found = written(model, session)
+    assert torch.equal(found, expected)
+
+
+class Pair(tuple[Any, ...]):
+    """Of a library that knows nothing of pytrees."""
+
+
+@pytest.mark.parametrize("wrap", [Pair, lambda made: {"made": made}, list])
+def test_what_a_layer_returns_is_found_in_any_container(wrap: Callable[[Any], Any]) -> None:
+    class Wrapping(Block):
+        def forward(self, x: Any) -> Any:
+            x = next(iter(x.values() if isinstance(x, dict) else x))
+            hidden = nn.functional.gelu(self.up(self.norm(x)))
+            return wrap([x + self.down(hidden), hidden])
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        made: Any = [batch(step)]
+        for block in model.children():
+            made = block(made)
+            made = made["made"] if isinstance(made, dict) else made
+        loss: Tensor = made[0].square().mean()
+        return loss
+
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        return sharded([Wrapping() for _ in range(DEPTH)])
+
+    expected = train(make(), loss_of)
+    model = make()
+    with dtr_alloc.rematerialize("64MiB") as session:
+        for block in model.children():
+            block.register_forward_pre_hook(releasing(session), prepend=True)
+        found = train(model, loss_of)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_an_interrupt_while_a_layer_is_recomputed_reaches_the_program() -> None:
+    """What is still needed is recomputed as the parameters go, and a recomputation may be slow."""
+    interrupts = [False]
+
+    @torch.library.custom_op("tests_sharded::slow", mutates_args=())
+    def slow(x: Tensor) -> Tensor:
+        if interrupts[0]:
+            raise KeyboardInterrupt
+        return x.exp()
+
+    taken: list[Tensor] = []
+    model = make_model()
+    next(model.children()).up.register_forward_hook(  # type: ignore[union-attr]
+        lambda *call: taken.append(slow(call[-1].detach()))
+    )
+    with dtr_alloc.rematerialize("64MiB") as session:
+        loss = plain_step(model, 0)
+        session.release()
+        interrupts[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            loss.backward()  # type: ignore[no-untyped-call]
+        interrupts[0] = False
+        taken.clear()
+        del loss
+
+
+def test_the_error_of_the_body_tells_what_the_scope_leaves_unreadable() -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match="the program's own") as raised:  # noqa: SIM117
+        with dtr_alloc.rematerialize("64MiB") as session:
+            loss = plain_step(model, 0)
+            session.release()
+            raise ValueError("the program's own")
+    del loss
+    notes = getattr(raised.value, "__notes__", None)  # From Python 3.11 on.
+    assert notes is None or "as FSDP does" in notes[0]
+    raised.value.__traceback__ = None
+    gc.collect()
+
+
 def test_a_graph_that_outlives_its_scope_says_so_and_what_else_lives_on_does() -> None:
     model = make_model()
     rematerialize = dtr_alloc.rematerialize("64MiB")

@@ -120,6 +120,11 @@ void bind_session(py::module_& m) {
       .value("long", SessionTrace::Watch::kLong)
       .value("traced", SessionTrace::Watch::kTraced);
 
+  py::enum_<Constants::Stays>(m, "Stays")
+      .value("nothing", Constants::Stays::kNothing)
+      .value("since_it_came", Constants::Stays::kSinceItCame)
+      .value("all", Constants::Stays::kAll);
+
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<Session::Reading>(m, "Reading");
   py::class_<Session>(m, "Session")
@@ -174,14 +179,7 @@ void bind_session(py::module_& m) {
             return std::make_pair(exposure.copied, exposure.kept);
           },
           Open())
-      .def(
-          "content_goes",
-          [](Session& session, const at::Tensor& tensor, bool last, bool differentiated) {
-            using Stays = Constants::Stays;
-            const Stays stays = differentiated ? Stays::kNothing : Stays::kSinceItCame;
-            session.content_goes(tensor, last ? Stays::kAll : stays);
-          },
-          Open())
+      .def("content_goes", &Session::content_goes, Open())
       .def("content_is_back", &Session::content_is_back, Open())
       .def("note_exposure", &Session::note_exposure)
       .def("exposures", &Session::exposures)

@@ -177,9 +177,9 @@ class Engine {
   // Whether `value` may come to need a constant that is absent: as it is recomputed, or as what it
   // is made from has to be. Also where that is too far to see.
   bool rests_on_absent(const Value& value);
-  // What the program holds of what rests on `constant`, as far as it is resident, is constant from
-  // now on: the constant has no content any more. The rest cannot be recomputed.
-  void forsake(const Value& constant);
+  // The content of `lost` will not come back. Freezes what rests on it, is resident and held by the
+  // program. The rest cannot be recomputed.
+  void forsake(const Value& lost);
 
   // What the program has let go may live on because recipes read it: an input, a copy. Where no
   // more than its size rests on it, and all that is resident, that becomes constant instead, for

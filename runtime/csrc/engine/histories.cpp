@@ -91,8 +91,8 @@ bool Engine::rests_on_absent(const Value& value) {
   return false;
 }
 
-void Engine::forsake(const Value& constant) {
-  std::vector<Value*> resident = held_on(constant);
+void Engine::forsake(const Value& lost) {
+  std::vector<Value*> resident = held_on(lost);
   std::erase_if(resident, [](const Value* value) { return !value->resident(); });
   freeze_together(resident);
 }

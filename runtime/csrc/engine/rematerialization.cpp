@@ -50,7 +50,8 @@ void Engine::materialize(Value& target, Lock& lock) {
   const auto push = [&](Value& value) {
     Op& op = *value.producer;
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
-      if (op.uses()[i].value->producer) touch(*op.uses()[i].value);
+      Value& input = *op.uses()[i].value;
+      if (!input.constant()) touch(input);  // A constant's time is that of its content (retire).
     }
     pending.push_back({&op, &value, missing.size(), missing.size()});
     for (std::uint32_t i = 0; i < op.use_count; ++i) {

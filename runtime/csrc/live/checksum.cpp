@@ -10,22 +10,23 @@ const char* content(const c10::StorageImpl* storage) {
       const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks().get());
 }
 
-// Each step is a bijection of the state and of the word.
+std::uint64_t mix(std::uint64_t one, std::uint64_t other) {
+  __extension__ using Wide = unsigned __int128;
+  const Wide product = static_cast<Wide>(one) * other;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+}
+
 std::uint64_t checksum(const char* bytes, std::size_t size) {
-  std::uint64_t sum = size;
-  const auto mix = [&sum](std::uint64_t word) {
-    sum = (sum ^ word) * 0x9e3779b97f4a7c15;
-    sum ^= sum >> 32;
-  };
-  for (; size >= sizeof(std::uint64_t); bytes += sizeof(std::uint64_t), size -= 8) {
-    std::uint64_t word;
-    std::memcpy(&word, bytes, sizeof word);
-    mix(word);
+  constexpr std::uint64_t kFirst = 0xa0761d6478bd642f, kSecond = 0xe7037ed1a0b428db;
+  std::uint64_t sum = kFirst ^ size;
+  std::uint64_t words[2];
+  for (; size >= sizeof words; bytes += sizeof words, size -= sizeof words) {
+    std::memcpy(words, bytes, sizeof words);
+    sum = mix(words[0] ^ kSecond, words[1] ^ sum);
   }
-  std::uint64_t rest = 0;
-  std::memcpy(&rest, bytes, size);
-  mix(rest);
-  return sum;
+  words[0] = words[1] = 0;
+  std::memcpy(words, bytes, size);
+  return mix(words[0] ^ kSecond, words[1] ^ sum);
 }
 
 }  // namespace

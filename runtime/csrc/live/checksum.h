@@ -1,5 +1,7 @@
-// Whether memory is what it was: any change of one word changes its checksum. A pass over the
-// bytes, at some GB/s. Of host memory alone.
+// Whether memory is what it was: two contents have the same checksum by a chance of 2^-64 or so.
+// wyhash's way: the product of two words, each mixed with a constant or with what came before, and
+// its halves folded (https://github.com/wangyi-fudan/wyhash). A multiplication for 16 bytes, so
+// memory sets the pace. Of host memory alone.
 
 #pragma once
 

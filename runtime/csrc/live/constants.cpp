@@ -90,18 +90,28 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
       resting = engine_.resting_on(constant, std::numeric_limits<Bytes>::max()).bytes;
     }
   }
-  engine_.retire(constant, lock);
-  return {.kept = resting};
+  try {
+    engine_.retire(constant, lock);
+    return {.kept = resting};
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {  // Something needs a constant that is absent. A copy does then.
+    give_copy(constant, lock);
+    return {.copied = constant.size};
+  }
+}
+
+void Constants::move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage) {
+  c10::StorageImpl* before = home_storage(constant);
+  constants_.erase(before);
+  of_libraries_.erase(before);
+  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(before));
+  constants_[storage.get()] = &constant;
+  constant.home = constant.data = storage.release();
 }
 
 void Constants::give_copy(Value& constant, Lock& lock) {
-  c10::StorageImpl* storage = home_storage(constant);
-  c10::StorageImpl* copy = copy_(*storage, constant.size, lock).release();
-  constants_.erase(storage);
-  of_libraries_.erase(storage);
-  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
-  constant.home = constant.data = copy;
-  constants_[copy] = &constant;
+  move_to(constant, copy_(*home_storage(constant), constant.size, lock));
   constant.copied = true;
   copies_ += constant.size;
 }
@@ -116,7 +126,7 @@ void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock)
       engine_.retire(*constant, lock, since);
     } catch (const c10::OutOfMemoryError&) {
       forgive_();
-    } catch (const std::exception&) {
+    } catch (const c10::Error&) {
       // What cannot be brought back says so when it is read.
     }
   }
@@ -139,13 +149,8 @@ void Constants::content_is_back(c10::StorageImpl* storage) {
   const Held held(engine_, *constant);
   engine_.forsake(*constant);
   // An empty storage takes the place of this one, whose content is another constant's now.
-  auto nothing = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                       at::DataPtr(), nullptr, false);
-  constants_.erase(storage);
-  of_libraries_.erase(storage);
-  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
-  constant->home = constant->data = nothing.get();
-  constants_[nothing.release()] = constant;
+  move_to(*constant, c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                           at::DataPtr(), nullptr, false));
 }
 
 void Constants::shed_sometimes() {

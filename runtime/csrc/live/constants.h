@@ -78,6 +78,7 @@ class Constants {
   bool of_library(const c10::StorageImpl* storage) const;
   c10::SmallVector<Value*, 4> over(c10::StorageImpl* storage) const;
   Kept keep_content(Value& constant, Lock& lock);
+  void move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage);
 
   static constexpr std::size_t kFirstShedding = 16;
 
