@@ -27,8 +27,6 @@ OLDER = {
     "demo": GUEST,
     "hugging_face": "made before results told their code",
     "memory_map": "a picture of one run; made before results told their code",
-    "odd_batches": "of C++ that could wait for FSDP2's parameters, taken out since",
-    "op_overhead": GUEST,
     "plan": "made before results told their code",
     "real_size": GUEST,
     "sanitizers": "says what was clean; made before results told their code",

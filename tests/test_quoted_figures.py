@@ -337,9 +337,30 @@ def tuning() -> Iterator[str]:
     yield f"the mean overhead fell from {before} to {after}"
 
 
+def odd_batches() -> Iterator[str]:
+    found = measured("odd_batches")
+    assert found["models that differ from eager's"] == 0
+    pool, torchs = (
+        (
+            f"{found[f'{memory}: steps that needed evictions']:.0f}",
+            f"{found[f'{memory}: those over no cap']:.2f}",
+            f"{found[f'{memory}: the slowest of them']:.2f}",
+            f"{found[f'{memory}: others over no cap']:.2f}",
+        )
+        for memory in ("pool", "torch")
+    )
+    yield (
+        f"Of the steps in a pool {pool[0]} needed evictions, and took {pool[1]} times as long as "
+        f"the same steps without a limit, the slowest {pool[2]} times; the others took {pool[3]} "
+        f"times. Where memory is torch's, {torchs[0]} steps took {torchs[1]} times, the slowest "
+        f"{torchs[2]} times; the others {torchs[3]} times"
+    )
+
+
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (demo, real_size, operators, checkpoints),
     "docs/heuristics.md": (chosen, floors_with_orphans),
+    "docs/odd_batches.md": (odd_batches,),
     "perf/README.md": (peers, throughput, fragmentation, windows, device_time),
     "docs/allocator.md": (scores_on_the_host,),
     "docs/exactness.md": (conformance,),
