@@ -22,6 +22,7 @@ WRITES_ONE_FILE = {
     "decision_cost.py": "a.json",
     "eviction.py": "a.json",
     "fidelity.py": "a.json",
+    "guest.py": "a.json",
     "memory_map.py": "a.png",
     "odd_batches.py": "a.json",
     "op_overhead.py": "a.json",

@@ -357,9 +357,20 @@ def odd_batches() -> Iterator[str]:
     )
 
 
+def guests() -> Iterator[str]:
+    found = measured("guest")
+    guest = [x for name, x in found.items() if name.endswith("a guest over plain eager")]
+    recording = [x for name, x in found.items() if "recording" in name]
+    yield (
+        f"a guest takes {span(guest, 2)} times as long as plain eager on the demo's five models, "
+        f"where recording alone takes {span(recording, 2)} times as long in a pool"
+    )
+
+
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (demo, real_size, operators, checkpoints),
     "docs/heuristics.md": (chosen, floors_with_orphans),
+    "docs/guest.md": (guests,),
     "docs/odd_batches.md": (odd_batches,),
     "perf/README.md": (peers, throughput, fragmentation, windows, device_time),
     "docs/allocator.md": (scores_on_the_host,),

@@ -1,0 +1,105 @@
+"""What does a scope over torch's own memory cost while the budget is never reached?
+
+The demo's five models train in four ways, in an order that is drawn anew for each round: in plain
+eager, in a scope whose memory is torch's own, and in a pool with recording and without
+(`dtr_alloc.measure`). No way evicts anything. Recording costs what the pool with it takes over the
+pool without; a guest should cost that and at most a hundredth more, over plain eager. Processor
+time of one thread: of each round the median step, over the other way's in the same round; the
+median of the rounds.
+
+    python perf/guest.py [--quick] [--out perf/results/guest.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from measurement import Measurement, end_first_steps, report
+
+import dtr_alloc
+from dtr_alloc.demo import MODELS, Job
+
+PLENTY = "16GiB"
+MORE = 0.01
+STEPS = 6
+
+Way = Callable[[], AbstractContextManager[Any]]
+WAYS: dict[str, Way] = {
+    "eager": nullcontext,
+    "guest": partial(dtr_alloc.rematerialize, PLENTY, memory="torch"),
+    "recorded": partial(dtr_alloc.rematerialize, None),
+    "counted": dtr_alloc.measure,
+}
+
+
+class Program:
+    """A model in training, the same for all ways."""
+
+    def __init__(self, make: Callable[[], Job]) -> None:
+        torch.manual_seed(0)
+        self._job = make()
+        self._optimizer = self._job.optimizer(self._job.model.parameters())
+        self._batch = self._job.batch(torch.Generator().manual_seed(1))
+        self.step()  # Makes the optimizer's state.
+
+    def step(self) -> None:
+        self._job.loss(self._job.model, self._batch).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def seconds(self, way: Way) -> float:
+        """The median step."""
+        took = []
+        with way() as session:
+            if session is not None:
+                end_first_steps()
+            for _ in range(STEPS):
+                began = time.process_time()
+                self.step()
+                took.append(time.process_time() - began)
+        return statistics.median(took[1:])
+
+
+def measured(name: str, rounds: int) -> list[Measurement]:
+    program = Program(MODELS[name])
+    draw = random.Random(0)
+    names = list(WAYS)
+    recording, guest, added = [], [], []
+    for _ in range(rounds):
+        draw.shuffle(names)
+        took = {way: program.seconds(WAYS[way]) for way in names}
+        recording.append(took["recorded"] / took["counted"])
+        guest.append(took["guest"] / took["eager"])
+        added.append(guest[-1] - recording[-1])
+    return [
+        Measurement(f"{name}: recording, over the pool without", statistics.median(recording), "x"),
+        Measurement(f"{name}: a guest over plain eager", statistics.median(guest), "x"),
+        Measurement(f"{name}: the one more than the other", statistics.median(added), "", MORE),
+    ]
+
+
+def main() -> int:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one model, one round")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    for name in ["resnet"] if options.quick else MODELS:
+        found += measured(name, 1 if options.quick else 15)
+    return report(found, options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
