@@ -1,0 +1,74 @@
+// What a session does with its swap (swap.h): which tensors may go there, what happens when they are
+// written, and how they come and go.
+
+#include <ATen/record_function.h>
+
+#include <utility>
+
+#include "runtime/csrc/live/hold.h"
+#include "runtime/csrc/live/in_operator.h"
+#include "runtime/csrc/live/locks.h"
+#include "runtime/csrc/live/session.h"
+
+namespace dtr {
+
+// What nobody can make again may go to the swap: fresh results, and what was there before it was
+// written. Of other memory somebody may have the address.
+void Session::adopt_movable(const Call& call, const torch::jit::Stack& stack) {
+  if (!call.here || call.foreign || call.handled || call.info.others) return;
+  if (captures_ > 0 || Hold::here()) return;
+  const auto adopt = [&](c10::StorageImpl* storage) {
+    if (StorageTable::tracked(storage) || constants_.find(storage)) return;
+    Value* value = swap_->adopt(storage);
+    if (value && call.info.blank) engine_.keep_until_used(*value);
+  };
+  // While it was constant another thread may have begun to read it, without a lock.
+  if (scope_.joined() == 0) {
+    for (const auto& storage : call.movable) adopt(storage.get());
+  }
+  for (const c10::IValue& result : call.results(stack)) {
+    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
+      if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
+      if (worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()))) {
+        adopt(storage_of(tensor));
+      }
+    });
+  }
+}
+
+// Constant while it is written: recipes that read it get what was there as those of any constant.
+void Session::freeze_movable(Call& call, OperatorCall& engaged, Value& value,
+                             c10::StorageImpl* storage) {
+  call.movable.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  make_constant(call, engaged, value);
+}
+
+void Session::reload(Op& op, Lock& lock) {
+  const auto bytes = static_cast<std::size_t>(op.outputs()[0]->size);
+  at::DataPtr memory;
+  Nanos at = 0ns, took = 0ns;
+  {
+    const InReplay replaying;
+    Unlocked open(lock);
+    memory = device_.ordinary(allocate(bytes, device_.current_stream()));
+    RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
+    at = EventLog::now();
+    took = swap_->read(op, memory.get());
+  }
+  swap_->fill(op, std::move(memory), took);
+  if (!events_.keeps()) return;
+  events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
+}
+
+void Session::store(Value& value) {
+  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  if (!swap_->store(value) || !events_.keeps()) return;
+  events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_->live());
+}
+
+void Session::let_write(Value& value, c10::StorageImpl& storage) {
+  if (value.movable() && value.uses) store(value);
+  storages_.let_write(value, storage);
+}
+
+}  // namespace dtr
