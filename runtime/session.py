@@ -45,9 +45,6 @@ class SessionStats:
         evictable_bytes: those of them that could be evicted now.
         evicted_bytes: of tensors evicted to make room; not by hand, nor by ``resize``.
         largest_operator_bytes: arguments and results of the largest operator so far.
-        swapped_out_bytes: written to the swap.
-        swapped_in_bytes: read from it.
-        swap_ns: time spent on both.
         budget_bytes: the budget at present, or None without one.
     """
 
@@ -65,9 +62,6 @@ class SessionStats:
     evictable_bytes: int
     evicted_bytes: int
     largest_operator_bytes: int
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    swap_ns: int
     budget_bytes: int | None
 
 
@@ -121,9 +115,6 @@ class Session:
             ("book-keeping", s.bookkeeping_ns),
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
-        if s.swapped_out_bytes:
-            moved = f"{format_size(s.swapped_in_bytes)} came back, in {s.swap_ns / 1e6:,.1f} ms"
-            rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))
         rows += self._steps.rows(s.evicted_bytes)
         if self._chooser is not None:
             rows.append(("heuristic", "", self._chooser.told()))

@@ -90,23 +90,6 @@ void Engine::finish(Op& op, Nanos cost) {
   neighbourhood_.refresh();
 }
 
-void Engine::finish_reload(Op& op, Nanos cost) {
-  ++stats_.ops;
-  op.reload = 1;
-  Value& value = *op.outputs()[0];
-  op.cost = value.cost = cost;
-  if (value.home) own(value);
-  add_candidate(value);
-  follow_wants(value);
-  neighbourhood_.added(value);
-  neighbourhood_.refresh();
-}
-
-void Engine::reprice(Value& value, Nanos cost) {
-  value.cost = value.producer->cost = cost;
-  if (value.candidate != kNowhere) columns_.copy_times(value);
-}
-
 void Engine::compute(Op& op, Nanos cost, Lock& lock) {
   ++stats_.ops;
   op.cost = cost;
@@ -200,10 +183,8 @@ void Engine::freeze_together(const std::vector<Value*>& values) {
   }
 }
 
-// What only outside of memory has its like stays until its turn comes: to bring it there is work.
 void Engine::let_go(Value& value) {
   if (policy_ != Policy::kEager || value.constant() || !value.resident()) return;
-  if (value.movable()) return;
   if (!value.uses && records_ == KeepRecords::kNeeded) return;  // It goes with its record.
   executor_.release(value, Loss::kDropped);
   lose(value, Loss::kDropped);
@@ -226,34 +207,6 @@ void Engine::evict(Value& value) {
   executor_.release(value, Loss::kEvicted);
   lose(value, Loss::kEvicted);
   ++stats_.evictions;
-}
-
-void Engine::move_for(double nanoseconds_per_byte) {
-  moves_ = true;
-  columns_.limit_costs(nanoseconds_per_byte);
-}
-
-void Engine::evict_or_move(Value& value) {
-  if (moves_ && !value.movable() && !value.producer->together) {
-    const Nanos recompute = value.cost + neighbourhood_.cost(value.candidate);
-    if (Op* reload = executor_.reload_for(value, recompute)) move(value, *reload);
-  }
-  evict(value);
-}
-
-void Engine::move(Value& value, Op& reload) {
-  ++value.locks;  // It outlives its recipe.
-  remove_candidate(value);
-  disown(value);
-  neighbourhood_.cut(value);
-  unlink(value);
-  value.producer = &reload;
-  value.output = 0;
-  reload.outputs()[0] = &value;
-  reload.live_outputs = 1;
-  collect(value);  // What only the recipe kept.
-  --value.locks;
-  finish_reload(reload, reload.cost);
 }
 
 // An output that other recipes read stays: each of them would have to wait for this one. To bring
@@ -393,7 +346,7 @@ bool Engine::evict_orphan() {
 void Engine::evict_victim(Value& victim, Shed shed) {
   if (sheds_ && shed == Shed::kBehindVictim && shed_behind(victim)) return;
   const bool together = victim.producer->together && !victim.uses;
-  together ? evict_together(*victim.producer) : evict_or_move(victim);
+  together ? evict_together(*victim.producer) : evict(victim);
 }
 
 // A recomputation that goes deep holds the other inputs of every operator on its way, for as long
@@ -412,18 +365,6 @@ bool Engine::evict_waiting() {
 void Engine::evict_all() {
   for (std::size_t row = columns_.count(); row-- > 0;) {
     if (!columns_.value(row)->locks) evict(*columns_.value(row));
-  }
-}
-
-void Engine::move_all() {
-  std::vector<Value*> values;
-  for (std::size_t row = 0; row < columns_.count(); ++row) {
-    if (!columns_.value(row)->locks) values.push_back(columns_.value(row));
-  }
-  for (Value* value : values) lock(*value);
-  for (Value* value : values) {
-    evict_or_move(*value);
-    unlock(*value);
   }
 }
 

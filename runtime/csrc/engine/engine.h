@@ -33,7 +33,7 @@ namespace dtr {
 struct EngineStats {
   // To make room, by hand or in evict_always mode; not what the program drops.
   std::int64_t evictions = 0;
-  std::int64_t rematerializations = 0;            // Operators run again, and reloads.
+  std::int64_t rematerializations = 0;            // Operators run again.
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
   std::int64_t foretold = 0;  // Operators of the program at which a tape was followed.
@@ -76,9 +76,6 @@ class Engine {
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
   void abandon(Op& op);  // As if it had never been begun.
-  // As finish(), of an Op::reload, for which nothing ran.
-  void finish_reload(Op& op, Nanos cost);
-  void reprice(Value& value, Nanos cost);  // Of a reload, whose value is resident.
   Value& constant(Bytes size, void* home, void* data);
 
   // The other way to record, where the outputs are known before the operator runs: expect() links
@@ -149,8 +146,7 @@ class Engine {
   void restore(Value& value,
                void* data);  // From Executor::recompute: content for a missing output.
 
-  // Takes back all records at once, where all are kept: `ops` and `constants` are all there are. The
-  // last that is done to an engine.
+  // Takes back all records at once, where all are kept: `ops` and `constants` are all there are.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
   // The value of least score, or what is shed instead of it; false where nothing may go.
@@ -160,13 +156,6 @@ class Engine {
   bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
-  // The same, but where it costs less to have it outside of memory, it goes there, and its recipe
-  // is forgotten. Others that the program has let go may go with the recipe.
-  void evict_or_move(Value& value);
-  void move_all();
-  // Lets values be moved, at so many nanoseconds for each byte. Before there are any.
-  void move_for(double nanoseconds_per_byte);
-  bool moves() const { return moves_; }
 
   // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
   // above all) with all locks given back and every value as exact as before.
@@ -247,7 +236,6 @@ class Engine {
   bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
   void evict_victim(Value& victim, Shed shed);
-  void move(Value& value, Op& reload);
   void evict_together(Op& op);
   std::vector<Value*> held_on(const Value& constant) const;
   // By which scores are computed: while a tape foretells, minus the tape's (columns.h).
@@ -306,7 +294,7 @@ class Engine {
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
-  bool sheds_ = false, moves_ = false;
+  bool sheds_ = false;
   std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
 };
 

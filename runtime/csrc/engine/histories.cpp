@@ -35,7 +35,7 @@ Engine::Resting Engine::resting_on(const Value& constant, Bytes enough) const {
 }
 
 // Walks the recipes behind a value, until they weigh `enough` or are kLongestHistory. Calls
-// `visit(value)` for each that only recipes hold and that no operator can make.
+// `visit(constant)` for each that only recipes hold.
 template <class Visit>
 Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visit) {
   const std::uint64_t mark = --walk_;
@@ -47,9 +47,8 @@ Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visi
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
       if (std::exchange(input.mark, mark) == mark) continue;
-      if (input.constant() || input.movable()) {
-        const bool kept = input.constant() ? executor_.kept_for_recipes(input) : !input.home;
-        if (kept) history.kept += input.size, visit(input);
+      if (input.constant()) {
+        if (executor_.kept_for_recipes(input)) history.kept += input.size, visit(input);
       } else if (input.home) {
         history.behind = std::max<int>(history.behind, input.history);
       } else {

@@ -76,7 +76,7 @@ void Session::Hold::returned(const at::Tensor& result) {
     if (held.value() == value) held.release();
   }
   if (value->resident())
-    session_.let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
+    session_.storages_.let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
 }
 
 bool Session::Hold::covers(const Value* value) {

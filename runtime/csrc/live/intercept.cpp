@@ -104,7 +104,6 @@ void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::S
 
 void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) {
-  if (info.itemwise && execute_itemwise(info, keys, stack)) return;
   Call call{.info = info, .keys = keys};
   call.begin_ticks = ticks();
   call.handled = keys.has(c10::DispatchKey::Python);
@@ -429,7 +428,6 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   recorded_ += kept != nullptr;
   if (recorded && !options_.instruments.verify) constants_.shed_sometimes();
   engaged.let_overwritten_go();
-  if (swap_) adopt_movable(call, stack);
 
   look_at_results(call, stack);
   arm_arguments(call);

@@ -25,13 +25,8 @@ void Session::resize(Bytes budget) {
     memory_->set_limit(before);
     throw_cannot_shrink(budget, stays, before);
   }
-  try {
-    while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
-      storages_.bury_with_lock_open(guard.lock());
-    }
-  } catch (...) {  // The disk of the swap failed.
-    memory_->set_limit(before);
-    throw;
+  while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
+    storages_.bury_with_lock_open(guard.lock());
   }
   memory_->set_limit(budget);  // Again: gives back the pages that are now too many.
 }

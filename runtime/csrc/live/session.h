@@ -28,7 +28,6 @@
 #include "runtime/csrc/live/scope.h"
 #include "runtime/csrc/live/session_trace.h"
 #include "runtime/csrc/live/storage_table.h"
-#include "runtime/csrc/live/swap.h"
 #include "runtime/csrc/live/thrash_watch.h"
 
 namespace dtr {
@@ -47,14 +46,11 @@ struct SessionOptions {
   bool record = true;                   // False: the memory serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
   bool timeline = false;
-  bool debug = false;  // Look for writes that nobody declared.
-  Bytes swap = 0;      // Of a file in `swap_folder`; 0: there is none.
-  std::string swap_folder;
+  bool debug = false;           // Look for writes that nobody declared.
   double thrash_limit = 0;      // thrash_watch.h
   struct Instruments {          // Of tests.
     bool evict_always = false;  // Evict everything after every operator.
     bool verify = false;        // Replay every recorded operator at once and compare.
-    bool swap_always = false;   // Evict everything to the swap after every operator.
   } instruments;
 };
 
@@ -70,7 +66,6 @@ struct SessionStats {
   Bytes evicted_bytes;  // To make room: not by hand, by a resize, or by what tests ask for.
   Bytes largest_operator_bytes;
   Bytes largest_hold_bytes;  // Of values that a call of compiled code held together.
-  SwapStats swap;
 };
 
 // What tensors were evicted and recomputed for, since the step of an optimizer before.
@@ -116,7 +111,6 @@ class Session final : public Executor {
   // ordinary tensor from now on, and recipes that read it keep what they read. Returns what that
   // took. An operator's arguments are in the operator's hands: nothing happens to them.
   Constants::Kept expose(const at::Tensor& tensor);
-  void let_write(Value& value, c10::StorageImpl& storage);  // Behind our back, from now on.
   void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
   std::vector<std::string> exposures() const;
   void note_stayed(std::string what_and_why);  // It is not recorded.
@@ -169,14 +163,9 @@ class Session final : public Executor {
     return Constants::kept_for_recipes(constant);
   }
   void forget(Value& value) override { constants_.forget(value); }
-  Op* reload_for(const Value& value, Nanos recompute) override {
-    return swap_->reload_for(value, recompute);
-  }
-  void forget(Op& op) override { op.reload ? swap_->forget(op) : Recipe::of(op).destroy(); }
+  void forget(Op& op) override { Recipe::of(op).destroy(); }
 
  private:
-  bool execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
-                        torch::jit::Stack* stack);  // Whether it has: itemwise.cpp.
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
@@ -218,12 +207,6 @@ class Session final : public Executor {
   void verify_library(const OperatorInfo& info, Op& op, Lock& lock);
   std::string difference(Op& op, Lock& lock);
 
-  // In swapping.cpp.
-  void adopt_movable(const Call& call, const torch::jit::Stack& stack);
-  void freeze_movable(Call& call, OperatorCall& engaged, Value& value, c10::StorageImpl* storage);
-  void reload(Op& op, Lock& lock);
-  void store(Value& value);
-
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
   void freeze_written(TensorArgument& argument, OperatorCall& engaged);
@@ -251,7 +234,6 @@ class Session final : public Executor {
   StorageTable storages_;
   Constants constants_;
   Replayer replayer_;
-  const std::unique_ptr<Swap> swap_;  // Null where there is none.
   EventLog events_;
   ThrashWatch thrash_;
   Scope scope_;

@@ -112,16 +112,6 @@ void StorageTable::empty(c10::StorageImpl* storage, Value& value) {
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvictedText);
 }
 
-void StorageTable::fill(Value& value, Block* block) {
-  if (c10::StorageImpl* home = home_of(value)) {
-    readmit(*home);
-    attach(home, value, block);
-  } else {
-    set_owner(*block, &value);
-  }
-  engine_.restore(value, block);
-}
-
 void StorageTable::arm(const Value& value) {
   if (value.producer && value.home) dtr::arm(home_storage(value), &raw_access);
 }
@@ -166,7 +156,7 @@ void StorageTable::raw_access(c10::StorageImpl* storage) {
   Session::Guard guard(*session);
   Value* value = value_of(storage);
   if (!value || !value->resident() || Session::Hold::covers(value)) return;
-  value->locks ? session->engine().freeze(*value) : session->let_write(*value, *storage);
+  value->locks ? session->engine().freeze(*value) : session->storages().let_write(*value, *storage);
 }
 
 }  // namespace dtr
