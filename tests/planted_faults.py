@@ -286,7 +286,7 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/guest_memory.cpp",
-                "      memory->uncount(node.mapped().size);\n",
+                "      memory->uncount(block.size);\n",
                 "",
             ),
         ),

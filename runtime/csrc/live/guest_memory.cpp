@@ -1,14 +1,16 @@
 #include "runtime/csrc/live/guest_memory.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "dtr_alloc/csrc/insist.h"
 
@@ -24,9 +26,29 @@ struct Counted : Block {
   GuestMemory* memory = nullptr;  // Null: counted no longer.
 };
 
+// The blocks' own memory comes in slabs. One asked of malloc for each block would lie between the
+// tensors' memory, and hold up what malloc joins and gives back.
 struct Table {
+  static constexpr std::size_t kSlab = 4096;
+
   std::mutex mutex;
-  std::unordered_map<const void*, Counted> blocks;
+  ska::flat_hash_map<const void*, Counted*> blocks;
+  std::vector<std::unique_ptr<Counted[]>> slabs;
+  Block* spare = nullptr;  // A list, by `next`.
+
+  // A spare one, which stays spare until take().
+  Counted& next() {
+    if (!spare) {
+      slabs.push_back(std::make_unique<Counted[]>(kSlab));
+      for (std::size_t i = 0; i < kSlab; ++i) put_back(slabs.back()[i]);
+    }
+    return static_cast<Counted&>(*spare);
+  }
+  void take() { spare = spare->next; }
+  void put_back(Counted& block) {
+    block.next = spare;
+    spare = &block;
+  }
 };
 
 // Never destroyed: tensors may die after the destructors of this file's statics have run.
@@ -48,7 +70,7 @@ void GuestMemory::unlock_all() { table().mutex.unlock(); }
 
 bool GuestMemory::holds(const void* data) {
   const std::lock_guard lock(table().mutex);
-  return table().blocks.contains(data);
+  return table().blocks.count(data) > 0;
 }
 
 // What the machine has not is no error of the budget's.
@@ -76,9 +98,10 @@ Block* GuestMemory::allocate(Bytes size, Fit, Stream) {
     ++failures_;
     return nullptr;
   }
-  const auto [at, fresh] = table().blocks.try_emplace(data.get());
+  Counted& block = table().next();
+  const bool fresh = table().blocks.emplace(data.get(), &block).second;
   insist(fresh, "an allocator must not hand out memory that is in use");
-  Counted& block = at->second;
+  table().take();
   block.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data.get()));
   block.size = rounded;
   block.free = false;
@@ -97,18 +120,23 @@ void GuestMemory::uncount(Bytes size) {
   ++frees_;
 }
 
-// The memory itself is given back when the node dies, after the lock.
+// The memory itself is given back after the lock.
 void GuestMemory::free(const void* data) {
-  decltype(Table::blocks)::node_type node;
+  at::DataPtr freed;
   GuestMemory* over = nullptr;
   {
     const std::lock_guard lock(table().mutex);
-    node = table().blocks.extract(data);
-    insist(!node.empty(), "a block must not be freed twice");
-    if (GuestMemory* memory = node.mapped().memory) {
-      memory->uncount(node.mapped().size);
+    const auto found = table().blocks.find(data);
+    insist(found != table().blocks.end(), "a block must not be freed twice");
+    Counted& block = *found->second;
+    if (GuestMemory* memory = block.memory) {
+      memory->uncount(block.size);
       if (memory->over()) over = memory;
     }
+    freed = std::move(block.data);
+    block = {};
+    table().blocks.erase(found);
+    table().put_back(block);
   }
   delete over;
 }
@@ -116,7 +144,7 @@ void GuestMemory::free(const void* data) {
 Block* GuestMemory::find(const void* data) const {
   const std::lock_guard lock(table().mutex);
   const auto found = table().blocks.find(data);
-  return found != table().blocks.end() && found->second.memory == this ? &found->second : nullptr;
+  return found != table().blocks.end() && found->second->memory == this ? found->second : nullptr;
 }
 
 bool GuestMemory::let_go(Block* block) {
@@ -182,11 +210,11 @@ void GuestMemory::check() const {
   Bytes live = 0;
   std::int64_t count = 0;
   for (const auto& [address, block] : table().blocks) {
-    insist(block.data.get() == address && this->data(&block) == address,
+    insist(block->data.get() == address && this->data(block) == address,
            "a block must be found by its address");
-    if (block.memory != this) continue;
-    insist(block.size > 0 && block.size % kGranule == 0, "a block must be whole granules");
-    live += block.size;
+    if (block->memory != this) continue;
+    insist(block->size > 0 && block->size % kGranule == 0, "a block must be whole granules");
+    live += block->size;
     ++count;
   }
   insist(live == live_, "live bytes must be the sum of the live blocks");

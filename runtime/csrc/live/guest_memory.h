@@ -11,7 +11,7 @@
 // holds besides: its headers, and what it keeps of freed blocks. Nothing is known of holes.
 //
 // Every member is thread-safe. One mutex for the table, never held while memory is asked for or
-// given back. An allocation and its free cost a look-up and a node of the table each.
+// given back. An allocation and its free cost a look-up in the table each.
 
 #pragma once
 
