@@ -147,6 +147,7 @@ class Engine {
                void* data);  // From Executor::recompute: content for a missing output.
 
   // Takes back all records at once, where all are kept: `ops` and `constants` are all there are.
+  // Nothing is done to the engine afterwards.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
   // The value of least score, or what is shed instead of it; false where nothing may go.

@@ -202,10 +202,6 @@ void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& con
     ::operator delete(op);
   }
   for (Value* value : constants) delete value;
-  columns_.clear();
-  orphans_.clear();
-  owned_.clear();
-  stats_.values = stats_.ops = 0;
 }
 
 }  // namespace dtr

@@ -41,14 +41,6 @@ void ScoreColumns::remove(Value& value) {
   value.candidate = kNowhere;
 }
 
-void ScoreColumns::clear() {
-  values_.clear();
-  near_.clear();
-  std::fill_n(at_.evictable, capacity_, 0);
-  evictable_count_ = 0;
-  bytes_ = 0;
-}
-
 void ScoreColumns::permit(const Value& value, std::uint64_t order) {
   evictable_count_ += !at_.evictable[value.candidate];
   at_.evictable[value.candidate] = 1;

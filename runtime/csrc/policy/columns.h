@@ -111,7 +111,6 @@ class ScoreColumns {
 
   void add(Value& value, std::uint64_t order);  // It has no row; it has its content and a recipe.
   void remove(Value& value);
-  void clear();
 
   // Each is for a value that has a row.
   void permit(const Value& value, std::uint64_t order);  // Its last lock is gone.
