@@ -21,6 +21,7 @@ NONE: dict[str, Any] = {
     "scorer": native_scorer("host"),
     "image": "",
     "native": 0,
+    "swap_always": False,
 }
 """The options of a session without instruments."""
 
@@ -41,6 +42,7 @@ def instrumented(
     scorer: Scorer = "host",
     image: str = "",
     native: int = 0,
+    swap_always: bool = False,
 ) -> Iterator[None]:
     """Makes scopes that `rematerialize` opens in the body use instruments.
 
@@ -52,6 +54,7 @@ def instrumented(
         image: PTX of the kernel that chooses them on the device.
         native: the address of a CUDA allocator that stands in for torch's. Tensors lie in its
             memory, of which the runtime is a guest. It holds for inner uses of this function, too.
+        swap_always: every tensor goes to the swap after every operator, which the scope must have.
 
     Example:
         >>> import dtr_alloc, torch
@@ -69,6 +72,7 @@ def instrumented(
         "scorer": native_scorer(scorer),
         "image": image,
         "native": native or before["native"],
+        "swap_always": swap_always,
     }
     try:
         yield

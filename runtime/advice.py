@@ -94,6 +94,8 @@ def watched(core: _core.Session, rules: Rules) -> Iterator[Adviser]:
 
 
 def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
+    if seen.watch == _core.Watch.off:
+        return "; a later request may need more"
     if seen.watch == _core.Watch.threads:
         return "; a later request may need more, and what several threads need is not foretold"
     known, what = [], "what an earlier scope of this process did"

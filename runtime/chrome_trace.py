@@ -1,8 +1,9 @@
-"""Evictions and rematerializations over time, as Chrome's trace viewer and Perfetto show them.
+"""Evictions, rematerializations and transfers over time, for Chrome's trace viewer and Perfetto.
 
 The format is theirs and torch.profiler's: JSON whose times are microseconds. Torch's begin at a
 moment that it names in ``baseTimeNanoseconds``; to lie on the same axis ours are taken from there.
-A rematerialization has a duration, an eviction is a moment, and the pool's bytes are a counter.
+A rematerialization and a transfer have a duration, an eviction is a moment, and the pool's bytes
+are a counter.
 
 Source: Trace Event Format, Google, 2016.
 """
@@ -17,9 +18,16 @@ from pathlib import Path
 from typing import Any
 
 TRACK = "dtr_alloc"
-Event = tuple[bool, int, int, str, int, int]
-"""Evicted or else recomputed; when, in ns since 1970; for how long; the operator that makes it;
-its bytes; the pool's bytes afterwards."""
+Event = tuple[str, int, int, str, int, int]
+"""What happened, as in `_VERBS`; when, in ns since 1970; for how long; the operator that makes it,
+empty of a transfer; its bytes; the pool's bytes afterwards."""
+
+_VERBS = {
+    "evicted": "evict",
+    "recomputed": "rematerialize",
+    "swapped out": "swap out",
+    "swapped in": "swap in",
+}
 
 
 def write(
@@ -52,13 +60,13 @@ def _read(profile: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _lines(events: Iterable[Event], base_ns: int) -> Iterator[dict[str, Any]]:
     place = {"pid": os.getpid(), "tid": TRACK}
-    for evicted, at, duration, operator, size, live in events:
+    for what, at, duration, operator, size, live in events:
         begin = (at - base_ns) / 1e3
-        shown = {"name": operator, "cat": TRACK, **place, "args": {"bytes": size}}
-        if evicted:
-            yield {**shown, "name": f"evict {operator}", "ph": "i", "s": "t", "ts": begin}
+        name = f"{_VERBS[what]} {operator}".rstrip()
+        shown = {"name": name, "cat": TRACK, **place, "args": {"bytes": size}, "ts": begin}
+        if what == "evicted":
+            yield {**shown, "ph": "i", "s": "t"}
         else:
-            name = f"rematerialize {operator}"
-            yield {**shown, "name": name, "ph": "X", "ts": begin, "dur": duration / 1e3}
+            yield {**shown, "ph": "X", "dur": duration / 1e3}
         counter = {"name": "pool bytes", "ph": "C", **place, "args": {"live": live}}
         yield {**counter, "ts": begin + duration / 1e3}

@@ -40,6 +40,7 @@ from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolv
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulation_rules import Clock, Rules
 from dtr_alloc.runtime.steps import Steps
+from dtr_alloc.runtime.swapping import Folder, native_swap
 from dtr_alloc.runtime.used_once import used_once
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
@@ -74,6 +75,9 @@ def rematerialize(
     events: bool = False,
     thrash_limit: float = 100.0,
     recordable: Iterable[str] = (),
+    swap: int | str | None = None,
+    swap_dir: Folder | None = None,
+    swap_anywhere: bool = False,
     debug: bool = False,
 ) -> Iterator[Session]:
     """Runs the body under a memory budget, which the bytes of CPU tensors made inside never pass.
@@ -111,6 +115,14 @@ def rematerialize(
             each depends on its arguments and torch's default generator alone, so that it can be run
             again. Those with ``pt2_compliant_tag``, which ``torch.library.custom_op`` gives, need
             no name. ``Session.summary`` tells which stay in memory (docs/ecosystem.md).
+        swap: bytes, or a text such as ``"8GiB"``, of a file for what nobody can recompute:
+            gradients, the state of an optimizer, what is not recorded. They go there when memory is
+            full, as if to write and read them were their recomputation, and come back when next
+            touched. Each of at least 16 KiB has a place in the file while it lives, so this bounds
+            them all. The disk has all of it from the begin on (docs/swap.md).
+        swap_dir: the folder of that file, on a disk of this machine; by default that of temporary
+            files. The file has no name, and is gone when the scope is over or the process ends.
+        swap_anywhere: allow a folder on a network or in memory.
         debug: look for writes that nobody declared: each constant that a recomputation would read
             (parameters, inputs, exposed tensors) and each argument that an operator says it only
             reads is compared by a checksum before and after. Costs a pass over every argument of
@@ -123,7 +135,8 @@ def rematerialize(
         RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
             the first operator that wrote what it should not have, or that reads what was written
             behind the runtime's back; the text names what made the tensor. Or an operator of
-            another library made other bytes when it was run again.
+            another library made other bytes when it was run again. Or the disk has no room for the
+            swap, or fails to write or read it, in which case nothing is lost.
         torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator
             needs together with what cannot be recomputed. The text names the least that would have
             served this request; and the budget in which all would run, by a simulation, once whole
@@ -149,6 +162,11 @@ def rematerialize(
     if clock not in ("wall", "logical"):
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     check_thrash_limit(thrash_limit)
+    if swap is not None and (size is None or policy != "eager" or heuristic == "auto"):
+        raise ValueError(
+            'swap goes with a budget, policy="eager" and a heuristic other than "auto": without a '
+            "budget nothing leaves memory, and the others' simulations know of no swap"
+        )
     core = _native(
         budget=_NO_LIMIT if size is None else size,
         limited=size is not None,
@@ -160,6 +178,7 @@ def rematerialize(
         timeline=timeline,
         thrash_limit=float(thrash_limit),
         debug=debug,
+        **native_swap(swap, swap_dir, anywhere=swap_anywhere),
         **_testing.options(),
     )
     rules = Rules(first_heuristic(heuristic), policy, mode="pool", clock=cast(Clock, clock))
@@ -221,6 +240,7 @@ def _native(**options: Any) -> _core.Session:
         "timeline": False,
         "debug": False,
         "thrash_limit": 0.0,
+        **native_swap(None, None),
     }
     return _core.Session(**(without | _testing.NONE | options))
 

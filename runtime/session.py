@@ -45,6 +45,9 @@ class SessionStats:
         evictable_bytes: those of them that could be evicted now.
         evicted_bytes: of tensors evicted to make room; not by hand, nor by ``resize``.
         largest_operator_bytes: arguments and results of the largest operator so far.
+        swapped_out_bytes: written to the swap.
+        swapped_in_bytes: read from it.
+        swap_ns: time spent on both.
         budget_bytes: the budget at present, or None without one.
     """
 
@@ -62,6 +65,9 @@ class SessionStats:
     evictable_bytes: int
     evicted_bytes: int
     largest_operator_bytes: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    swap_ns: int
     budget_bytes: int | None
 
 
@@ -115,6 +121,9 @@ class Session:
             ("book-keeping", s.bookkeeping_ns),
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
+        if s.swapped_out_bytes:
+            moved = f"{format_size(s.swapped_in_bytes)} came back, in {s.swap_ns / 1e6:,.1f} ms"
+            rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))
         rows += self._steps.rows(s.evicted_bytes)
         if self._chooser is not None:
             rows.append(("heuristic", "", self._chooser.told()))
@@ -336,11 +345,16 @@ def materialize(tensor: torch.Tensor) -> None:
     """Brings an evicted tensor back now. One that is resident, or was never evictable, stays as it
     is.
 
+    After a scope, it does so with a tensor that the scope's end could not bring back, because
+    memory or a disk was full.
+
     Raises:
         torch.OutOfMemoryError: it does not fit the budget.
     """
     if session := current.session():
         session.materialize(tensor)
+    elif over := _core.lingering_session():
+        over.pin(tensor)
 
 
 def pin(tensor: torch.Tensor) -> None:
@@ -357,11 +371,11 @@ def pin(tensor: torch.Tensor) -> None:
         ...     evict(x)
         False
     """
-    if session := current.session():
+    if session := current.session() or _core.lingering_session():
         session.pin(tensor)
 
 
 def is_evicted(tensor: torch.Tensor) -> bool:
     """Whether a tensor's content is gone for now."""
-    session = current.session()
+    session = current.session() or _core.lingering_session()
     return session is not None and session.is_evicted(tensor)

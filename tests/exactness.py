@@ -1,7 +1,8 @@
 """Runs a program eagerly and under the runtime's hardest modes, and compares bit for bit.
 
 evict_always evicts every tensor after every operator, so each touch is a recomputation; verify
-replays every recorded operator at once. Both compare with plain torch on the same seed.
+replays every recorded operator at once; swap_always writes every tensor to a file after every
+operator, and reads it when it is touched. All compare with plain torch on the same seed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ MODES: dict[str, dict[str, Any]] = {
     "recorded": {},
     "evict_always": {"evict_always": True},
     "verify": {"verify": True},
+    "swap_always": {"swap_always": True},
 }
 
 
@@ -77,7 +79,13 @@ def assert_exact(
 def scope(
     budget: int | str | None, *, recordable: Any = (), **instruments: Any
 ) -> Iterator[Session]:
-    opened = dtr_alloc.rematerialize(budget, clock="logical", thrash_limit=0, recordable=recordable)
+    swap: dict[str, Any] = {}
+    if instruments.get("swap_always"):
+        swap = {"swap": "1GiB", "swap_anywhere": True}
+        budget = budget or "64GiB"
+    opened = dtr_alloc.rematerialize(
+        budget, clock="logical", thrash_limit=0, recordable=recordable, **swap
+    )
     with instrumented(**instruments), opened as session:
         yield session
 

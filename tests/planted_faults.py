@@ -305,6 +305,38 @@ FAULTS = (
         "_and_stays_where_it_is",
     ),
     Fault(
+        "make constant what could go to the swap",
+        (
+            Edit(
+                "runtime/csrc/engine/engine.cpp",
+                "reload ? move(value, *reload) : freeze(value);",
+                "(void)reload, freeze(value);",
+            ),
+        ),
+        "tests/test_swap.py::test_what_lost_its_recipe_may_still_leave_memory",
+    ),
+    Fault(
+        "believe the swap to have what was never written",
+        (Edit("runtime/csrc/live/swap.cpp", "bool written = false;", "bool written = true;"),),
+        "tests/test_swap.py::test_what_is_not_recorded_leaves_memory_and_comes_back",
+    ),
+    Fault(
+        "keep the disk's room after the scope",
+        (Edit("runtime/csrc/live/swap.cpp", "  file_.reset();\n", ""),),
+        "tests/test_swap.py::test_the_disk_has_its_room_back_when_the_scope_is_over",
+    ),
+    Fault(
+        "take a whole list at once where swap has its items",
+        (
+            Edit(
+                "runtime/csrc/live/itemwise.cpp",
+                "if (!swap_ || !info.itemwise || device_.work) return false;",
+                "if (!swap_ || !info.itemwise || true) return false;",
+            ),
+        ),
+        "tests/test_swap.py::test_lists_are_gone_through_item_by_item_where_they_would_fill_the_budget",
+    ),
+    Fault(
         "forget to tell the tape of a use",
         (
             Edit(

@@ -99,6 +99,7 @@ PYTHON_ROOMS: Table = {
         "dtr_alloc.runtime.steps",
         "dtr_alloc.runtime.raw_access",
         "dtr_alloc.runtime.sharded_parameters",
+        "dtr_alloc.runtime.swapping",
         "dtr_alloc.runtime.compiled_code",
         "dtr_alloc.runtime.compile_backend",
         "dtr_alloc.runtime.higher_order",

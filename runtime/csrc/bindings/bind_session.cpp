@@ -110,7 +110,12 @@ void bind_session(py::module_& m) {
       .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
       .def_readonly("evicted_bytes", &SessionStats::evicted_bytes)
       .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes)
-      .def_readonly("largest_hold_bytes", &SessionStats::largest_hold_bytes);
+      .def_readonly("largest_hold_bytes", &SessionStats::largest_hold_bytes)
+      .def_property_readonly("swapped_out_bytes",
+                             [](const SessionStats& stats) { return stats.swap.out; })
+      .def_property_readonly("swapped_in_bytes",
+                             [](const SessionStats& stats) { return stats.swap.in; })
+      .def_property_readonly("swap_ns", [](const SessionStats& stats) { return stats.swap.spent; });
 
   py::enum_<SessionTrace::Watch>(m, "Watch")
       .value("off", SessionTrace::Watch::kOff)
@@ -132,7 +137,8 @@ void bind_session(py::module_& m) {
                        std::vector<std::string> recordable, bool record, bool logical_clock,
                        bool timeline, bool evict_always, bool verify, bool debug,
                        double thrash_limit, bool on_cuda, bool guest, ScorerPlace scorer,
-                       const std::string& image, std::uintptr_t native) {
+                       const std::string& image, std::uintptr_t native, Bytes swap,
+                       const std::string& swap_folder, bool swap_always) {
              const SessionOptions options{.budget = budget,
                                           .limited = limited,
                                           .on_cuda = on_cuda,
@@ -145,8 +151,10 @@ void bind_session(py::module_& m) {
                                           .logical_clock = logical_clock,
                                           .timeline = timeline,
                                           .debug = debug,
+                                          .swap = swap,
+                                          .swap_folder = swap_folder,
                                           .thrash_limit = thrash_limit,
-                                          .instruments = {evict_always, verify}};
+                                          .instruments = {evict_always, verify, swap_always}};
              SessionDevice device = host_device(on_cuda);
 #ifdef DTR_TORCH_CUDA
              if (native) {
@@ -164,7 +172,7 @@ void bind_session(py::module_& m) {
            py::arg("recordable"), py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
            py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"),
-           py::arg("native"))
+           py::arg("native"), py::arg("swap"), py::arg("swap_folder"), py::arg("swap_always"))
       .def("enter", in_scope(&Scope::enter))
       .def("join", in_scope(&Scope::join), Open())
       .def("part", in_scope(&Scope::part), Open())
@@ -237,10 +245,13 @@ void bind_session(py::module_& m) {
       .def("keep_events", &Session::keep_events)
       .def("events",
            [](const Session& session) {
+             constexpr const char* kNames[] = {"evicted", "recomputed", "swapped out",
+                                               "swapped in"};
              py::list rows;
              for (const EventLog::Event& event : session.events()) {
-               rows.append(py::make_tuple(event.evicted, event.at, event.duration,
-                                          event.made_by->name, event.size, event.live));
+               rows.append(py::make_tuple(kNames[static_cast<int>(event.kind)], event.at,
+                                          event.duration, event.made_by ? event.made_by->name : "",
+                                          event.size, event.live));
              }
              return rows;
            })
@@ -269,6 +280,11 @@ void bind_session(py::module_& m) {
   m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
   m.def("records_this_thread", &Scope::records_this_thread);
+  m.def("lingering_session", []() -> py::object {
+    Session* session = Scope::active();
+    if (!session || !session->scope().lingering()) return py::none();
+    return py::cast(session, py::return_value_policy::reference);
+  });
   m.def("set_host_stream", &set_host_stream);
   m.def("set_in_optimizer", &Session::set_in_optimizer);
 }

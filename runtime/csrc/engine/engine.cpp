@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine/held.h"
 
 namespace dtr {
 
@@ -90,6 +91,23 @@ void Engine::finish(Op& op, Nanos cost) {
   neighbourhood_.refresh();
 }
 
+void Engine::finish_reload(Op& op) {
+  ++stats_.ops;
+  op.reload = 1;
+  Value& value = *op.outputs()[0];
+  value.cost = op.cost;
+  if (value.home) own(value);
+  add_candidate(value);
+  follow_wants(value);
+  neighbourhood_.added(value);
+  neighbourhood_.refresh();
+}
+
+void Engine::reprice(Value& value, Nanos cost) {
+  value.cost = value.producer->cost = cost;
+  if (value.candidate != kNowhere) show_times(value);
+}
+
 void Engine::compute(Op& op, Nanos cost, Lock& lock) {
   ++stats_.ops;
   op.cost = cost;
@@ -166,25 +184,24 @@ void Engine::collect_or_banish(Value& value) {
   const auto resident = [](const Value* output) { return output->resident(); };
   if (!std::ranges::all_of(made, resident)) return collect(value);
   ++value.locks;
-  freeze_together(made);
+  settle_together(made);
   --value.locks;
   collect(value);
 }
 
-// Each record must outlive what the freezing of the others collects.
-void Engine::freeze_together(const std::vector<Value*>& values) {
-  for (Value* value : values) ++value->locks;
+// Each record must outlive what the settling of the others collects.
+void Engine::settle_together(const std::vector<Value*>& values) {
+  std::vector<Held> held;
+  for (Value* value : values) held.emplace_back(*this, *value);
   for (Value* value : values) {
-    if (!value->constant()) freeze(*value);
-  }
-  for (Value* value : values) {
-    --value->locks;
-    collect(*value);
+    if (!value->constant()) settle(*value);
   }
 }
 
+// What only outside of memory has its like stays until its turn comes: to bring it there is work.
 void Engine::let_go(Value& value) {
   if (policy_ != Policy::kEager || value.constant() || !value.resident()) return;
+  if (value.movable()) return;
   if (!value.uses && records_ == KeepRecords::kNeeded) return;  // It goes with its record.
   executor_.release(value, Loss::kDropped);
   lose(value, Loss::kDropped);
@@ -207,6 +224,35 @@ void Engine::evict(Value& value) {
   executor_.release(value, Loss::kEvicted);
   lose(value, Loss::kEvicted);
   ++stats_.evictions;
+}
+
+void Engine::move_for(double nanoseconds_per_byte) {
+  moves_ = true;
+  columns_.limit_costs(nanoseconds_per_byte);
+}
+
+void Engine::evict_or_move(Value& value) {
+  if (moves_ && !value.uses && !value.home) return;  // It goes with the last lock.
+  if (moves_ && !value.movable() && !value.producer->together) {
+    const Nanos recompute = value.cost + neighbourhood_.cost(value.candidate);
+    if (Op* reload = executor_.reload_for(value, recompute)) move(value, *reload);
+  }
+  evict(value);
+}
+
+void Engine::move(Value& value, Op& reload) {
+  ++value.locks;  // It outlives its recipe.
+  remove_candidate(value);
+  disown(value);
+  neighbourhood_.cut(value);
+  unlink(value);
+  value.producer = &reload;
+  value.output = 0;
+  reload.outputs()[0] = &value;
+  reload.live_outputs = 1;
+  collect(value);  // What only the recipe kept.
+  --value.locks;
+  finish_reload(reload);
 }
 
 // An output that other recipes read stays: each of them would have to wait for this one. To bring
@@ -251,6 +297,12 @@ void Engine::freeze(Value& value) {
   executor_.make_ordinary(value);
   unlink(value);
   collect(value);
+}
+
+void Engine::settle(Value& value) {
+  if (value.movable()) return;
+  Op* reload = moves_ ? executor_.reload_for(value, Nanos::max()) : nullptr;
+  reload ? move(value, *reload) : freeze(value);
 }
 
 // ---- Lifetime -----------------------------------------------------------------------------------
@@ -346,7 +398,7 @@ bool Engine::evict_orphan() {
 void Engine::evict_victim(Value& victim, Shed shed) {
   if (sheds_ && shed == Shed::kBehindVictim && shed_behind(victim)) return;
   const bool together = victim.producer->together && !victim.uses;
-  together ? evict_together(*victim.producer) : evict(victim);
+  together ? evict_together(*victim.producer) : evict_or_move(victim);
 }
 
 // A recomputation that goes deep holds the other inputs of every operator on its way, for as long
@@ -365,6 +417,18 @@ bool Engine::evict_waiting() {
 void Engine::evict_all() {
   for (std::size_t row = columns_.count(); row-- > 0;) {
     if (!columns_.value(row)->locks) evict(*columns_.value(row));
+  }
+}
+
+void Engine::move_all() {
+  std::vector<Value*> values;
+  for (std::size_t row = 0; row < columns_.count(); ++row) {
+    if (!columns_.value(row)->locks) values.push_back(columns_.value(row));
+  }
+  for (Value* value : values) lock(*value);
+  for (Value* value : values) {
+    evict_or_move(*value);
+    unlock(*value);
   }
 }
 

@@ -33,7 +33,7 @@ namespace dtr {
 struct EngineStats {
   // To make room, by hand or in evict_always mode; not what the program drops.
   std::int64_t evictions = 0;
-  std::int64_t rematerializations = 0;            // Operators run again.
+  std::int64_t rematerializations = 0;            // Operators run again, and reloads.
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
   std::int64_t foretold = 0;  // Operators of the program at which a tape was followed.
@@ -75,7 +75,9 @@ class Engine {
   void read(Op& op, std::uint32_t index, Value& value);
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
-  void abandon(Op& op);  // As if it had never been begun.
+  void abandon(Op& op);        // As if it had never been begun.
+  void finish_reload(Op& op);  // As finish(), of an Op::reload: nothing ran, and it has its cost.
+  void reprice(Value& value, Nanos cost);  // Of a reload, whose value is resident.
   Value& constant(Bytes size, void* home, void* data);
 
   // The other way to record, where the outputs are known before the operator runs: expect() links
@@ -143,6 +145,8 @@ class Engine {
   void overwritten(Value& value);    // Its storage was written: the content is another value's now.
   void* reuse_buffer(Value& value);  // A replay takes its content as the buffer it writes.
   void freeze(Value& value);         // Resident: a constant from now on, its recipe forgotten.
+  // The same where it cannot be moved. Otherwise it may be, and is no constant.
+  void settle(Value& value);
   void restore(Value& value,
                void* data);  // From Executor::recompute: content for a missing output.
 
@@ -157,14 +161,21 @@ class Engine {
   bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
+  // The same, but where it costs less to have it outside of memory, it goes there, and its recipe
+  // is forgotten. Others that the program has let go may go with the recipe.
+  void evict_or_move(Value& value);
+  void move_all();
+  // Lets values be moved, at so many nanoseconds for each byte. Before there are any.
+  void move_for(double nanoseconds_per_byte);
+  bool moves() const { return moves_; }
 
   // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
   // above all) with all locks given back and every value as exact as before.
   void materialize(Value& target, Lock& lock);
 
-  // Freezes every live value that reads `constant`, however indirectly, so that the constant may be
+  // Settles every live value that reads `constant`, however indirectly, so that the constant may be
   // changed. With `since`, those alone that were made or read from then on. An error about one of
-  // them is thrown when the others are frozen.
+  // them is thrown when the others are settled.
   void retire(Value& constant, Lock& lock, Nanos since = Nanos::min());
 
   // What the program holds of values that rest on `constant`: their bytes, `enough` or all, and
@@ -204,6 +215,11 @@ class Engine {
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
   // returns true, or gives up. An error about one value is thrown when the others are frozen.
   void commit(Lock& lock, const std::function<bool()>& spill);
+  // Settles everything that the program holds: afterwards no operator runs again.
+  void settle_all(Lock& lock);
+  // Freezes what the program holds and is in memory, and calls `give_up` for the rest, which drops
+  // it.
+  void abandon(const std::function<void(Value&)>& give_up);
 
   // By other settings from now on; what is there stays.
   void follow(const Heuristic& heuristic);
@@ -237,6 +253,7 @@ class Engine {
   bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
   void evict_victim(Value& victim, Shed shed);
+  void move(Value& value, Op& reload);
   void evict_together(Op& op);
   std::vector<Value*> held_on(const Value& constant) const;
   // By which scores are computed: while a tape foretells, minus the tape's (columns.h).
@@ -275,8 +292,9 @@ class Engine {
   void erase(Op& op);
   void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
   void collect_or_banish(Value& value);
-  void freeze_together(const std::vector<Value*>& values);
-  void retain(Value& value, Lock& lock);
+  void settle_together(const std::vector<Value*>& values);
+  void retain(Value& value, Lock& lock, void (Engine::*keep)(Value&));
+  void retain_owned(Lock& lock, void (Engine::*keep)(Value&), const std::function<bool()>& spill);
   void unlock_inputs(Op& op);
 
   Executor& executor_;
@@ -295,7 +313,7 @@ class Engine {
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
-  bool sheds_ = false;
+  bool sheds_ = false, moves_ = false;
   std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
 };
 

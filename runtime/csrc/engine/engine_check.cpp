@@ -71,6 +71,8 @@ void Engine::check(bool idle) const {
     insist(value->needed() || value->resident(), "no value outlives its last reader");
     insist(0 <= value->waiting && value->waiting <= value->locks,
            "what waits is among the locks of a value");
+    insist(!value->dropped_while_locked || (value->locks > 0 && !value->home),
+           "what goes with its last lock is locked, and held by nobody");
     insist(!idle || value->locks == value->unfilled + value->dying,
            "nothing is locked while no operator is under way");
     if (tapes_.foretell() && value->producer) {
@@ -93,6 +95,8 @@ void Engine::check(bool idle) const {
     }
   }
   for (Op* op : ops) {
+    insist(!op->reload || (op->use_count == 0 && op->output_count == 1),
+           "what brings a value back from outside of memory reads nothing");
     std::uint16_t live = 0;
     for (std::uint32_t i = 0; i < op->output_count; ++i) live += op->outputs()[i] != nullptr;
     insist(live == op->live_outputs && live > 0, "an operator lives as long as its outputs");

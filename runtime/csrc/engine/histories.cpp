@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/held.h"
 
 namespace dtr {
 
@@ -35,7 +36,7 @@ Engine::Resting Engine::resting_on(const Value& constant, Bytes enough) const {
 }
 
 // Walks the recipes behind a value, until they weigh `enough` or are kLongestHistory. Calls
-// `visit(constant)` for each that only recipes hold.
+// `visit(value)` for each that only recipes hold and that no operator can make.
 template <class Visit>
 Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visit) {
   const std::uint64_t mark = --walk_;
@@ -47,8 +48,10 @@ Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visi
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
       if (std::exchange(input.mark, mark) == mark) continue;
-      if (input.constant()) {
-        if (executor_.kept_for_recipes(input)) history.kept += input.size, visit(input);
+      if (input.constant() || input.movable()) {
+        const bool kept =
+            input.constant() ? executor_.kept_for_recipes(input) : !input.home && input.resident();
+        if (kept) history.kept += input.size, visit(input);
       } else if (input.home) {
         history.behind = std::max<int>(history.behind, input.history);
       } else {
@@ -94,27 +97,22 @@ bool Engine::rests_on_absent(const Value& value) {
 void Engine::forsake(const Value& lost) {
   std::vector<Value*> resident = held_on(lost);
   std::erase_if(resident, [](const Value* value) { return !value->resident(); });
-  freeze_together(resident);
+  settle_together(resident);
 }
 
 bool Engine::shed(Value& constant) {
   const Resting resting = resting_on(constant, constant.size + 1);
   if (!resting.idle || resting.bytes > constant.size) return false;
-  freeze_together(held_on(constant));
+  settle_together(held_on(constant));
   return true;
 }
 
 bool Engine::shed_behind(Value& value) {
-  std::vector<Value*> kept;
+  std::vector<Held> kept;
   walk(value, std::numeric_limits<Bytes>::max(),
-       [&](Value& constant) { kept.push_back(&constant); });
-  for (Value* constant : kept) ++constant->locks;
+       [&](Value& constant) { kept.emplace_back(*this, constant); });
   bool any = false;
-  for (Value* constant : kept) any |= shed(*constant);
-  for (Value* constant : kept) {
-    --constant->locks;
-    collect(*constant);
-  }
+  for (const Held& constant : kept) any |= shed(*constant.value());
   return any;
 }
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
+
+#include "runtime/csrc/engine/held.h"
 
 namespace dtr {
 namespace {
@@ -9,7 +12,11 @@ namespace {
 using Real = std::chrono::duration<double, std::nano>;  // For shares of a time.
 
 bool evict_window(const Window& window, Engine& engine) {
-  for (Value* value : window.values) engine.evict(*value);
+  std::vector<Held> held;  // To move one value may be the end of another.
+  for (Value* value : window.values) {
+    if (engine.moves()) held.emplace_back(engine, *value);
+  }
+  for (Value* value : window.values) engine.evict_or_move(*value);
   return !window.values.empty();
 }
 

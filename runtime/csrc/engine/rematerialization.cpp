@@ -128,10 +128,10 @@ void Engine::recompute(Op& op, Value& wanted, Lock& lock) {
   for (std::uint32_t i = 0; first && i < op.output_count; ++i) touch(*op.outputs()[i]);
 }
 
-void Engine::retain(Value& value, Lock& lock) {
+void Engine::retain(Value& value, Lock& lock, void (Engine::*keep)(Value&)) {
   const Held held(*this, value);
   materialize(value, lock);
-  if (value.producer && value.home) freeze(value);  // Else the program dropped it meanwhile.
+  if (value.producer && value.home) (this->*keep)(value);  // Else the program dropped it meanwhile.
 }
 
 std::vector<Value*> Engine::held_on(const Value& constant) const {
@@ -162,7 +162,7 @@ void Engine::retire(Value& constant, Lock& lock, Nanos since) {
   std::exception_ptr error;
   for (; !held.empty(); held.pop_back()) {
     try {
-      retain(*held.back().value(), lock);
+      retain(*held.back().value(), lock, &Engine::settle);
     } catch (const std::exception&) {
       if (!error) error = std::current_exception();
     }
@@ -171,18 +171,37 @@ void Engine::retire(Value& constant, Lock& lock, Nanos since) {
 }
 
 void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
+  retain_owned(lock, &Engine::freeze, spill);
+}
+
+void Engine::settle_all(Lock& lock) {
+  retain_owned(lock, &Engine::settle, [] { return false; });
+}
+
+void Engine::abandon(const std::function<void(Value&)>& give_up) {
+  while (!owned_.empty()) {
+    Value& value = *owned_.back();
+    value.resident() ? freeze(value) : give_up(value);
+  }
+}
+
+void Engine::retain_owned(Lock& lock, void (Engine::*keep)(Value&),
+                          const std::function<bool()>& spill) {
+  const bool settling = keep == &Engine::settle;
+  const auto done = [&](const Value& value) { return settling && value.movable(); };
   for (std::size_t i = owned_.size(); i-- > 0;) {
-    if (i < owned_.size() && owned_[i]->resident()) freeze(*owned_[i]);
+    if (i < owned_.size() && owned_[i]->resident()) (this->*keep)(*owned_[i]);
   }
   std::exception_ptr error;
   std::unordered_set<const Value*> lost;
   while (true) {
-    const auto left = std::ranges::find_if(owned_.rbegin(), owned_.rend(),
-                                           [&](Value* value) { return !lost.contains(value); });
+    const auto left = std::ranges::find_if(owned_.rbegin(), owned_.rend(), [&](Value* value) {
+      return !done(*value) && !lost.contains(value);
+    });
     if (left == owned_.rend()) break;
     Value& value = **left;
     try {
-      retain(value, lock);
+      retain(value, lock, keep);
     } catch (const std::exception&) {
       if (spill()) continue;
       if (!error) error = std::current_exception();

@@ -75,6 +75,7 @@ struct Value {
   bool dying = false;     // Executor's: locked until the deleter of its storage has come.
 
   bool constant() const { return producer == nullptr; }
+  bool movable() const;
   bool resident() const { return data != nullptr; }
   bool needed() const { return uses || locks || (producer && home); }
   Value& storage() { return base ? *base : *this; }
@@ -82,9 +83,11 @@ struct Value {
 
 struct Op {
   Nanos cost = 0ns;
-  std::uint32_t use_count : 31 = 0;
+  std::uint32_t use_count : 30 = 0;
   // Its outputs are evicted together: one run makes them all, however many are missing.
   std::uint32_t together : 1 = 0;
+  // No operator: it reads nothing, and brings its one output back from outside of memory.
+  std::uint32_t reload : 1 = 0;
   std::uint16_t output_count = 0;
   std::uint16_t live_outputs = 0;  // Outputs still in the graph; the Op goes with the last.
 
@@ -92,5 +95,7 @@ struct Op {
   Value** outputs() { return reinterpret_cast<Value**>(uses() + use_count); }
   void* payload() { return outputs() + output_count; }
 };
+
+inline bool Value::movable() const { return producer && producer->reload; }
 
 }  // namespace dtr

@@ -58,6 +58,8 @@ struct Call {
   std::unique_ptr<RandomState> host_random;   // The host's beside it, of a device's operator.
   // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> held;
+  // Of arguments that were movable before they were written (swap.h).
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 2> movable;
   std::int64_t begin_ticks = 0;
   std::int64_t remat_ticks = 0;   // Spent bringing arguments back.
   std::int64_t inside_ticks = 0;  // Spent in the operator,

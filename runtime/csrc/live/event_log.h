@@ -1,4 +1,4 @@
-// What was evicted and recomputed, and when, for a person who looks at a profile
+// What was evicted, recomputed and swapped, and when, for a person who looks at a profile
 // (runtime/chrome_trace.py). Nothing is kept until somebody asks; then about 60 bytes an event.
 
 #pragma once
@@ -13,11 +13,12 @@ namespace dtr {
 
 class EventLog {
  public:
+  enum class Kind { kEvicted, kRecomputed, kSwappedOut, kSwappedIn };
   struct Event {
-    bool evicted;        // Else recomputed.
-    Nanos at, duration;  // By the system's clock, as a profiler's times are.
-    const OperatorInfo* made_by;
-    Bytes size, live;  // Of what was evicted or recomputed; of the pool, afterwards.
+    Kind kind;
+    Nanos at, duration;           // By the system's clock, as a profiler's times are.
+    const OperatorInfo* made_by;  // Null of what was swapped.
+    Bytes size, live;             // Of the value; of the pool, afterwards.
   };
 
   void keep() { keeps_ = true; }
@@ -27,10 +28,13 @@ class EventLog {
     return std::chrono::duration_cast<Nanos>(now);
   }
   void evicted(const OperatorInfo& made_by, Bytes size, Bytes live) {
-    events_.push_back({true, now(), 0ns, &made_by, size, live});
+    events_.push_back({Kind::kEvicted, now(), 0ns, &made_by, size, live});
   }
   void recomputed(const OperatorInfo& by, Nanos at, Nanos duration, Bytes size, Bytes live) {
-    events_.push_back({false, at, duration, &by, size, live});
+    events_.push_back({Kind::kRecomputed, at, duration, &by, size, live});
+  }
+  void swapped(Kind kind, Nanos at, Bytes size, Bytes live) {
+    events_.push_back({kind, at, now() - at, nullptr, size, live});
   }
   const std::vector<Event>& events() const { return events_; }
 

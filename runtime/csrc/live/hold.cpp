@@ -75,8 +75,7 @@ void Session::Hold::returned(const at::Tensor& result) {
   for (Held& held : values_) {
     if (held.value() == value) held.release();
   }
-  if (value->resident())
-    session_.storages_.let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
+  if (value->resident()) session_.let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
 }
 
 bool Session::Hold::covers(const Value* value) {

@@ -1,5 +1,5 @@
 // What only tests ask of a scope, after every operator: to run its recipe at once and compare, or
-// to evict all that may be evicted.
+// to evict all that may be evicted, or to move it to the swap.
 
 #include <cstdint>
 #include <string>
@@ -15,6 +15,7 @@ namespace dtr {
 void Session::apply_instruments(Op* kept, Lock& lock) {
   if (options_.instruments.verify && kept) verify(*kept, lock);
   if (options_.instruments.evict_always) engine_.evict_all();
+  if (options_.instruments.swap_always) engine_.move_all();
 }
 
 void Session::verify(Op& op, Lock& lock) {

@@ -104,6 +104,7 @@ void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::S
 
 void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) {
+  if (info.itemwise && execute_itemwise(info, keys, stack)) return;
   Call call{.info = info, .keys = keys};
   call.begin_ticks = ticks();
   call.handled = keys.has(c10::DispatchKey::Python);
@@ -204,7 +205,11 @@ void Session::cut_histories(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value) continue;
-    if (call.info.shares || engine_.outweighed(*value)) make_constant(call, engaged, *value);
+    if (call.info.shares) {
+      make_constant(call, engaged, *value);
+    } else if (engine_.outweighed(*value)) {
+      settle(call, engaged, *value);
+    }
   }
 }
 
@@ -212,7 +217,7 @@ void Session::cut_histories(Call& call, OperatorCall& engaged) {
 void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
-    if (value && engine_.rests_on_absent(*value)) make_constant(call, engaged, *value);
+    if (value && engine_.rests_on_absent(*value)) settle(call, engaged, *value);
   }
 }
 
@@ -226,6 +231,11 @@ void Session::bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock
   }
   call.remat_ticks = ticks() - begin;
   watch_for_thrash();
+}
+
+void Session::settle(Call& call, OperatorCall& engaged, Value& value) {
+  engine_.settle(value);
+  if (value.constant()) make_constant(call, engaged, value);
 }
 
 // An argument becomes an ordinary tensor, which the operator then reads.
@@ -369,7 +379,7 @@ void Session::for_each_written(const Call& call, const Visit& visit) {
 }
 
 // A written storage holds another value now: a new version, or what nobody can recompute.
-void Session::adopt_written(const Call& call, OperatorCall& engaged) {
+void Session::adopt_written(Call& call, OperatorCall& engaged) {
   for_each_written(call, [&](Value& value, c10::StorageImpl* storage, std::uint16_t output) {
     Block* block = block_of(value);
     Op* op = engaged.op();
@@ -382,6 +392,7 @@ void Session::adopt_written(const Call& call, OperatorCall& engaged) {
       storages_.attach(storage, next, block);
     } else {
       storages_.detach(storage, block);
+      note_movable(call, storage);
     }
     engaged.overwritten(value);
   });
@@ -428,6 +439,8 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   recorded_ += kept != nullptr;
   if (recorded && !options_.instruments.verify) constants_.shed_sometimes();
   engaged.let_overwritten_go();
+  adopt_what_was_written(call);
+  adopt_what_was_made(call, stack);
 
   look_at_results(call, stack);
   arm_arguments(call);
@@ -456,16 +469,18 @@ void Session::arm_arguments(const Call& call) {
   }
 }
 
-// What was written is perhaps half written, and stays as it is for ever.
+// What was written is perhaps half written, and stays as it is.
 void Session::after_failure(Call& call, OperatorCall& engaged) {
   if (TraceRecorder* recorder = trace_.recorder()) recorder->abandon();
   if (costs_ && call.here) costs_->abandon(call.sample);
   for_each_written(call, [&](Value& value, c10::StorageImpl* storage, std::uint16_t) {
     Block* block = block_of(value);
     storage ? storages_.detach(storage, block) : storages_.free(block);
+    if (storage) note_movable(call, storage);
     engaged.overwritten(value);
   });
   engaged.undo();
+  adopt_what_was_written(call);
   for (const TensorArgument& argument : call.arguments) {
     if (argument.value) storages_.arm(*argument.value);
   }

@@ -37,6 +37,10 @@ constexpr std::string_view kReadsOnlyShapes[] = {
 // Operators whose results are memory for the caller to fill. Overloads and variants begin so, too.
 constexpr std::string_view kBlankPrefixes[] = {"aten::empty", "aten::new_empty"};
 
+// Operators that do the same to each item of their lists.
+constexpr std::string_view kItemwisePrefixes[] = {"aten::_foreach_", "aten::_fused_",
+                                                  "aten::_amp_foreach_"};
+
 // Operators that leave bytes of a result as they happen to be, besides the blank ones: a workspace.
 constexpr std::string_view kUninitialized[] = {"aten::mkldnn_rnn_layer"};
 
@@ -301,6 +305,22 @@ class Undefined final : public c10::OpRegistrationListener {
   void onOperatorDeregistered(const c10::OperatorHandle& op) override { table().forget(op); }
 };
 
+// Not where a tensor has a number for each item, or where several lists are returned.
+bool is_itemwise(const FunctionSchema& schema) {
+  if (!begins_with_one_of(kItemwisePrefixes, schema.name()) || schema.returns().size() > 1) {
+    return false;
+  }
+  const auto& arguments = schema.arguments();
+  const auto is_list = [](const c10::Argument& one) {
+    return one.type()->kind() == TypeKind::ListType;
+  };
+  const auto is_tensor_of_numbers = [](const c10::Argument& one) {
+    return one.name() == "scalars" && one.type()->kind() == TypeKind::TensorType;
+  };
+  return !arguments.empty() && is_list(arguments[0]) &&
+         std::ranges::none_of(arguments, is_tensor_of_numbers);
+}
+
 }  // namespace
 
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
@@ -313,6 +333,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   blank = begins_with_one_of(kBlankPrefixes, name);
   uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";
+  itemwise = is_itemwise(schema);
   others = is_of_library(schema);
   promised = op.hasTag(at::Tag::pt2_compliant_tag);
   if (others) obstacle = obstacle_of(schema);

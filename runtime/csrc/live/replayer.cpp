@@ -79,7 +79,7 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
   if (!written) {
     storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                           at::DataPtr(content, device_.device));
-  } else if (!value.constant() && !value.home && value.locks == places) {
+  } else if (!value.constant() && !value.movable() && !value.home && value.locks == places) {
     at::DataPtr buffer = storages_.ordinary(block_of(value));
     engine_.reuse_buffer(value);
     storages.push_back(over(std::move(buffer), value.size));
@@ -168,13 +168,7 @@ void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& b
   at::DataPtr& pointer = pointer_of(made);
   pointer.release_context();
   pointer = at::DataPtr();
-  if (c10::StorageImpl* home = storages_.home_of(value)) {
-    readmit(*home);
-    storages_.attach(home, value, block);
-  } else {
-    set_owner(*block, &value);
-  }
-  engine_.restore(value, block);
+  storages_.fill(value, block);
 }
 
 // Only what the tensor shows is compared: bytes that no element covers are never initialised.

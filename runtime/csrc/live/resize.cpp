@@ -25,8 +25,13 @@ void Session::resize(Bytes budget) {
     memory_->set_limit(before);
     throw_cannot_shrink(budget, stays, before);
   }
-  while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
-    storages_.bury_with_lock_open(guard.lock());
+  try {
+    while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
+      storages_.bury_with_lock_open(guard.lock());
+    }
+  } catch (...) {  // The disk of the swap failed.
+    memory_->set_limit(before);
+    throw;
   }
   memory_->set_limit(budget);  // Again: gives back the pages that are now too many.
 }

@@ -17,6 +17,9 @@ Scope::~Scope() {
 void Scope::claim() {
   Session* last = active();
   const bool over = last && last->scope().lingering_ && last->engine().stats().values == 0;
+  TORCH_CHECK(over || !last || !last->scope().lingering_,
+              "a tensor of the dtr_alloc scope before could not be brought back at its end: call "
+              "dtr_alloc.materialize(tensor) on it, or delete it, before the next scope");
   if (!over) last = nullptr;
   TORCH_CHECK(active_.compare_exchange_strong(last, &session_),
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
@@ -37,7 +40,9 @@ void Scope::enter() {
 void Scope::linger() {
   record_this_thread(false);
   lingering_ = true;
-  if (session_.engine().stats().values == 0) active_ = nullptr;
+  if (session_.engine().stats().values > 0) return;
+  session_.close_swap();
+  active_ = nullptr;
 }
 
 Bytes Scope::leave() {
@@ -81,10 +86,18 @@ void Scope::commit() {
 
 void Scope::commit_before_fork() {
   forked_ = true;
-  commit();
+  Session::Turn turn(session_);
+  Session::Guard guard(session_);
+  session_.engine().settle_all(guard.lock());
 }
 
-void Scope::abandon_in_child() { linger(); }
+void Scope::abandon_in_child() {
+  {
+    Session::Guard guard(session_);
+    session_.engine().abandon([this](Value& value) { session_.storages().lose(value); });
+  }
+  linger();
+}
 
 // What outlives the scope and does not fit the budget together becomes ordinary memory: nothing is
 // lost, and the budget still holds. A guest's tensors stay where they are, and those of a pool are

@@ -39,6 +39,7 @@ class Scope {
 
   int joined() const { return joined_; }  // Threads.
   bool leaving() const { return leaving_; }
+  bool lingering() const { return lingering_; }  // It is over, and some tensors are still its own.
   bool forked() const { return forked_; }
   // A storage that the commit that ends the scope has made ordinary.
   void outlives(c10::StorageImpl* storage) {

@@ -37,6 +37,10 @@ std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
   }
 }
 
+std::unique_ptr<SwapFile> swap_file_for(const SessionOptions& options) {
+  return options.swap ? std::make_unique<SwapFile>(options.swap_folder, options.swap) : nullptr;
+}
+
 }  // namespace
 
 Memory::Handle pool_for(const SessionOptions& options) {
@@ -62,10 +66,15 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
                 [this](Bytes bytes) {
                   return device_.ordinary(allocate(bytes, device_.current_stream()));
                 }),
+      swap_(options.swap
+                ? std::make_unique<Swap>(engine_, *memory_, storages_, swap_file_for(options),
+                                         options.logical_clock, options.instruments.swap_always)
+                : nullptr),
       thrash_(options.thrash_limit),
       scope_(*this) {
   if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
   engine_.shed_before_evicting();
+  if (swap_) engine_.move_for(swap_->nanoseconds_per_byte());
 }
 
 // ---- Executor ------------------------------------------------------------------------------------
@@ -73,6 +82,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
 void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks();
   const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  if (op.reload) return reload(op, lock);
   const Bytes bytes = replayer_.recompute(op, lock);
   const std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
   remat_ticks_ += passed;
@@ -83,11 +93,12 @@ void Session::recompute(Op& op, Lock& lock) {
 
 void Session::release(Value& value, Loss loss) {
   const bool evicted = loss == Loss::kEvicted;
+  if (evicted && value.movable()) store(value);
   if (evicted && InOperator::state.making_room) evicted_for_room_ += value.size;
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && evicted) recorder->evicted(value);
   storages_.free(block_of(value));
-  if (evicted && events_.keeps()) {
+  if (evicted && events_.keeps() && !value.movable()) {
     events_.evicted(Recipe::of(*value.producer).info(), value.size, memory_->live());
   }
   if (c10::StorageImpl* storage = storages_.home_of(value)) storages_.empty(storage, value);
@@ -290,7 +301,7 @@ Constants::Kept Session::hand_out(c10::StorageImpl& storage, Lock& lock) {
     if (!value->resident()) bring_back(*value, lock);
     value = StorageTable::value_of(&storage);
     tracked = value ? value->size : 0;
-    if (value && value->resident()) storages_.let_write(*value, storage);
+    if (value && value->resident()) let_write(*value, storage);
   }
   Constants::Kept kept = constants_.keep_content(&storage, lock);
   TraceRecorder* recorder = trace_.recorder();
@@ -341,6 +352,7 @@ void Session::content_is_back(const at::Tensor& tensor) {
 
 void Session::start_trace() {
   Turn turn(*this);
+  TORCH_CHECK(!swap_, "a trace does not tell what was swapped: record it without swap");
   TORCH_CHECK(!memory_->is_torchs(), "a trace needs to know when memory is freed, which torch's "
                                      "CUDA allocator does not tell: record it with memory=\"pool\"");
   const int others = scope_.joined();
@@ -350,7 +362,7 @@ void Session::start_trace() {
 }
 
 void Session::watch() {
-  if (memory_->is_torchs()) return;  // As above.
+  if (memory_->is_torchs() || swap_) return;  // As above.
   Turn turn(*this);
   Guard guard(*this);
   trace_.watch();
@@ -403,7 +415,7 @@ SessionStats Session::stats() const {
   return {.operators = operators_,
           .recorded = recorded_,
           .evictions = engine.evictions,
-          .rematerializations = engine.rematerializations,
+          .rematerializations = engine.rematerializations - (swap_ ? swap_->stats().reloads : 0),
           .records = engine.values + engine.ops,
           .kernel_ns = to_nanoseconds(kernel_ticks_),
           .remat_ns = to_nanoseconds(remat_ticks_),
@@ -421,7 +433,8 @@ SessionStats Session::stats() const {
           .evictable_bytes = engine.evictable,
           .evicted_bytes = evicted_for_room_,
           .largest_operator_bytes = engine.largest_operator,
-          .largest_hold_bytes = largest_hold_};
+          .largest_hold_bytes = largest_hold_,
+          .swap = swap_ ? swap_->stats() : SwapStats()};
 }
 
 std::vector<std::int64_t> Session::timeline() const {

@@ -28,6 +28,7 @@
 #include "runtime/csrc/live/scope.h"
 #include "runtime/csrc/live/session_trace.h"
 #include "runtime/csrc/live/storage_table.h"
+#include "runtime/csrc/live/swap.h"
 #include "runtime/csrc/live/thrash_watch.h"
 
 namespace dtr {
@@ -46,11 +47,14 @@ struct SessionOptions {
   bool record = true;                   // False: the memory serves and counts, nothing is recorded.
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
   bool timeline = false;
-  bool debug = false;           // Look for writes that nobody declared.
+  bool debug = false;  // Look for writes that nobody declared.
+  Bytes swap = 0;      // Of a file in `swap_folder`; 0: there is none.
+  std::string swap_folder;
   double thrash_limit = 0;      // thrash_watch.h
   struct Instruments {          // Of tests.
     bool evict_always = false;  // Evict everything after every operator.
     bool verify = false;        // Replay every recorded operator at once and compare.
+    bool swap_always = false;   // Evict everything to the swap after every operator.
   } instruments;
 };
 
@@ -66,6 +70,7 @@ struct SessionStats {
   Bytes evicted_bytes;  // To make room: not by hand, by a resize, or by what tests ask for.
   Bytes largest_operator_bytes;
   Bytes largest_hold_bytes;  // Of values that a call of compiled code held together.
+  SwapStats swap;
 };
 
 // What tensors were evicted and recomputed for, since the step of an optimizer before.
@@ -111,6 +116,8 @@ class Session final : public Executor {
   // ordinary tensor from now on, and recipes that read it keep what they read. Returns what that
   // took. An operator's arguments are in the operator's hands: nothing happens to them.
   Constants::Kept expose(const at::Tensor& tensor);
+  void let_write(Value& value, c10::StorageImpl& storage);  // Behind our back, from now on.
+  void close_swap();                                        // The session is over.
   void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
   std::vector<std::string> exposures() const;
   void note_stayed(std::string what_and_why);  // It is not recorded.
@@ -163,9 +170,14 @@ class Session final : public Executor {
     return Constants::kept_for_recipes(constant);
   }
   void forget(Value& value) override { constants_.forget(value); }
-  void forget(Op& op) override { Recipe::of(op).destroy(); }
+  Op* reload_for(const Value& value, Nanos recompute) override {
+    return swap_->reload_for(value, recompute);
+  }
+  void forget(Op& op) override { op.reload ? swap_->forget(op) : Recipe::of(op).destroy(); }
 
  private:
+  bool execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack);  // Whether it has: itemwise.cpp.
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
@@ -177,6 +189,7 @@ class Session final : public Executor {
   void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
+  void settle(Call& call, OperatorCall& engaged, Value& value);  // The same, or movable.
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void snapshot(Call& call, const torch::jit::Stack& stack);
   void look_at_draws(Call& call) const;
@@ -189,7 +202,7 @@ class Session final : public Executor {
   void adopt_result(Call& call, Op& op, std::uint16_t output, const c10::TensorImpl& tensor);
   template <class Visit>
   void for_each_written(const Call& call, const Visit& visit);
-  void adopt_written(const Call& call, OperatorCall& engaged);
+  void adopt_written(Call& call, OperatorCall& engaged);
   void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void count(Call& call);
   void tell_what_stays(const Call& call, const torch::jit::Stack& stack);
@@ -206,6 +219,16 @@ class Session final : public Executor {
   void verify(Op& op, Lock& lock);
   void verify_library(const OperatorInfo& info, Op& op, Lock& lock);
   std::string difference(Op& op, Lock& lock);
+
+  // In swapping.cpp.
+  bool may_adopt(const Call& call) const;
+  void adopt_movable(const Call& call, c10::StorageImpl* storage);
+  void adopt_what_was_written(const Call& call);
+  void adopt_what_was_made(const Call& call, const torch::jit::Stack& stack);
+  void freeze_movable(Call& call, OperatorCall& engaged, Value& value, c10::StorageImpl* storage);
+  void note_movable(Call& call, c10::StorageImpl* storage);
+  void reload(Op& op, Lock& lock);
+  void store(Value& value);
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
@@ -234,6 +257,7 @@ class Session final : public Executor {
   StorageTable storages_;
   Constants constants_;
   Replayer replayer_;
+  const std::unique_ptr<Swap> swap_;  // Null where there is none.
   EventLog events_;
   ThrashWatch thrash_;
   Scope scope_;

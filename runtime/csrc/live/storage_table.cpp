@@ -15,6 +15,10 @@ const char kEvictedText[] =
     "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back; a thread other than the "
     "scope's joins it by dtr_alloc.join_scope(), or gets tensors after dtr_alloc.pin(tensor)";
 
+const char kLostText[] =
+    "this tensor was not in memory when this process was forked: dtr_alloc.pin(tensor) before the "
+    "fork keeps it there";
+
 }  // namespace
 
 bool StorageTable::tracked(const c10::StorageImpl* storage) {
@@ -112,6 +116,26 @@ void StorageTable::empty(c10::StorageImpl* storage, Value& value) {
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvictedText);
 }
 
+void StorageTable::lose(Value& value) {
+  if (c10::StorageImpl* storage = home_of(value)) {
+    at::DataPtr& pointer = pointer_of(storage);
+    pointer.release_context();
+    pointer = at::DataPtr(nullptr, device_.device);
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kLostText);
+    forget_home(value);
+  }
+}
+
+void StorageTable::fill(Value& value, Block* block) {
+  if (c10::StorageImpl* home = home_of(value)) {
+    readmit(*home);
+    attach(home, value, block);
+  } else {
+    set_owner(*block, &value);
+  }
+  engine_.restore(value, block);
+}
+
 void StorageTable::arm(const Value& value) {
   if (value.producer && value.home) dtr::arm(home_storage(value), &raw_access);
 }
@@ -156,7 +180,7 @@ void StorageTable::raw_access(c10::StorageImpl* storage) {
   Session::Guard guard(*session);
   Value* value = value_of(storage);
   if (!value || !value->resident() || Session::Hold::covers(value)) return;
-  value->locks ? session->engine().freeze(*value) : session->storages().let_write(*value, *storage);
+  value->locks ? session->engine().freeze(*value) : session->let_write(*value, *storage);
 }
 
 }  // namespace dtr

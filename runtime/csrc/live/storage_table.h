@@ -79,6 +79,9 @@ class StorageTable {
   void attach(c10::StorageImpl* storage, Value& value, Block* block);  // Tracked from now on.
   void detach(c10::StorageImpl* storage, Block* block);                // Ordinary from now on.
   void empty(c10::StorageImpl* storage, Value& value);  // Tracked, and evicted from now on.
+  void lose(Value& value);  // Missing, and never to be there again: this is a forked child.
+  // A missing value has the content of `block`; where the program holds it, its storage shows it.
+  void fill(Value& value, Block* block);
   // Tells of raw access again, if the value is one that the program holds.
   void arm(const Value& value);
   // The program may write a storage from now on without telling: it is an ordinary one. Its value

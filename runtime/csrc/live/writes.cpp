@@ -37,7 +37,12 @@ void Session::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
   bool versions = false, constants = false;
   for (TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
-    if (argument.value && call.info.fresh) freeze_written(argument, engaged);
+    Value* value = argument.value;
+    if (value && value->movable()) freeze_movable(call, engaged, *value, argument.storage);
+    if (argument.value && call.info.fresh) {
+      note_movable(call, argument.storage);
+      freeze_written(argument, engaged);
+    }
     if (argument.value) {
       disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
       versions = true;

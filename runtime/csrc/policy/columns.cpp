@@ -57,7 +57,7 @@ void ScoreColumns::stamp(const Value& value, std::uint64_t order) {
 }
 
 void ScoreColumns::copy_times(const Value& value) {
-  at_.cost[value.candidate] = value.cost.count();
+  at_.cost[value.candidate] = cost_of(value);
   at_.last_access[value.candidate] = value.last_access.count();
 }
 
@@ -93,7 +93,7 @@ void ScoreColumns::check() const {
   for (std::size_t row = 0; row < count(); ++row) {
     const Value& value = *values_[row];
     insist(value.candidate == static_cast<std::int32_t>(row), "a candidate knows its row");
-    insist(at_.size[row] == value.size && at_.cost[row] == value.cost.count(),
+    insist(at_.size[row] == value.size && at_.cost[row] == cost_of(value),
            "a row has its value's size, cost");
     insist(at_.recomputes[row] == value.recomputes, "a row has its value's recomputes");
     insist(at_.evictable[row] == (value.locks == 0), "exactly the unlocked rows are evictable");

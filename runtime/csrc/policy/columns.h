@@ -52,7 +52,7 @@ struct NearClasses {
   X(Bytes, free_left, 0)                                  \
   X(Bytes, free_right, 0)                                 \
   X(std::int64_t, last_access, value.last_access.count()) \
-  X(std::int64_t, cost, value.cost.count())               \
+  X(std::int64_t, cost, cost_of(value))                   \
   X(std::int64_t, neighbourhood, 0)                       \
   X(std::uint64_t, order, order)                          \
   X(std::int32_t, recomputes, value.recomputes)           \
@@ -102,6 +102,9 @@ using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>
 class ScoreColumns {
  public:
   void lie_in(RowMemory memory);  // From now on; there is no row yet.
+  // A value need not be recomputed where it can be written elsewhere and read back: no row costs
+  // more than this for each of its bytes, its neighbourhood included. There is no row yet.
+  void limit_costs(double nanoseconds_per_byte) { limit_ = nanoseconds_per_byte; }
 
   std::size_t count() const { return values_.size(); }
   std::size_t evictable() const { return evictable_count_; }
@@ -121,7 +124,9 @@ class ScoreColumns {
   void set_need(std::size_t row, Nanos need) { at_.last_access[row] = -need.count(); }
 
   NearClasses& near(std::size_t row) { return near_[row]; }
-  void set_neighbourhood(std::size_t row, Nanos cost) { at_.neighbourhood[row] = cost.count(); }
+  void set_neighbourhood(std::size_t row, Nanos cost) {
+    at_.neighbourhood[row] = limited(at_.size[row], at_.cost[row] + cost.count()) - at_.cost[row];
+  }
   void set_free(std::size_t row, std::pair<Bytes, Bytes> bytes) {
     at_.free_left[row] = bytes.first;
     at_.free_right[row] = bytes.second;
@@ -135,12 +140,18 @@ class ScoreColumns {
   Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
+  std::int64_t limited(Bytes size, std::int64_t cost) const {
+    if (limit_ == 0) return cost;
+    return std::min(cost, static_cast<std::int64_t>(limit_ * static_cast<double>(size)));
+  }
+  std::int64_t cost_of(const Value& value) const { return limited(value.size, value.cost.count()); }
   void grow();
 
   std::vector<Value*> values_;
   std::vector<NearClasses> near_;
   std::size_t capacity_ = 0, evictable_count_ = 0;
   Bytes bytes_ = 0;
+  double limit_ = 0;  // None.
   RowMemory get_memory_;
   std::shared_ptr<std::byte[]> memory_;
   ColumnPointers at_;

@@ -1,0 +1,90 @@
+// What a session does with its swap (swap.h): which tensors may go there, what happens when they are
+// written, and how they come and go.
+
+#include <ATen/record_function.h>
+
+#include <utility>
+
+#include "runtime/csrc/live/hold.h"
+#include "runtime/csrc/live/in_operator.h"
+#include "runtime/csrc/live/locks.h"
+#include "runtime/csrc/live/session.h"
+
+namespace dtr {
+
+// What nobody can make again may go to the swap: fresh results, and what was there before it was
+// written. Of other memory somebody may have the address.
+bool Session::may_adopt(const Call& call) const {
+  if (!swap_ || !call.here || call.foreign || call.handled || call.info.others) return false;
+  return captures_ == 0 && !Hold::here();
+}
+
+void Session::adopt_movable(const Call& call, c10::StorageImpl* storage) {
+  if (StorageTable::tracked(storage) || constants_.find(storage)) return;
+  Value* value = swap_->adopt(storage);
+  if (value && call.info.blank) engine_.keep_until_used(*value);
+}
+
+// While it was constant another thread may have begun to read it, without a lock.
+void Session::adopt_what_was_written(const Call& call) {
+  if (!may_adopt(call) || scope_.joined() > 0) return;
+  for (const auto& storage : call.movable) adopt_movable(call, storage.get());
+}
+
+void Session::adopt_what_was_made(const Call& call, const torch::jit::Stack& stack) {
+  if (!may_adopt(call)) return;
+  for (const c10::IValue& result : call.results(stack)) {
+    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
+      if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
+      if (worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()))) {
+        adopt_movable(call, storage_of(tensor));
+      }
+    });
+  }
+}
+
+// Constant while it is written: recipes that read it get what was there as those of any constant.
+void Session::freeze_movable(Call& call, OperatorCall& engaged, Value& value,
+                             c10::StorageImpl* storage) {
+  note_movable(call, storage);
+  make_constant(call, engaged, value);
+}
+
+void Session::note_movable(Call& call, c10::StorageImpl* storage) {
+  if (!swap_) return;
+  call.movable.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+}
+
+void Session::close_swap() {
+  if (swap_) swap_->close();
+}
+
+void Session::reload(Op& op, Lock& lock) {
+  const auto bytes = static_cast<std::size_t>(op.outputs()[0]->size);
+  at::DataPtr memory;
+  Nanos at = 0ns, took = 0ns;
+  {
+    const InReplay replaying;
+    Unlocked open(lock);
+    memory = device_.ordinary(allocate(bytes, device_.current_stream()));
+    RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
+    at = EventLog::now();
+    took = swap_->read(op, memory.get());
+  }
+  swap_->fill(op, std::move(memory), took);
+  if (!events_.keeps()) return;
+  events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
+}
+
+void Session::store(Value& value) {
+  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  if (!swap_->store(value) || !events_.keeps()) return;
+  events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_->live());
+}
+
+void Session::let_write(Value& value, c10::StorageImpl& storage) {
+  if (value.movable() && value.uses) store(value);
+  storages_.let_write(value, storage);
+}
+
+}  // namespace dtr

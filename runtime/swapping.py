@@ -1,0 +1,68 @@
+"""Where tensors go that nobody can recompute, when memory is full: what `swap` and `swap_dir` mean.
+
+Gradients, the state of an optimizer and other results that are not recorded can only be kept. A
+budget below what they need runs when they may go to a file. It must lie on a disk of this machine:
+a network is slower than recomputing nearly always, and a file system in memory saves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from dtr_alloc.size import parse_size
+
+_MOUNTS = Path("/proc/self/mounts")
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+_ON_A_NETWORK = {
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"),
+    *("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse", "glusterfs", "ocfs2"),
+}
+_LARGEST = 1 << 44
+
+Folder = str | os.PathLike[str]
+
+
+def native_swap(
+    swap: int | str | None, folder: Folder | None, *, anywhere: bool = False
+) -> dict[str, int | str]:
+    """The options of a session that come of `swap`, `swap_dir` and `swap_anywhere`.
+
+    Raises:
+        TypeError, ValueError: the size is no size, or 0; there is a folder and no size; the folder
+            does not exist, cannot be written, or lies where it should not, and `anywhere` is False.
+    """
+    if swap is None:
+        if folder is not None or anywhere:
+            raise ValueError('swap_dir without swap: say how large the file may be, swap="8GiB"')
+        return {"swap": 0, "swap_folder": ""}
+    size = parse_size(swap, "swap", most=_LARGEST)
+    path = Path(tempfile.gettempdir() if folder is None else os.fspath(folder)).resolve()
+    if not path.is_dir():
+        raise ValueError(f"swap_dir {str(path)!r} is no folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ValueError(f"swap_dir {str(path)!r} cannot be written")
+    kind = _file_system(path)
+    where = "in memory" if kind in _IN_MEMORY else "on a network" if kind in _ON_A_NETWORK else ""
+    if where and not anywhere:
+        raise ValueError(
+            f"swap_dir {str(path)!r} lies {where} ({kind}): give a folder of a local disk, or "
+            "swap_anywhere=True"
+        )
+    return {"swap": size, "swap_folder": str(path)}
+
+
+def _file_system(path: Path) -> str:
+    """The kind of the file system that `path` lies in; empty where the system does not tell."""
+    try:
+        lines = _MOUNTS.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    kind, deepest = "", -1
+    for line in lines:
+        _, mounted, of_kind, *_ = line.split(" ")
+        point = Path(mounted.replace("\\040", " "))
+        if path.is_relative_to(point) and len(point.parts) >= deepest:
+            kind, deepest = of_kind, len(point.parts)
+    return kind
