@@ -91,8 +91,9 @@ void Scope::commit_before_fork() {
   session_.engine().settle_all(guard.lock());
 }
 
+// CUDA does not work there, and nothing is asked of it.
 void Scope::abandon_in_child() {
-  {
+  if (session_.storages().device().device.is_cpu()) {
     Session::Guard guard(session_);
     session_.engine().abandon([this](Value& value) { session_.storages().lose(value); });
   }
