@@ -203,7 +203,13 @@ FAULTS = (
     ),
     Fault(
         "keep a budget that was refused",
-        (Edit("runtime/csrc/live/resize.cpp", "    memory_->set_limit(before);\n", ""),),
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "    memory_->set_limit(before);\n    throw_cannot_shrink",
+                "    throw_cannot_shrink",
+            ),
+        ),
         "tests/test_resize.py::"
         "test_a_budget_below_what_must_stay_is_refused_before_anything_changes",
     ),

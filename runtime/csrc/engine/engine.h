@@ -215,8 +215,9 @@ class Engine {
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
   // returns true, or gives up. An error about one value is thrown when the others are frozen.
   void commit(Lock& lock, const std::function<bool()>& spill);
-  // Settles everything that the program holds: afterwards no operator runs again.
-  void settle_all(Lock& lock);
+  // Settles everything that the program holds: afterwards no operator runs again. What was moved
+  // comes back where there is room for its bytes.
+  void settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room);
   // Freezes what the program holds and is in memory, and calls `give_up` for the rest, which drops
   // it.
   void abandon(const std::function<void(Value&)>& give_up);

@@ -174,8 +174,17 @@ void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
   retain_owned(lock, &Engine::freeze, spill);
 }
 
-void Engine::settle_all(Lock& lock) {
+void Engine::settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room) {
   retain_owned(lock, &Engine::settle, [] { return false; });
+  std::unordered_set<const Value*> tried;
+  while (true) {
+    const auto left = std::ranges::find_if(owned_, [&](Value* value) {
+      return !value->resident() && has_room(value->size) && !tried.contains(value);
+    });
+    if (left == owned_.end()) return;
+    tried.insert(*left);
+    retain(**left, lock, &Engine::settle);
+  }
 }
 
 void Engine::abandon(const std::function<void(Value&)>& give_up) {

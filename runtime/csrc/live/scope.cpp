@@ -88,7 +88,9 @@ void Scope::commit_before_fork() {
   forked_ = true;
   Session::Turn turn(session_);
   Session::Guard guard(session_);
-  session_.engine().settle_all(guard.lock());
+  const Memory& memory = session_.memory();
+  session_.engine().settle_all(
+      guard.lock(), [&](Bytes bytes) { return memory.live() + bytes <= memory.budget(); });
 }
 
 // CUDA does not work there, and nothing is asked of it.
