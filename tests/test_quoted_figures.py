@@ -366,28 +366,10 @@ def guests() -> Iterator[str]:
     )
 
 
-def swaps() -> Iterator[str]:
-    found = measured("swap")
-
-    def of(ending: str) -> str:
-        return span([x for name, x in found.items() if name.endswith(ending)], 2)
-
-    lowest = of("swap's floor, swap: step")
-    yield (
-        f"On the demo's five models the floor with swap is {of('the one over the other')} of the "
-        f"floor without. At the floor without swap a step takes "
-        f"{of('at its floor, no swap: step')} times as long as one without a budget, and "
-        f"{of('at its floor, swap: step')} times with swap; at 30 % of the activations "
-        f"{of('at 30 %, no swap: step')} and {of('at 30 %, swap: step')} times; at the floor with "
-        f"swap {lowest} times"
-    )
-
-
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (demo, real_size, operators, checkpoints),
     "docs/heuristics.md": (chosen, floors_with_orphans),
     "docs/guest.md": (guests,),
-    "docs/swap.md": (swaps,),
     "docs/odd_batches.md": (odd_batches,),
     "perf/README.md": (peers, throughput, fragmentation, windows, device_time),
     "docs/allocator.md": (scores_on_the_host,),
