@@ -119,7 +119,7 @@ def rematerialize(
             gradients, the state of an optimizer, what is not recorded. They go there when memory is
             full, as if to write and read them were their recomputation, and come back when next
             touched. Each of at least 16 KiB has a place in the file while it lives, so this bounds
-            them all. The disk has all of it from the begin on (docs/swap.md).
+            them all. The disk has all of it from the start (docs/swap.md).
         swap_dir: the folder of that file, on a disk of this machine; by default that of temporary
             files. The file has no name, and is gone when the scope is over or the process ends.
         swap_anywhere: allow a folder on a network or in memory.

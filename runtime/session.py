@@ -350,6 +350,7 @@ def materialize(tensor: torch.Tensor) -> None:
 
     Raises:
         torch.OutOfMemoryError: it does not fit the budget.
+        RuntimeError: it cannot be read from the swap.
     """
     if session := current.session():
         session.materialize(tensor)

@@ -35,7 +35,10 @@ def native_swap(
     """
     if swap is None:
         if folder is not None or anywhere:
-            raise ValueError('swap_dir without swap: say how large the file may be, swap="8GiB"')
+            raise ValueError(
+                "swap_dir or swap_anywhere without swap: say how large the file may be, "
+                'swap="8GiB"'
+            )
         return {"swap": 0, "swap_folder": ""}
     size = parse_size(swap, "swap", most=_LARGEST)
     path = Path(tempfile.gettempdir() if folder is None else os.fspath(folder)).resolve()

@@ -530,7 +530,7 @@ def test_a_disk_without_the_room_is_an_error_at_the_begin() -> None:
         ({"swap": 0}, "swap 0 is not above zero"),
         ({"swap": "much"}, 'swap "much" is not a size'),
         ({"swap": "17TiB"}, "swap"),
-        ({"swap_dir": "."}, "swap_dir without swap"),
+        ({"swap_dir": "."}, "swap_dir or swap_anywhere without swap"),
         ({"swap": "1MiB", "swap_dir": "/no/such/folder"}, "is no folder"),
         ({"swap": "1MiB", "policy": "banish"}, "swap goes with a budget"),
         ({"swap": "1MiB", "heuristic": "auto"}, "swap goes with a budget"),
