@@ -36,8 +36,7 @@ def native_swap(
     if swap is None:
         if folder is not None or anywhere:
             raise ValueError(
-                "swap_dir or swap_anywhere without swap: say how large the file may be, "
-                'swap="8GiB"'
+                'swap_dir or swap_anywhere without swap: say how large the file may be, swap="8GiB"'
             )
         return {"swap": 0, "swap_folder": ""}
     size = parse_size(swap, "swap", most=_LARGEST)
