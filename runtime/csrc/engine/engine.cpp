@@ -226,18 +226,34 @@ void Engine::evict(Value& value) {
   ++stats_.evictions;
 }
 
-void Engine::move_for(double nanoseconds_per_byte) {
-  moves_ = true;
-  columns_.limit_costs(nanoseconds_per_byte);
-}
-
 void Engine::evict_or_move(Value& value) {
-  if (moves_ && !value.uses && !value.home) return;  // It goes with the last lock.
-  if (moves_ && !value.movable() && !value.producer->together) {
-    const Nanos recompute = value.cost + neighbourhood_.cost(value.candidate);
-    if (Op* reload = executor_.reload_for(value, recompute)) move(value, *reload);
+  if (!moves()) return evict(value);
+  if (!value.uses && !value.home) return;  // It goes with the last lock.
+  const Transfer& transfer = *columns_.transfer();
+  if (!value.movable() && transfer.takes(value)) {
+    const Nanos cost = transfer.cost(value.size);
+    Op* reload = to_recompute(value, cost) >= cost ? executor_.reload_for(value) : nullptr;
+    if (reload) move(value, *reload);
   }
   evict(value);
+}
+
+// A neighbourhood's cost is an estimate, and counts what was made from the value, too.
+Nanos Engine::to_recompute(const Value& value, Nanos enough) {
+  const std::uint64_t mark = --walk_;
+  std::vector<Op*> frontier{value.producer};
+  Nanos cost = value.cost;
+  while (!frontier.empty() && cost < enough) {
+    Op& op = *frontier.back();
+    frontier.pop_back();
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      Value& input = op.uses()[i].value->storage();
+      if (input.resident() || std::exchange(input.mark, mark) == mark) continue;
+      cost += input.cost;
+      frontier.push_back(input.producer);
+    }
+  }
+  return cost;
 }
 
 void Engine::move(Value& value, Op& reload) {
@@ -301,7 +317,7 @@ void Engine::freeze(Value& value) {
 
 void Engine::settle(Value& value) {
   if (value.movable()) return;
-  Op* reload = moves_ ? executor_.reload_for(value, Nanos::max()) : nullptr;
+  Op* reload = moves() ? executor_.reload_for(value) : nullptr;
   reload ? move(value, *reload) : freeze(value);
 }
 

@@ -161,13 +161,13 @@ class Engine {
   bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
-  // The same, but where it costs less to have it outside of memory, it goes there, and its recipe
-  // is forgotten. Others that the program has let go may go with the recipe.
+  // The same, but where that costs no more than to recompute it, it goes outside of memory, and its
+  // recipe is forgotten. Others that the program has let go may go with the recipe.
   void evict_or_move(Value& value);
   void move_all();
-  // Lets values be moved, at so many nanoseconds for each byte. Before there are any.
-  void move_for(double nanoseconds_per_byte);
-  bool moves() const { return moves_; }
+  // Lets values be moved. Before there are any.
+  void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
+  bool moves() const { return columns_.transfer().has_value(); }
 
   // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
   // above all) with all locks given back and every value as exact as before.
@@ -220,7 +220,7 @@ class Engine {
   void settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room);
   // Freezes what the program holds and is in memory, and calls `give_up` for the rest, which drops
   // it.
-  void abandon(const std::function<void(Value&)>& give_up);
+  void freeze_resident(const std::function<void(Value&)>& give_up);
 
   // By other settings from now on; what is there stays.
   void follow(const Heuristic& heuristic);
@@ -254,6 +254,8 @@ class Engine {
   bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
   void evict_victim(Value& victim, Shed shed);
+  // Of a value, and of what is missing behind it; no more is counted than `enough`.
+  Nanos to_recompute(const Value& value, Nanos enough);
   void move(Value& value, Op& reload);
   void evict_together(Op& op);
   std::vector<Value*> held_on(const Value& constant) const;
@@ -314,8 +316,8 @@ class Engine {
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
-  bool sheds_ = false, moves_ = false;
-  std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
+  bool sheds_ = false;
+  std::uint64_t walk_ = 0;  // Marks of its own walks; counts down, a neighbourhood's count up.
 };
 
 }  // namespace dtr

@@ -187,7 +187,7 @@ void Engine::settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room) 
   }
 }
 
-void Engine::abandon(const std::function<void(Value&)>& give_up) {
+void Engine::freeze_resident(const std::function<void(Value&)>& give_up) {
   while (!owned_.empty()) {
     Value& value = *owned_.back();
     value.resident() ? freeze(value) : give_up(value);

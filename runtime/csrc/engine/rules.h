@@ -21,6 +21,9 @@ constexpr Bytes kLargestInline = 16;
 // must read a copy of what was there.
 constexpr Bytes kLargestCopy = Bytes{64} << 10;
 
+// Smaller ones are not worth a transfer.
+constexpr Bytes kSmallestMoved = Bytes{16} << 10;
+
 // A buffer that is written in place more often than this becomes a constant: each recipe of the
 // chain would hold on to what it reads.
 constexpr int kLongestWriteChain = 16;

@@ -42,9 +42,8 @@ class Executor {
   // Only where histories are cut.
   virtual bool kept_for_recipes(const Value&) const { return false; }
 
-  // For a value that costs `recompute` to bring back: an Op::reload that would cost less, with its
-  // cost. Null where there is none.
-  virtual Op* reload_for(const Value& /*value*/, Nanos /*recompute*/) { return nullptr; }
+  // An Op::reload for a value, with its cost. Null where it cannot be moved.
+  virtual Op* reload_for(const Value& /*value*/) { return nullptr; }
 
   virtual void forget(Value& value) = 0;  // A constant that no recipe reads any more.
   virtual void forget(Op& op) = 0;        // A recipe that nothing needs any more.

@@ -97,7 +97,7 @@ void Scope::commit_before_fork() {
 void Scope::abandon_in_child() {
   if (session_.storages().device().device.is_cpu()) {
     Session::Guard guard(session_);
-    session_.engine().abandon([this](Value& value) { session_.storages().lose(value); });
+    session_.engine().freeze_resident([this](Value& value) { session_.storages().lose(value); });
   }
   linger();
 }

@@ -74,7 +74,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       scope_(*this) {
   if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
   engine_.shed_before_evicting();
-  if (swap_) engine_.move_for(swap_->nanoseconds_per_byte());
+  if (swap_) engine_.move_by(swap_->transfer());
 }
 
 // ---- Executor ------------------------------------------------------------------------------------

@@ -170,9 +170,7 @@ class Session final : public Executor {
     return Constants::kept_for_recipes(constant);
   }
   void forget(Value& value) override { constants_.forget(value); }
-  Op* reload_for(const Value& value, Nanos recompute) override {
-    return swap_->reload_for(value, recompute);
-  }
+  Op* reload_for(const Value& value) override { return swap_->place_for(value.size); }
   void forget(Op& op) override { op.reload ? swap_->forget(op) : Recipe::of(op).destroy(); }
 
  private:

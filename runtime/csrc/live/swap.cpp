@@ -9,18 +9,13 @@ struct Swap::Away {
   bool written = false;
 };
 
-double Swap::nanoseconds_per_byte() const {
-  return repeatable_ ? 2 : file_->nanoseconds_per_byte();
-}
-
 // The cost of its recipe is that to write it, too.
 Op* Swap::place_for(Bytes bytes) {
-  const bool worth_it = bytes >= kSmallest || always_;
-  SwapFile::Place* place = worth_it ? file_->reserve(bytes) : nullptr;
+  SwapFile::Place* place = bytes >= transfer_.smallest ? file_->reserve(bytes) : nullptr;
   if (!place) return nullptr;
   Op* op = Engine::begin(0, 1, sizeof(Away));
   new (op->payload()) Away{place};
-  op->cost = Nanos(static_cast<std::int64_t>(nanoseconds_per_byte() * static_cast<double>(bytes)));
+  op->cost = transfer_.cost(bytes);
   return op;
 }
 
@@ -34,12 +29,6 @@ Value* Swap::adopt(c10::StorageImpl* storage) {
   engine_.finish_reload(*op);
   engine_.touch(value);
   return &value;
-}
-
-Op* Swap::reload_for(const Value& value, Nanos recompute) {
-  const double transfer = nanoseconds_per_byte() * static_cast<double>(value.size);
-  const bool dearer = static_cast<double>(recompute.count()) > transfer;
-  return dearer || always_ ? place_for(value.size) : nullptr;
 }
 
 bool Swap::store(Value& value) {

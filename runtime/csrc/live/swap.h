@@ -17,6 +17,7 @@
 
 #include <memory>
 
+#include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/live/storage_table.h"
 #include "runtime/csrc/live/swap_file.h"
 
@@ -39,15 +40,17 @@ class Swap {
         memory_(memory),
         storages_(storages),
         file_(std::move(file)),
-        repeatable_(repeatable),
-        always_(always) {}
+        transfer_{.nanoseconds_per_byte = always       ? 0
+                                          : repeatable ? 2
+                                                       : file_->nanoseconds_per_byte(),
+                  .smallest = always ? 1 : kSmallestMoved} {}
 
   // The content of an ordinary storage of this session's memory may go to the file from now on.
   // Returns null where it may not.
   Value* adopt(c10::StorageImpl* storage);
-  // A place for a value that it costs `recompute` to bring back, if that is dearer.
-  Op* reload_for(const Value& value, Nanos recompute);
-  double nanoseconds_per_byte() const;  // To write a value and read it back.
+  // The recipe of what has a place in the file. Null where there is none.
+  Op* place_for(Bytes bytes);
+  const Transfer& transfer() const { return transfer_; }
   // Writes a resident value. False where the file has it already. Throws what the file throws.
   bool store(Value& value);
   // Reads the output of an Op::reload, which nobody else can evict meanwhile, into memory of its
@@ -62,16 +65,12 @@ class Swap {
  private:
   struct Away;  // What an Op::reload has for a payload.
   static Away& away(Op& op) { return *static_cast<Away*>(op.payload()); }
-  Op* place_for(Bytes bytes);
-
-  // Smaller ones are not worth a call of the system.
-  static constexpr Bytes kSmallest = Bytes{16} << 10;
 
   Engine& engine_;
   Memory& memory_;
   StorageTable& storages_;
   std::unique_ptr<SwapFile> file_;
-  const bool repeatable_, always_;
+  const Transfer transfer_;
   SwapStats stats_;
 };
 

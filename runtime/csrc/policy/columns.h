@@ -18,11 +18,13 @@
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "dtr_alloc/csrc/units.h"
 #include "runtime/csrc/graph/graph.h"
+#include "runtime/csrc/policy/transfer.h"
 
 namespace dtr {
 
@@ -103,8 +105,9 @@ class ScoreColumns {
  public:
   void lie_in(RowMemory memory);  // From now on; there is no row yet.
   // A value need not be recomputed where it can be written elsewhere and read back: no row costs
-  // more than this for each of its bytes, its neighbourhood included. There is no row yet.
-  void limit_costs(double nanoseconds_per_byte) { limit_ = nanoseconds_per_byte; }
+  // more than that, its neighbourhood included. There is no row yet.
+  void limit_costs(const Transfer& transfer) { transfer_ = transfer; }
+  const std::optional<Transfer>& transfer() const { return transfer_; }
 
   std::size_t count() const { return values_.size(); }
   std::size_t evictable() const { return evictable_count_; }
@@ -125,7 +128,8 @@ class ScoreColumns {
 
   NearClasses& near(std::size_t row) { return near_[row]; }
   void set_neighbourhood(std::size_t row, Nanos cost) {
-    at_.neighbourhood[row] = limited(at_.size[row], at_.cost[row] + cost.count()) - at_.cost[row];
+    const Nanos all{at_.cost[row] + cost.count()};
+    at_.neighbourhood[row] = limited(*values_[row], all) - at_.cost[row];
   }
   void set_free(std::size_t row, std::pair<Bytes, Bytes> bytes) {
     at_.free_left[row] = bytes.first;
@@ -140,18 +144,19 @@ class ScoreColumns {
   Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
-  std::int64_t limited(Bytes size, std::int64_t cost) const {
-    if (limit_ == 0) return cost;
-    return std::min(cost, static_cast<std::int64_t>(limit_ * static_cast<double>(size)));
+  std::int64_t limited(const Value& value, Nanos cost) const {
+    return (transfer_ && transfer_->takes(value) ? std::min(cost, transfer_->cost(value.size))
+                                                 : cost)
+        .count();
   }
-  std::int64_t cost_of(const Value& value) const { return limited(value.size, value.cost.count()); }
+  std::int64_t cost_of(const Value& value) const { return limited(value, value.cost); }
   void grow();
 
   std::vector<Value*> values_;
   std::vector<NearClasses> near_;
   std::size_t capacity_ = 0, evictable_count_ = 0;
   Bytes bytes_ = 0;
-  double limit_ = 0;  // None.
+  std::optional<Transfer> transfer_;
   RowMemory get_memory_;
   std::shared_ptr<std::byte[]> memory_;
   ColumnPointers at_;
