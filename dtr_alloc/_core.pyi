@@ -83,6 +83,11 @@ class Stays:
     since_it_came: ClassVar[Stays]
     all: ClassVar[Stays]
 
+class Leaving:
+    drop: ClassVar[Leaving]
+    swap: ClassVar[Leaving]
+    both: ClassVar[Leaving]
+
 class Placement:
     best_fit: ClassVar[Placement]
     two_ended: ClassVar[Placement]
@@ -328,4 +333,6 @@ def simulate(
     logical_clock: bool,
     pin_outputs: bool,
     log_events: bool,
+    link: tuple[float, int] | None,
+    leaving: Leaving,
 ) -> dict[str, Any]: ...

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import name_of, native_policy, resolve
+from dtr_alloc.runtime.link import Link
 from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
@@ -49,8 +50,16 @@ JSON_FIELDS = (
     "wall_seconds",
 )
 POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted_bytes")
-"""What `SimulationResult.as_json` holds, in this order, and what more in mode ``pool``: names that
-will not change.
+LINK_FIELDS = (
+    "link",
+    "leave_by",
+    "swapped_out_bytes",
+    "swapped_in_bytes",
+    "reloads",
+    "waited_ns",
+)
+"""What `SimulationResult.as_json` holds, in this order, what more in mode ``pool``, and what more
+with a link: names that will not change.
 """
 
 Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
@@ -82,12 +91,14 @@ class SimulationResult:
     """What a run under a budget came to.
 
     Attributes:
+        link, leave_by: as given to `simulate`; "" and "drop" without a link.
         status: ``ok``; ``oom``, nothing was left to evict; ``thrash``, recomputation passed the
             limit. Figures of a run that failed are those at its end.
         budget_bytes, baseline_peak_bytes, peak_bytes: the budget, and the most bytes held without
             and with it.
         base_compute: nanoseconds of all operators of the trace, each once.
-        total_compute: of those that ran, with those run again; a run that failed stops early.
+        total_compute: of those that ran, with those run again and `waited_ns`; a run that failed
+            stops early.
         overhead: their quotient, total by base.
         evictions: storages that lost their content, `eager_evictions` of them because the program
             let them go.
@@ -99,6 +110,8 @@ class SimulationResult:
             bytes / budget after.
         evicted_bytes, wasted_bytes: evicted to make room, and of them beyond what was asked for.
         search_ns: time spent on finding room; `move_ns`: what moving pages would take.
+        swapped_out_bytes, swapped_in_bytes: over the link; `reloads`: storages that came back;
+            `waited_ns`: how long the program waited for all that.
         wall_seconds: what the simulation took.
         events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; empty
             unless asked for.
@@ -110,6 +123,8 @@ class SimulationResult:
     heuristic: str
     mode: str
     policy: str
+    link: str
+    leave_by: str
     status: str
     budget_bytes: int
     baseline_peak_bytes: int
@@ -130,6 +145,10 @@ class SimulationResult:
     wasted_bytes: int
     search_ns: int
     move_ns: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    reloads: int
+    waited_ns: int
     wall_seconds: float
     events: npt.NDArray[np.int64] = field(repr=False, compare=False)
     layouts: npt.NDArray[np.int64] = field(repr=False, compare=False)
@@ -141,9 +160,13 @@ class SimulationResult:
         return row
 
     def as_json(self) -> str:
-        """One object, of the fields in `JSON_FIELDS`; in mode ``pool`` of `POOL_FIELDS` too."""
+        """One object, of the fields in `JSON_FIELDS`; in mode ``pool`` of `POOL_FIELDS` too, and
+        with a link of `LINK_FIELDS`.
+        """
         row = self.as_dict()
-        names = JSON_FIELDS + POOL_FIELDS if self.mode == "pool" else JSON_FIELDS
+        names: tuple[str, ...] = JSON_FIELDS
+        names += POOL_FIELDS if self.mode == "pool" else ()
+        names += LINK_FIELDS if self.link else ()
         return json.dumps({name: row[name] for name in names}, indent=1)
 
 
@@ -214,6 +237,7 @@ class Simulator:
         size = self.budget_bytes(budget)
         if not paper:
             parse_size(size, most=LARGEST_BUDGET)
+        link = None if rules.link is None else Link.parse(rules.link)
         base = self.baseline.compute
         limit = 0 if rules.thrash is None else min(max(1, base * (rules.thrash - 1)), 2**62)
         began = time.perf_counter()
@@ -232,9 +256,11 @@ class Simulator:
             logical_clock=rules.clock == "logical",
             pin_outputs=rules.pin_outputs,
             log_events=rules.log_events,
+            link=None if link is None else (link.ns_per_byte, link.latency_ns),
+            leaving=getattr(_core.Leaving, rules.leave_by),
         )
         wall = time.perf_counter() - began
-        total = counts.pop("base_compute") + counts.pop("remat_compute")
+        total = counts.pop("base_compute") + counts.pop("remat_compute") + counts["waited_ns"]
         for mean in ("fragmentation", "free_after"):
             counts[mean] /= max(counts["misses"], 1)
         return SimulationResult(
@@ -242,6 +268,8 @@ class Simulator:
             heuristic=name_of(rules.heuristic),
             mode=rules.mode,
             policy=rules.policy,
+            link="" if link is None else str(link),
+            leave_by="drop" if link is None else rules.leave_by,
             budget_bytes=size,
             baseline_peak_bytes=self.baseline.peak_bytes,
             base_compute=base,
@@ -313,6 +341,10 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
         pin_outputs: what the program still holds at the end must be brought back and fit together.
         clock: in mode ``pool``, by what victims are chosen: ``"wall"``, the operators' times, or
             ``"logical"``, the bytes they touch. The result counts times all the same.
+        link: in mode ``pool``, the way to a second tier of memory, as large as need be: a `Link`,
+            or "50GB/s". What no operator can make again may go there, too. None: there is none.
+        leave_by: how evicted tensors leave where there is a link. ``"drop"``: they are recomputed,
+            as without it; ``"swap"``: by the link; ``"both"``: whichever takes less time.
 
     Raises:
         ValueError: a name that is not known, a number out of its range, or a log that reads what

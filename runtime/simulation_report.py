@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtr_alloc.runtime.simulate import POOL_FIELDS, SimulationResult
+from dtr_alloc.runtime.simulate import LINK_FIELDS, POOL_FIELDS, SimulationResult
 from dtr_alloc.size import format_size
 
 _STATUS = {
@@ -29,6 +29,10 @@ _MEANS = {
     "wasted_bytes": "of them beyond what was asked for",
     "search_ns": "spent on finding room",
     "move_ns": "what moving pages would take",
+    "swapped_out_bytes": "written over the link",
+    "swapped_in_bytes": "read back",
+    "reloads": "storages that came back over the link",
+    "waited_ns": "of total_compute, for the link",
     "wall_seconds": "of the simulation",
 }
 _OF_POOL = (*POOL_FIELDS, "search_ns", "move_ns")
@@ -45,7 +49,8 @@ def lines(result: SimulationResult) -> Iterator[str]:
     rows = {
         name: str(value)
         for name, value in result.as_dict().items()
-        if result.mode == "pool" or name not in _OF_POOL
+        if (result.mode == "pool" or name not in _OF_POOL)
+        and (result.link or name not in LINK_FIELDS)
     }
     wide = max(len(value) for name, value in rows.items() if name != "trace")
     for name, value in rows.items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime.link import LeaveBy, Link, Linked
 
 Mode = Literal["bytes", "pool"]
 Placement = Literal["best_fit", "two_ended"]
@@ -50,6 +51,8 @@ class Rules:
     placement: Placement = "best_fit"
     layouts: int = 0
     clock: Clock = "wall"
+    link: Linked = None
+    leave_by: LeaveBy = "both"
 
     def __post_init__(self) -> None:
         resolve(self.heuristic)
@@ -66,6 +69,15 @@ class Rules:
             raise ValueError(f'clock {self.clock!r} is not "wall" or "logical"')
         if self.mode == "bytes" and self.clock == "logical":
             raise ValueError("mode 'bytes' has the clock of the paper's simulator, \"wall\"")
+        if self.leave_by not in ("drop", "swap", "both"):
+            raise ValueError(f'leave_by {self.leave_by!r} is not "drop", "swap" or "both"')
+        if self.link is None:
+            return
+        Link.parse(self.link)
+        if self.mode == "bytes":
+            raise ValueError("mode 'bytes' is the paper's simulator, which has no link: use 'pool'")
+        if self.policy != "eager":
+            raise ValueError(f"a link needs the policy 'eager', not {self.policy!r}")
 
 
 DEFAULT = Rules()

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from dtr_alloc.runtime.heuristic import Heuristic, Policy
+from dtr_alloc.runtime.link import LeaveBy, Linked
 from dtr_alloc.runtime.simulate import (
     Budget,
     SimulationResult,
@@ -82,6 +83,8 @@ def sweep(
     policy: Policy = "eager",
     mode: Mode = "bytes",
     thrash: float | None = THRASH,
+    link: Linked = None,
+    leave_by: LeaveBy = "both",
     jobs: int | None = None,
     csv: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -90,19 +93,19 @@ def sweep(
 
     Args:
         traces: as for `simulate`.
-        heuristics, budgets, policy, mode, thrash: as for `simulate`.
+        heuristics, budgets, policy, mode, thrash, link, leave_by: as for `simulate`.
         jobs: processes; 1 for this one, None for as many as there are cores.
         csv: where to write the results as well, with `write_csv`.
         progress: shows a bar on stderr.
 
     Raises:
-        ValueError, TypeError: a heuristic, budget, policy, mode or thrash that `simulate` does not
-            take, or `jobs` is below 1; nothing has run then.
+        ValueError, TypeError: one of these is nothing that `simulate` takes, or `jobs` is below 1;
+            nothing has run then.
         FileNotFoundError: the folder of `csv` is absent; nothing has run then.
         TraceError, OSError, ValueError: of the traces, as `simulate` raises them.
     """
     traces, budgets = list(traces), list(budgets)
-    rules = Rules(policy=policy, mode=mode, thrash=thrash)
+    rules = Rules(policy=policy, mode=mode, thrash=thrash, link=link, leave_by=leave_by)
     each = [replace(rules, heuristic=heuristic) for heuristic in heuristics]
     for budget in budgets:
         parse_budget(budget)

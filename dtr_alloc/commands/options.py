@@ -22,6 +22,19 @@ MODE = click.option(
     show_default=True,
     help="As the paper's simulator, or as the live runtime.",
 )
+LINK = click.option(
+    "--link",
+    metavar="SPEED",
+    help='A second tier of memory, so far away: "50GB/s", or "50GB/s+10us" with a latency. Needs '
+    "--mode pool.",
+)
+LEAVE_BY = click.option(
+    "--leave-by",
+    type=click.Choice(["drop", "swap", "both"]),
+    default="both",
+    show_default=True,
+    help="With a link: whether what is evicted is recomputed, moved, or what takes less time.",
+)
 BUDGET = (
     'A number with a point is a share of the peak without a budget ("0.5"); anything else is bytes '
     '("8GiB"; "5" is five bytes).'

@@ -11,6 +11,8 @@ import click
 
 from dtr_alloc.commands.options import (
     BUDGET,
+    LEAVE_BY,
+    LINK,
     LOGS,
     MODE,
     POLICY,
@@ -19,6 +21,7 @@ from dtr_alloc.commands.options import (
     needs_matplotlib,
 )
 from dtr_alloc.runtime.heuristic import Policy
+from dtr_alloc.runtime.link import LeaveBy
 from dtr_alloc.runtime.simulation_rules import Mode, Rules
 
 if TYPE_CHECKING:
@@ -31,9 +34,18 @@ if TYPE_CHECKING:
 @click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
 @POLICY
 @MODE
+@LINK
+@LEAVE_BY
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
-    log: str, budget: str, heuristic: str, policy: Policy, mode: Mode, as_json: bool
+    log: str,
+    budget: str,
+    heuristic: str,
+    policy: Policy,
+    mode: Mode,
+    link: str | None,
+    leave_by: LeaveBy,
+    as_json: bool,
 ) -> None:
     """Replay a recorded trace under a budget.
 
@@ -50,7 +62,8 @@ def simulate(
 
     with explained():
         simulator = Simulator(log)
-        result = simulator.run(budget, Rules(heuristic, policy, mode))
+        rules = Rules(heuristic, policy, mode, link=link, leave_by=leave_by)
+        result = simulator.run(budget, rules)
     click.echo(result.as_json() if as_json else "\n".join(lines(result)))
     largest = simulator.baseline.largest_operator_bytes
     if result.status == "oom" and result.budget_bytes < largest:
@@ -74,6 +87,8 @@ def simulate(
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
 @POLICY
 @MODE
+@LINK
+@LEAVE_BY
 def sweep(
     logs: tuple[str, ...],
     csv: Path | None,
@@ -83,6 +98,8 @@ def sweep(
     jobs: int | None,
     policy: Policy,
     mode: Mode,
+    link: str | None,
+    leave_by: LeaveBy,
 ) -> None:
     """Replay traces with every heuristic at every budget.
 
@@ -104,6 +121,8 @@ def sweep(
             budgets or BUDGETS,
             policy=policy,
             mode=mode,
+            link=link,
+            leave_by=leave_by,
             jobs=jobs,
             csv=csv,
             progress=True,

@@ -72,6 +72,10 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
   result["wasted_bytes"] = counts.wasted_bytes;
   result["search_ns"] = counts.search_ns;
   result["move_ns"] = counts.move_ns;
+  result["swapped_out_bytes"] = counts.out;
+  result["swapped_in_bytes"] = counts.in;
+  result["reloads"] = counts.reloads;
+  result["waited_ns"] = counts.waited;
   result["events"] =
       Column(static_cast<py::ssize_t>(simulation.events().size()), simulation.events().data());
   if constexpr (std::is_same_v<AnySimulation, LiveSimulation>) {
@@ -105,12 +109,17 @@ void bind_simulation(py::module_& m) {
   py::enum_<Placement>(m, "Placement")
       .value("best_fit", Placement::kBestFit)
       .value("two_ended", Placement::kTwoEnded);
+  py::enum_<Leaving>(m, "Leaving")
+      .value("drop", Leaving::kDrop)
+      .value("swap", Leaving::kSwap)
+      .value("both", Leaving::kBoth);
   m.def(
       "simulate",
       [](const ScheduleColumns& schedule, Bytes budget, bool pool, const Heuristic& heuristic,
          Policy policy, Nanos remat_limit, bool remap, std::optional<Nanos> move_ns,
          bool measured_prices, Placement placement, std::int64_t layouts, bool logical_clock,
-         bool pin_outputs, bool log_events) {
+         bool pin_outputs, bool log_events, std::optional<std::pair<double, Nanos>> link,
+         Leaving leaving) {
         // What banishing cuts out of the graph goes, and with it what knew it.
         bool forgets = policy == Policy::kBanish;
         SimulationOptions options{.budget = budget,
@@ -124,7 +133,9 @@ void bind_simulation(py::module_& m) {
                                   .layouts = layouts,
                                   .logical_clock = logical_clock,
                                   .pin_outputs = pin_outputs,
-                                  .log_events = log_events};
+                                  .log_events = log_events,
+                                  .leaving = leaving};
+        if (link) options.link = Transfer{2 * link->first, 2 * link->second, kSmallestMoved};
         if (move_ns) {
           options.prices = {
               .call = 0ns, .page = *move_ns, .page_anew = *move_ns, .worth_a_call = 1};
@@ -137,7 +148,7 @@ void bind_simulation(py::module_& m) {
       },
       py::kw_only(), "schedule"_a, "budget"_a, "pool"_a, "heuristic"_a, "policy"_a, "remat_limit"_a,
       "remap"_a, "move_ns"_a, "measured_prices"_a, "placement"_a, "layouts"_a, "logical_clock"_a,
-      "pin_outputs"_a, "log_events"_a);
+      "pin_outputs"_a, "log_events"_a, "link"_a, "leaving"_a);
 }
 
 }  // namespace dtr

@@ -14,9 +14,6 @@
 namespace dtr {
 namespace {
 
-struct OutOfBudget : std::exception {};
-struct Thrash : std::exception {};
-
 // With addresses to spare, pages make a hole where bytes are; without, blocks lie where they lie.
 std::unique_ptr<Arena> arena_for(Bytes budget, bool remap) {
   if (!remap) return make_virtual_arena(round_to_granule(budget));
@@ -49,6 +46,9 @@ LiveSimulation::LiveSimulation(const Schedule& schedule, const SimulationOptions
       roots_(schedule.roots()),
       held_(schedule.tensors()) {
   engine_.shed_before_evicting();
+  if (!options.link || options.leaving == Leaving::kDrop) return;
+  link_ = options.link;
+  engine_.move_by(*link_);
 }
 
 LiveSimulation::~LiveSimulation() {
@@ -79,17 +79,18 @@ void LiveSimulation::step(std::int64_t kind, std::int64_t operand, Lock& lock) {
     ++held_[root];
   } else if (kind == Schedule::kRelease) {
     if (--held_[root] == 0) let_go(root);
-  } else if (kind == Schedule::kFreeze || options_.pin_outputs) {
-    make_constant(values_[root], lock);
+  } else if (kind == Schedule::kFreeze) {
+    keep(values_[root], lock, &Engine::settle);
+  } else if (options_.pin_outputs) {
+    keep(values_[root], lock, &Engine::freeze);
   }
 }
 
-// What must stay is no longer the engine's, as after a commit.
-void LiveSimulation::make_constant(Value* value, Lock& lock) {
+void LiveSimulation::keep(Value* value, Lock& lock, void (Engine::*way)(Value&)) {
   if (!value || value->constant()) return;
   const Held held(engine_, *value);
   engine_.materialize(*value, lock);
-  if (!value->constant()) engine_.freeze(*value);
+  if (!value->constant()) (engine_.*way)(*value);
 }
 
 void LiveSimulation::let_go(std::int64_t root) {
@@ -119,7 +120,10 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
   call.bring_back(lock);
   const std::vector<std::int64_t> results = stored_results(number);
   const auto tracked = [this](std::int64_t tensor) { return schedule_.tracked(tensor); };
-  if (std::ranges::any_of(results, tracked)) call.begin(record(number, arguments, results.size()));
+  const bool recorded = !link_ || options_.leaving == Leaving::kBoth;
+  if (recorded && std::ranges::any_of(results, tracked)) {
+    call.begin(record(number, arguments, results.size()));
+  }
   adopt_fresh(number, results, call.op());
   adopt_written(results, call);
   call.finish(cost_of(number));
@@ -177,9 +181,10 @@ void LiveSimulation::adopt_written(const std::vector<std::int64_t>& results, Ope
     const std::int64_t before = roots_[schedule_.tensor_in_place[tensor]];
     Value* old = std::exchange(values_[before], nullptr);
     if (!old) continue;
-    if (old->constant()) {
+    if (old->constant() || old->movable()) {
       values_[tensor] = old;
       constants_[tensor] = std::move(constants_[before]);
+      if (old->movable()) overwrite_movable(*old, tensor);
       continue;
     }
     call.overwritten(*old);
@@ -192,6 +197,8 @@ void LiveSimulation::adopt(std::int64_t tensor, Op* op, std::uint16_t output, By
   if (op && schedule_.tracked(tensor)) {
     values_[tensor] = &engine_.write(*op, output, size, &values_[tensor], data);
     own(data, values_[tensor]);
+  } else if (may_move(size)) {
+    adopt_movable(tensor, size, data);
   } else {
     add_constant(tensor, size, data);
     own(data, nullptr);
@@ -292,6 +299,7 @@ Value& LiveSimulation::written(Op& op, std::int64_t tensor) const {
 // As live/replayer.cpp does. A value that is written and that nobody else wants is taken as the
 // buffer, else copied; what is there already is made again, and freed last first.
 void LiveSimulation::recompute(Op& op, Lock&) {
+  if (op.reload) return reload(op);
   const std::int64_t number = static_cast<Payload*>(op.payload())->op;
   const std::vector<std::int64_t> results = stored_results(number);
   Buffers made(*this, results.size());
@@ -311,7 +319,12 @@ void LiveSimulation::recompute(Op& op, Lock&) {
   restore_outputs(op, results, made.data);
   counts_.remat += schedule_.cost(number);
   ++counts_.remats;
-  if (options_.remat_limit != 0ns && counts_.remat > options_.remat_limit) throw Thrash();
+  check_thrash();
+}
+
+void LiveSimulation::check_thrash() const {
+  const Nanos more = counts_.remat + counts_.waited;
+  if (options_.remat_limit != 0ns && more > options_.remat_limit) throw Thrash();
 }
 
 void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& results,
@@ -323,8 +336,7 @@ void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& re
     own(made[i], output);
     engine_.restore(*output, std::exchange(made[i], nullptr));
     ++counts_.collateral;
-    if (options_.log_events)
-      events_.insert(events_.end(), {results[i], PaperSimulation::kComputed});
+    log(results[i], PaperSimulation::kComputed);
   }
 }
 
@@ -332,7 +344,7 @@ void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& re
 bool LiveSimulation::wanted_by_none_but(Op& op, const Value& value) {
   std::int32_t places = 0;
   for (std::uint32_t i = 0; i < op.use_count; ++i) places += op.uses()[i].value == &value;
-  return !value.constant() && !value.home && value.locks == places;
+  return !value.constant() && !value.movable() && !value.home && value.locks == places;
 }
 
 // The memory of the results that are written in place.
@@ -353,17 +365,26 @@ void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& re
 }
 
 void LiveSimulation::release(Value& value, Loss loss) {
+  const bool evicted = loss == Loss::kEvicted;
+  if (evicted && value.movable()) store(value);
   own(value.data, nullptr);
   free(value.data);
-  if (loss == Loss::kEvicted) counts_.evicted_bytes += value.size;
+  if (evicted) counts_.evicted_bytes += value.size;
   ++counts_.evictions;
-  counts_.eager += loss == Loss::kDropped;
-  if (!options_.log_events) return;
-  std::int64_t number = static_cast<Payload*>(value.producer->payload())->op;
+  counts_.eager += !evicted;
+  log(tensor_of(value), evicted ? PaperSimulation::kEvicted : PaperSimulation::kDropped);
+}
+
+std::int64_t LiveSimulation::tensor_of(const Value& value) const {
+  if (value.movable()) return away(value).tensor;
+  const std::int64_t number = static_cast<Payload*>(value.producer->payload())->op;
   std::int64_t tensor = schedule_.op_results_begin[number];
   for (std::int64_t before = value.output; roots_[tensor] != tensor || before-- > 0;) ++tensor;
-  events_.insert(events_.end(), {tensor, loss == Loss::kDropped ? PaperSimulation::kDropped
-                                                                : PaperSimulation::kEvicted});
+  return tensor;
+}
+
+void LiveSimulation::log(std::int64_t tensor, std::int64_t event) {
+  if (options_.log_events) events_.insert(events_.end(), {tensor, event});
 }
 
 void LiveSimulation::make_ordinary(Value& value) {

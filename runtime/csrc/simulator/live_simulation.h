@@ -12,6 +12,8 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -43,6 +45,7 @@ class LiveSimulation final : public Executor {
   std::pair<Bytes, Bytes> free_neighbours(const Value& value) const override;
   const Pool* pool_of_values() const override { return pool_.get(); }
   bool kept_for_recipes(const Value& constant) const override { return constant.locks == 0; }
+  Op* reload_for(const Value& value) override;
   void forget(Value& value) override;
   void forget(Op&) override {}
 
@@ -50,13 +53,19 @@ class LiveSimulation final : public Executor {
   struct Payload {
     std::int64_t op;
   };
+  struct Away {  // What an Op::reload has for a payload.
+    std::int64_t tensor;
+    bool written = false;
+  };
+  struct OutOfBudget : std::exception {};
+  struct Thrash : std::exception {};
   struct Kernel;  // simulated_kernel.h
   struct Buffers;
 
   void step(std::int64_t kind, std::int64_t operand, Lock& lock);
   void compute(std::int64_t op, Lock& lock);
   void bring_in(std::int64_t op);
-  void make_constant(Value* value, Lock& lock);
+  void keep(Value* value, Lock& lock, void (Engine::*way)(Value&));
   std::vector<std::int64_t> stored_results(std::int64_t op) const;
   Op& record(std::int64_t op, const std::vector<Value*>& arguments, std::size_t results);
   void adopt_fresh(std::int64_t number, const std::vector<std::int64_t>& results, Op* op);
@@ -73,6 +82,17 @@ class LiveSimulation final : public Executor {
   void learn(std::int64_t op);
   void picture();
   void free(void* data);
+  void log(std::int64_t tensor, std::int64_t event);
+  std::int64_t tensor_of(const Value& value) const;
+  // What leaves by the link and comes back (simulated_swap.cpp).
+  bool may_move(Bytes size) const { return link_ && size >= link_->smallest; }
+  Op& begin_reload(std::int64_t tensor, Bytes size);
+  void adopt_movable(std::int64_t tensor, Bytes size, void* data);
+  static Away& away(const Value& value) { return *static_cast<Away*>(value.producer->payload()); }
+  void store(Value& value);
+  void overwrite_movable(Value& value, std::int64_t tensor);
+  void reload(Op& op);
+  void check_thrash() const;
   void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
   void* nowhere() { return this; }     // The content of what lies outside the pool.
   void add_constant(std::int64_t root, Bytes size, void* data);
@@ -97,6 +117,7 @@ class LiveSimulation final : public Executor {
   std::vector<Held> constants_;      // By root: the program's hold on it, if it is a constant.
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By root: references of the program.
+  std::optional<Transfer> link_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_, layouts_;
   std::int64_t pictures_ = 0;

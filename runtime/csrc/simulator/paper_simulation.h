@@ -57,6 +57,9 @@ struct Schedule {
 // costs more time a byte than the running median of all results.
 enum class Placement { kBestFit, kTwoEnded };
 
+// How a value leaves memory where there is a link to a second tier.
+enum class Leaving { kDrop, kSwap, kBoth };
+
 struct SimulationOptions {
   Bytes budget = 0;
   Heuristic heuristic;
@@ -73,6 +76,8 @@ struct SimulationOptions {
   bool logical_clock = false;  // Victims are chosen as if operators cost the bytes they touch.
   bool pin_outputs = true;  // What the program still holds at the end must be in memory together.
   bool log_events = false;  // Keep what was evicted and computed, in order.
+  std::optional<Transfer> link;  // To a second tier, as large as need be.
+  Leaving leaving = Leaving::kBoth;
 };
 
 struct SimulationCounts {
@@ -91,6 +96,11 @@ struct SimulationCounts {
   Bytes evicted_bytes = 0, wasted_bytes = 0;
   Nanos search_ns = 0ns;
   Nanos move_ns = 0ns;  // What moving pages would take, at SimulationOptions::prices.
+
+  // Over the link: bytes each way, how often a value came back, how long the program waited.
+  Bytes out = 0, in = 0;
+  std::int64_t reloads = 0;
+  Nanos waited = 0ns;
 };
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };
