@@ -6,7 +6,10 @@ and come back. The program waits for each transfer, as it does in a scope with `
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+import time
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -63,6 +66,24 @@ class Link:
             raise ValueError(f'link "{link}" is no speed: write it as "50GB/s" or "50GB/s+10us"')
         latency_ns = round(float(wait[1]) * _UNITS[wait[2]]) if wait else 0
         return cls(parse_size(size, "link"), latency_ns)
+
+    @classmethod
+    def measured(cls, folder: str | os.PathLike[str] | None = None) -> Link:
+        """The way to a file in `folder`, or in that of temporary files: what `swap_dir` means.
+
+        As a scope with `swap` measures it: the machine's cache has the file.
+
+        Raises:
+            OSError: no file can be written there.
+        """
+        block = bytes(1 << 20)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.pwrite(file.fileno(), block, 0)  # The first write finds no page there.
+            began = time.perf_counter_ns()
+            os.pwrite(file.fileno(), block, 0)
+            os.pread(file.fileno(), len(block), 0)
+            one_way_ns = max(time.perf_counter_ns() - began, 1) / 2
+        return cls(min(round(len(block) * 1e9 / one_way_ns), _FASTEST))
 
     def __str__(self) -> str:
         """As `parse` reads it: ``"50GB/s"``."""

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import dtr_alloc
-from dtr_alloc.runtime.planning import cost
+from dtr_alloc.runtime.link import Link
+from dtr_alloc.runtime.planning import cost, report
+from dtr_alloc.runtime.planning import plan as plan_module
 from dtr_alloc.runtime.planning.forecast import Forecast
 from dtr_alloc.runtime.planning.plan import plan_of
 from dtr_alloc.runtime.planning.profile import (
@@ -118,6 +120,30 @@ def test_an_operator_that_brings_several_results_back_counts_once() -> None:
     found = Forecast(profile).predict(int(2.2 * size))
     assert found.rematerializations == 1
     assert found.slowdown == pytest.approx((4 + 1) / 4, rel=1e-3)
+
+
+def test_over_a_link_a_step_waits_for_transfers_instead() -> None:
+    size = 64 * KIB
+    calls = [Call("f", (), (Result(x, size, -1),), SECOND) for x in "abc"]
+    last = Call("g", ("a",), (Result("d", KIB, -1),), SECOND)
+    trace = Trace((*calls, Release("b"), Release("c"), last, Release("a"), Release("d"), STEP))
+    costs = trace.schedule().op_cost
+    profile = Profile((trace,), 0, 1, costs, (4 * SECOND,), (4 * SECOND,), 1.0, 3 * size)
+    link = Link(16 * size)  # In a second.
+    made = plan_of(profile, [int(2.2 * size)], 1.2, "lru", link=link)
+    tight = made.predictions[1]
+    assert (tight.rematerializations, tight.moved_bytes) == (0, 2 * size)
+    assert tight.slowdown == pytest.approx((4 + 2 / 16) / 4, rel=1e-3)
+    assert f", swap={3 * size})" in suggestion(made, 1.2)
+    table = report.table([made])
+    assert "moved /step" in [column.header for column in table.columns]
+
+
+def test_a_link_is_measured_where_that_is_asked_for() -> None:
+    checked = plan_module.check((), 1.2, 4, 3, "dtr", None, "measured")
+    assert checked is not None
+    assert 1e6 < checked.bytes_per_second < 1e14
+    assert plan_module.check((), 1.2, 4, 3, "dtr", None, None) is None
 
 
 def test_what_a_rematerialization_takes_beyond_its_operator_is_added() -> None:

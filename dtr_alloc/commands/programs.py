@@ -127,6 +127,7 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
 @click.option("--rounds", type=int, default=3, show_default=True, help="The least times count.")
 @click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
 @click.option("--within", metavar="BYTES", help="Evict already now, where it does not fit.")
+@click.option("--link", metavar="SPEED", help='Of a swap file: "2GB/s", or "measured". See swap.md.')
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a batch.")
 def plan_(
     script: str,
@@ -138,6 +139,7 @@ def plan_(
     rounds: int,
     heuristic: str,
     within: str | None,
+    link: str | None,
     as_json: bool,
 ) -> None:
     """Predict what a SCRIPT's training costs under budgets, from its first steps.
@@ -157,7 +159,7 @@ def plan_(
         raise click.UsageError("--batches needs {batch} in ARGS, where the script takes its batch")
     plans = []
     with explained(), Progress(console=Console(stderr=True), transient=True) as bar:
-        planning.check(budgets, slowdown, steps, rounds, heuristic, within)
+        speed = planning.check(budgets, slowdown, steps, rounds, heuristic, within, link)
         for batch in batches or [""]:
             words = [word.replace("{batch}", batch) for word in args] if batch else args
             task = bar.add_task(batch, total=rounds * (2 if within is None else 1))
@@ -169,7 +171,8 @@ def plan_(
                 profile = profile_script(script, words, steps, rounds, within, advance)
             except ScriptError as error:
                 raise click.ClickException(str(error)) from error
-            plans.append(planning.plan_of(profile, budgets or None, slowdown, heuristic, batch))
+            budget = budgets or None
+            plans.append(planning.plan_of(profile, budget, slowdown, heuristic, batch, speed))
     if as_json:
         click.echo(f"[{', '.join(plan.as_json() for plan in plans)}]")
         return

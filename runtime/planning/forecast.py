@@ -7,7 +7,8 @@ takes without a budget, and what the simulation adds after the warm-up:
 - operators run again, each at the least time that it took;
 - the search for victims, which is the engine's own and so is simply timed;
 - moving pages, at this machine's prices, which the runtime measures once a process;
-- what a rematerialization takes beyond these, measured on another program (cost.py).
+- what a rematerialization takes beyond these, measured on another program (cost.py);
+- transfers over a link, where there is one.
 
 A slowdown is that time over a step's in plain torch. Not in it: what a smaller memory changes in
 operators run once. How near all this comes is measured by perf/plan.py.
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc.runtime.heuristic import Heuristic
+from dtr_alloc.runtime.link import Linked
 from dtr_alloc.runtime.planning.profile import Profile, after_mark
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, parse_budget
 from dtr_alloc.runtime.simulation_rules import Rules
@@ -48,7 +50,8 @@ class Prediction:
             figures below are 0.
         peak_bytes: most bytes in the pool.
         step_ns: what a step takes; `slowdown`: by what it takes in plain torch.
-        evictions, rematerializations: a step.
+        evictions, rematerializations, moved_bytes: a step. The last ones go over a link or come
+            back.
     """
 
     budget_bytes: int | None
@@ -58,18 +61,23 @@ class Prediction:
     slowdown: float = 0.0
     evictions: float = 0.0
     rematerializations: float = 0.0
+    moved_bytes: float = 0.0
 
 
 class Forecast:
     """A profile made ready to be asked about budgets."""
 
     def __init__(
-        self, profile: Profile, heuristic: str | Heuristic = "dtr", around_ns: float = 0.0
+        self,
+        profile: Profile,
+        heuristic: str | Heuristic = "dtr",
+        around_ns: float = 0.0,
+        link: Linked = None,
     ) -> None:
         """`around_ns` is what each rematerialization takes beyond what a simulation knows."""
         self.profile = profile
         self._rules = Rules(
-            heuristic, mode="pool", thrash=HOPELESS, pin_outputs=False, log_events=True
+            heuristic, mode="pool", thrash=HOPELESS, pin_outputs=False, log_events=True, link=link
         )
         self._around_ns = around_ns
         self._rounds = [self._ready(trace) for trace in profile.traces]
@@ -116,11 +124,13 @@ class Forecast:
         added = self._added_ns(whole)
         evictions = whole.evictions - whole.eager_evictions
         remats = whole.rematerializations
+        moved = whole.swapped_out_bytes + whole.swapped_in_bytes
         if warm_up is not None:
             warm = self._simulate(warm_up, size)
             added = max(added - self._added_ns(warm), 0.0)
             evictions -= warm.evictions - warm.eager_evictions
             remats -= warm.rematerializations
+            moved -= warm.swapped_out_bytes + warm.swapped_in_bytes
         steps = self.profile.traced_steps
         step_ns = statistics.mean(self.profile.scope_ns) + added / steps
         return Prediction(
@@ -131,6 +141,7 @@ class Forecast:
             step_ns / statistics.mean(self.profile.eager_ns or self.profile.scope_ns),
             evictions / steps,
             remats / steps,
+            moved / steps,
         )
 
     def smallest(self, slowdown: float = math.inf) -> Prediction | None:
@@ -170,7 +181,7 @@ class Forecast:
     def _added_ns(self, result: SimulationResult) -> float:
         again = self._again_ns(result.events) * self.profile.kernel_ratio
         around = result.rematerializations * self._around_ns
-        return again + around + result.search_ns + result.move_ns
+        return again + around + result.search_ns + result.move_ns + result.waited_ns
 
     def _again_ns(self, events: npt.NDArray[np.int64]) -> int:
         """The least times of the operators run again. Each is in the events by what it brought

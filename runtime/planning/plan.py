@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.runtime.link import Link, Linked
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps
@@ -20,12 +21,17 @@ _FASTER = 1.25
 """Some programs are that much faster in a scope (perf/results/demo.json), which is no noise."""
 
 
+MEASURED = "measured"
+"""In place of a link: this machine's."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Predictions for one training; without a budget first.
 
     Attributes:
         batch: what the script was given for ``{batch}``; "" without.
+        link: the one that was given, as text; "" without.
         measured_peak_bytes: most bytes in the pool without a budget, or within the one that was
             given, as the runtime counted them.
         relative_to_eager: slowdowns are against plain torch; else against no budget.
@@ -35,6 +41,7 @@ class Plan:
     """
 
     batch: str
+    link: str
     measured_peak_bytes: int
     relative_to_eager: bool
     too_noisy: bool
@@ -55,6 +62,7 @@ def plan(
     rounds: int = 3,
     heuristic: str | Heuristic = "dtr",
     within: int | str | None = None,
+    link: Linked = None,
 ) -> Plan:
     """Predicts what a training would take under budgets.
 
@@ -68,6 +76,8 @@ def plan(
         rounds: trainings in plain torch and in a scope, in turn; the least times count.
         within: where the training does not fit into memory: a budget that the scope has. Nothing
             is run in plain torch then, and slowdowns are against no budget.
+        link: the way to the file of a scope with ``swap``: "2GB/s", a `Link`, or "measured", to
+            that of temporary files. None: without ``swap``.
 
     Raises:
         ValueError: a number out of its range, or a name that is not known.
@@ -90,13 +100,13 @@ def plan(
         >>> made.predictions[1].rematerializations > 0
         True
     """
-    check(budgets or (), slowdown, steps, rounds, heuristic, within)
+    link = check(budgets or (), slowdown, steps, rounds, heuristic, within, link)
     eager, recorded = [], []
     for _ in range(rounds):
         if within is None:
             eager.append(eager_steps(make, steps))
         recorded.append(recorded_steps(make, steps, within))
-    return plan_of(Profile.of(eager, recorded), budgets, slowdown, heuristic)
+    return plan_of(Profile.of(eager, recorded), budgets, slowdown, heuristic, link=link)
 
 
 def check(
@@ -106,11 +116,13 @@ def check(
     rounds: int,
     heuristic: str | Heuristic,
     within: int | str | None,
-) -> None:
-    """Whether `plan` takes them.
+    link: Linked,
+) -> Link | None:
+    """Whether `plan` takes them. Returns the link, measured where that is asked for.
 
     Raises:
         TypeError, ValueError: it does not.
+        OSError: the link cannot be measured.
     """
     for budget in budgets:
         parse_budget(budget)
@@ -123,6 +135,9 @@ def check(
         raise ValueError(f"rounds is {rounds}: give 1 or more")
     if not slowdown >= 1:
         raise ValueError(f"slowdown is {slowdown}: a multiple of plain torch's time, 1 or more")
+    if link == MEASURED:
+        return Link.measured()
+    return None if link is None else Link.parse(link)
 
 
 def plan_of(
@@ -131,13 +146,15 @@ def plan_of(
     slowdown: float,
     heuristic: str | Heuristic = "dtr",
     batch: str = "",
+    link: Link | None = None,
 ) -> Plan:
     """The plan that a profile gives; see `plan`."""
-    forecast = Forecast(profile, heuristic, rematerialization_ns())
+    forecast = Forecast(profile, heuristic, rematerialization_ns(), link)
     free = forecast.predict(None)
     too_noisy = free.slowdown > slowdown or free.slowdown * max(slowdown, _FASTER) < 1
     return Plan(
         batch,
+        "" if link is None else str(link),
         profile.peak_bytes,
         bool(profile.eager_ns),
         too_noisy,

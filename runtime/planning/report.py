@@ -17,6 +17,7 @@ def table(plans: Sequence[Plan]) -> Table:
     """A row for each budget of each plan. Samples a second where a batch is a number."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     batches = any(plan.batch for plan in plans)
+    linked = any(plan.link for plan in plans)
     counted = batches and all(plan.batch.isdecimal() for plan in plans)
     for name in (
         *(["batch"] if batches else []),
@@ -26,18 +27,19 @@ def table(plans: Sequence[Plan]) -> Table:
         "step ms",
         "evicted /step",
         "redone /step",
+        *(["moved /step"] if linked else []),
         *(["samples /s"] if counted else []),
     ):
         made.add_column(name, justify="right", no_wrap=True)
     for plan in plans:
         for found in plan.predictions:
             first = [plan.batch] if batches else []
-            made.add_row(*first, *_cells(found), *(_rate(plan, found) if counted else []))
+            made.add_row(*first, *_cells(found, linked), *(_rate(plan, found) if counted else []))
         made.add_section()
     return made
 
 
-def _cells(found: Prediction) -> list[str]:
+def _cells(found: Prediction, linked: bool) -> list[str]:
     budget = "none" if found.budget_bytes is None else format_size(found.budget_bytes)
     if found.status != "ok":
         return [budget, "", _FAILED[found.status]]
@@ -48,6 +50,7 @@ def _cells(found: Prediction) -> list[str]:
         f"{found.step_ns / 1e6:,.1f}",
         f"{found.evictions:,.0f}",
         f"{found.rematerializations:,.0f}",
+        *([format_size(round(found.moved_bytes))] if linked else []),
     ]
 
 
@@ -72,7 +75,8 @@ def suggestion(plan: Plan, slowdown: float) -> str:
         return f"{name}no budget stays under {slowdown:g} times plain torch."
     bytes_ = plan.smallest.budget_bytes
     assert bytes_ is not None
+    swap = f", swap={plan.measured_peak_bytes}" if plan.link else ""
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
-        f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_})"
+        f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_}{swap})"
     )
