@@ -85,6 +85,32 @@ def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
             program.end_step()
 
 
+@pytest.mark.parametrize("neighbourhood", ["eqclass", "full"])
+def test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it(
+    neighbourhood: Any,
+) -> None:
+    """`one` costs two blocks, and something missing was made from it; `other` costs three. Their
+    next uses are far away, and nearly as far."""
+    program, x, y = Program(), torch.zeros(ELEMENTS), torch.ones(ELEMENTS)
+    seen = []
+    with scope(2.5, Heuristic(neighbourhood, next_use=True, selection="single")) as session:
+        for _ in range(3):
+            one = x + 1
+            made = one + 1
+            dtr_alloc.evict(made)
+            other = x + y
+            filler = x + 3
+            seen.append([dtr_alloc.is_evicted(one), dtr_alloc.is_evicted(other)])
+            del filler
+            for _ in range(20):
+                x + 3
+            assert [float((value * 2)[0]) for value in (one, other, made)] == [2.0, 2.0, 4.0]
+            del one, made, other
+            program.end_step()
+            session.check()
+    assert seen[1:] == [[True, False]] * 2
+
+
 def test_without_the_tape_what_was_used_first_goes_first() -> None:
     program, x = Program(), torch.zeros(ELEMENTS)
     with scope(2.5, Heuristic()):

@@ -130,11 +130,13 @@ void Engine::end_step() {
   for (const Value* value : owned_) tapes_.outlives(*value);
   if (!tapes_.end_step()) return;
   ++round_;
+  neighbourhood_.foretold(tapes_.foretell());
   tapes_.foretell() ? columns_.set_all_needs(tapes_.length()) : show_all_times();
 }
 
 void Engine::another_tape() {
   ++round_;
+  neighbourhood_.foretold(tapes_.foretell());
   if (tapes_.foretell()) find_all_needs();
   show_all_times();
 }
@@ -146,6 +148,7 @@ void Engine::show_all_times() {
 void Engine::follow(const Heuristic& heuristic) {
   heuristic_ = heuristic;
   if (!heuristic.next_use) tapes_.forget();
+  neighbourhood_.foretold(tapes_.foretell());
   neighbourhood_.follow(heuristic.neighbourhood, reachable());
   selector_.follow(heuristic);
   find_all_orphans();

@@ -61,6 +61,17 @@ void EvictedClasses::fill() {
   }
 }
 
+template <typename Visit>
+void EvictedClasses::for_each_near(const Value& value, const Visit& visit) const {
+  for_each_input(const_cast<Value&>(value), visit);
+  if (readers_count_) for_each_reader(const_cast<Value&>(value), visit);
+}
+
+void EvictedClasses::count_readers(bool count) {
+  if (std::exchange(readers_count_, count) == count) return;
+  for (std::size_t row = 0; row < columns_.count(); ++row) columns_.near(row).known = false;
+}
+
 Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
   Nanos sum = 0ns;
   std::size_t classes = 0;
@@ -75,8 +86,7 @@ Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
     if (classes < NearClasses::kMost) near.classes[classes] = neighbour.evicted_class;
     ++classes;
   };
-  for_each_input(const_cast<Value&>(value), look);
-  for_each_reader(const_cast<Value&>(value), look);
+  for_each_near(value, look);
   near.known = classes <= NearClasses::kMost;  // Few have more; those are walked every time.
   near.count = near.known ? classes : 0;
   return sum;
@@ -89,8 +99,7 @@ const std::vector<EvictedClass*>& EvictedClasses::all(const Value& value) {
     EvictedClass* root = find(neighbour.evicted_class);
     if (std::find(all_.begin(), all_.end(), root) == all_.end()) all_.push_back(root);
   };
-  for_each_input(const_cast<Value&>(value), look);
-  for_each_reader(const_cast<Value&>(value), look);
+  for_each_near(value, look);
   return all_;
 }
 

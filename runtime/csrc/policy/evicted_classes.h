@@ -53,6 +53,8 @@ class EvictedClasses {
   Nanos cost(std::size_t row);  // Of the classes next to the row's value; its column too.
   void fill();                  // The column of neighbourhoods, for all that may go.
   Nanos walk(const Value& value, NearClasses& near);
+  // Whether classes that were made from a value count beside those that it rests on.
+  void count_readers(bool count);
   // Calls `visit` with each distinct class next to the row's value.
   template <typename Visit>
   void for_each(std::size_t row, Visit visit);
@@ -74,10 +76,13 @@ class EvictedClasses {
   template <typename Visit>
   void for_each_root(const NearClasses& near, Visit visit);
   void forget_around(Value& value);
+  template <typename Visit>
+  void for_each_near(const Value& value, const Visit& visit) const;
   const std::vector<EvictedClass*>& all(const Value& value);
   void unreference(EvictedClass* node);
 
   ScoreColumns& columns_;
+  bool readers_count_ = true;
   std::uint64_t stamp_ = 0;
   std::int64_t count_ = 0, accesses_ = 0, marks_ = 1;
   std::vector<EvictedClass*> all_;

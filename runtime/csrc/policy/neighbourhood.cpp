@@ -19,6 +19,11 @@ void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Valu
   }
 }
 
+void Neighbourhood::foretold(bool is) {
+  foretold_ = is;
+  classes_.count_readers(!is);
+}
+
 void Neighbourhood::expected(Value& value) {
   if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.expected(value);
 }
@@ -68,7 +73,7 @@ Nanos Neighbourhood::cost(std::size_t row) {
     case NeighbourhoodKind::kEvictedClass:
       return classes_.cost(row);
     case NeighbourhoodKind::kFull:
-      return Regions::ancestors(value) + Regions::descendants(value);
+      return Regions::ancestors(value) + (foretold_ ? 0ns : Regions::descendants(value));
     case NeighbourhoodKind::kAncestors:
       return Regions::ancestors(value);
     case NeighbourhoodKind::kMegEngine:

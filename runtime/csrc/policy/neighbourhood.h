@@ -38,6 +38,10 @@ class Neighbourhood {
   void refresh() { exact() ? regions_.refresh() : void(); }
   void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
 
+  // While the next use of each value is known, that of what was made from it is in the value's need
+  // (engine/needs.cpp): then a neighbourhood is what the value rests on.
+  void foretold(bool is);
+
   // Two values that have been before became neighbours.
   void linked(Value& one, Value& other);
 
@@ -63,6 +67,7 @@ class Neighbourhood {
   }
 
   NeighbourhoodKind kind_;
+  bool foretold_ = false;
   ScoreColumns& columns_;
   EvictedClasses classes_;
   Regions regions_;
