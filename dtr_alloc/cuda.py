@@ -20,7 +20,7 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.runtime import libraries
 from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
-from dtr_alloc.runtime.heuristic import Heuristic, Scorer, native_scorer
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Scorer, native_scorer
 from dtr_alloc.runtime.scope import Memory, check_thrash_limit, serve
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.steps import Steps
@@ -154,7 +154,7 @@ def allocator(
     budget: int | str | None,
     device: int | str | torch.device | None = None,
     rematerialize: bool = True,
-    heuristic: str | Heuristic = "dtr",
+    heuristic: str | Heuristic = DEFAULT,
     *,
     memory: Memory = "pool",
     scorer: Scorer = "auto",

@@ -140,7 +140,7 @@ def draw(rows: Sequence[Row], links: Sequence[str], path: Path) -> None:
     for panel in panels[len(traces) :]:
         panel.axis("off")
     handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False, title=OTHERS)
+    figure.legend(*handles, loc="outside upper center", ncols=5, frameon=False, title=OTHERS)
     figure.supxlabel("budget, share of the peak")
     figure.supylabel("time beyond the trace's own, over that")
     figure.savefig(path)

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
+from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, Heuristic, Policy, name_of, resolve
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Clock, Rules
 from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
@@ -37,7 +37,7 @@ from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
 AUTO = "auto"
 
 CANDIDATES: tuple[Heuristic, ...] = (
-    PRESETS["dtr"],
+    PRESETS[DEFAULT],
     Heuristic("ancestors", next_use=True, orphans_first=True),
     Heuristic("ancestors", staleness_exp=0.5, orphans_first=True),
     Heuristic("full", staleness_exp=0.5, next_use=True, orphans_first=True),
@@ -186,7 +186,7 @@ class Chooser:
     def told(self) -> str:
         """For people."""
         if self.choice is None:
-            return f"auto: dtr so far, since {self._why_not}"
+            return f"auto: {DEFAULT} so far, since {self._why_not}"
         chosen = self.choice
         return (
             f"auto: {name_of(chosen.heuristic)}: by a simulation of {self._tried} candidates, on "
@@ -297,7 +297,7 @@ def first_heuristic(heuristic: str | Heuristic) -> Heuristic:
     Raises:
         TypeError, ValueError: see `resolve`.
     """
-    return resolve("dtr" if heuristic == AUTO else heuristic)
+    return resolve(DEFAULT if heuristic == AUTO else heuristic)
 
 
 _WHY_NOT = {

@@ -178,7 +178,11 @@ class Heuristic:
         return _core.Heuristic(**given, epsilon=epsilon)
 
 
+DEFAULT = "foresight"
+"""That of a scope, and of an allocator."""
+
 PRESETS: dict[str, Heuristic] = {
+    "foresight": Heuristic(next_use=True, orphans_first=True),
     "dtr": Heuristic(),
     "dtr_full": Heuristic(neighbourhood="full"),
     "dtr_local": Heuristic(neighbourhood="none"),
@@ -192,6 +196,8 @@ PRESETS: dict[str, Heuristic] = {
 }
 """The named heuristics:
 
+- ``foresight``, the default of a scope: ``dtr`` by the next use, where an earlier step foretells
+  it, and orphans first;
 - ``dtr``, ``dtr_full``, ``dtr_local``: the paper's h_DTR, (c + n) / (size * staleness), with n by
   evicted classes, exact, and left out;
 - ``lru``: least recently used, 1 / staleness;

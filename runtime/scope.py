@@ -36,7 +36,7 @@ from dtr_alloc.runtime import (
 )
 from dtr_alloc.runtime.auto import Chooser, chooser_for, closing_if, first_heuristic
 from dtr_alloc.runtime.current import CpuScope, CudaScope, OpenScope
-from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Policy, native_policy, resolve
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulation_rules import Clock, Rules
 from dtr_alloc.runtime.steps import Steps
@@ -68,7 +68,7 @@ def rematerialize(
     *,
     device: str | torch.device = "cpu",
     memory: Memory = "pool",
-    heuristic: str | Heuristic = "dtr",
+    heuristic: str | Heuristic = DEFAULT,
     policy: Policy = "eager",
     clock: str = "wall",
     timeline: bool = False,
@@ -96,9 +96,9 @@ def rematerialize(
             tensor, and the runtime counts and evicts. The scope's end then copies nothing, and the
             budget may grow (``Session.resize``). It bounds the bytes of tensors, each rounded up
             to 512, not what malloc holds besides (docs/guest.md).
-        heuristic: a preset's name or a ``Heuristic``; ``"auto"``: begins with ``"dtr"``, simulates
-            steps of the program by seven others while it runs, in a hundredth of the time, and
-            takes the best (docs/heuristics.md).
+        heuristic: a preset's name or a ``Heuristic``, by which victims are chosen; ``"auto"``:
+            begins with the default, simulates steps of the program by others while it runs, in a
+            hundredth of the time, and takes the best (docs/heuristics.md).
         policy: what becomes of a tensor that the program lets go while something can still be
             recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;
             ``"banish"``: it is freed for good once all that was made from it is there, and that is
@@ -231,7 +231,7 @@ def _native(**options: Any) -> _core.Session:
     without: dict[str, Any] = {
         "budget": _NO_LIMIT,
         "limited": False,
-        "heuristic": resolve("dtr")._native(),
+        "heuristic": resolve(DEFAULT)._native(),
         "policy": native_policy("eager"),
         "guest": False,
         "recordable": [],

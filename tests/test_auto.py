@@ -12,7 +12,7 @@ import torch
 import dtr_alloc
 from dtr_alloc import Heuristic
 from dtr_alloc.runtime import auto
-from dtr_alloc.runtime.heuristic import resolve
+from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, resolve
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulate import Simulator
 
@@ -95,11 +95,11 @@ def test_what_adds_least_is_taken_when_a_step_ends(
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
         search(program, session)
-        assert session.heuristic == Heuristic()
+        assert session.heuristic == PRESETS[DEFAULT]
         program.step()
         assert session.heuristic == BEST
         assert "auto: Heuristic(neighbourhood='ancestors'" in session.summary()
-        assert "adds 25% of the operators' time, dtr 100%" in session.summary()
+        assert "adds 25% of the operators' time, foresight 100%" in session.summary()
 
 
 def test_results_are_eagers_whatever_is_chosen(hurried: None) -> None:
@@ -127,7 +127,7 @@ def test_a_simulation_that_fails_leaves_the_program_as_it_is(
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
         search(program, session)
         program.step()
-        assert "dtr so far, since a simulation failed: no such trace" in session.summary()
+        assert "foresight so far, since a simulation failed: no such trace" in session.summary()
 
 
 def test_a_second_search_leaves_what_is_in_force_until_something_is_better(
@@ -155,7 +155,7 @@ def test_little_better_is_not_better(
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
         search(program, session)
         program.step()
-        assert session.heuristic == Heuristic()
+        assert session.heuristic == PRESETS[DEFAULT]
 
 
 def test_where_nothing_is_recomputed_nothing_is_chosen(
@@ -168,7 +168,7 @@ def test_where_nothing_is_recomputed_nothing_is_chosen(
             program.step()
         wait_for_search(session)
     assert len(budgets) == 1
-    assert session.heuristic == Heuristic()
+    assert session.heuristic == PRESETS[DEFAULT]
     assert "since no other candidate would add less" in session.summary()
 
 
@@ -196,7 +196,7 @@ def test_a_refused_default_gives_way_to_what_runs(
         search(program, session)
         program.step()
         assert session.heuristic == BEST
-        assert "dtr refused" in session.summary()
+        assert "foresight refused" in session.summary()
 
 
 def test_simulations_wait_until_their_share_of_the_time_pays_for_them(
@@ -206,7 +206,7 @@ def test_simulations_wait_until_their_share_of_the_time_pays_for_them(
     _, session = run(auto._STEPS + 1)
     assert session._chooser is not None
     assert session._chooser.spent_seconds == 0
-    assert "auto: dtr so far, since the first simulations are not over" in session.summary()
+    assert "auto: foresight so far, since the first simulations are not over" in session.summary()
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_simulations_wait_until_their_share_of_the_time_pays_for_them(
 )
 def test_the_summary_says_why_nothing_was_chosen(steps: int, why: str) -> None:
     _, session = run(steps)
-    assert f"auto: dtr so far, since {why}" in session.summary()
+    assert f"auto: foresight so far, since {why}" in session.summary()
 
 
 def test_a_trace_that_the_user_records_comes_first() -> None:

@@ -6,9 +6,11 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import (
     ABLATIONS,
+    DEFAULT,
     PRESETS,
     USER_PARAMETERS,
     Heuristic,
@@ -37,6 +39,7 @@ def point(h: Heuristic) -> tuple[str, float, float, float]:
 
 def test_the_presets_are_the_known_points_of_the_score() -> None:
     assert {name: point(heuristic) for name, heuristic in PRESETS.items()} == {
+        "foresight": ("eqclass", 1, 1, 1),
         "dtr": ("eqclass", 1, 1, 1),
         "dtr_full": ("full", 1, 1, 1),
         "dtr_local": ("none", 1, 1, 1),
@@ -102,8 +105,14 @@ def test_a_heuristic_resolves_to_itself() -> None:
     assert resolve(mine) is mine
 
 
-def test_the_default_is_the_preset_dtr() -> None:
+def test_without_arguments_a_heuristic_is_the_papers() -> None:
     assert Heuristic() == PRESETS["dtr"]
+
+
+def test_the_default_of_a_scope_differs_from_the_papers_by_two_switches() -> None:
+    assert PRESETS[DEFAULT] == Heuristic(next_use=True, orphans_first=True)
+    with dtr_alloc.measure() as session:
+        assert session.heuristic == PRESETS[DEFAULT]
 
 
 @pytest.mark.parametrize("name", ["belady", "", "DTR"])
@@ -111,8 +120,8 @@ def test_a_name_that_is_no_preset_is_told_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         resolve(name)
     assert str(error.value) == (
-        f"heuristic {name!r} is not known; there are dtr, dtr_full, dtr_local, e_star, lru, "
-        "megengine, megengine_published, msps, random, size"
+        f"heuristic {name!r} is not known; there are dtr, dtr_full, dtr_local, e_star, foresight, "
+        "lru, megengine, megengine_published, msps, random, size"
     )
 
 

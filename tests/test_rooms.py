@@ -84,6 +84,7 @@ PYTHON_ROOMS: Table = {
     "trace": ("dtr_alloc.runtime.trace", "dtr_alloc.runtime.trace."),
     "simulate": (
         "dtr_alloc.runtime.simulate",
+        "dtr_alloc.runtime.link",
         "dtr_alloc.runtime.simulation_rules",
         "dtr_alloc.runtime.simulation_report",
         "dtr_alloc.runtime.sweep",

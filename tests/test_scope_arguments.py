@@ -93,7 +93,7 @@ def test_the_cpu_may_be_given_as_torch_gives_it(device: str | torch.device) -> N
 
 
 def test_unknown_heuristics_clocks_and_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="there are dtr, dtr_full, dtr_local, e_star, lru, "):
+    with pytest.raises(ValueError, match="there are dtr, dtr_full, dtr_local, e_star, foresight, "):
         dtr_alloc.rematerialize("1MiB", heuristic="magic").__enter__()
     with pytest.raises(ValueError, match="clock"):
         dtr_alloc.rematerialize("1MiB", clock="sun").__enter__()

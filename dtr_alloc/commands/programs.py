@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dtr_alloc.commands.options import BUDGET, explained, names, needs_matplotlib, ratio
+from dtr_alloc.runtime.heuristic import DEFAULT
 
 
 @click.command()
@@ -125,9 +126,9 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
 @click.option("--slowdown", type=float, default=1.2, show_default=True, help="What is acceptable.")
 @click.option("--steps", type=int, default=4, show_default=True, help="Of the optimizer.")
 @click.option("--rounds", type=int, default=3, show_default=True, help="The least times count.")
-@click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
+@click.option("--heuristic", default=DEFAULT, show_default=True, metavar="NAME")
 @click.option("--within", metavar="BYTES", help="Evict already now, where it does not fit.")
-@click.option("--link", metavar="SPEED", help='Of a swap file: "2GB/s", or "measured". See swap.md.')
+@click.option("--link", metavar="SPEED", help='Of a swap file: "2GB/s", or "measured".')
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a batch.")
 def plan_(
     script: str,

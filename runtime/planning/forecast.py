@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dtr_alloc.runtime.heuristic import Heuristic
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic
 from dtr_alloc.runtime.link import Linked
 from dtr_alloc.runtime.planning.profile import Profile, after_mark
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, parse_budget
@@ -70,7 +70,7 @@ class Forecast:
     def __init__(
         self,
         profile: Profile,
-        heuristic: str | Heuristic = "dtr",
+        heuristic: str | Heuristic = DEFAULT,
         around_ns: float = 0.0,
         link: Linked = None,
     ) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from dtr_alloc.runtime.heuristic import Heuristic, resolve
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, resolve
 from dtr_alloc.runtime.link import Link, Linked
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
@@ -60,7 +60,7 @@ def plan(
     *,
     steps: int = 4,
     rounds: int = 3,
-    heuristic: str | Heuristic = "dtr",
+    heuristic: str | Heuristic = DEFAULT,
     within: int | str | None = None,
     link: Linked = None,
 ) -> Plan:
@@ -144,7 +144,7 @@ def plan_of(
     profile: Profile,
     budgets: Sequence[Budget] | None,
     slowdown: float,
-    heuristic: str | Heuristic = "dtr",
+    heuristic: str | Heuristic = DEFAULT,
     batch: str = "",
     link: Link | None = None,
 ) -> Plan:
