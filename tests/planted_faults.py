@@ -375,6 +375,28 @@ FAULTS = (
         ),
         "tests/test_tape.py::test_needs_add_up_after_each_operator",
     ),
+    Fault(
+        "count what was made from a value beside its need",
+        (
+            Edit(
+                "runtime/csrc/policy/neighbourhood.cpp",
+                "  classes_.count_readers(!is);\n",
+                "  classes_.count_readers(true);\n",
+            ),
+        ),
+        "tests/test_tape.py::test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it",
+    ),
+    Fault(
+        "count a small value as cheap as a transfer that it never makes",
+        (
+            Edit(
+                "runtime/csrc/policy/transfer.h",
+                "value.size >= smallest && ",
+                "value.size > 0 && ",
+            ),
+        ),
+        "tests/test_link.py::test_a_small_tensor_stays_though_its_bytes_would_move_in_no_time",
+    ),
 )
 
 
