@@ -193,12 +193,47 @@ def windows() -> Iterator[str]:
 
 
 def chosen() -> Iterator[str]:
-    means = list(result("auto")["means"].values())
-    yield f"it recomputed {span(means, 2)} of the time that `dtr`"
-    models = result("auto_models")
-    yield f"eight models it was {span(list(models['means'].values()), 2)}, in one round"
-    cells = [row["auto_recomputing"] / row["dtr_recomputing"] for row in models["rows"]]
-    yield f"single cells lie between {min(cells):.2f} and {max(cells):.2f}."
+    for stem, models in (("auto", "the demo's five"), ("auto_models", "the paper's eight")):
+        over = result(stem)["over dtr"]
+        for share in over["auto step"]:
+            cells = [models, f"{100 * float(share):.0f} %"]
+            for what in ("recomputing", "step"):
+                for way in ("foresight", "auto"):
+                    mean, most = over[f"{way} {what}"][share]
+                    cells.append(f"{mean:.2f} ({most:.2f})")
+            yield f"| {' | '.join(cells)} |"
+
+
+def swaps() -> Iterator[str]:
+    found = measured("swap")
+    for model in ("resnet", "gpt", "lstm", "treelstm", "unet"):
+        cells = [model]
+        cells += [f"{found[f'{model}: floor {way} swap']:.1f} MiB" for way in ("without", "with")]
+        for place in ("its floor", "30 %"):
+            for way in ("no swap", "swap"):
+                times = found.get(f"{model}: at {place}, {way}: step")
+                cells.append("refused" if times is None else f"{times:.2f}")
+        yield f"| {' | '.join(cells)} |"
+
+
+def links() -> Iterator[str]:
+    with open(ROOT / "perf/results/link.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    at = {
+        (row["trace"], row["link"]): float(row["overhead"]) if row["status"] == "ok" else None
+        for row in rows
+        if row["budget"] == "0.3" and row["leave_by"] != "swap"
+    }
+    for link in ("10GB/s", "50GB/s"):
+        ratios: dict[bool, list[float]] = {True: [], False: []}
+        for trace in dict.fromkeys(row["trace"] for row in rows):
+            found, drop = at[trace, link], at[trace, ""]
+            if found is not None and drop is not None:
+                ratios["(published)" in trace].append(found / drop)
+        yield (
+            f"{link[:-4]} GB a second {span(ratios[False], 2)} of it on our traces and "
+            f"{span(ratios[True], 2)} on the {len(ratios[True])} published"
+        )
 
 
 def floors_with_orphans() -> Iterator[str]:
@@ -377,7 +412,8 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "docs/plan.md": (plans,),
     "docs/room.md": (advice, page_prices),
     "docs/scoring.md": (scores,),
-    "docs/simulator.md": (theorem,),
+    "docs/simulator.md": (theorem, links),
+    "docs/swap.md": (swaps,),
     "docs/tuning.md": (tuning,),
 }
 
