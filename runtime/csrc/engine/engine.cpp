@@ -240,16 +240,16 @@ void Engine::evict_or_move(Value& value) {
 
 // A neighbourhood's cost is an estimate, and counts what was made from the value, too.
 Nanos Engine::to_recompute(const Value& value, Nanos enough) {
-  const std::uint64_t mark = --walk_;
+  std::unordered_set<Op*> seen{value.producer};
   std::vector<Op*> frontier{value.producer};
-  Nanos cost = value.cost;
+  Nanos cost = value.producer->cost;
   while (!frontier.empty() && cost < enough) {
     Op& op = *frontier.back();
     frontier.pop_back();
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
-      Value& input = op.uses()[i].value->storage();
-      if (input.resident() || std::exchange(input.mark, mark) == mark) continue;
-      cost += input.cost;
+      const Value& input = *op.uses()[i].value;
+      if (input.resident() || !seen.insert(input.producer).second) continue;
+      cost += input.producer->cost;
       frontier.push_back(input.producer);
     }
   }

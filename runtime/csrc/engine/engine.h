@@ -317,7 +317,7 @@ class Engine {
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
   bool sheds_ = false;
-  std::uint64_t walk_ = 0;  // Marks of its own walks; counts down, a neighbourhood's count up.
+  std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
 };
 
 }  // namespace dtr

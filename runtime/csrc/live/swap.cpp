@@ -27,7 +27,7 @@ Value* Swap::adopt(c10::StorageImpl* storage) {
   Value& value = engine_.write(*op, 0, bytes, storage, block);
   storages_.attach(storage, value, block);
   engine_.finish_reload(*op);
-  engine_.touch(value);
+  engine_.accessed(value);
   return &value;
 }
 

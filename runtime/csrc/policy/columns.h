@@ -104,8 +104,9 @@ using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>
 class ScoreColumns {
  public:
   void lie_in(RowMemory memory);  // From now on; there is no row yet.
-  // A value need not be recomputed where it can be written elsewhere and read back: what takes longer
-  // to make, or was recomputed before, costs that, its neighbourhood included. There is no row yet.
+  // A value need not be recomputed where it can be written elsewhere and read back: what takes
+  // longer to make, or was recomputed before, costs that, its neighbourhood included. There is no
+  // row yet.
   void limit_costs(const Transfer& transfer) { transfer_ = transfer; }
   const std::optional<Transfer>& transfer() const { return transfer_; }
 
@@ -144,8 +145,8 @@ class ScoreColumns {
   Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
-  // A neighbourhood's cost is an estimate, by which alone a value does not become cheap to evict: the
-  // chain that it counts is often run once for all that is missing in it.
+  // A neighbourhood's cost is an estimate, by which alone a value does not become cheap to evict:
+  // the chain that it counts is often run once for all that is missing in it.
   std::int64_t limited(const Value& value, Nanos cost) const {
     if (!transfer_ || !transfer_->takes(value)) return cost.count();
     const Nanos transfer = transfer_->cost(value.size);

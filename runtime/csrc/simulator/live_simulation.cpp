@@ -181,14 +181,15 @@ void LiveSimulation::adopt_written(const std::vector<std::int64_t>& results, Ope
     const std::int64_t before = roots_[schedule_.tensor_in_place[tensor]];
     Value* old = std::exchange(values_[before], nullptr);
     if (!old) continue;
-    if (old->constant() || old->movable()) {
+    if (old->constant()) {
       values_[tensor] = old;
       constants_[tensor] = std::move(constants_[before]);
-      if (old->movable()) overwrite_movable(*old, tensor);
       continue;
     }
+    const bool moved = old->movable();
+    if (moved && old->uses) store(*old);  // Recipes read what was there.
     call.overwritten(*old);
-    adopt(tensor, call.op(), i, old->size, old->data);
+    adopt(tensor, moved ? nullptr : call.op(), i, old->size, old->data);
   }
 }
 

@@ -90,7 +90,6 @@ class LiveSimulation final : public Executor {
   void adopt_movable(std::int64_t tensor, Bytes size, void* data);
   static Away& away(const Value& value) { return *static_cast<Away*>(value.producer->payload()); }
   void store(Value& value);
-  void overwrite_movable(Value& value, std::int64_t tensor);
   void reload(Op& op);
   void check_thrash() const;
   void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.

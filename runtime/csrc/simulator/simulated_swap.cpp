@@ -24,13 +24,7 @@ void LiveSimulation::adopt_movable(std::int64_t tensor, Bytes size, void* data) 
   values_[tensor] = &value;
   own(data, &value);
   engine_.finish_reload(op);
-  engine_.touch(value);
-}
-
-void LiveSimulation::overwrite_movable(Value& value, std::int64_t tensor) {
-  value.home = &values_[tensor];
-  away(value) = Away{tensor};
-  engine_.reprice(value, link_->cost(value.size));
+  engine_.accessed(value);
 }
 
 void LiveSimulation::store(Value& value) {
