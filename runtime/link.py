@@ -17,7 +17,8 @@ from dtr_alloc.size import parse_size
 
 LeaveBy = Literal["drop", "swap", "both"]
 
-_FASTEST = 100_000 * 10**9  # Bytes a second: no memory is as fast.
+# Bytes a second. No memory is as fast; over a slower link sums of times would overflow.
+_FASTEST, _SLOWEST = 100_000 * 10**9, 10**6
 _LATENCY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|ms)\s*", re.ASCII)
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 
@@ -27,7 +28,9 @@ class Link:
     """Bytes go each way at `bytes_per_second`, after `latency_ns`.
 
     Raises:
-        ValueError: a bandwidth below one byte or above 100 TB a second, or a negative latency.
+        TypeError: not integers.
+        ValueError: a bandwidth below 1 MB or above 100 TB a second, or a latency that is negative
+            or above a second.
 
     Example:
         >>> Link.parse("50GB/s")
@@ -40,9 +43,11 @@ class Link:
     latency_ns: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bytes_per_second <= _FASTEST:
+        if not all(isinstance(one, int) for one in (self.bytes_per_second, self.latency_ns)):
+            raise TypeError(f"{self!r} is no link: give integers")
+        if not _SLOWEST <= self.bytes_per_second <= _FASTEST:
             raise ValueError(
-                f"a link of {self.bytes_per_second} bytes a second: give 1 byte to 100 TB"
+                f"a link of {self.bytes_per_second} bytes a second: give 1 MB to 100 TB"
             )
         if not 0 <= self.latency_ns <= 10**9:
             raise ValueError(f"a link's latency of {self.latency_ns} ns: give 0 to a second")
@@ -59,10 +64,10 @@ class Link:
             return link
         if not isinstance(link, str):
             raise TypeError(f'link {link!r} is neither a Link nor a text such as "50GB/s"')
-        speed, _, latency = link.partition("+")
+        speed, plus, latency = link.partition("+")
         size, slash, second = speed.strip().rpartition("/")
-        wait = _LATENCY.fullmatch(latency) if latency else None
-        if not slash or second != "s" or (latency and wait is None):
+        wait = _LATENCY.fullmatch(latency)
+        if not slash or second != "s" or (plus and wait is None):
             raise ValueError(f'link "{link}" is no speed: write it as "50GB/s" or "50GB/s+10us"')
         latency_ns = round(float(wait[1]) * _UNITS[wait[2]]) if wait else 0
         return cls(parse_size(size, "link"), latency_ns)

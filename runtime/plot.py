@@ -28,8 +28,8 @@ def plot(
 ) -> None:
     """Draws the results and writes the picture, in the format of the path's suffix.
 
-    `labels` renames curves, which else have the heuristic's name, and the policy's where there are
-    several.
+    `labels` renames curves, which else have the heuristic's name, and the policy's and the link's
+    where there are several.
 
     Raises:
         ValueError: there are no results.
@@ -39,9 +39,12 @@ def plot(
         raise ValueError("there are no results to plot")
     traces = list(dict.fromkeys(result.trace for result in results))
     policies = {result.policy for result in results}
+    links = {(result.link, result.leave_by) for result in results}
 
     def curve(result: SimulationResult) -> str:
         name = result.heuristic if len(policies) == 1 else f"{result.heuristic}, {result.policy}"
+        if len(links) > 1 and result.link:
+            name += f", {result.leave_by} at {result.link}"
         return (labels or {}).get(name, name)
 
     names = list(dict.fromkeys(curve(result) for result in results))

@@ -72,6 +72,8 @@ class Rules:
         if self.leave_by not in ("drop", "swap", "both"):
             raise ValueError(f'leave_by {self.leave_by!r} is not "drop", "swap" or "both"')
         if self.link is None:
+            if self.leave_by == "swap":
+                raise ValueError("leave_by 'swap' needs a link")
             return
         Link.parse(self.link)
         if self.mode == "bytes":

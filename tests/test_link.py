@@ -104,6 +104,27 @@ def test_what_is_written_in_place_must_be_written_to_the_other_side_again(log: P
     assert (result.status, result.reloads, result.swapped_out_bytes) == ("ok", 2, 2 * MIB)
 
 
+def test_recipes_read_what_was_there_before_a_write_in_place(log: Path) -> None:
+    """x is moved, y was made from it, and then x is written: y is still made again for its own
+    millisecond and the old x's way back, or comes back over the link."""
+    write = {"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["x"], "MUTATE": [0], "TIME": "1"}
+    parts = [made("x", ms=50), made("y", "x"), made("p"), made("q"), release("p", "q")]
+    more = [[{**write, "tracked": [1]}], made("r"), made("s"), release("r", "s"), made("z", "y")]
+    result = run(log, 3, *parts, *more, heuristic="lru", pin_outputs=False)
+    assert result.status == "ok"
+    # x goes and comes for its write; x or y, which need it, once more; then what is written since.
+    assert result.swapped_out_bytes >= 2 * MIB
+
+
+def test_an_operator_of_two_missing_results_counts_once(log: Path) -> None:
+    """c is made from both: to recompute it takes 1.5 ms, and a transfer 2."""
+    pair = [call("", "a b", time=MS, memory=MIB), call("a b", "c", time=MS // 2, memory=MIB)]
+    rest = [release("a", "b"), made("d"), made("e"), made("f"), release("d", "e", "f")]
+    result = run(log, 3, *pair, *rest, made("g", "c"), heuristic="lru", pin_outputs=False)
+    assert (result.status, result.reloads) == ("ok", 0)
+    assert result.total_compute - result.base_compute == 3 * MS // 2
+
+
 def test_with_drop_alone_a_link_changes_nothing(log: Path) -> None:
     without = run(log, 2, *three(ms=50), link=None)
     dropped = run(log, 2, *three(ms=50), leave_by="drop")
@@ -161,17 +182,25 @@ def test_a_link_is_written_as_a_size_a_second(text: str, link: Link) -> None:
         ({"link": "50GB"}, 'link "50GB" is no speed: write it as "50GB/s" or "50GB/s+10us"'),
         ({"link": "50GB/s+soon"}, 'link "50GB/s+soon" is no speed'),
         ({"link": "fast/s"}, 'link "fast" is not a size'),
+        ({"link": "1GB/s+"}, 'link "1GB/s+" is no speed'),
         ({"link": "0GB/s"}, "is not above zero"),
-        ({"link": "900TB/s"}, "give 1 byte to 100 TB"),
+        ({"link": "1B/s"}, "give 1 MB to 100 TB"),
+        ({"link": "900TB/s"}, "give 1 MB to 100 TB"),
         ({"link": "1GB/s+2000ms"}, "give 0 to a second"),
         ({"link": "1GB/s", "mode": "bytes"}, "has no link: use 'pool'"),
         ({"link": "1GB/s", "policy": "ignore"}, "needs the policy 'eager', not 'ignore'"),
         ({"leave_by": "train"}, "leave_by 'train' is not"),
+        ({"leave_by": "swap"}, "leave_by 'swap' needs a link"),
     ],
 )
 def test_what_is_no_link_is_refused(rules: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Rules(**{"mode": "pool", **rules})
+
+
+def test_a_part_of_a_nanosecond_is_no_latency() -> None:
+    with pytest.raises(TypeError, match="give integers"):
+        Link(10**9, 0.5)  # type: ignore[arg-type]
 
 
 def test_a_number_is_no_link() -> None:

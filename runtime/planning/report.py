@@ -75,7 +75,7 @@ def suggestion(plan: Plan, slowdown: float) -> str:
         return f"{name}no budget stays under {slowdown:g} times plain torch."
     bytes_ = plan.smallest.budget_bytes
     assert bytes_ is not None
-    swap = f", swap={plan.measured_peak_bytes}" if plan.link else ""
+    swap = f", swap={plan.predictions[0].peak_bytes}" if plan.link else ""
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
         f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_}{swap})"
