@@ -38,6 +38,7 @@ from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 
 PLAN = Plan((), steps=3)
+HEURISTIC = "dtr"
 PERCENTS = range(100, 2, -1)
 BEARABLE = 10.0
 CLOCKS = ("logical", "wall")
@@ -110,7 +111,8 @@ def simulate(
     cells = []
     for percent in percents:
         budget = needs.budget_bytes(percent / 100)
-        result = simulator.run(budget, Rules(mode="pool", thrash=None, pin_outputs=False))
+        rules = Rules(HEURISTIC, mode="pool", thrash=None, pin_outputs=False)
+        result = simulator.run(budget, rules)
         evictions = result.evictions - result.eager_evictions
         cells.append(
             Cell(
@@ -129,7 +131,9 @@ def live(make: Callable[[], Job], cell: Cell) -> tuple[str, bool]:
         stats = train(
             make,
             PLAN,
-            lambda: dtr_alloc.rematerialize(cell.budget_bytes, clock=cell.clock, thrash_limit=0),
+            lambda: dtr_alloc.rematerialize(
+                cell.budget_bytes, clock=cell.clock, heuristic=HEURISTIC, thrash_limit=0
+            ),
         ).stats[-1]
     except torch.OutOfMemoryError as error:
         return str(error), cell.status != "ok"

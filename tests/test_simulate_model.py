@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, Heuristic, Policy
+from dtr_alloc.runtime import heuristic as heuristics
+from dtr_alloc.runtime.heuristic import ABLATIONS, Heuristic, Policy
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace import Trace
@@ -33,6 +34,9 @@ LARGE = (
 """Bytes and nanoseconds: some that give many ties, and some whose products need more than the 53
 bits of a double.
 """
+
+PRESETS = {name: one for name, one in heuristics.PRESETS.items() if not one.next_use}
+"""The paper's simulator has no steps that a tape could follow."""
 
 Choice = Callable[[int], int]
 """A number below the one given."""
