@@ -159,7 +159,7 @@ WAYS = {
     "dtr + remap": "`dtr`, pages move",
     "window + remap": "windows, pages move",
     "window, two-ended + remap": "windows, two-ended placement, pages move",
-    "default": "the default",
+    "default": "`dtr` in a scope",
     "bytes": "the paper's simulator: bytes alone",
 }
 
