@@ -17,18 +17,14 @@ from tests.fences import DOCUMENTS, ROOT
 RESULTS = ROOT / "perf/results"
 PROVENANCE = {"command", "commit", "code", "torch", "python", "machine", "load"}
 
-GUEST = "since then came a guest of torch's memory, the tape and compiled regions; fewer pages move"
-
 # Results of other code than today's, and why they stay.
 OLDER = {
     "budget_floor": "long; made before results told their code",
     "conformance": "long, in 30 parts; made before results told their code",
     "decision_cost": "made before results told their code",
-    "demo": GUEST,
     "hugging_face": "made before results told their code",
     "memory_map": "a picture of one run; made before results told their code",
     "plan": "made before results told their code",
-    "real_size": GUEST,
     "sanitizers": "says what was clean; made before results told their code",
     "scaling": "made before results told their code",
     "scoring": "made before results told their code",
