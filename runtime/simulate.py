@@ -113,8 +113,8 @@ class SimulationResult:
         swapped_out_bytes, swapped_in_bytes: over the link; `reloads`: storages that came back;
             `waited_ns`: how long the program waited for all that.
         wall_seconds: what the simulation took.
-        events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; empty
-            unless asked for.
+        events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; what comes
+            back over a link is none; empty unless asked for.
         layouts: rows (picture, offset, bytes, kind) in order; kind 0 for bytes that pages back, 1
             for a block that may be evicted, 2 for one that may not; empty unless asked for.
     """
