@@ -47,7 +47,8 @@ class SessionStats:
         largest_operator_bytes: arguments and results of the largest operator so far.
         swapped_out_bytes: written to the swap.
         swapped_in_bytes: read from it.
-        swap_ns: time spent on both.
+        swap_ns: time that the transfers took.
+        swap_waited_ns: of it, what the program, or a device's other work, waited for.
         budget_bytes: the budget at present, or None without one.
     """
 
@@ -68,6 +69,7 @@ class SessionStats:
     swapped_out_bytes: int
     swapped_in_bytes: int
     swap_ns: int
+    swap_waited_ns: int
     budget_bytes: int | None
 
 
@@ -123,6 +125,8 @@ class Session:
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
         if s.swapped_out_bytes:
             moved = f"{format_size(s.swapped_in_bytes)} came back, in {s.swap_ns / 1e6:,.1f} ms"
+            if s.swap_waited_ns < s.swap_ns:
+                moved += f", of which work waited for {s.swap_waited_ns / 1e6:,.1f} ms"
             rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))
         rows += self._steps.rows(s.evicted_bytes)
         if self._chooser is not None:

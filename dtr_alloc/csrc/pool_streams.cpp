@@ -51,6 +51,37 @@ void Pool::spread_stream(Stream stream) {
   order_->spread(meet(stream));
 }
 
+void Pool::set_stream_apart(Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  order_->set_apart(stream);
+}
+
+void Pool::follow_users(const Block* block, Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  order_->follow(block->fence, block->last_use, meet(stream));
+}
+
+void Pool::hand_over(Block* block, Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
+  order_->hand_over(block->fence, meet(stream));
+}
+
+void Pool::start_clock(Stream stream) {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  order_->start_clock(meet(stream));
+}
+
+void Pool::tick() {
+  if (order_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  order_->tick();
+}
+
 void Pool::retire_stream(Stream stream) {
   if (order_ == nullptr) return;
   const std::lock_guard lock(mutex_);

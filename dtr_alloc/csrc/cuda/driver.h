@@ -44,6 +44,7 @@ constexpr int kHandlePosix = 1;                 // CU_MEM_HANDLE_TYPE_POSIX_FILE
 constexpr int kVirtualMemoryManagement = 102;   // CU_DEVICE_ATTRIBUTE_..._SUPPORTED
 constexpr int kPosixHandles = 103;              // ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 constexpr int kRdmaPages = 110;                 // ..._GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+constexpr int kHostNumaNode = 134;              // CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
 constexpr unsigned kEventDefault = 0;           // CU_EVENT_DEFAULT
 constexpr unsigned kEventDisableTiming = 2;     // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kStreamNonBlocking = 1;      // CU_STREAM_NON_BLOCKING
@@ -103,6 +104,8 @@ struct AccessDesc {  // CUmemAccessDesc
   CALL(cuStreamWaitEvent, StreamHandle, Event, unsigned)                                     \
   CALL(cuEventElapsedTime, float*, Event, Event)                                             \
   CALL(cuMemcpyDtoDAsync_v2, Pointer, Pointer, std::size_t, StreamHandle)                    \
+  CALL(cuMemcpyDtoHAsync_v2, void*, Pointer, std::size_t, StreamHandle)                      \
+  CALL(cuMemcpyHtoDAsync_v2, Pointer, const void*, std::size_t, StreamHandle)                \
   CALL(cuDeviceTotalMem_v2, std::size_t*, Device)                                            \
   CALL(cuMemHostRegister_v2, void*, std::size_t, unsigned)                                   \
   CALL(cuMemHostUnregister, void*)                                                           \

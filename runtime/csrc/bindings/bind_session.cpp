@@ -115,7 +115,10 @@ void bind_session(py::module_& m) {
                              [](const SessionStats& stats) { return stats.swap.out; })
       .def_property_readonly("swapped_in_bytes",
                              [](const SessionStats& stats) { return stats.swap.in; })
-      .def_property_readonly("swap_ns", [](const SessionStats& stats) { return stats.swap.spent; });
+      .def_property_readonly("swap_ns",
+                             [](const SessionStats& stats) { return stats.swap.times.busy; })
+      .def_property_readonly("swap_waited_ns",
+                             [](const SessionStats& stats) { return stats.swap.times.waited; });
 
   py::enum_<SessionTrace::Watch>(m, "Watch")
       .value("off", SessionTrace::Watch::kOff)

@@ -1,8 +1,7 @@
 // An optimizer that takes all parameters in one operator (`_foreach_add_`, `_fused_adamw_`) needs
 // all gradients and all of its state at once, which a budget with swap need not hold. But such an
 // operator does the same to one parameter after the other. Where its arguments would fill much of
-// the budget it is called once for each: the same kernels on the same tensors, on the host to the
-// same bits.
+// the budget it is called once for each: the same kernels on the same tensors, to the same bits.
 
 #include <ATen/core/List.h>
 
@@ -33,6 +32,27 @@ bool have_all(const c10::ArrayRef<c10::IValue> arguments, std::size_t items) {
   });
 }
 
+// Whether a device's kernel takes each item as it takes all of them. Torch has a fast kernel and a
+// slow one, whose last bits may differ, and one item that the fast one cannot take decides for all.
+// It takes dense items of one type and, from list to list, of one layout.
+bool have_one_way(const c10::ArrayRef<c10::IValue> arguments) {
+  c10::ArrayRef<c10::IValue> first;
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isTensorList()) continue;
+    const auto items = argument.toListRef();
+    if (first.empty()) first = items;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const at::Tensor &one = items[i].toTensor(), &like = first[i].toTensor();
+      if (one.numel() == 1 && like.numel() > 1) continue;  // A step's number.
+      const bool same = one.scalar_type() == first[0].toTensor().scalar_type() &&
+                        one.device() == like.device() && one.sizes() == like.sizes() &&
+                        one.strides() == like.strides();
+      if (!same || !one.is_non_overlapping_and_dense()) return false;
+    }
+  }
+  return true;
+}
+
 Bytes bytes_of(const c10::ArrayRef<c10::IValue> arguments) {
   Bytes sum = 0;
   for (const c10::IValue& argument : arguments) {
@@ -48,10 +68,11 @@ Bytes bytes_of(const c10::ArrayRef<c10::IValue> arguments) {
 bool Session::execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
   constexpr int kShare = 8;  // Of the budget: less than that may well be read at once.
-  if (!swap_ || !info.itemwise || device_.work) return false;
+  if (!swap_ || !info.itemwise) return false;
   const std::vector<c10::IValue> arguments(stack->end() - info.arguments, stack->end());
   const std::size_t items = arguments[0].toListRef().size();
   if (items < 2 || !have_all(arguments, items)) return false;
+  if (device_.work && !have_one_way(arguments)) return false;
   if (bytes_of(arguments) <= memory_->budget() / kShare) return false;
   c10::List<at::Tensor> made;
   for (std::size_t item = 0; item < items; ++item) {

@@ -10,6 +10,7 @@
 #include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/out_of_memory.h"
+#include "runtime/csrc/live/swap_file.h"
 #include "runtime/csrc/live/ticks.h"
 
 namespace dtr {
@@ -37,8 +38,9 @@ std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
   }
 }
 
-std::unique_ptr<SwapFile> swap_file_for(const SessionOptions& options) {
-  return options.swap ? std::make_unique<SwapFile>(options.swap_folder, options.swap) : nullptr;
+std::unique_ptr<Tier> tier_for(const SessionOptions& options, Memory& memory) {
+  if (options.on_cuda) return make_host_tier(*memory.pool(), options.cuda_device, options.swap);
+  return std::make_unique<SwapFile>(options.swap_folder, options.swap);
 }
 
 }  // namespace
@@ -67,7 +69,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
                   return device_.ordinary(allocate(bytes, device_.current_stream()));
                 }),
       swap_(options.swap
-                ? std::make_unique<Swap>(engine_, *memory_, storages_, swap_file_for(options),
+                ? std::make_unique<Swap>(engine_, *memory_, storages_, tier_for(options, *memory_),
                                          options.logical_clock, options.instruments.swap_always)
                 : nullptr),
       thrash_(options.thrash_limit),
@@ -75,6 +77,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
   if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
   engine_.shed_before_evicting();
   if (swap_) engine_.move_by(swap_->transfer());
+  if (swap_ && device_.work) engine_.tell_uses();
 }
 
 // ---- Executor ------------------------------------------------------------------------------------
@@ -236,6 +239,7 @@ bool Session::follow_stream() {
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
     streams_.push_back(current);
     memory_->meet_stream(current);
+    if (swap_) memory_->pool()->start_clock(current);
     if (memory_->many_streams()) memory_->gather_streams(current);
   }
   return memory_->many_streams();

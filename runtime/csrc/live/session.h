@@ -48,7 +48,7 @@ struct SessionOptions {
   bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
   bool timeline = false;
   bool debug = false;  // Look for writes that nobody declared.
-  Bytes swap = 0;      // Of a file in `swap_folder`; 0: there is none.
+  Bytes swap = 0;  // Of the host's memory for a device, else of a file in `swap_folder`; 0: none.
   std::string swap_folder;
   double thrash_limit = 0;      // thrash_watch.h
   struct Instruments {          // Of tests.
@@ -170,6 +170,7 @@ class Session final : public Executor {
     return Constants::kept_for_recipes(constant);
   }
   void forget(Value& value) override { constants_.forget(value); }
+  void used(Value& value) override { block_of(value)->last_use = memory_->pool()->clock(); }
   Op* reload_for(const Value& value) override { return swap_->place_for(value.size); }
   void forget(Op& op) override { op.reload ? swap_->forget(op) : Recipe::of(op).destroy(); }
 

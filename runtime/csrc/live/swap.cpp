@@ -1,20 +1,30 @@
 #include "runtime/csrc/live/swap.h"
 
-#include "runtime/csrc/live/ticks.h"
-
 namespace dtr {
 
 struct Swap::Away {
-  SwapFile::Place* place;
+  Tier::Room room;
   bool written = false;
 };
 
+Swap::Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_ptr<Tier> tier,
+           bool repeatable, bool always)
+    : engine_(engine),
+      memory_(memory),
+      storages_(storages),
+      tier_(std::move(tier)),
+      transfer_(always       ? Transfer{}
+                : repeatable ? Transfer{.nanoseconds_per_byte = 2, .smallest = kSmallestMoved}
+                             : Transfer{.nanoseconds_per_byte = tier_->speed().nanoseconds_per_byte,
+                                        .latency = tier_->speed().latency,
+                                        .smallest = kSmallestMoved}) {}
+
 // The cost of its recipe is that to write it, too.
 Op* Swap::place_for(Bytes bytes) {
-  SwapFile::Place* place = bytes >= transfer_.smallest ? file_->reserve(bytes) : nullptr;
-  if (!place) return nullptr;
+  const Tier::Room room = bytes >= transfer_.smallest ? tier_->reserve(bytes) : Tier::Room();
+  if (!room.block) return nullptr;
   Op* op = Engine::begin(0, 1, sizeof(Away));
-  new (op->payload()) Away{place};
+  new (op->payload()) Away{room};
   op->cost = transfer_.cost(bytes);
   return op;
 }
@@ -34,43 +44,39 @@ Value* Swap::adopt(c10::StorageImpl* storage) {
 bool Swap::store(Value& value) {
   Away& its = away(*value.producer);
   if (its.written) return false;
-  const std::int64_t begin = ticks();
-  file_->write(*its.place, storages_.data_of(value), value.size);
+  tier_->write(its.room, storages_.data_of(value), value.size);
   its.written = true;
   engine_.reprice(value, value.producer->cost / 2);  // It need only be read.
   stats_.out += value.size;
-  stats_.spent += to_nanoseconds(ticks() - begin);
   return true;
 }
 
-Nanos Swap::read(Op& op, void* to) const {
-  const std::int64_t begin = ticks();
-  file_->read(*away(op).place, to, op.outputs()[0]->size);
-  return to_nanoseconds(ticks() - begin);
+void Swap::read(Op& op, void* to, Stream reader) const {
+  tier_->read(away(op).room, to, op.outputs()[0]->size, reader);
 }
 
-void Swap::fill(Op& op, at::DataPtr memory, Nanos took) {
+void Swap::fill(Op& op, at::DataPtr memory) {
   Value& value = *op.outputs()[0];
   Block* block = memory_.adopt(memory.get(), value.size);
   memory.release_context();
   storages_.fill(value, block);
   stats_.in += value.size;
   ++stats_.reloads;
-  stats_.spent += took;
 }
 
-void Swap::forget(Op& op) { file_->give_back(away(op).place); }
+void Swap::forget(Op& op) { tier_->give_back(away(op).room); }
 
 void Swap::close() {
   stats_ = stats();
-  file_.reset();
+  tier_.reset();
 }
 
 SwapStats Swap::stats() const {
   SwapStats found = stats_;
-  if (!file_) return found;
-  found.capacity = file_->capacity();
-  found.reserved = file_->used();
+  if (!tier_) return found;
+  found.capacity = tier_->capacity();
+  found.reserved = tier_->used();
+  found.times = tier_->times();
   return found;
 }
 

@@ -1,15 +1,15 @@
-// Values that go to a file and come back from it. Movable are those that no operator can make
+// Values that go to a second tier of memory (tier.h), a file or a device's host, and come back. Movable are those that no operator can make
 // again: gradients, the state of an optimizer, results of operators that are not recorded. What can
 // be recomputed becomes movable as it is evicted, where it takes longer to recompute.
 //
 // A movable value has a recipe like any other, an Op::reload. It reads nothing, its cost is that of
-// the transfer, and to run it brings the bytes back from the file. So the engine chooses between
+// the transfer, and to run it brings the bytes back. So the engine chooses between
 // dropping and swapping by the score that it has. The bytes are written when the value is first
 // evicted; from then on they are there, and another eviction costs nothing. A value never changes:
 // what the program writes is constant while it is written, and a new value afterwards.
 //
-// Each movable value has its place in the file while it lives, in memory or not, so that an eviction
-// never finds the file full. Where there is no place, a value stays what it would be without swap.
+// Each movable value has its room in the tier while it lives, in memory or not, so that an eviction
+// never finds the tier full. Where there is no room, a value stays what it would be without swap.
 //
 // The engine's lock is held in all calls but those that say otherwise.
 
@@ -17,9 +17,9 @@
 
 #include <memory>
 
+#include "dtr_alloc/csrc/tier.h"
 #include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/live/storage_table.h"
-#include "runtime/csrc/live/swap_file.h"
 
 namespace dtr {
 
@@ -27,40 +27,34 @@ struct SwapStats {
   Bytes capacity = 0, reserved = 0;
   Bytes out = 0, in = 0;  // Written and read so far.
   std::int64_t reloads = 0;
-  Nanos spent = 0ns;
+  Tier::Times times;
 };
 
 class Swap {
  public:
   // `repeatable`: a transfer costs its bytes instead of its time. `always`: it costs less than any
   // recomputation, for tests.
-  Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_ptr<SwapFile> file,
-       bool repeatable, bool always)
-      : engine_(engine),
-        memory_(memory),
-        storages_(storages),
-        file_(std::move(file)),
-        transfer_{.nanoseconds_per_byte = always       ? 0
-                                          : repeatable ? 2
-                                                       : file_->nanoseconds_per_byte(),
-                  .smallest = always ? 1 : kSmallestMoved} {}
+  Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_ptr<Tier> tier,
+       bool repeatable, bool always);
 
-  // The content of an ordinary storage of this session's memory may go to the file from now on.
+  // The content of an ordinary storage of this session's memory may go to the tier from now on.
   // Returns null where it may not.
   Value* adopt(c10::StorageImpl* storage);
-  // The recipe of what has a place in the file. Null where there is none.
+  // The recipe of what has room in the tier. Null where there is none.
   Op* place_for(Bytes bytes);
   const Transfer& transfer() const { return transfer_; }
-  // Writes a resident value. False where the file has it already. Throws what the file throws.
+  // Writes a resident value. False where the tier has it already. Throws what the tier throws.
   bool store(Value& value);
+  void let_overwrite() { tier_->let_overwrite(); }  // What was stored, where it lay.
   // Reads the output of an Op::reload, which nobody else can evict meanwhile, into memory of its
-  // size. Needs no lock. Returns the time that it took.
-  Nanos read(Op& op, void* to) const;
-  void fill(Op& op, at::DataPtr memory, Nanos took);  // It is back, in that memory.
+  // size, for work of a stream. The memory is allocated for arrives_on() of it. Needs no lock.
+  void read(Op& op, void* to, Stream reader) const;
+  Stream arrives_on(Stream reader) const { return tier_->arrives_on(reader); }
+  void fill(Op& op, at::DataPtr memory);  // It is back, in that memory.
   void forget(Op& op);
 
   SwapStats stats() const;
-  void close();  // Gives the disk its room back. There are no values any more.
+  void close();  // Gives the tier back. There are no values any more.
 
  private:
   struct Away;  // What an Op::reload has for a payload.
@@ -69,7 +63,7 @@ class Swap {
   Engine& engine_;
   Memory& memory_;
   StorageTable& storages_;
-  std::unique_ptr<SwapFile> file_;
+  std::unique_ptr<Tier> tier_;
   const Transfer transfer_;
   SwapStats stats_;
 };

@@ -21,6 +21,18 @@ namespace {
 constexpr char kOtherFolder[] =
     "give swap_dir a folder of a local disk that has the room and can be written";
 
+// Adds what passes while it lives.
+class Timer {
+ public:
+  explicit Timer(std::atomic<std::int64_t>& sum) : sum_(sum) {}
+  ~Timer() { sum_ += std::chrono::nanoseconds(Clock::now() - begin_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::atomic<std::int64_t>& sum_;
+  const Clock::time_point begin_ = Clock::now();
+};
+
 int open_nameless(const std::string& folder) {
 #ifdef O_TMPFILE
   const int file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -45,8 +57,7 @@ SwapFile::SwapFile(const std::string& folder, Bytes asked)
       fail("swap of " + std::to_string(bytes) + " bytes cannot be reserved in " + folder, error,
            kOtherFolder);
     }
-    places_owner_ = Pool::create(make_virtual_arena(bytes), bytes);
-    places_ = places_owner_->pool();
+    rooms_ = Pool::create(make_virtual_arena(bytes), bytes);
     measure();
   } catch (...) {
     ::close(file_);
@@ -56,12 +67,11 @@ SwapFile::SwapFile(const std::string& folder, Bytes asked)
 
 SwapFile::~SwapFile() { ::close(file_); }
 
-SwapFile::Place* SwapFile::reserve(Bytes bytes) { return places_->allocate(bytes, Fit::kBeyond); }
-
-void SwapFile::write(const Place& place, const void* from, Bytes bytes) {
+void SwapFile::write(Room& room, const void* from, Bytes bytes) {
+  const Timer timer(busy_);
   const char* data = static_cast<const char*>(from);
   for (Bytes done = 0; done < bytes;) {
-    const ssize_t wrote = ::pwrite(file_, data + done, bytes - done, place.offset + done);
+    const ssize_t wrote = ::pwrite(file_, data + done, bytes - done, room.block->offset + done);
     if (wrote > 0) {
       done += wrote;
     } else if (wrote == 0 || errno != EINTR) {
@@ -73,10 +83,11 @@ void SwapFile::write(const Place& place, const void* from, Bytes bytes) {
   }
 }
 
-void SwapFile::read(const Place& place, void* to, Bytes bytes) const {
+void SwapFile::read(const Room& room, void* to, Bytes bytes, Stream) {
+  const Timer timer(busy_);
   char* data = static_cast<char*>(to);
   for (Bytes done = 0; done < bytes;) {
-    const ssize_t got = ::pread(file_, data + done, bytes - done, place.offset + done);
+    const ssize_t got = ::pread(file_, data + done, bytes - done, room.block->offset + done);
     if (got > 0) {
       done += got;
     } else if (got == 0 || errno != EINTR) {
@@ -88,17 +99,15 @@ void SwapFile::read(const Place& place, void* to, Bytes bytes) const {
 }
 
 void SwapFile::measure() {
-  using Clock = std::chrono::steady_clock;
   const Bytes bytes = std::min<Bytes>(Bytes{1} << 20, capacity());
   std::vector<char> buffer(bytes);
-  Place* place = reserve(bytes);
-  write(*place, buffer.data(), bytes);  // The first write finds no page there.
-  const Clock::time_point begin = Clock::now();
-  write(*place, buffer.data(), bytes);
-  read(*place, buffer.data(), bytes);
-  const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
-  give_back(place);
-  nanoseconds_per_byte_ = took.count() / static_cast<double>(bytes);
+  Room room = reserve(bytes);
+  write(room, buffer.data(), bytes);  // The first write finds no page there.
+  busy_ = 0;
+  write(room, buffer.data(), bytes);
+  read(room, buffer.data(), bytes, 0);
+  give_back(room);
+  speed_.nanoseconds_per_byte = static_cast<double>(busy_.exchange(0)) / static_cast<double>(bytes);
 }
 
 }  // namespace dtr

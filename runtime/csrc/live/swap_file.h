@@ -9,41 +9,36 @@
 
 #pragma once
 
+#include <atomic>
 #include <string>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/csrc/tier.h"
 
 namespace dtr {
 
-class SwapFile {
+class SwapFile final : public Tier {
  public:
   // A file of so many bytes, rounded up to granules, in `folder`. Throws std::runtime_error with a
   // text that says what to do where the system refuses.
   SwapFile(const std::string& folder, Bytes asked);
-  ~SwapFile();
-  SwapFile(const SwapFile&) = delete;
-  SwapFile& operator=(const SwapFile&) = delete;
+  ~SwapFile() override;
 
-  using Place = Block;
-  Place* reserve(Bytes bytes);  // Null where the file is full.
-  void give_back(Place* place) { places_->free(place); }
-  // Throw std::runtime_error where the system fails to, with nothing else changed.
-  void write(const Place& place, const void* from, Bytes bytes);
-  void read(const Place& place, void* to, Bytes bytes) const;
+  Room reserve(Bytes bytes) override { return {.block = rooms_->allocate(bytes, Fit::kBeyond)}; }
+  void give_back(Room& room) override { rooms_->free(room.block); }
+  void write(Room& room, const void* from, Bytes bytes) override;
+  void read(const Room& room, void* to, Bytes bytes, Stream) override;
 
-  Bytes capacity() const { return places_->budget(); }
-  Bytes used() const { return places_->live(); }
-  // What a byte took to be written and read again, when the file was made.
-  double nanoseconds_per_byte() const { return nanoseconds_per_byte_; }
+  Bytes capacity() const override { return rooms_->budget(); }
+  Bytes used() const override { return rooms_->live(); }
+  Times times() override { return {Nanos{busy_}, Nanos{busy_}}; }
 
  private:
   void measure();
 
   const std::string folder_;
   int file_ = -1;
-  Memory::Handle places_owner_;
-  Pool* places_ = nullptr;
-  double nanoseconds_per_byte_ = 0;
+  Pool::Handle rooms_;
+  std::atomic<std::int64_t> busy_ = 0;  // Nanoseconds.
 };
 
 }  // namespace dtr

@@ -61,17 +61,19 @@ void Session::close_swap() {
 
 void Session::reload(Op& op, Lock& lock) {
   const auto bytes = static_cast<std::size_t>(op.outputs()[0]->size);
+  const Stream reader = device_.current_stream();
   at::DataPtr memory;
-  Nanos at = 0ns, took = 0ns;
+  Nanos at = 0ns;
   {
     const InReplay replaying;
     Unlocked open(lock);
-    memory = device_.ordinary(allocate(bytes, device_.current_stream()));
+    memory = device_.ordinary(allocate(bytes, swap_->arrives_on(reader)));
     RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
     at = EventLog::now();
-    took = swap_->read(op, memory.get());
+    swap_->read(op, memory.get(), reader);
   }
-  swap_->fill(op, std::move(memory), took);
+  swap_->fill(op, std::move(memory));
+  if (memory_->many_streams()) memory_->spread_stream(reader);
   if (!events_.keeps()) return;
   events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
 }
@@ -83,7 +85,10 @@ void Session::store(Value& value) {
 }
 
 void Session::let_write(Value& value, c10::StorageImpl& storage) {
-  if (value.movable() && value.uses) store(value);
+  if (value.movable() && value.uses) {
+    store(value);
+    swap_->let_overwrite();
+  }
   storages_.let_write(value, storage);
 }
 

@@ -71,6 +71,14 @@ bool accessible(Pointer address, std::size_t size) {
   return false;
 }
 
+bool page_locked(const void* begin, std::size_t size) {
+  const Pointer address = reinterpret_cast<Pointer>(begin);
+  const auto after = world.registered.upper_bound(address);
+  if (after == world.registered.begin()) return false;
+  const auto [first, bytes] = *std::prev(after);
+  return address + size <= first + bytes;
+}
+
 void forget_memory() {
   for (const auto& [address, size] : world.reservations) munmap(pointer(address), size);
   for (const auto& [physical, allocation] : world.allocations) {

@@ -92,8 +92,8 @@ using namespace fake_cuda;
 FAKE Result cuMemHostRegister_v2(void* begin, std::size_t size, unsigned flags) {
   ENTER(cuMemHostRegister_v2);
   INSIST(!current.empty(), kInvalidContext);
-  INSIST(size > 0 && flags == (dtr::cuda::kHostPortable | dtr::cuda::kHostDeviceMap),
-         kInvalidValue);
+  constexpr unsigned kKnown = dtr::cuda::kHostPortable | dtr::cuda::kHostDeviceMap;
+  INSIST(size > 0 && (flags & ~kKnown) == 0, kInvalidValue);
   const Pointer address = reinterpret_cast<Pointer>(begin);
   auto next = world.registered.lower_bound(address);
   if (next != world.registered.end() && next->first < address + size) return kAlreadyRegistered;

@@ -39,6 +39,10 @@ void each_byte(const Operation& operation, const std::function<bool(unsigned cha
   }
 }
 
+bool reachable(Pointer address, std::size_t size) {
+  return accessible(address, size) || page_locked(pointer(address), size);
+}
+
 void perform(const Operation& operation) {
   switch (operation.kind) {
     case Operation::kRecord:
@@ -51,8 +55,8 @@ void perform(const Operation& operation) {
     case Operation::kKernel:
       return least_of_tiles(operation.launch);
     case Operation::kCopy:
-      if (!accessible(operation.address, operation.size) ||
-          !accessible(operation.from, operation.size)) {
+      if (!reachable(operation.address, operation.size) ||
+          !reachable(operation.from, operation.size)) {
         return fault(operation, "touched memory that is not there");
       }
       std::memmove(pointer(operation.address), pointer(operation.from), operation.size);
@@ -206,6 +210,8 @@ FAKE Result cuEventRecord(Event event, StreamHandle stream) {
   if (at->second->stamps && !world.running.empty() && ++world.running.back().stamps == 2) {
     launch(stream);
   }
+  // Who waits for an earlier recording goes on waiting for that one.
+  at->second = std::make_shared<EventState>(EventState{.stamps = at->second->stamps});
   return submit(
       stream, {.kind = Operation::kRecord, .event = at->second, .version = ++at->second->recorded});
 }
@@ -248,6 +254,28 @@ FAKE Result cuEventElapsedTime(float* milliseconds, Event first, Event last) {
 FAKE Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t size, StreamHandle stream) {
   ENTER(cuMemcpyDtoDAsync_v2);
   return submit(stream, {.kind = Operation::kCopy, .address = to, .size = size, .from = from});
+}
+
+// A copy to or from memory that is not page-locked would keep the host waiting.
+FAKE Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, std::size_t size, StreamHandle stream) {
+  ENTER(cuMemcpyDtoHAsync_v2);
+  INSIST(page_locked(to, size), kInvalidValue);
+  return submit(stream, {.kind = Operation::kCopy,
+                         .address = reinterpret_cast<Pointer>(to),
+                         .size = size,
+                         .from = from,
+                         .takes = time_on_the_bus(size)});
+}
+
+FAKE Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t size,
+                                 StreamHandle stream) {
+  ENTER(cuMemcpyHtoDAsync_v2);
+  INSIST(page_locked(from, size), kInvalidValue);
+  return submit(stream, {.kind = Operation::kCopy,
+                         .address = to,
+                         .size = size,
+                         .from = reinterpret_cast<Pointer>(from),
+                         .takes = time_on_the_bus(size)});
 }
 
 FAKE Result cuMemsetD8Async(Pointer address, unsigned char value, std::size_t size,

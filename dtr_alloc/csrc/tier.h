@@ -1,0 +1,67 @@
+// A second tier of memory: where the bytes of tensors go when there is no room for them. There are
+// two: a file, for tensors on the host (live/swap_file.h), and the host's page-locked memory, for
+// those of a CUDA device (cuda/host_tier.cpp).
+//
+// A copy of a device is only given to a stream. Its order among other work is the tier's business:
+// a write comes after all that uses the block so far, and who frees the block may do so at once; work
+// that the stream `reader` is given after a read finds the bytes there. On the host a call returns
+// when all is done.
+
+#pragma once
+
+#include <memory>
+
+#include "dtr_alloc/csrc/pool.h"
+
+namespace dtr {
+
+class Tier {
+ public:
+  virtual ~Tier() = default;
+  Tier() = default;
+  Tier(const Tier&) = delete;
+  Tier& operator=(const Tier&) = delete;
+
+  // Room for the bytes of one tensor.
+  struct Room {
+    Block* block = nullptr;   // Null where the tier is full.
+    void* written = nullptr;  // On a device: the event after the copy.
+  };
+  virtual Room reserve(Bytes bytes) = 0;
+  virtual void give_back(Room& room) = 0;
+
+  // Throw std::runtime_error where the system or the driver fails to, with nothing else changed.
+  // What is written is the start of a live block; what is read goes to one that was allocated for
+  // work of `arrives_on(reader)`. A read may run beside any other call, but not one of its room.
+  virtual void write(Room& room, const void* from, Bytes bytes) = 0;
+  virtual void read(const Room& room, void* to, Bytes bytes, Stream reader) = 0;
+  virtual Stream arrives_on(Stream reader) const { return reader; }
+  // What was written may be overwritten where it lay: work of any stream comes after the copies.
+  virtual void let_overwrite() {}
+
+  virtual Bytes capacity() const = 0;
+  virtual Bytes used() const = 0;
+
+  // To write and to read, as measured when the tier was made.
+  struct Speed {
+    double nanoseconds_per_byte = 0;
+    Nanos latency = 0ns;
+  };
+  Speed speed() const { return speed_; }
+
+  struct Times {
+    Nanos busy = 0ns;    // Of transfers so far.
+    Nanos waited = 0ns;  // Of it, what other work waited for.
+  };
+  virtual Times times() = 0;
+
+ protected:
+  Speed speed_;
+};
+
+// The host's memory for what lies in the pool of a CUDA device: page-locked now, all of it, and by
+// preference on the device's own NUMA node. The pool must live longer. Throws std::runtime_error
+// that says what to do where the driver or the machine refuses; nothing has then changed.
+std::unique_ptr<Tier> make_host_tier(Pool& memory, int device, Bytes bytes);
+
+}  // namespace dtr

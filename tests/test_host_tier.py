@@ -1,0 +1,390 @@
+"""The host's page-locked memory as a second tier of a device's, on the fake driver.
+
+First the tier alone, whose streams a test runs in any order; then the runtime above it, with CPU
+tensors on the fake device's memory.
+"""
+
+import gc
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtr_alloc
+from dtr_alloc import _core
+from dtr_alloc.pool import Pool
+from dtr_alloc.runtime._testing import instrumented
+from dtr_alloc.runtime.scope import rematerialize
+from dtr_alloc.runtime.session import Session
+from tests.cuda_pools import Blocks, start
+from tests.exactness import run, same
+from tests.fake_cuda.driver import PAGE, FakeCuda
+from tests.test_session_on_cuda import batch_norms, checkpointed, mlp
+
+COPIES = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"]
+AT_THE_START = ["cuMemHostRegister_v2", "cuStreamCreateWithPriority", "cuStreamSynchronize"]
+NEW = [*COPIES, *AT_THE_START]
+SIZES = (16 << 10, 64 << 10, PAGE // 2, PAGE)  # The fake driver looks at every 16 KiB.
+
+
+class Tiered:
+    """Blocks of a pool that go to the tier and come back, with the value that each holds."""
+
+    def __init__(self, cuda: FakeCuda, pages: int, bytes: int) -> None:
+        self.blocks, *self.streams = start(cuda, pages)
+        self.cuda = cuda
+        self.tier = _core.HostTier(self.blocks.pool._core, 0, bytes)
+        self.away: list[tuple[int, int, int]] = []
+
+    def evict(self, address: int) -> bool:
+        size, value, _ = self.blocks.held[address]
+        room = self.tier.reserve(size)
+        if room is None:
+            return False
+        self.tier.write(room, address, size)
+        self.away.append((room, size, value))
+        del self.blocks.held[address]
+        self.blocks.pool.free(address)
+        self.blocks.pool.check()
+        return True
+
+    def reload(self, at: int, reader: int, keep: bool = False) -> int:
+        """`keep`: the tier keeps the bytes as well."""
+        room, size, value = self.away[at]
+        address = self.blocks.pool.allocate(size, stream=self.tier.arrives_on(reader))
+        self.tier.read(room, address, size, reader)
+        self.cuda.expect(address, size, value, reader)
+        self.blocks.held[address] = (size, value, reader)
+        if not keep:
+            del self.away[at]
+            self.tier.give_back(room)
+        return address
+
+
+def test_what_was_evicted_comes_back_as_it_was(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=2, bytes=PAGE)
+    a, b, _ = tiered.streams
+    address = tiered.blocks.allocate(PAGE, a)
+    assert tiered.evict(address)
+    assert tiered.tier.used() == PAGE
+    tiered.blocks.allocate(2 * PAGE, b)  # In its place.
+    cuda.finish()
+    tiered.blocks.free(next(iter(tiered.blocks.held)))
+    tiered.reload(0, b)
+    assert tiered.tier.used() == 0
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def random_run(cuda: FakeCuda, seed: int, pages: int = 3, rooms: int = 4 * PAGE) -> None:
+    rng = random.Random(seed)
+    tiered = Tiered(cuda, pages, rooms)
+    blocks, copies = tiered.blocks, [tiered.tier.arrives_on(0)]
+    for _ in range(120):
+        kind = rng.random()
+        if kind < 0.25:
+            with suppress(torch.OutOfMemoryError):
+                blocks.allocate(rng.choice(SIZES), rng.choice(tiered.streams))
+        elif kind < 0.4 and blocks.held:
+            tiered.evict(rng.choice(sorted(blocks.held)))
+        elif kind < 0.6 and tiered.away:
+            at = rng.randrange(len(tiered.away))
+            with suppress(torch.OutOfMemoryError):
+                tiered.reload(at, rng.choice(tiered.streams), keep=rng.random() < 0.5)
+        elif kind < 0.7 and blocks.held:
+            blocks.free(rng.choice(sorted(blocks.held)))
+        elif kind < 0.75 and blocks.held:
+            blocks.use(rng.choice(sorted(blocks.held)), rng.choice(tiered.streams))
+        elif kind < 0.78:
+            blocks.pool.trim()
+        else:
+            for _ in range(rng.randrange(6)):
+                cuda.step(rng.choice([*tiered.streams, *copies]))
+    cuda.finish()
+    blocks.pool.check()
+
+
+@pytest.mark.parametrize("missing", ["", "cuStreamWaitEvent"])
+def test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else(
+    cuda: FakeCuda, missing: str
+) -> None:
+    for seed in range(30):
+        if missing:
+            cuda.drop(missing)
+        random_run(cuda, seed)
+    assert bool(cuda.faults()) == bool(missing)
+
+
+def test_a_full_tier_has_no_room(cuda: FakeCuda) -> None:
+    tier = _core.HostTier(Pool(2 * PAGE, "cuda")._core, 0, PAGE)
+    room = tier.reserve(PAGE)
+    assert room is not None
+    assert tier.reserve(512) is None
+    tier.give_back(room)
+    assert tier.reserve(512) is not None
+
+
+def test_a_room_is_written_anew_only_after_it_was_read(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=4, bytes=PAGE)  # The tier has room for one.
+    a, b, _ = tiered.streams
+    tiered.evict(tiered.blocks.allocate(PAGE, a))
+    other = tiered.blocks.allocate(PAGE, b)
+    tiered.reload(0, a)  # Its copy has not run, and its room is another's by now.
+    assert tiered.evict(other)
+    cuda.drain(b)
+    tiered.reload(0, b)
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def test_who_overwrites_what_was_stored_waits_for_the_copy(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=2, bytes=PAGE)
+    a, _, _ = tiered.streams
+    address = tiered.blocks.allocate(PAGE, a)
+    room = tiered.tier.reserve(PAGE)
+    assert room is not None
+    tiered.tier.write(room, address, PAGE)
+    tiered.tier.let_overwrite()
+    cuda.write(address, PAGE, 77, a)
+    cuda.drain(a)
+    tiered.away.append((room, PAGE, tiered.blocks.held.pop(address)[1]))
+    tiered.reload(0, a)
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def test_others_never_wait_for_copies_that_are_not_theirs(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=4, bytes=4 * PAGE)
+    a, b, _ = tiered.streams
+    evicted = tiered.blocks.allocate(PAGE, a)
+    tiered.blocks.allocate(PAGE, b)
+    cuda.finish()
+    tiered.evict(evicted)
+    tiered.blocks.pool._core.gather_streams(b)
+    cuda.drain(a)
+    cuda.drain(b)
+    assert cuda.queued(a) == cuda.queued(b) == 0  # The copy has not run.
+    cuda.finish()
+
+
+def test_times_tell_how_long_the_bus_was_busy_and_who_waited(cuda: FakeCuda) -> None:
+    cuda.timed()
+    pool = Pool(4 * PAGE, "cuda")
+    stream = cuda.stream()
+    tier = _core.HostTier(pool._core, 0, 2 * PAGE)
+    per_byte, latency = tier.speed()
+    assert per_byte == pytest.approx(2 / 25, rel=0.1)
+    assert 0 < latency < 100_000
+    bus = PAGE // 25
+    for ahead, waits in ((0, True), (10 * bus, False)):
+        before = tier.times()
+        address, room = pool.allocate(PAGE, stream=stream), tier.reserve(PAGE)
+        assert room is not None
+        tier.write(room, address, PAGE)
+        cuda.host_works(4 * bus)
+        cuda.work(ahead, stream)  # That the device is still busy with when the copy is given.
+        back = pool.allocate(PAGE, stream=tier.arrives_on(stream))
+        tier.read(room, back, PAGE, stream)
+        cuda.host_works(20 * bus)
+        busy, waited = (after - b for after, b in zip(tier.times(), before, strict=True))
+        assert busy == pytest.approx(2 * bus, rel=0.05)
+        assert waited == pytest.approx(bus if waits else 0, rel=0.1, abs=5_000)
+        tier.give_back(room)
+        pool.free(back)
+        pool.free(address)
+    assert cuda.faults() == []
+
+
+# ---- The runtime above it
+
+WIDTH, LAYERS, ROWS = 128, 6, 32
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)))
+
+
+def train(model: nn.Module, steps: int = 3, **options: Any) -> list[Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+    for step in range(steps):
+        torch.manual_seed(step)
+        model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = [entry for one in optimizer.state.values() for entry in one.values()]
+    return [*model.parameters(), *(entry for entry in state if isinstance(entry, Tensor))]
+
+
+def equal(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def needed(**options: Any) -> int:
+    """What gradients and the optimizer's state take, without a swap."""
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        kept = train(network(), **options)
+        taken = session.stats().live_bytes
+    del kept
+    return taken
+
+
+def on_device(budget: int | str, **mode: Any) -> Any:
+    return instrumented(on_cuda=True, **mode), rematerialize(
+        budget, swap="64MiB", thrash_limit=0
+    )
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "tensor by tensor": {"foreach": False},
+    "in lists": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_trains_in_less_than_its_state(cuda: FakeCuda, kind: str) -> None:
+    expected = train(network(), **OPTIMIZERS[kind])
+    budget = needed(**OPTIMIZERS[kind]) * 2 // 3
+    model = network()
+    mode, scope = on_device(budget)
+    with mode, scope as session:
+        assert equal(train(model, **OPTIMIZERS[kind]), expected)
+        session.check()
+    stats = session.stats()
+    assert stats.peak_bytes <= budget
+    assert stats.swapped_in_bytes > 0
+    assert cuda.faults() == []
+
+
+@pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
+def test_results_are_those_of_plain_torch_where_all_goes_out_and_in(
+    cuda: FakeCuda, program: Any
+) -> None:
+    expected = run(program)
+    mode, scope = on_device("64MiB", swap_always=True)
+    with mode, scope as session:
+        found = run(program)
+        assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+        session.check()
+    assert session.stats().swapped_in_bytes > 0
+    assert cuda.faults() == []
+
+
+def test_nothing_is_page_locked_after_the_start_and_the_host_never_waits(cuda: FakeCuda) -> None:
+    budget = needed() * 2 // 3
+    mode, scope = on_device(budget)
+    with mode, scope as session:
+        model = network()
+        registered = cuda.calls("cuMemHostRegister_v2")
+        waits = [cuda.calls(f"cu{what}Synchronize") for what in ("Stream", "Event", "Ctx")]
+        train(model)
+        assert session.stats().swapped_in_bytes > 0
+        assert cuda.calls("cuMemHostRegister_v2") == registered == 1
+        assert waits == [cuda.calls(f"cu{what}Synchronize") for what in ("Stream", "Event", "Ctx")]
+        del model
+
+
+def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
+    cuda: FakeCuda,
+) -> None:
+    one, other = cuda.stream(), cuda.stream()
+    try:
+        mode, scope = on_device("64MiB")
+        with mode, scope as session:
+            _core.set_host_stream(one)
+            made = torch.empty(1 << 16).fill_(3)
+            gradient = torch.ones(1 << 16).requires_grad_()
+            (gradient * made).sum().backward()
+            assert gradient.grad is not None
+            expected = gradient.grad.clone()
+            _core.set_host_stream(other)
+            gradient.grad.sum()
+            assert dtr_alloc.evict(gradient.grad)
+            waits = cuda.calls("cuStreamWaitEvent")
+            dtr_alloc.materialize(gradient.grad)
+            # The copy for its bytes and for its new place; this stream for the copy; the first
+            # stream for this one.
+            assert cuda.calls("cuStreamWaitEvent") == waits + 4
+            assert torch.equal(gradient.grad, expected)
+            session.check()
+            del made, gradient, expected
+    finally:
+        _core.set_host_stream(0)
+        cuda.destroy_stream(one)
+        cuda.destroy_stream(other)
+
+
+def trained_within(budget: int) -> Session:
+    expected = train(network())
+    model = network()
+    mode, scope = on_device(budget)
+    with mode, scope as session:
+        assert equal(train(model), expected)
+        session.check()
+    return session
+
+
+@pytest.mark.parametrize("call", AT_THE_START)
+def test_a_start_that_fails_says_so_and_leaves_nothing_behind(cuda: FakeCuda, call: str) -> None:
+    budget = needed() * 2 // 3
+    for after in range({"cuStreamCreateWithPriority": 2, "cuStreamSynchronize": 4}.get(call, 1)):
+        cuda.fail(call, after)
+        with pytest.raises(RuntimeError, match=f"{call} failed"):
+            trained_within(budget)
+        gc.collect()
+        assert cuda.pending_failures() == 0
+        assert cuda.held() == {}
+        assert cuda.count("streams") == 1
+    trained_within(budget)
+
+
+def test_memory_that_cannot_be_locked_is_named(cuda: FakeCuda) -> None:
+    cuda.fail("cuMemHostRegister_v2", code=2)
+    with pytest.raises(RuntimeError, match=r"swap of 67108864 bytes cannot be page-locked: .*less"):
+        trained_within(1 << 20)
+
+
+@pytest.mark.parametrize("call", [*COPIES, "cuEventRecord", "cuStreamWaitEvent"])
+def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(cuda: FakeCuda, call: str) -> None:
+    for after in range(12):
+        mode, scope = on_device("64MiB")
+        with mode, scope as session:
+            parameter = torch.ones(1 << 16).requires_grad_()
+            (parameter * torch.arange(float(1 << 16))).sum().backward()
+            gradient = parameter.grad
+            assert gradient is not None
+            expected = gradient.clone()
+            cuda.fail(call, after)
+            failed = 0
+            for act in [dtr_alloc.evict, dtr_alloc.materialize] * 3:
+                while True:
+                    try:
+                        act(gradient)
+                        break
+                    except RuntimeError as error:
+                        assert f"{call} failed" in str(error)
+                        failed += 1
+            assert failed <= 1
+            assert torch.equal(gradient, expected)
+            session.check()
+            del gradient, expected, parameter
+        del session, scope
+        gc.collect()
+        assert cuda.held() == {}
+        if cuda.pending_failures():
+            break
+    assert after > 0
+    assert cuda.faults() == []
+
+
+def test_a_summary_tells_what_was_hidden(cuda: FakeCuda) -> None:
+    budget = needed() * 2 // 3
+    session = trained_within(budget)
+    stats = session.stats()
+    assert stats.swap_ns > 0
+    assert stats.swap_waited_ns >= 0
+    assert "swapped out" in session.summary()
