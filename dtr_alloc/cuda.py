@@ -24,6 +24,7 @@ from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Scorer, native_score
 from dtr_alloc.runtime.scope import Memory, check_thrash_limit, serve
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.steps import Steps
+from dtr_alloc.runtime.swapping import host_swap
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def allocator(
     recordable: Iterable[str] = (),
     rdma: bool = False,
     exportable: bool = False,
+    swap: int | str | None = None,
 ) -> Allocator:
     """The allocator for `torch.cuda.memory.change_current_allocator`.
 
@@ -190,6 +192,10 @@ def allocator(
         exportable: Whether a POSIX file descriptor can name pages of it, for another process to
             map. NCCL and UCX ask for both where they register memory. A device that makes no such
             pages is an error at the first request for memory, and then nothing was reserved.
+        swap: Bytes, or a text such as ``"32GiB"``, of the host's memory for what nobody can
+            recompute (gradients, the state of an optimizer) and for what takes longer to recompute
+            than to copy. It is page-locked at the first request for memory, all of it; a machine
+            that refuses is an error then (docs/swap.md).
 
     Raises:
         TypeError, ValueError: An argument that is not understood. Nothing has changed then.
@@ -203,7 +209,7 @@ def allocator(
     if memory not in ("pool", "torch"):
         raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
     if memory == "torch":
-        _refuse_what_a_guest_lacks(rematerialize, heuristic, rdma, exportable)
+        _refuse_what_a_guest_lacks(rematerialize, heuristic, rdma, exportable, swap is not None)
     elif budget is None:
         raise ValueError(
             'budget None with memory="pool": the pool needs a size; give a budget, or take '
@@ -211,6 +217,7 @@ def allocator(
         )
     size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
     number = _device_number(device)
+    host = host_swap(swap, rematerialize=rematerialize, auto=heuristic == "auto")
     first = first_heuristic(heuristic)
     place = native_scorer(scorer)
     check_thrash_limit(thrash_limit)
@@ -253,6 +260,7 @@ def allocator(
         rdma=rdma,
         exportable=exportable,
         recordable=vouched,
+        swap=host,
     )
     steps = Steps()
     chooser = chooser_for(heuristic) if rematerialize else None
@@ -262,13 +270,14 @@ def allocator(
 
 
 def _refuse_what_a_guest_lacks(
-    rematerialize: bool, heuristic: str | Heuristic, rdma: bool, exportable: bool
+    rematerialize: bool, heuristic: str | Heuristic, rdma: bool, exportable: bool, swap: bool
 ) -> None:
     asked = {
         "rematerialize=False": not rematerialize,
         'heuristic="auto"': heuristic == "auto",
         "rdma=True": rdma,
         "exportable=True": exportable,
+        "swap": swap,
     }
     why = {
         "rematerialize=False": "a guest has nothing else to do",

@@ -1,8 +1,9 @@
 """Where tensors go that nobody can recompute, when memory is full: what `swap` and `swap_dir` mean.
 
 Gradients, the state of an optimizer and other results that are not recorded can only be kept. A
-budget below what they need runs when they may go to a file. It must lie on a disk of this machine:
-a network is slower than recomputing nearly always, and a file system in memory saves nothing.
+budget below what they need runs when they may go elsewhere. Tensors of a CUDA device go to the
+host's memory. Tensors of the host go to a file on a disk of this machine: a network is slower than
+recomputing nearly always, and a file system in memory saves nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from dtr_alloc.size import parse_size
+from dtr_alloc.size import format_size, parse_size
 
 _MOUNTS = Path("/proc/self/mounts")
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
@@ -53,6 +54,30 @@ def native_swap(
             "swap_anywhere=True"
         )
     return {"swap": size, "swap_folder": str(path)}
+
+
+def host_swap(swap: int | str | None, *, rematerialize: bool, auto: bool) -> int:
+    """The bytes of the host's memory that `allocator(swap=...)` asks for; 0 where it asks for none.
+
+    Raises:
+        TypeError, ValueError: the size is no size, or 0, or more than the machine has; or nothing
+            could be swapped.
+    """
+    if swap is None:
+        return 0
+    if not rematerialize or auto:
+        raise ValueError(
+            'swap goes with rematerialize=True and a heuristic other than "auto": a pool alone '
+            "moves nothing, and the simulations of the other know of no swap"
+        )
+    size = parse_size(swap, "swap", most=_LARGEST)
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size >= has:
+        raise ValueError(
+            f"swap of {format_size(size)} would page-lock all of this machine's memory, "
+            f"{format_size(has)}: ask for what it can spare"
+        )
+    return size
 
 
 def _file_system(path: Path) -> str:

@@ -29,6 +29,11 @@ def test_a_torch_without_cuda_is_told_what_is_missing() -> None:
         ({"budget": "1GiB", "heuristic": "best"}, "best"),
         ({"budget": "1GiB", "thrash_limit": -1}, "thrash_limit is -1"),
         ({"budget": "1GiB", "scorer": "gpu"}, "scorer 'gpu' is not one of"),
+        ({"budget": "1GiB", "swap": 0}, "swap 0 is not above zero"),
+        ({"budget": "1GiB", "swap": "15TiB"}, "would page-lock all of this machine's memory"),
+        ({"budget": "1GiB", "swap": "1GiB", "rematerialize": False}, "swap goes with rematerial"),
+        ({"budget": "1GiB", "swap": "1GiB", "heuristic": "auto"}, "swap goes with rematerialize"),
+        ({"budget": None, "swap": "1GiB", "memory": "torch"}, 'swap with memory="torch"'),
     ],
 )
 def test_an_argument_that_is_not_understood_changes_nothing(
@@ -176,6 +181,27 @@ def test_a_device_that_makes_no_such_memory_says_so_at_the_first_request(fake_dr
     assert error[0] == "RuntimeError"
     assert "CUDA device 0 makes no pages that a network card can reach" in error[1]
     assert later == 0
+
+
+@with_cuda
+def test_a_swap_is_page_locked_at_the_first_request_or_refused(fake_driver: str) -> None:
+    before, locked, error = tell(
+        """
+        import ctypes, os
+        driver = ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"])
+        allocator = swap(swap=16 * MIB)
+        before = driver.fakecuda_count(b"registered")
+        driver.fakecuda_fail(b"cuMemHostRegister_v2", ctypes.c_long(0), 2)
+        error = refused(lambda: allocator.allocate(4 * MIB))
+        allocator.allocate(4 * MIB)
+        print(json.dumps([before, driver.fakecuda_count(b"registered"), error]))
+        """,
+        fake_driver,
+    )
+    assert (before, locked) == (0, 1)
+    assert error[0] == "RuntimeError"
+    assert "swap of 16777216 bytes cannot be page-locked" in error[1]
+    assert "ask for less, or raise the limit (ulimit -l)" in error[1]
 
 
 @with_cuda

@@ -6,7 +6,7 @@ tensors on the fake device's memory.
 
 import gc
 import random
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from dtr_alloc.pool import Pool
 from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.scope import rematerialize
 from dtr_alloc.runtime.session import Session
-from tests.cuda_pools import Blocks, start
+from tests.cuda_pools import start
 from tests.exactness import run, same
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.test_session_on_cuda import batch_norms, checkpointed, mlp
@@ -118,6 +118,102 @@ def test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else(
     assert bool(cuda.faults()) == bool(missing)
 
 
+def clocked_run(cuda: FakeCuda, seed: int, late: bool = True) -> None:
+    """One stream with a clock. A use is noted when the stream has it; not `late`: before."""
+    rng = random.Random(seed)
+    tiered = Tiered(cuda, 3, 4 * PAGE)
+    blocks, stream = tiered.blocks, tiered.streams[0]
+    pool, copies = blocks.pool._core, tiered.tier.arrives_on(0)
+    pool.start_clock(stream)
+    for _ in range(150):
+        kind = rng.random()
+        address = rng.choice(sorted(blocks.held)) if blocks.held else None
+        if kind < 0.2:
+            with suppress(torch.OutOfMemoryError):
+                blocks.allocate(rng.choice(SIZES), stream)
+        elif kind < 0.35 and address is not None:
+            tiered.evict(address)
+        elif kind < 0.5 and tiered.away:
+            with suppress(torch.OutOfMemoryError):
+                tiered.reload(rng.randrange(len(tiered.away)), stream)
+        elif kind < 0.7 and address is not None:
+            if not late:
+                pool.note_use(address)
+                pool.tick()
+            size, value, _ = blocks.held[address]
+            cuda.expect(address, size, value, stream)
+            if late:
+                pool.note_use(address)
+        elif kind < 0.85:
+            pool.tick()
+        else:
+            for _ in range(rng.randrange(12)):
+                cuda.step(rng.choice([stream, copies]))
+    cuda.finish()
+    blocks.pool.check()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_copies_wait_for_the_last_use_that_was_noted(cuda: FakeCuda, late: bool) -> None:
+    for seed in range(60):
+        clocked_run(cuda, seed, late)
+    assert bool(cuda.faults()) != late
+
+
+def test_a_copy_passes_work_that_has_nothing_to_do_with_it(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=4, bytes=4 * PAGE)
+    stream, (copies, pool) = tiered.streams[0], (tiered.tier.arrives_on(0), tiered.blocks.pool)
+    pool._core.start_clock(stream)
+    for size in (PAGE, PAGE, 2 * PAGE):
+        pool._core.note_use(tiered.blocks.allocate(size, stream))
+    first, second, _ = sorted(tiered.blocks.held)
+    tiered.evict(first)
+    pool._core.tick()
+    cuda.finish()
+    cuda.expect(second, PAGE, 2, stream)  # This has not run.
+    tiered.reload(0, stream)
+    while cuda.step(copies):
+        pass
+    assert cuda.queued(copies) == 0
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def test_notes_survive_the_end_of_their_numbers(cuda: FakeCuda) -> None:
+    pool = Pool(4 * PAGE, "cuda")._core
+    stream, other = cuda.stream(), cuda.stream()
+    pool.start_clock(stream)
+    old, new = pool.allocate(PAGE, stream=stream), pool.allocate(PAGE, stream=stream)
+    assert old is not None
+    assert new is not None
+    pool.note_use(old)
+    for _ in range(70_000):  # There are 65,535 notes.
+        pool.tick()
+    cuda.manual()
+    cuda.write(new, PAGE, 1, stream)
+    pool.note_use(new)
+    pool.free(old)
+    pool.free(new)
+    pool.check()
+    again = pool.allocate(2 * PAGE, stream=other)
+    assert again is not None
+    cuda.write(again, 2 * PAGE, 2, other)
+    cuda.drain(other)
+    assert cuda.queued(other) > 0
+    pool.free(again)
+    cuda.finish()
+
+
+def test_a_clock_stops_when_a_second_stream_comes(cuda: FakeCuda) -> None:
+    pool = Pool(4 * PAGE, "cuda")._core
+    stream, other = cuda.stream(), cuda.stream()
+    pool.start_clock(stream)
+    pool.allocate(PAGE, stream=other)
+    before = cuda.calls("cuEventRecord")
+    pool.tick()
+    assert cuda.calls("cuEventRecord") == before
+
+
 def test_a_full_tier_has_no_room(cuda: FakeCuda) -> None:
     tier = _core.HostTier(Pool(2 * PAGE, "cuda")._core, 0, PAGE)
     room = tier.reserve(PAGE)
@@ -205,7 +301,8 @@ WIDTH, LAYERS, ROWS = 128, 6, 32
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)))
+    layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS))
+    return nn.Sequential(*layers)
 
 
 def train(model: nn.Module, steps: int = 3, **options: Any) -> list[Tensor]:
@@ -232,10 +329,10 @@ def needed(**options: Any) -> int:
     return taken
 
 
-def on_device(budget: int | str, **mode: Any) -> Any:
-    return instrumented(on_cuda=True, **mode), rematerialize(
-        budget, swap="64MiB", thrash_limit=0
-    )
+def on_device(
+    budget: int | str, **mode: Any
+) -> tuple[AbstractContextManager[None], AbstractContextManager[Session]]:
+    return instrumented(on_cuda=True, **mode), rematerialize(budget, swap="64MiB", thrash_limit=0)
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -288,6 +385,51 @@ def test_nothing_is_page_locked_after_the_start_and_the_host_never_waits(cuda: F
         del model
 
 
+@pytest.mark.parametrize("used_again", [False, True])
+def test_an_operator_s_use_is_noted_after_it_ran(cuda: FakeCuda, used_again: bool) -> None:
+    mode, scope = on_device("64MiB")
+    with mode, scope as session:
+        parameter = torch.ones(1 << 16).requires_grad_()
+        (parameter * 3).sum().backward()  # type: ignore[no-untyped-call]
+        gradient = parameter.grad
+        assert gradient is not None
+        gradient.sum()
+        x = torch.ones(8)
+        for _ in range(64):  # The clock ticks.
+            x = x + 1
+        if used_again:
+            gradient.sum()
+        before = cuda.calls("cuEventRecord")
+        dtr_alloc.evict(gradient)
+        # The copy's own, two that tell its time, one for whoever takes its place; and one behind
+        # the last use, if there is none yet.
+        assert cuda.calls("cuEventRecord") == before + 4 + used_again
+        session.check()
+        del parameter, gradient, x
+
+
+def test_memory_that_is_handed_out_is_copied_first(cuda: FakeCuda) -> None:
+    mode, scope = on_device("64MiB")
+    with mode, scope as session:
+        parameter = torch.ones(1 << 16).requires_grad_()
+        (parameter * 3).sum().backward()  # type: ignore[no-untyped-call]
+        gradient = parameter.grad
+        assert gradient is not None
+        twice = gradient * 2
+        expected = twice.clone()
+        cuda.manual()
+        gradient.data_ptr()
+        cuda.drain(0)
+        assert cuda.queued(0) > 0  # Whatever writes there now waits for the copy.
+        cuda.finish()
+        cuda.manual(False)
+        gradient.fill_(7)
+        dtr_alloc.evict(twice)
+        assert torch.equal(twice, expected)
+        session.check()
+        del parameter, gradient, twice, expected
+
+
 def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
     cuda: FakeCuda,
 ) -> None:
@@ -298,7 +440,7 @@ def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
             _core.set_host_stream(one)
             made = torch.empty(1 << 16).fill_(3)
             gradient = torch.ones(1 << 16).requires_grad_()
-            (gradient * made).sum().backward()
+            (gradient * made).sum().backward()  # type: ignore[no-untyped-call]
             assert gradient.grad is not None
             expected = gradient.grad.clone()
             _core.set_host_stream(other)
@@ -354,7 +496,7 @@ def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(cuda: FakeCuda, call:
         mode, scope = on_device("64MiB")
         with mode, scope as session:
             parameter = torch.ones(1 << 16).requires_grad_()
-            (parameter * torch.arange(float(1 << 16))).sum().backward()
+            (parameter * torch.arange(float(1 << 16))).sum().backward()  # type: ignore[no-untyped-call]
             gradient = parameter.grad
             assert gradient is not None
             expected = gradient.clone()

@@ -5,7 +5,8 @@ Planting them takes minutes, so few people do. A fault that no longer fits shows
 
 import pytest
 
-from tests.planted_faults import FAULTS, ROOT, Fault
+from tests.faults import FAULTS, Fault
+from tests.planted_faults import ROOT
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])

@@ -90,11 +90,16 @@ void Pool::retire_stream(Stream stream) {
 
 // The first backed hole that the stream may use without waiting.
 Node* Pool::ready_hole(Bytes size, std::int32_t user) {
-  if (quarantine_ == 0 && order_->met() > 1) order_->poll();  // One never waits for itself.
-  return holes_->best_fit(size, [&](const Node* hole) {
-    return order_->ready(hole->fence, user) &&
-           pages_->fits(pages_->touched(hole->offset, hole->offset + size));
-  });
+  const auto find = [&] {
+    return holes_->best_fit(size, [&](const Node* hole) {
+      return order_->ready(hole->fence, user) &&
+             pages_->fits(pages_->touched(hole->offset, hole->offset + size));
+    });
+  };
+  Node* const hole = find();
+  if (hole != nullptr || quarantine_ > 0 || order_->met() == 1) return hole;
+  order_->poll();
+  return find();
 }
 
 // The node that stays gets the fences of those that go.

@@ -90,6 +90,7 @@ void StreamOrder::tick() {
   if (clock_ == 0) return;
   try {
     record(streams_[clocked_]);
+    poll(streams_[clocked_]);
   } catch (const std::exception&) {
   }
 }
@@ -180,10 +181,12 @@ void StreamOrder::complete(State& state, Number number) {
 
 void StreamOrder::poll() {
   if (outstanding_ == 0) return;
-  for (State& state : streams_) {
-    while (!state.outstanding.empty() && events_->done(state.outstanding.front())) {
-      complete(state, state.done + 1);
-    }
+  for (State& state : streams_) poll(state);
+}
+
+void StreamOrder::poll(State& state) {
+  while (!state.outstanding.empty() && events_->done(state.outstanding.front())) {
+    complete(state, state.done + 1);
   }
 }
 

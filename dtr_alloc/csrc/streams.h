@@ -114,7 +114,7 @@ class StreamOrder {
   // A clock for the one stream that there is; it stops when another comes.
   void start_clock(std::int32_t stream);
   Note clock() const { return clock_; }  // Lock-free. 0: there is none.
-  void tick();  // An event that cannot be recorded is none.
+  void tick();                           // An event that cannot be recorded is none.
 
   // The stream is about to be destroyed: afterwards its name may be another stream's.
   void retire(Stream stream);
@@ -144,6 +144,7 @@ class StreamOrder {
   void wait(const Use& use, std::int32_t stream);
   void order(State& first, State& then);
   void complete(State& state, Number number);
+  void poll(State& state);
   void reach(State& state, Number number);  // Records the event of that number if it is the next.
   bool satisfied(const Use& use, std::int32_t stream) const;
   static Note note_of(Number number);

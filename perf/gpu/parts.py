@@ -15,6 +15,7 @@ PARTS = (
     Part("anchors", parts_speed.anchors, 420, "What does twice the batch cost, by each way?"),
     Part("batches", parts_speed.batches, 420, "How large a batch fits, by each way?"),
     Part("guest", parts_speed.guest, 240, "What does guest mode cost, and does 1.5x the card run?"),
+    Part("swap", parts_speed.swap, 300, "What does a swap to the host gain in little memory?"),
     Part("demo", parts_exact.demo, 180, "Are five small models exact at three budgets?"),
     Part("remap", parts_memory.remap, 60, "What does it cost to move a page?"),
     Part("allocators", parts_memory.allocators, 180, "How fast and how tight is each allocator?"),

@@ -23,13 +23,21 @@ def budget_of(eager: dict[str, Any], ratio: float) -> int:
     return persistent + int(ratio * max(peak - persistent, 0)) + (2 << 20)
 
 
-def compare(work: Work, model: str, extra: list[object], label: str, limit: float) -> None:
-    """Adds a result for eager and one for each budget."""
+def compare(
+    work: Work,
+    model: str,
+    extra: list[object],
+    label: str,
+    limit: float,
+    way: str = "dtr_alloc",
+    ratios: tuple[float | None, ...] = (None, *RATIOS),
+) -> Any:
+    """Adds a result for eager and one for each budget; returns eager's."""
     base = ["--model", model, "--device", work.device, *extra]
     eager = work.script(f"{label} eager", "train.py", *base, limit=limit)
     if "checksums" not in eager:
         work.add(f"{label} eager", eager, "")
-        return
+        return eager
     reference = eager.pop("checksums")
     seconds = min(eager["step_seconds"])
     work.add(f"{label} eager", eager, f"{seconds * 1e3:9.1f} ms a step, deterministic")
@@ -41,10 +49,10 @@ def compare(work: Work, model: str, extra: list[object], label: str, limit: floa
     differing = len(again.get("differing", []))
     line = f"differs from itself in {differing}, not compared" if differing else "the same again"
     work.add(f"{label} eager again", again, line if second is not None else "")
-    for ratio in (None, *RATIOS) if work.cuda else RATIOS[1:2]:
+    for ratio in ratios if work.cuda else ratios[-2:-1]:
         budget = [] if ratio is None else ["--memory", budget_of(eager, ratio)]
         name = f"{label} {'no limit' if ratio is None else f'budget {ratio:.1f}'}"
-        found = work.script(name, "train.py", *base, "--way", "dtr_alloc", *budget, limit=limit)
+        found = work.script(name, "train.py", *base, "--way", way, *budget, limit=limit)
         sums = found.pop("checksums", None)
         if sums is None:
             work.add(name, found, "")
@@ -52,6 +60,7 @@ def compare(work: Work, model: str, extra: list[object], label: str, limit: floa
         found["differing"] = [key for key, value in reference.items() if sums.get(key) != value]
         found["slowdown"] = min(found["step_seconds"]) / seconds
         work.add(name, found, f"x{found['slowdown']:6.2f}  {verdict(found, len(reference))}")
+    return eager
 
 
 def verdict(found: dict[str, Any], compared: int) -> str:

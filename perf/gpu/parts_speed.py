@@ -1,9 +1,10 @@
 """How fast is training in less memory than it wants, beside what else a user could do?
 
-Four questions. `gpt`: the same batch in 70, 50 and 30 % of the activations' memory. `anchors`:
+Five questions. `gpt`: the same batch in 70, 50 and 30 % of the activations' memory. `anchors`:
 one, two and three times the batch in the memory that stock needs for one, by each way (ways.py).
 `batches`: the largest batch in a fixed memory. `guest`: what guest mode costs where memory is
-plenty, and a step that needs one and a half times the memory. All in the mode in which people
+plenty, and a step that needs one and a half times the memory. `swap`: what a second tier on the
+host gains in little memory. All in the mode in which people
 train.
 """
 
@@ -15,6 +16,7 @@ import parts_exact
 from work import Work, trouble_of
 
 GIB = 1 << 30
+SWAP_RATIOS = (0.3, 0.2)
 ANCHORS = {"cuda": ("gpt1b", "resnet50", "bert-large"), "cpu": ("gpt-tiny", "resnet-tiny")}
 FIXED = {"cuda": 40 * GIB, "cpu": 24 << 20}  # Memory for the largest batch.
 BATCH_MODEL = {"cuda": "gpt1b", "cpu": "gpt-tiny"}
@@ -86,6 +88,40 @@ def gpt(work: Work) -> None:
         budget = parts_exact.budget_of(eager | fixed, ratio)
         name = f"{model} speed budget {ratio:.1f}"
         speed(work, name, model, "dtr_alloc", "--memory", budget, limit=60)
+
+
+def swap(work: Work) -> None:
+    """Exact with a swap in little memory; then the same budgets with and without it at full speed.
+    The last lies below what gradients and the optimizer's state take."""
+    model = BATCH_MODEL[work.device]
+    extra = ["--batch", 8, "--steps", 3 if work.cuda else 2]
+    eager = parts_exact.compare(work, model, extra, model, 60, way="swap", ratios=SWAP_RATIOS)
+    stock = speed(work, f"{model} speed stock", model, "stock", limit=40).get("1x", {})
+    if "held_peak_bytes" not in stock or "parameters" not in eager:
+        return
+    fixed = {"persistent_bytes": 16 * eager["parameters"]}
+    budgets = {f"{r:.1f}": parts_exact.budget_of(stock | fixed, r) for r in SWAP_RATIOS}
+    budgets["half of what cannot be recomputed"] = 8 * eager["parameters"] + (64 << 20)
+    for label, budget in budgets.items() if work.cuda else list(budgets.items())[:1]:
+        for way in ("dtr_alloc", "swap"):
+            name = f"{model} {way} {label}"
+            run = speed(work, name, model, way, "--memory", budget, limit=40).get("1x", {})
+            if way == "swap" and (changed := run.get("during_timed_steps")):
+                work.add(f"{name}: bus", *bus(changed))
+
+
+def bus(changed: dict[str, float]) -> tuple[dict[str, float], str]:
+    """The bandwidth that was sustained, and which part of the transfers nobody waited for."""
+    out, back, busy, waited = (
+        changed.get(f"session.{name}", 0)
+        for name in ("swapped_out_bytes", "swapped_in_bytes", "swap_ns", "swap_waited_ns")
+    )
+    found = {"out_bytes": out, "in_bytes": back}
+    if busy <= 0:
+        return found, "nothing was moved"
+    found |= {"gigabytes_a_second": (out + back) / busy, "hidden": 1 - waited / busy}
+    line = f"{found['gigabytes_a_second']:.1f} GB/s, {100 * found['hidden']:.0f} % hidden"
+    return found, f"{out / GIB:.2f} GiB out, {back / GIB:.2f} GiB in, {line}"
 
 
 def guest(work: Work) -> None:

@@ -63,8 +63,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.use_deterministic_algorithms(True, warn_only=arguments.model == "unet")
     torch.backends.cudnn.benchmark = False
     device = torch.device(arguments.device)
-    way = "stock" if arguments.way == "stock" else "dtr_alloc"
-    memory = Memory(way, arguments.device, arguments.memory)
+    memory = Memory(arguments.way, arguments.device, arguments.memory)
     torch.manual_seed(0)
     with device:
         job = make_job(arguments.model, arguments.batch)
@@ -108,7 +107,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=[*MODELS, *GPT_SIZES], default="gpt-tiny")
-    parser.add_argument("--way", choices=["stock", "dtr_alloc"], default="stock")
+    parser.add_argument("--way", choices=["stock", "dtr_alloc", "swap"], default="stock")
     parser.add_argument("--memory", type=int, help="bytes")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=3)

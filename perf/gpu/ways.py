@@ -5,6 +5,7 @@
     checkpoint  stock, each block of the model checkpointed
     selective   stock, each block checkpointed but for what is dear
     dtr_alloc   the budget is the memory
+    swap        dtr_alloc, with half of the host's memory, at most 64 GiB, to swap to (swap.md)
     guest       stock, and dtr_alloc evicts where it is full (guest.md)
 
 A CUDA process can choose its allocator once, before it uses CUDA, so each way is a process. Without
@@ -15,6 +16,7 @@ called out of memory after the step. That is good for a rehearsal only.
 from __future__ import annotations
 
 import gc
+import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,7 +29,8 @@ import dtr_alloc
 from dtr_alloc.size import LARGEST_BUDGET
 
 ALLOCATORS = ("stock", "expandable", "async", "pool", "dtr_alloc")
-WAYS = ("stock", "expandable", "checkpoint", "selective", "dtr_alloc", "guest")
+WAYS = ("stock", "expandable", "checkpoint", "selective", "dtr_alloc", "swap", "guest")
+OURS = ("dtr_alloc", "swap", "guest")
 UNLIMITED = 100 << 30
 THRASHED = "times longer than it computes"  # The words of dtr_alloc's error.
 
@@ -39,11 +42,17 @@ def install(allocator: str, budget: int) -> Any:
         guest = dtr_alloc.allocator(None, memory="torch")
         torch.cuda.memory.change_current_allocator(guest)
         return guest
-    if allocator not in ("pool", "dtr_alloc"):
+    if allocator not in ("pool", "dtr_alloc", "swap"):
         return None
-    made = dtr_alloc.allocator(budget, rematerialize=allocator == "dtr_alloc")
+    swap = host_share() if allocator == "swap" else None
+    made = dtr_alloc.allocator(budget, rematerialize=allocator != "pool", swap=swap)
     torch.cuda.memory.change_current_allocator(made)
     return made
+
+
+def host_share() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(memory // 2, 64 << 30)
 
 
 def how(error: torch.OutOfMemoryError) -> str:
@@ -72,6 +81,9 @@ class Memory:
             self._before = _used()
         elif way == "dtr_alloc":
             self._session = self._scope.enter_context(dtr_alloc.rematerialize(limit))
+        elif way == "swap":
+            scope = dtr_alloc.rematerialize(limit, swap=1 << 30, swap_anywhere=True)
+            self._session = self._scope.enter_context(scope)
         elif way == "guest":
             budget = limit or LARGEST_BUDGET
             scope = dtr_alloc.rematerialize(budget, memory="torch")
@@ -97,7 +109,7 @@ class Memory:
         Raises:
             torch.OutOfMemoryError: The rehearsal passed the memory.
         """
-        if not self.cuda and self.limit is not None and self.way not in ("dtr_alloc", "guest"):
+        if not self.cuda and self.limit is not None and self.way not in OURS:
             peak = self._session.stats().peak_bytes
             if peak > self.limit:
                 raise torch.OutOfMemoryError(f"{peak} bytes, of {self.limit}, in a rehearsal")

@@ -45,8 +45,8 @@ void prefer_node_of(const cuda::PrimaryContext& context, void* begin, Bytes byte
   unsigned long nodes[16] = {};
   int node = -1;
   const cuda::Driver& driver = context.driver();
-  const bool known = cuda::succeeds(driver.cuDeviceGetAttribute, &node, cuda::kHostNumaNode,
-                                    context.device());
+  const bool known =
+      cuda::succeeds(driver.cuDeviceGetAttribute, &node, cuda::kHostNumaNode, context.device());
   if (!known || node < 0 || node >= 16 * kBits) return;
   nodes[node / kBits] |= 1ul << node % kBits;
   syscall(SYS_mbind, begin, bytes, kPreferred, nodes, 16ul * kBits, 0u);

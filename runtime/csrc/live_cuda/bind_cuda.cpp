@@ -20,13 +20,14 @@ class PyCudaAllocator {
  public:
   PyCudaAllocator(Bytes budget, int device, bool rematerialize, const Heuristic& heuristic,
                   double thrash_limit, ScorerPlace scorer, const std::string& image, bool rdma,
-                  bool exportable, const std::vector<std::string>& recordable)
+                  bool exportable, const std::vector<std::string>& recordable, Bytes swap)
       : allocator_(new CudaAllocator(SessionOptions{.budget = budget,
                                                     .page_uses = {rdma, exportable},
                                                     .heuristic = heuristic,
                                                     .scorer = scorer,
                                                     .image = image,
                                                     .recordable = recordable,
+                                                    .swap = swap,
                                                     .thrash_limit = thrash_limit},
                                      static_cast<c10::DeviceIndex>(device), rematerialize),
                    [](auto*) {}) {}
@@ -46,10 +47,10 @@ void bind_torch_cuda(py::module_& m) {
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<PyCudaAllocator>(m, "CudaAllocator")
       .def(py::init<Bytes, int, bool, const Heuristic&, double, ScorerPlace, const std::string&,
-                    bool, bool, const std::vector<std::string>&>(),
+                    bool, bool, const std::vector<std::string>&, Bytes>(),
            py::arg("budget"), py::arg("device"), py::arg("rematerialize"), py::arg("heuristic"),
            py::arg("thrash_limit"), py::arg("scorer"), py::arg("image"), py::arg("rdma"),
-           py::arg("exportable"), py::arg("recordable"))
+           py::arg("exportable"), py::arg("recordable"), py::arg("swap"))
       .def("native", &PyCudaAllocator::native)
       .def(
           "allocate",

@@ -176,7 +176,7 @@ Result enter(const char* name);
 // Memory.
 bool accessible(Pointer address, std::size_t size);
 bool page_locked(const void* begin, std::size_t size);  // Memory of the host.
-void forget_memory();  // Gives all of it back to the system.
+void forget_memory();                                   // Gives all of it back to the system.
 
 // Streams.
 Result submit(StreamHandle stream, Operation operation);
@@ -186,7 +186,7 @@ std::vector<Queue*> queues();
 
 // Time.
 void wait_until(std::int64_t time);
-std::int64_t time_on_the_bus(std::size_t bytes);  // Of a copy from or to the host.
+std::int64_t time_on_the_bus(std::size_t bytes);                   // Of a copy from or to the host.
 void schedule(std::uintptr_t stream, const Operation& operation);  // Gives it its place in time.
 void launch(StreamHandle stream);  // The kernel of the innermost operator, once.
 
