@@ -48,7 +48,7 @@ class SessionStats:
         swapped_out_bytes: written to the swap.
         swapped_in_bytes: read from it.
         swap_ns: time that the transfers took.
-        swap_waited_ns: of it, what the program, or a device's other work, waited for.
+        swap_waited_ns: of it, what whoever reads what comes in waited for; of a CPU scope, all.
         budget_bytes: the budget at present, or None without one.
     """
 
@@ -126,7 +126,7 @@ class Session:
         if s.swapped_out_bytes:
             moved = f"{format_size(s.swapped_in_bytes)} came back, in {s.swap_ns / 1e6:,.1f} ms"
             if s.swap_waited_ns < s.swap_ns:
-                moved += f", of which work waited for {s.swap_waited_ns / 1e6:,.1f} ms"
+                moved += f", of which operators waited for {s.swap_waited_ns / 1e6:,.1f} ms"
             rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))
         rows += self._steps.rows(s.evicted_bytes)
         if self._chooser is not None:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from dtr_alloc.size import format_size, parse_size
 
 _MOUNTS = Path("/proc/self/mounts")
+_MEMORY = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
+_LIMITS = ("max", "current")
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _ON_A_NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"),
@@ -60,8 +64,8 @@ def host_swap(swap: int | str | None, *, rematerialize: bool, auto: bool) -> int
     """The bytes of the host's memory that `allocator(swap=...)` asks for; 0 where it asks for none.
 
     Raises:
-        TypeError, ValueError: the size is no size, or 0, or more than the machine has; or nothing
-            could be swapped.
+        TypeError, ValueError: the size is no size, or 0, or more than the machine can spare; or
+            nothing could be swapped.
     """
     if swap is None:
         return 0
@@ -71,13 +75,26 @@ def host_swap(swap: int | str | None, *, rematerialize: bool, auto: bool) -> int
             "moves nothing, and the simulations of the other know of no swap"
         )
     size = parse_size(swap, "swap", most=_LARGEST)
-    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size >= has:
+    if size >= (most := spare()):
         raise ValueError(
-            f"swap of {format_size(size)} would page-lock all of this machine's memory, "
-            f"{format_size(has)}: ask for what it can spare"
+            f"swap of {format_size(size)} would page-lock more than this machine can spare, "
+            f"{format_size(most)}: ask for less"
         )
     return size
+
+
+def spare() -> int:
+    """Bytes of memory that programs may still take: the system would kill one that page-locks
+    more."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        for line in _MEMORY.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = min(free, int(line.split()[1]) << 10)
+    with suppress(OSError, ValueError):  # "max" where a container has no limit.
+        limit, taken = (int((_CONTAINER / f"memory.{name}").read_text()) for name in _LIMITS)
+        free = min(free, limit - taken)
+    return free
 
 
 def _file_system(path: Path) -> str:

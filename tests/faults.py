@@ -406,20 +406,4 @@ FAULTS = (
         (Edit("runtime/csrc/live/swapping.cpp", "    swap_->let_overwrite();\n", ""),),
         "tests/test_host_tier.py::test_memory_that_is_handed_out_is_copied_first",
     ),
-    Fault(
-        "note a use before the event that comes before it",
-        (
-            Edit(
-                "dtr_alloc/csrc/streams.cpp",
-                "note_of(state.recorded() + 2)",
-                "note_of(state.recorded() + 1)",
-            ),
-        ),
-        "tests/test_host_tier.py::test_copies_wait_for_the_last_use_that_was_noted[True]",
-    ),
-    Fault(
-        "note no use by an operator",
-        (Edit("runtime/csrc/engine/engine.cpp", "executor_.used(value);", ";"),),
-        "tests/test_host_tier.py::test_an_operator_s_use_is_noted_after_it_ran",
-    ),
 )

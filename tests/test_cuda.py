@@ -30,7 +30,7 @@ def test_a_torch_without_cuda_is_told_what_is_missing() -> None:
         ({"budget": "1GiB", "thrash_limit": -1}, "thrash_limit is -1"),
         ({"budget": "1GiB", "scorer": "gpu"}, "scorer 'gpu' is not one of"),
         ({"budget": "1GiB", "swap": 0}, "swap 0 is not above zero"),
-        ({"budget": "1GiB", "swap": "15TiB"}, "would page-lock all of this machine's memory"),
+        ({"budget": "1GiB", "swap": "15TiB"}, "would page-lock more than this machine can spare"),
         ({"budget": "1GiB", "swap": "1GiB", "rematerialize": False}, "swap goes with rematerial"),
         ({"budget": "1GiB", "swap": "1GiB", "heuristic": "auto"}, "swap goes with rematerialize"),
         ({"budget": None, "swap": "1GiB", "memory": "torch"}, 'swap with memory="torch"'),
@@ -201,7 +201,7 @@ def test_a_swap_is_page_locked_at_the_first_request_or_refused(fake_driver: str)
     assert (before, locked) == (0, 1)
     assert error[0] == "RuntimeError"
     assert "swap of 16777216 bytes cannot be page-locked" in error[1]
-    assert "ask for less, or raise the limit (ulimit -l)" in error[1]
+    assert error[1].endswith("; ask for less")
 
 
 @with_cuda

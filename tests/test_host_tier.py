@@ -7,6 +7,7 @@ tensors on the fake device's memory.
 import gc
 import random
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.pool import Pool
+from dtr_alloc.runtime import swapping
 from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.scope import rematerialize
 from dtr_alloc.runtime.session import Session
@@ -116,102 +118,6 @@ def test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else(
             cuda.drop(missing)
         random_run(cuda, seed)
     assert bool(cuda.faults()) == bool(missing)
-
-
-def clocked_run(cuda: FakeCuda, seed: int, late: bool = True) -> None:
-    """One stream with a clock. A use is noted when the stream has it; not `late`: before."""
-    rng = random.Random(seed)
-    tiered = Tiered(cuda, 3, 4 * PAGE)
-    blocks, stream = tiered.blocks, tiered.streams[0]
-    pool, copies = blocks.pool._core, tiered.tier.arrives_on(0)
-    pool.start_clock(stream)
-    for _ in range(150):
-        kind = rng.random()
-        address = rng.choice(sorted(blocks.held)) if blocks.held else None
-        if kind < 0.2:
-            with suppress(torch.OutOfMemoryError):
-                blocks.allocate(rng.choice(SIZES), stream)
-        elif kind < 0.35 and address is not None:
-            tiered.evict(address)
-        elif kind < 0.5 and tiered.away:
-            with suppress(torch.OutOfMemoryError):
-                tiered.reload(rng.randrange(len(tiered.away)), stream)
-        elif kind < 0.7 and address is not None:
-            if not late:
-                pool.note_use(address)
-                pool.tick()
-            size, value, _ = blocks.held[address]
-            cuda.expect(address, size, value, stream)
-            if late:
-                pool.note_use(address)
-        elif kind < 0.85:
-            pool.tick()
-        else:
-            for _ in range(rng.randrange(12)):
-                cuda.step(rng.choice([stream, copies]))
-    cuda.finish()
-    blocks.pool.check()
-
-
-@pytest.mark.parametrize("late", [True, False])
-def test_copies_wait_for_the_last_use_that_was_noted(cuda: FakeCuda, late: bool) -> None:
-    for seed in range(60):
-        clocked_run(cuda, seed, late)
-    assert bool(cuda.faults()) != late
-
-
-def test_a_copy_passes_work_that_has_nothing_to_do_with_it(cuda: FakeCuda) -> None:
-    tiered = Tiered(cuda, pages=4, bytes=4 * PAGE)
-    stream, (copies, pool) = tiered.streams[0], (tiered.tier.arrives_on(0), tiered.blocks.pool)
-    pool._core.start_clock(stream)
-    for size in (PAGE, PAGE, 2 * PAGE):
-        pool._core.note_use(tiered.blocks.allocate(size, stream))
-    first, second, _ = sorted(tiered.blocks.held)
-    tiered.evict(first)
-    pool._core.tick()
-    cuda.finish()
-    cuda.expect(second, PAGE, 2, stream)  # This has not run.
-    tiered.reload(0, stream)
-    while cuda.step(copies):
-        pass
-    assert cuda.queued(copies) == 0
-    cuda.finish()
-    assert cuda.faults() == []
-
-
-def test_notes_survive_the_end_of_their_numbers(cuda: FakeCuda) -> None:
-    pool = Pool(4 * PAGE, "cuda")._core
-    stream, other = cuda.stream(), cuda.stream()
-    pool.start_clock(stream)
-    old, new = pool.allocate(PAGE, stream=stream), pool.allocate(PAGE, stream=stream)
-    assert old is not None
-    assert new is not None
-    pool.note_use(old)
-    for _ in range(70_000):  # There are 65,535 notes.
-        pool.tick()
-    cuda.manual()
-    cuda.write(new, PAGE, 1, stream)
-    pool.note_use(new)
-    pool.free(old)
-    pool.free(new)
-    pool.check()
-    again = pool.allocate(2 * PAGE, stream=other)
-    assert again is not None
-    cuda.write(again, 2 * PAGE, 2, other)
-    cuda.drain(other)
-    assert cuda.queued(other) > 0
-    pool.free(again)
-    cuda.finish()
-
-
-def test_a_clock_stops_when_a_second_stream_comes(cuda: FakeCuda) -> None:
-    pool = Pool(4 * PAGE, "cuda")._core
-    stream, other = cuda.stream(), cuda.stream()
-    pool.start_clock(stream)
-    pool.allocate(PAGE, stream=other)
-    before = cuda.calls("cuEventRecord")
-    pool.tick()
-    assert cuda.calls("cuEventRecord") == before
 
 
 def test_a_full_tier_has_no_room(cuda: FakeCuda) -> None:
@@ -385,29 +291,6 @@ def test_nothing_is_page_locked_after_the_start_and_the_host_never_waits(cuda: F
         del model
 
 
-@pytest.mark.parametrize("used_again", [False, True])
-def test_an_operator_s_use_is_noted_after_it_ran(cuda: FakeCuda, used_again: bool) -> None:
-    mode, scope = on_device("64MiB")
-    with mode, scope as session:
-        parameter = torch.ones(1 << 16).requires_grad_()
-        (parameter * 3).sum().backward()  # type: ignore[no-untyped-call]
-        gradient = parameter.grad
-        assert gradient is not None
-        gradient.sum()
-        x = torch.ones(8)
-        for _ in range(64):  # The clock ticks.
-            x = x + 1
-        if used_again:
-            gradient.sum()
-        before = cuda.calls("cuEventRecord")
-        dtr_alloc.evict(gradient)
-        # The copy's own, two that tell its time, one for whoever takes its place; and one behind
-        # the last use, if there is none yet.
-        assert cuda.calls("cuEventRecord") == before + 4 + used_again
-        session.check()
-        del parameter, gradient, x
-
-
 def test_memory_that_is_handed_out_is_copied_first(cuda: FakeCuda) -> None:
     mode, scope = on_device("64MiB")
     with mode, scope as session:
@@ -520,6 +403,36 @@ def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(cuda: FakeCuda, call:
         if cuda.pending_failures():
             break
     assert after > 0
+    assert cuda.faults() == []
+
+
+def test_no_more_is_page_locked_than_the_machine_can_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal: 9000 kB\nMemAvailable: 4096 kB\n")
+    monkeypatch.setattr(swapping, "_MEMORY", memory)
+    monkeypatch.setattr(swapping, "_CONTAINER", tmp_path)
+    assert swapping.spare() == 4 << 20
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert swapping.spare() == 4 << 20
+    (tmp_path / "memory.max").write_text("1049576\n")
+    assert swapping.host_swap("1023KiB", rematerialize=True, auto=False) == 1023 << 10
+    text = r"^swap of 1 MiB would page-lock more than this machine can spare, 1 MiB: ask"
+    with pytest.raises(ValueError, match=text):
+        swapping.host_swap("1MiB", rematerialize=True, auto=False)
+
+
+def test_no_room_is_no_error_where_the_driver_fails(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=2, bytes=PAGE)
+    a, _, _ = tiered.streams
+    tiered.evict(tiered.blocks.allocate(PAGE, a))
+    tiered.reload(0, a)  # The room waits for its copy.
+    cuda.fail("cuStreamWaitEvent")
+    assert tiered.tier.reserve(PAGE) is None
+    assert tiered.tier.reserve(PAGE) is not None
+    cuda.finish()
     assert cuda.faults() == []
 
 

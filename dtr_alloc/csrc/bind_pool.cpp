@@ -67,8 +67,6 @@ class PyPool {
     pool_->record_stream(at(address), stream);
   }
 
-  void note_use(std::uintptr_t address) { at(address)->last_use = pool_->clock(); }
-
   std::pair<Bytes, Bytes> free_neighbours(std::uintptr_t address) const {
     return pool_->free_neighbours(at(address));
   }
@@ -184,12 +182,6 @@ void bind_pool(py::module_& m) {
       .def(
           "spread_stream", [](PyPool& self, Stream stream) { self.pool().spread_stream(stream); },
           py::arg("stream"), Unlocked())
-      .def(
-          "start_clock", [](PyPool& self, Stream stream) { self.pool().start_clock(stream); },
-          py::arg("stream"), Unlocked())
-      .def(
-          "tick", [](PyPool& self) { self.pool().tick(); }, Unlocked())
-      .def("note_use", &PyPool::note_use, py::arg("address"))
       .def(
           "set_limit", [](PyPool& self, Bytes limit) { self.pool().set_limit(limit); },
           py::arg("limit"), Unlocked())

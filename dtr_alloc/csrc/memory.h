@@ -34,7 +34,6 @@ struct Block {
   Block* next = nullptr;
   bool free = true;
   bool quarantined = false;  // Freed, and to become a hole when the quarantine ends.
-  Note last_use = 0;         // For the pool: on a device with a second tier (streams.h).
   Fence fence = 0;           // The streams that use or used it.
   void* owner = nullptr;     // Who may be evicted from here (graph/owner.h); null: nobody.
 };

@@ -68,10 +68,8 @@ inline Node* Pool::usable_block(Site site, Bytes size, std::int32_t user, bool r
     if (remap || !pages_->all_committed(pages_->touched(block->offset, block->offset + size))) {
       back(block, remap, user);
     }
-    if (order_ != nullptr) [[unlikely]] {
+    if (order_ != nullptr) [[unlikely]]
       block->fence = order_->allocated(block->fence, user);
-      block->last_use = 0;
-    }
   } catch (...) {
     give_back(block);
     throw;
@@ -185,7 +183,7 @@ void Pool::vacate(Node* block) {
   live_ -= block->size;
   frees_++;
   if (order_ != nullptr) [[unlikely]]
-    order_->freed(block->fence, block->last_use);
+    order_->freed(block->fence);
   give_back(block);
 }
 

@@ -90,17 +90,12 @@ class Pool final : public Memory {
   // Makes a stream wait for all work the others were given so far, or the others for its own.
   void gather_streams(Stream stream) override;
   void spread_stream(Stream stream) override;
-  // A stream that copies blocks for the runtime. It waits for nobody and nobody for it, but for what
-  // the members below and record_stream say. They do nothing where the arena has no streams.
+  // A stream that copies blocks for the runtime. It waits for nobody and nobody for it, but for
+  // what the members below and record_stream say. They do nothing where the arena has no streams.
   void set_stream_apart(Stream stream);
   void follow_users(const Block* block, Stream stream);  // It waits for their work so far.
   // The stream has been made to wait for all that uses the block; it alone uses it from now on.
   void hand_over(Block* block, Stream stream);
-  // A clock for the one stream that uses blocks (streams.h). Whoever knows when a block is used
-  // writes clock() into its last_use after each use, and 0 where he will know no more.
-  void start_clock(Stream stream);
-  void tick();
-  Note clock() const { return order_ ? order_->clock() : Note{0}; }  // Lock-free.
   // Call it before a stream is destroyed: its name may become another stream's.
   void retire_stream(Stream stream);
 

@@ -60,7 +60,7 @@ void Pool::set_stream_apart(Stream stream) {
 void Pool::follow_users(const Block* block, Stream stream) {
   if (order_ == nullptr) return;
   const std::lock_guard lock(mutex_);
-  order_->follow(block->fence, block->last_use, meet(stream));
+  order_->follow(block->fence, meet(stream));
 }
 
 void Pool::hand_over(Block* block, Stream stream) {
@@ -68,18 +68,6 @@ void Pool::hand_over(Block* block, Stream stream) {
   const std::lock_guard lock(mutex_);
   insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
   order_->hand_over(block->fence, meet(stream));
-}
-
-void Pool::start_clock(Stream stream) {
-  if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
-  order_->start_clock(meet(stream));
-}
-
-void Pool::tick() {
-  if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
-  order_->tick();
 }
 
 void Pool::retire_stream(Stream stream) {
@@ -90,16 +78,11 @@ void Pool::retire_stream(Stream stream) {
 
 // The first backed hole that the stream may use without waiting.
 Node* Pool::ready_hole(Bytes size, std::int32_t user) {
-  const auto find = [&] {
-    return holes_->best_fit(size, [&](const Node* hole) {
-      return order_->ready(hole->fence, user) &&
-             pages_->fits(pages_->touched(hole->offset, hole->offset + size));
-    });
-  };
-  Node* const hole = find();
-  if (hole != nullptr || quarantine_ > 0 || order_->met() == 1) return hole;
-  order_->poll();
-  return find();
+  if (quarantine_ == 0 && order_->met() > 1) order_->poll();  // One never waits for itself.
+  return holes_->best_fit(size, [&](const Node* hole) {
+    return order_->ready(hole->fence, user) &&
+           pages_->fits(pages_->touched(hole->offset, hole->offset + size));
+  });
 }
 
 // The node that stays gets the fences of those that go.

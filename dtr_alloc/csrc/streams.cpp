@@ -22,10 +22,7 @@ std::int32_t StreamOrder::index(Stream stream) {
   stream = events_->canonical(stream);
   if (const auto apart = apart_.find(stream); apart != apart_.end()) return apart->second;
   const auto [at, is_new] = index_.try_emplace(stream, static_cast<std::int32_t>(streams_.size()));
-  if (is_new) {
-    streams_.push_back({.name = stream});
-    clock_ = 0;
-  }
+  if (is_new) streams_.push_back({.name = stream});
   return at->second;
 }
 
@@ -67,58 +64,25 @@ void StreamOrder::shared(Fence fence) {
   for (const auto& [name, stream] : index_) used(fence, stream);
 }
 
-void StreamOrder::follow(Fence fence, Note last_use, std::int32_t stream) {
+void StreamOrder::follow(Fence fence, std::int32_t stream) {
   for (const Use& use : fences_[fence]) {
-    if (use.stream == stream) continue;
-    const bool noted = last_use != 0 && use.stream == clocked_;
-    const Number number = noted ? number_of(last_use) : 0;
-    if (noted && number <= streams_[clocked_].recorded()) {
-      wait({use.stream, number}, stream);
-    } else {
-      order(streams_[use.stream], streams_[stream]);
-    }
+    if (use.stream != stream) order(streams_[use.stream], streams_[stream]);
   }
 }
 
-void StreamOrder::start_clock(std::int32_t stream) {
-  if (streams() > 1) return;
-  clocked_ = stream;
-  clock_ = note_of(streams_[stream].recorded() + 1);
-}
-
-void StreamOrder::tick() {
-  if (clock_ == 0) return;
-  try {
-    record(streams_[clocked_]);
-    poll(streams_[clocked_]);
-  } catch (const std::exception&) {
-  }
-}
-
-constexpr std::uint64_t kNotes = 65'535;
-
-Note StreamOrder::note_of(Number number) { return static_cast<Note>(1 + number % kNotes); }
-
-StreamOrder::Number StreamOrder::number_of(Note note) const {
-  const Number next = streams_[clocked_].recorded() + 1;
-  const Number ago = (kNotes + note_of(next) - note) % kNotes;
-  return ago >= next || ago == kNotes - 1 ? next : next - ago;
-}
-
-void StreamOrder::freed(Fence fence, Note last_use) {
+void StreamOrder::freed(Fence fence) {
   std::vector<Use>& uses = fences_[fence];
   for (std::size_t i = 0; i < uses.size(); i++) {
     State& state = streams_[uses[i].stream];
     bool recorded = state.retired;  // Its last event came after all that it was ever given.
-    const bool noted = last_use != 0 && uses[i].stream == clocked_ && !recorded;
-    if (i > 0 && !recorded && !noted) {
+    if (i > 0 && !recorded) {
       try {
         record(state);
         recorded = true;
       } catch (const std::exception&) {
       }
     }
-    uses[i].number = noted ? number_of(last_use) : state.recorded() + (recorded ? 0 : 1);
+    uses[i].number = state.recorded() + (recorded ? 0 : 1);
   }
 }
 
@@ -153,9 +117,6 @@ bool StreamOrder::ready(Fence fence, std::int32_t stream) const {
 }
 
 void StreamOrder::record(State& state) {
-  // Before the event, so that whoever noted what the clock said had his use before it. An event that
-  // cannot be recorded leaves the clock one ahead.
-  if (clock_ != 0 && &state == &streams_[clocked_]) clock_ = note_of(state.recorded() + 2);
   state.outstanding.push_back(nullptr);
   try {
     state.outstanding.back() = events_->record(state.name);
@@ -181,28 +142,24 @@ void StreamOrder::complete(State& state, Number number) {
 
 void StreamOrder::poll() {
   if (outstanding_ == 0) return;
-  for (State& state : streams_) poll(state);
-}
-
-void StreamOrder::poll(State& state) {
-  while (!state.outstanding.empty() && events_->done(state.outstanding.front())) {
-    complete(state, state.done + 1);
+  for (State& state : streams_) {
+    while (!state.outstanding.empty() && events_->done(state.outstanding.front())) {
+      complete(state, state.done + 1);
+    }
   }
 }
 
 void StreamOrder::wait(Fence fence, std::int32_t stream) {
-  for (const Use& use : fences_[fence]) wait(use, stream);
-}
-
-void StreamOrder::wait(const Use& use, std::int32_t stream) {
-  if (satisfied(use, stream)) return;
-  State& used = streams_[use.stream];
-  reach(used, use.number);
-  std::vector<Number>& waited = streams_[stream].waited;
-  waited.resize(streams_.size());
-  events_->wait(streams_[stream].name, used.outstanding[use.number - used.done - 1]);
-  waited[use.stream] = use.number;
-  waits_++;
+  for (const Use& use : fences_[fence]) {
+    if (satisfied(use, stream)) continue;
+    State& used = streams_[use.stream];
+    reach(used, use.number);
+    std::vector<Number>& waited = streams_[stream].waited;
+    waited.resize(streams_.size());
+    events_->wait(streams_[stream].name, used.outstanding[use.number - used.done - 1]);
+    waited[use.stream] = use.number;
+    waits_++;
+  }
 }
 
 Fence StreamOrder::settle(Fence fence) {
@@ -263,7 +220,6 @@ void StreamOrder::retire(Stream stream) {
   State& state = streams_[at->second];
   record(state);
   state.retired = true;
-  if (at->second == clocked_) clock_ = 0;
   among.erase(at);
 }
 

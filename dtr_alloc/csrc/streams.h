@@ -16,18 +16,10 @@
 // number of each stream, which keeps the invariant without a call to the driver. A fence says too
 // much rather than too little: a number covers all work up to the event, not only the block's.
 //
-// The number of the next event covers all work up to the free, though the block's last use may be
-// long past. Where copies run beside the stream (tier.h) that would make them wait for work that has
-// nothing to do with them. So the stream may have a clock: somebody ticks, which records an event,
-// and notes for each block, after a use, the number of the next event. That note is then the number
-// when the block is freed. A note is 16 bits, by which a later number can be taken for an earlier
-// one and never the other way round.
-//
 // Pools of host memory have no StreamOrder: all their fences are 0.
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -61,9 +53,6 @@ class StreamEvents {
 // fence belongs to one block, or to one old place of pages that moved (pool_moves.cpp).
 using Fence = std::uint32_t;
 
-// When a block was last used, by the clock of its stream. 0: nobody knows.
-using Note = std::uint16_t;
-
 class StreamOrder {
  public:
   explicit StreamOrder(std::unique_ptr<StreamEvents> events);
@@ -71,8 +60,8 @@ class StreamOrder {
 
   // The members below know a stream by a number of ours. Throws std::invalid_argument.
   std::int32_t index(Stream stream);
-  // The stream is the runtime's own, for copies: it counts in the fences that name it and in nothing
-  // else, so that nobody waits for copies that he has nothing to do with.
+  // The stream is the runtime's own, for copies. It counts in the fences that name it and in
+  // nothing else, so that nobody waits for copies that he has nothing to do with.
   void set_apart(Stream stream);
 
   // A live block's fence: the streams that use it, the one it was allocated on first. `now` is what
@@ -81,13 +70,13 @@ class StreamOrder {
   void used(Fence fence, std::int32_t stream);
   void shared(Fence fence);  // By any of the streams.
   // `stream` comes after all work that the users of a live block were given so far.
-  void follow(Fence fence, Note last_use, std::int32_t stream);
+  void follow(Fence fence, std::int32_t stream);
   // `stream` comes after all that uses a live block: for whoever is next that one alone counts.
   void hand_over(Fence fence, std::int32_t stream) { fences_[fence].assign(1, {stream, 0}); }
   // Gives the streams of a live block their numbers. Records an event on those that did not
   // allocate it, since those seldom allocate and would be waited for late. Never throws: where the
   // event cannot be recorded, the number is that of the next one.
-  void freed(Fence fence, Note last_use);
+  void freed(Fence fence);
   Fence join(Fence a, Fence b);  // Takes both.
 
   // Whether the stream may use the block without waiting. No call to the driver.
@@ -110,11 +99,6 @@ class StreamOrder {
   void spread(std::int32_t stream);
   std::size_t streams() const { return index_.size(); }  // Neither apart nor retired.
   std::size_t met() const { return streams_.size(); }    // With those.
-
-  // A clock for the one stream that there is; it stops when another comes.
-  void start_clock(std::int32_t stream);
-  Note clock() const { return clock_; }  // Lock-free. 0: there is none.
-  void tick();                           // An event that cannot be recorded is none.
 
   // The stream is about to be destroyed: afterwards its name may be another stream's.
   void retire(Stream stream);
@@ -141,14 +125,10 @@ class StreamOrder {
   };
 
   void record(State& state);
-  void wait(const Use& use, std::int32_t stream);
   void order(State& first, State& then);
   void complete(State& state, Number number);
-  void poll(State& state);
   void reach(State& state, Number number);  // Records the event of that number if it is the next.
   bool satisfied(const Use& use, std::int32_t stream) const;
-  static Note note_of(Number number);
-  Number number_of(Note note) const;
   Fence make();
 
   const std::unique_ptr<StreamEvents> events_;
@@ -159,8 +139,6 @@ class StreamOrder {
   std::vector<Fence> unused_;
   std::int64_t outstanding_ = 0;
   std::int64_t waits_ = 0;
-  std::int32_t clocked_ = -1;
-  std::atomic<Note> clock_ = 0;
 };
 
 }  // namespace dtr

@@ -2,10 +2,10 @@
 // two: a file, for tensors on the host (live/swap_file.h), and the host's page-locked memory, for
 // those of a CUDA device (cuda/host_tier.cpp).
 //
-// A copy of a device is only given to a stream. Its order among other work is the tier's business:
-// a write comes after all that uses the block so far, and who frees the block may do so at once; work
-// that the stream `reader` is given after a read finds the bytes there. On the host a call returns
-// when all is done.
+// A copy of a device is only given to a stream. Its order among other work is the tier's business.
+// A write comes after all that uses the block so far, and the block may be freed at once. Work that
+// the stream `reader` is given after a read finds the bytes there. On the host a call returns when
+// all is done.
 
 #pragma once
 
@@ -27,7 +27,7 @@ class Tier {
     Block* block = nullptr;   // Null where the tier is full.
     void* written = nullptr;  // On a device: the event after the copy.
   };
-  virtual Room reserve(Bytes bytes) = 0;
+  virtual Room reserve(Bytes bytes) = 0;  // Throws nothing.
   virtual void give_back(Room& room) = 0;
 
   // Throw std::runtime_error where the system or the driver fails to, with nothing else changed.
@@ -51,7 +51,7 @@ class Tier {
 
   struct Times {
     Nanos busy = 0ns;    // Of transfers so far.
-    Nanos waited = 0ns;  // Of it, what other work waited for.
+    Nanos waited = 0ns;  // Of it, what readers waited for.
   };
   virtual Times times() = 0;
 

@@ -111,7 +111,8 @@ def swap(work: Work) -> None:
 
 
 def bus(changed: dict[str, float]) -> tuple[dict[str, float], str]:
-    """The bandwidth that was sustained, and which part of the transfers nobody waited for."""
+    """The bandwidth that was sustained, and for which part of the time operators waited that read
+    what came in."""
     out, back, busy, waited = (
         changed.get(f"session.{name}", 0)
         for name in ("swapped_out_bytes", "swapped_in_bytes", "swap_ns", "swap_waited_ns")
@@ -119,8 +120,8 @@ def bus(changed: dict[str, float]) -> tuple[dict[str, float], str]:
     found = {"out_bytes": out, "in_bytes": back}
     if busy <= 0:
         return found, "nothing was moved"
-    found |= {"gigabytes_a_second": (out + back) / busy, "hidden": 1 - waited / busy}
-    line = f"{found['gigabytes_a_second']:.1f} GB/s, {100 * found['hidden']:.0f} % hidden"
+    found |= {"gigabytes_a_second": (out + back) / busy, "waited": waited / busy}
+    line = f"{found['gigabytes_a_second']:.1f} GB/s, waited for {100 * found['waited']:.0f} % of it"
     return found, f"{out / GIB:.2f} GiB out, {back / GIB:.2f} GiB in, {line}"
 
 

@@ -16,7 +16,6 @@ called out of memory after the step. That is good for a rehearsal only.
 from __future__ import annotations
 
 import gc
-import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,6 +25,7 @@ from large_models import Model
 from torch import nn
 
 import dtr_alloc
+from dtr_alloc.runtime import swapping
 from dtr_alloc.size import LARGEST_BUDGET
 
 ALLOCATORS = ("stock", "expandable", "async", "pool", "dtr_alloc")
@@ -51,8 +51,7 @@ def install(allocator: str, budget: int) -> Any:
 
 
 def host_share() -> int:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(memory // 2, 64 << 30)
+    return min(swapping.spare() // 2, 64 << 30)
 
 
 def how(error: torch.OutOfMemoryError) -> str:

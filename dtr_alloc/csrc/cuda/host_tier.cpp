@@ -2,10 +2,10 @@
 //
 // Copies run in two streams, one for each direction, so that both directions of the bus and the
 // device's own work go on side by side. What order they need is made by events; the host waits for
-// nothing. A value is read when an operator asks for it, but the host is ahead of the device: the
-// copy then runs while the device is busy with operators that were given to it before. For that the
-// memory it goes to must not be such as those operators still use: it is allocated for the stream
-// of the copy (streams.h).
+// none. A place that is free and past its use is taken first, so a value may come back while the
+// device is still busy with operators that the host gave it before. For that its memory is
+// allocated for the stream of the copy (streams.h). Where the place was just evicted, the copy
+// comes after all that the device was given so far.
 //
 // The rooms are blocks of a pool over the page-locked range. Its fences keep a room that was given
 // back from being written while a copy still reads it. Page-locking costs some hundred milliseconds
@@ -25,7 +25,6 @@
 #include "dtr_alloc/csrc/cuda/driver.h"
 #include "dtr_alloc/csrc/cuda/events.h"
 #include "dtr_alloc/csrc/device_work.h"
-#include "dtr_alloc/csrc/insist.h"
 #include "dtr_alloc/csrc/tier.h"
 
 namespace dtr {
@@ -59,7 +58,7 @@ class LockedArena final : public Arena {
   LockedArena(Context context, Bytes bytes)
       : context_(std::move(context)), host_(make_host_arena(bytes)) {
     prefer_node_of(*context_, begin(), capacity());
-    madvise(begin(), capacity(), MADV_DONTFORK);  // Else a child's first write would move pages.
+    madvise(begin(), capacity(), MADV_DONTFORK);  // Else a write after a fork would get new pages.
     const cuda::Driver& driver = context_->driver();
     const Scope scope(*context_);
     driver.call(driver.cuMemHostRegister_v2, begin(), static_cast<std::size_t>(capacity()),
@@ -67,7 +66,10 @@ class LockedArena final : public Arena {
   }
 
   ~LockedArena() override {
-    if (context_->forked()) return;
+    if (context_->forked()) {
+      static_cast<void>(host_.release());  // A child has nothing there, or something else.
+      return;
+    }
     for (int attempt = 0; attempt < 2; ++attempt) {
       try {
         const Scope scope(*context_);
@@ -90,7 +92,7 @@ class LockedArena final : public Arena {
   void* begin() const { return reinterpret_cast<void*>(host_->base()); }
 
   const Context context_;
-  const std::unique_ptr<Arena> host_;
+  std::unique_ptr<Arena> host_;
 };
 
 // A stream of our own.
@@ -205,8 +207,13 @@ class HostTier final : public Tier {
 
   ~HostTier() override { leave(); }
 
+  // Whoever asks has run an operator, which is no time for an error of the driver's.
   Room reserve(Bytes bytes) override {
-    return {.block = rooms_->allocate(bytes, Fit::kCommitted, out())};
+    try {
+      return {.block = rooms_->allocate(bytes, Fit::kCommitted, out())};
+    } catch (const std::exception&) {
+      return {};
+    }
   }
 
   void give_back(Room& room) override {
@@ -261,8 +268,7 @@ class HostTier final : public Tier {
       return Pool::create(std::make_unique<LockedArena>(context_, bytes), bytes);
     } catch (const std::exception& error) {
       throw std::runtime_error("swap of " + std::to_string(bytes) +
-                               " bytes cannot be page-locked: " + error.what() +
-                               "; ask for less, or raise the limit (ulimit -l)");
+                               " bytes cannot be page-locked: " + error.what() + "; ask for less");
     }
   }
 
@@ -318,6 +324,7 @@ class HostTier final : public Tier {
       throw;
     }
     memory_.free(block);
+    memory_.reset_peak();
     spans_.collect();
     times_ = {};
   }
@@ -334,10 +341,13 @@ class HostTier final : public Tier {
   void leave() {
     if (context_->forked()) return;
     for (const CopyStream* stream : {&out_, &in_}) {
-      try {
-        stream->synchronize();
-        memory_.retire_stream(stream->name());
-      } catch (const std::exception&) {  // The context is gone, and all work with it.
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        try {
+          stream->synchronize();
+          memory_.retire_stream(stream->name());
+          break;
+        } catch (const std::exception&) {  // Or the context is gone, and all work with it.
+        }
       }
     }
   }

@@ -149,7 +149,6 @@ Value& Engine::constant(Bytes size, void* home, void* data) {
 
 void Engine::unlock(Value& view) {
   Value& value = view.storage();
-  if (tells_uses_ && !value.constant() && value.resident()) executor_.used(value);
   if (--value.locks > 0) return;
   if (value.candidate != kNowhere) columns_.permit(value, ++order_);
   if (value.dropped_while_locked) {

@@ -165,7 +165,6 @@ class Engine {
   // recipe is forgotten. Others that the program has let go may go with the recipe.
   void evict_or_move(Value& value);
   void move_all();
-  void tell_uses() { tells_uses_ = true; }  // To the executor, each.
   // Lets values be moved. Before there are any.
   void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
   bool moves() const { return columns_.transfer().has_value(); }
@@ -318,7 +317,6 @@ class Engine {
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
   bool sheds_ = false;
-  bool tells_uses_ = false;
   std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
 };
 

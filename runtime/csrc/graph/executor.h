@@ -42,9 +42,6 @@ class Executor {
   // Only where histories are cut.
   virtual bool kept_for_recipes(const Value&) const { return false; }
 
-  // An operator that read or wrote a resident value has been given to the device.
-  virtual void used(Value& /*value*/) {}
-
   // An Op::reload for a value, with its cost. Null where it cannot be moved.
   virtual Op* reload_for(const Value& /*value*/) { return nullptr; }
 

@@ -8,12 +8,8 @@
 
 namespace dtr {
 
-// Each may be null: then nobody may be evicted from the block. When it was last used is known of one
-// owner's uses alone.
-inline void set_owner(Block& block, Value* value) {
-  block.owner = value;
-  block.last_use = 0;
-}
+// Each may be null: then nobody may be evicted from the block.
+inline void set_owner(Block& block, Value* value) { block.owner = value; }
 inline Value* as_value(void* owner) { return static_cast<Value*>(owner); }  // As the pool tells it.
 inline Value* owner_of(const Block& block) { return as_value(block.owner); }
 

@@ -406,8 +406,6 @@ void Session::count(Call& call) {
   }
   touched_bytes_ += call.bytes;
   ++operators_;
-  constexpr int kTick = 32;  // Operators from one event to the next.
-  if (swap_ && device_.work && captures_ == 0 && operators_ % kTick == 0) memory_->pool()->tick();
   kernel_ticks_ += call.kernel_ticks;
   thrash_.computed(call.kernel_ticks);
 }

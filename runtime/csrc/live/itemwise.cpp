@@ -35,7 +35,8 @@ bool have_all(const c10::ArrayRef<c10::IValue> arguments, std::size_t items) {
 // Whether a device's kernel takes each item as it takes all of them. Torch has a fast kernel and a
 // slow one, whose last bits may differ, and one item that the fast one cannot take decides for all.
 // It takes dense items of one type and, from list to list, of one layout.
-bool have_one_way(const c10::ArrayRef<c10::IValue> arguments) {
+bool have_one_way(const OperatorInfo& info, const c10::ArrayRef<c10::IValue> arguments) {
+  const bool fused = info.name.find("_fused_") != std::string::npos;
   c10::ArrayRef<c10::IValue> first;
   for (const c10::IValue& argument : arguments) {
     if (!argument.isTensorList()) continue;
@@ -43,10 +44,11 @@ bool have_one_way(const c10::ArrayRef<c10::IValue> arguments) {
     if (first.empty()) first = items;
     for (std::size_t i = 0; i < items.size(); ++i) {
       const at::Tensor &one = items[i].toTensor(), &like = first[i].toTensor();
-      if (one.numel() == 1 && like.numel() > 1) continue;  // A step's number.
-      const bool same = one.scalar_type() == first[0].toTensor().scalar_type() &&
-                        one.device() == like.device() && one.sizes() == like.sizes() &&
-                        one.strides() == like.strides();
+      const at::Tensor& of_all = first[0].toTensor();
+      if (fused && one.numel() == 1 && like.numel() > 1) continue;  // The number of its step.
+      const bool same = one.scalar_type() == of_all.scalar_type() &&
+                        one.device() == of_all.device() && one.layout() == c10::kStrided &&
+                        one.sizes() == like.sizes() && one.strides() == like.strides();
       if (!same || !one.is_non_overlapping_and_dense()) return false;
     }
   }
@@ -72,7 +74,7 @@ bool Session::execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet key
   const std::vector<c10::IValue> arguments(stack->end() - info.arguments, stack->end());
   const std::size_t items = arguments[0].toListRef().size();
   if (items < 2 || !have_all(arguments, items)) return false;
-  if (device_.work && !have_one_way(arguments)) return false;
+  if (device_.work && !have_one_way(info, arguments)) return false;
   if (bytes_of(arguments) <= memory_->budget() / kShare) return false;
   c10::List<at::Tensor> made;
   for (std::size_t item = 0; item < items; ++item) {

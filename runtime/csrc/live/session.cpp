@@ -77,7 +77,6 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
   if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
   engine_.shed_before_evicting();
   if (swap_) engine_.move_by(swap_->transfer());
-  if (swap_ && device_.work) engine_.tell_uses();
 }
 
 // ---- Executor ------------------------------------------------------------------------------------
@@ -239,7 +238,6 @@ bool Session::follow_stream() {
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
     streams_.push_back(current);
     memory_->meet_stream(current);
-    if (swap_) memory_->pool()->start_clock(current);
     if (memory_->many_streams()) memory_->gather_streams(current);
   }
   return memory_->many_streams();
@@ -416,10 +414,11 @@ SessionStats Session::stats() const {
   const EngineStats engine = engine_.stats();
   const PoolStats pool = memory_->stats();
   const DeviceScorer* device = engine_.selector().device();
+  const SwapStats swap = swap_ ? swap_->stats() : SwapStats();
   return {.operators = operators_,
           .recorded = recorded_,
           .evictions = engine.evictions,
-          .rematerializations = engine.rematerializations - (swap_ ? swap_->stats().reloads : 0),
+          .rematerializations = engine.rematerializations - swap.reloads,
           .records = engine.values + engine.ops,
           .kernel_ns = to_nanoseconds(kernel_ticks_),
           .remat_ns = to_nanoseconds(remat_ticks_),
@@ -438,7 +437,7 @@ SessionStats Session::stats() const {
           .evicted_bytes = evicted_for_room_,
           .largest_operator_bytes = engine.largest_operator,
           .largest_hold_bytes = largest_hold_,
-          .swap = swap_ ? swap_->stats() : SwapStats()};
+          .swap = swap};
 }
 
 std::vector<std::int64_t> Session::timeline() const {

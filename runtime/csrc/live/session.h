@@ -170,7 +170,6 @@ class Session final : public Executor {
     return Constants::kept_for_recipes(constant);
   }
   void forget(Value& value) override { constants_.forget(value); }
-  void used(Value& value) override { block_of(value)->last_use = memory_->pool()->clock(); }
   Op* reload_for(const Value& value) override { return swap_->place_for(value.size); }
   void forget(Op& op) override { op.reload ? swap_->forget(op) : Recipe::of(op).destroy(); }
 

@@ -1,12 +1,13 @@
-// Values that go to a second tier of memory (tier.h), a file or a device's host, and come back. Movable are those that no operator can make
-// again: gradients, the state of an optimizer, results of operators that are not recorded. What can
-// be recomputed becomes movable as it is evicted, where it takes longer to recompute.
+// Values that go to a second tier of memory (tier.h), a file or a device's host, and come back.
+// Movable are those that no operator can make again: gradients, the state of an optimizer, results
+// of operators that are not recorded. What can be recomputed becomes movable as it is evicted, where
+// it takes longer to recompute.
 //
 // A movable value has a recipe like any other, an Op::reload. It reads nothing, its cost is that of
-// the transfer, and to run it brings the bytes back. So the engine chooses between
-// dropping and swapping by the score that it has. The bytes are written when the value is first
-// evicted; from then on they are there, and another eviction costs nothing. A value never changes:
-// what the program writes is constant while it is written, and a new value afterwards.
+// the transfer, and to run it brings the bytes back. So the engine chooses between dropping and
+// swapping by the score that it has. The bytes are written when the value is first evicted; from
+// then on they are there, and another eviction costs nothing. A value never changes: what the
+// program writes is constant while it is written, and a new value afterwards.
 //
 // Each movable value has its room in the tier while it lives, in memory or not, so that an eviction
 // never finds the tier full. Where there is no room, a value stays what it would be without swap.
