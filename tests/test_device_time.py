@@ -265,3 +265,38 @@ def test_costs_are_within_a_tenth_of_the_truth_after_four_steps(
     assert found.ours[0].pages > 20
     assert found.waited == 0
     assert 0.9 <= found.believed <= 1.1
+
+
+# The second tier
+
+
+def test_a_busy_device_hardly_notices_that_tensors_come_and_go(
+    timed: FakeCuda, library: str
+) -> None:
+    """A step with a third of the memory, the rest on the host, by the device's own clock."""
+    slow = Speed(gigabytes=20, gigaflops=300)
+
+    def last_step(budget: str) -> tuple[int, int, int]:
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(8)]
+        model = torch.nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        swapped = rematerialize(budget, swap="64MiB", swap_anywhere=True, thrash_limit=0)
+        with instrumented(on_cuda=True), swapped as session, operators_work(timed, library, slow):
+            waited = timed.time("waited")
+            for _ in range(5):
+                before = timed.time("end")
+                model(torch.randn(256, 256)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            took, waited = timed.time("end") - before, timed.time("waited") - waited
+            moved = session.stats().swapped_in_bytes
+            del optimizer, model, layers
+        return took, waited, moved
+
+    alone, _, nothing = last_step("64MiB")
+    beside, waited, moved = last_step("4MiB")
+    assert nothing == 0
+    assert moved > 10 << 20
+    assert waited == 0
+    assert beside < 1.1 * alone
