@@ -1,11 +1,13 @@
 // Page-locked memory of the host as a second tier of a device's (tier.h).
 //
 // Copies run in two streams, one for each direction, so that both directions of the bus and the
-// device's own work go on side by side. What order they need is made by events; the host waits for
-// none. A place that is free and past its use is taken first, so a value may come back while the
-// device is still busy with operators that the host gave it before. For that its memory is
-// allocated for the stream of the copy (streams.h). Where the place was just evicted, the copy
-// comes after all that the device was given so far.
+// device's own work go on side by side. What order they need is made by events, and the host waits
+// for one only where the pool takes pages away that a copy still uses.
+//
+// A place that is free and past its use is taken first, so a value may come back while the device
+// is still busy with operators that the host gave it before. For that its memory is allocated for
+// the stream of the copy (streams.h). Where the place was just evicted, the copy comes after all
+// that the device was given so far.
 //
 // The rooms are blocks of a pool over the page-locked range. Its fences keep a room that was given
 // back from being written while a copy still reads it. Page-locking costs some hundred milliseconds
