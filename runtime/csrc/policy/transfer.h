@@ -1,5 +1,5 @@
-// What it takes to bring a value out of memory and back, where there is somewhere to go. The
-// program waits for each transfer.
+// What it takes to bring a value out of memory and back, where there is somewhere to go. It is
+// reckoned as if the program waited for each transfer.
 
 #pragma once
 
