@@ -52,6 +52,36 @@ with dtr_alloc.rematerialize("1TiB"):
     assert "MemoryError: this process cannot reserve the addresses of another pool" in last
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_scope_gives_its_addresses_back_also_where_it_could_not_open(limited: bool) -> None:
+    """What may be written counts against a limit on data; what was only reserved does not."""
+    program = f"""
+import contextlib, resource, torch, dtr_alloc
+from pathlib import Path
+
+def figure(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+def scope():
+    with contextlib.suppress(MemoryError), dtr_alloc.rematerialize("64GiB"):
+        torch.ones(1000)
+        print("opened")
+
+if not {limited}:
+    scope()
+else:
+    resource.setrlimit(resource.RLIMIT_DATA, (figure("VmData") + (1 << 30),) * 2)
+before = figure("VmSize")
+for _ in range(3):
+    scope()
+assert figure("VmSize") - before < 64 << 30
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("opened" in done.stdout) != limited
+
+
 @pytest.mark.parametrize(
     ("limit", "error", "text"),
     [
