@@ -49,7 +49,7 @@ FAULTS = (
         "record memory that a library keeps",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/results.cpp",
                 " && is_shared(results[i].toTensor())) {",
                 " && false) {",
             ),
@@ -88,7 +88,7 @@ FAULTS = (
         "forget that a write makes a new version",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/results.cpp",
                 "    const std::uint16_t slot = output++;\n",
                 "    const std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
             ),
@@ -295,7 +295,7 @@ FAULTS = (
         "make constant what could go to the swap",
         (
             Edit(
-                "runtime/csrc/engine/engine.cpp",
+                "runtime/csrc/engine/loss.cpp",
                 "reload ? move(value, *reload) : freeze(value);",
                 "(void)reload, freeze(value);",
             ),

@@ -4,7 +4,8 @@
 // The parts: Scope (when it begins and ends), StorageTable (which storage holds which value),
 // Constants (what recipes read besides), Replayer (runs a recipe again), SessionTrace (what is
 // recorded of the program). The session itself has the way of one operator (intercept.cpp,
-// writes.cpp), of one request for memory, and of the calls that a user makes by hand.
+// writes.cpp, results.cpp), of one request for memory, and of the calls that a user makes by hand
+// (by_hand.cpp).
 
 #pragma once
 
@@ -108,7 +109,7 @@ class Session final : public Executor {
   void begin_capture();
   void end_capture() { --captures_; }
 
-  // By hand. `tensor` may be any; those that are not tracked are resident constants.
+  // By hand (by_hand.cpp). `tensor` may be any; those not tracked are resident constants.
   bool evict(const at::Tensor& tensor);  // Whether there was something to evict.
   void materialize(const at::Tensor& tensor);
   void pin(const at::Tensor& tensor);  // Resident, and never evicted again.
@@ -196,21 +197,23 @@ class Session final : public Executor {
   void link_reads(const Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
+  bool follow_stream();  // Whether the memory has met several.
+  void read_on_stream(const Value& value);
+  void read_on_stream(const Call& call);
+
+  // Its last stage, in results.cpp.
+  void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
+  void after_failure(Call& call, OperatorCall& engaged);
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
   void adopt_result(Call& call, Op& op, std::uint16_t output, const c10::TensorImpl& tensor);
   template <class Visit>
   void for_each_written(const Call& call, const Visit& visit);
   void adopt_written(Call& call, OperatorCall& engaged);
-  void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void count(Call& call);
-  void tell_what_stays(const Call& call, const torch::jit::Stack& stack);
   std::int64_t usual_ticks(Bytes bytes) const;
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void arm_arguments(const Call& call);
-  void after_failure(Call& call, OperatorCall& engaged);
-  bool follow_stream();  // Whether the memory has met several.
-  void read_on_stream(const Value& value);
-  void read_on_stream(const Call& call);
+  void tell_what_stays(const Call& call, const torch::jit::Stack& stack);  // library_calls.cpp
 
   // In instruments.cpp.
   void apply_instruments(Op* kept, Lock& lock);

@@ -1,0 +1,189 @@
+// The ways in which a value loses its content or its recipe: the program drops it (paper, appendix
+// C.5), overwrites it, or it is evicted; it moves to the swap; or it becomes an ordinary tensor,
+// and is never evicted again. And the way back to memory, after it was recomputed.
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/held.h"
+
+namespace dtr {
+
+void Engine::unlock(Value& view) {
+  Value& value = view.storage();
+  if (--value.locks > 0) return;
+  if (value.candidate != kNowhere) columns_.permit(value, ++order_);
+  if (value.dropped_while_locked) {
+    value.dropped_while_locked = false;
+    let_go(value);
+  }
+  collect_or_banish(value);
+}
+
+void Engine::dropped(Value& value) {
+  disown(value);
+  value.home = nullptr;
+  follow_wants(value);
+  if (value.locks) {
+    value.dropped_while_locked = true;
+    return;
+  }
+  let_go(value);
+  collect_or_banish(value);
+}
+
+// Paper, appendix C.5: a value that the program has dropped and that nothing missing was made from
+// goes for good. What was made from it can't be recomputed then, so it becomes constant.
+void Engine::collect_or_banish(Value& value) {
+  if (policy_ != Policy::kBanish || value.home || value.constant()) return collect(value);
+  std::vector<Value*> made;
+  for (Use* use = value.uses; use; use = use->next) {
+    for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
+      Value* output = use->op->outputs()[i];
+      if (output && std::ranges::find(made, output) == made.end()) made.push_back(output);
+    }
+  }
+  const auto resident = [](const Value* output) { return output->resident(); };
+  if (!std::ranges::all_of(made, resident)) return collect(value);
+  ++value.locks;
+  settle_together(made);
+  --value.locks;
+  collect(value);
+}
+
+// Each record must outlive what the settling of the others collects.
+void Engine::settle_together(const std::vector<Value*>& values) {
+  std::vector<Held> held;
+  for (Value* value : values) held.emplace_back(*this, *value);
+  for (Value* value : values) {
+    if (!value->constant()) settle(*value);
+  }
+}
+
+// What only outside of memory has its like stays until its turn comes: to bring it there is work.
+void Engine::let_go(Value& value) {
+  if (policy_ != Policy::kEager || value.constant() || !value.resident()) return;
+  if (value.movable()) return;
+  if (!value.uses && records_ == KeepRecords::kNeeded) return;  // It goes with its record.
+  executor_.release(value, Loss::kDropped);
+  lose(value, Loss::kDropped);
+}
+
+void Engine::overwritten(Value& value) {
+  disown(value);
+  value.home = nullptr;
+  lose(value, Loss::kDropped);
+  collect(value);
+}
+
+void* Engine::reuse_buffer(Value& value) {
+  void* data = value.data;
+  lose(value, Loss::kDropped);
+  return data;
+}
+
+void Engine::evict(Value& value) {
+  executor_.release(value, Loss::kEvicted);
+  lose(value, Loss::kEvicted);
+  ++stats_.evictions;
+}
+
+void Engine::evict_or_move(Value& value) {
+  if (!moves()) return evict(value);
+  if (!value.uses && !value.home) return;  // It goes with the last lock.
+  const Transfer& transfer = *columns_.transfer();
+  if (!value.movable() && transfer.takes(value)) {
+    const Nanos cost = transfer.cost(value.size);
+    Op* reload = to_recompute(value, cost) >= cost ? executor_.reload_for(value) : nullptr;
+    if (reload) move(value, *reload);
+  }
+  evict(value);
+}
+
+// A neighbourhood's cost is an estimate, and counts what was made from the value, too.
+Nanos Engine::to_recompute(const Value& value, Nanos enough) {
+  std::unordered_set<Op*> seen{value.producer};
+  std::vector<Op*> frontier{value.producer};
+  Nanos cost = value.producer->cost;
+  while (!frontier.empty() && cost < enough) {
+    Op& op = *frontier.back();
+    frontier.pop_back();
+    for (std::uint32_t i = 0; i < op.use_count; ++i) {
+      const Value& input = *op.uses()[i].value;
+      if (input.resident() || !seen.insert(input.producer).second) continue;
+      cost += input.producer->cost;
+      frontier.push_back(input.producer);
+    }
+  }
+  return cost;
+}
+
+void Engine::move(Value& value, Op& reload) {
+  ++value.locks;  // It outlives its recipe.
+  remove_candidate(value);
+  disown(value);
+  neighbourhood_.cut(value);
+  unlink(value);
+  value.producer = &reload;
+  value.output = 0;
+  reload.outputs()[0] = &value;
+  reload.live_outputs = 1;
+  collect(value);  // What only the recipe kept.
+  --value.locks;
+  finish_reload(reload);
+}
+
+// An output that other recipes read stays: each of them would have to wait for this one. To bring
+// it back takes the whole run from now on.
+void Engine::evict_together(Op& op) {
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    Value* value = op.outputs()[i];
+    if (!value || value->candidate == kNowhere) continue;
+    if (value->uses) {
+      value->cost = op.cost;
+      columns_.copy_times(*value);
+    } else if (!value->locks) {
+      evict(*value);
+    }
+  }
+}
+
+void Engine::lose(Value& value, Loss loss) {
+  remove_candidate(value);
+  value.data = nullptr;
+  for (Value* view = value.views; view; view = view->views) view->data = nullptr;
+  neighbourhood_.lost(value, loss);
+  needs_after_loss(value);
+  follow_wants(value);
+}
+
+void Engine::restore(Value& value, void* data) {
+  value.data = data;
+  ++value.recomputes;
+  if (value.base) return;
+  neighbourhood_.returned(value);
+  add_candidate(value);
+  needs_after_return(value);
+  follow_wants(value);
+}
+
+void Engine::freeze(Value& value) {
+  remove_candidate(value);
+  disown(value);
+  neighbourhood_.cut(value);
+  if (std::exchange(value.unfilled, false)) --value.locks;
+  executor_.make_ordinary(value);
+  unlink(value);
+  collect(value);
+}
+
+void Engine::settle(Value& value) {
+  if (value.movable()) return;
+  Op* reload = moves() ? executor_.reload_for(value) : nullptr;
+  reload ? move(value, *reload) : freeze(value);
+}
+
+}  // namespace dtr
