@@ -34,9 +34,13 @@ struct EvictedClass;
 // (evicted_classes.h). In an LSTM cell nearly all values have three or four.
 struct NearClasses {
   static constexpr std::size_t kMost = 4;
+  // Whether the value rests on so few missing ones that `sum` is what they cost (lineages.h).
+  enum class Lineage : std::uint8_t { kUnknown, kFew, kMany };
   std::array<EvictedClass*, kMost> classes;
   std::uint8_t count = 0;
   bool known = false;
+  Lineage lineage = Lineage::kUnknown;
+  Nanos sum = 0ns;
 };
 
 // Each column once: its type, its name, and what it holds of a `value` that gets a row as the

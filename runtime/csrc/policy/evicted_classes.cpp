@@ -12,7 +12,6 @@ EvictedClass* EvictedClasses::start(Nanos cost) {
 void EvictedClasses::lost(Value& value) {
   EvictedClass* root = start(value.cost);
   const auto merge = [&](Value& neighbour) {
-    forget(neighbour);
     if (!neighbour.evicted_class) return;
     EvictedClass* other = find(neighbour.evicted_class);
     if (other == root) return;
@@ -20,8 +19,14 @@ void EvictedClasses::lost(Value& value) {
     root->cost += other->cost;
     ++root->references;
   };
-  for_each_input(value, merge);
-  for_each_reader(value, merge);
+  for_each_input(value, [&](Value& input) {
+    if (readers_count_) forget(input);
+    merge(input);
+  });
+  for_each_reader(value, [&](Value& reader) {
+    forget(reader);
+    merge(reader);
+  });
   value.evicted_class = root;
 }
 
@@ -34,7 +39,7 @@ void EvictedClasses::returned(Value& value) {
 
 void EvictedClasses::forget_around(Value& value) {
   const auto look = [&](Value& neighbour) { forget(neighbour); };
-  for_each_input(value, look);
+  if (readers_count_) for_each_input(value, look);
   for_each_reader(value, look);
 }
 
@@ -69,7 +74,7 @@ void EvictedClasses::for_each_near(const Value& value, const Visit& visit) const
 
 void EvictedClasses::count_readers(bool count) {
   if (std::exchange(readers_count_, count) == count) return;
-  for (std::size_t row = 0; row < columns_.count(); ++row) columns_.near(row).known = false;
+  for (std::size_t row = 0; row < columns_.count(); ++row) columns_.near(row) = {};
 }
 
 Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {

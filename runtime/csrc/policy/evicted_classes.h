@@ -48,7 +48,7 @@ class EvictedClasses {
   void returned(Value& value);
   // The value of a row was given another neighbour.
   void forget(const Value& value) {
-    if (value.candidate != kNowhere) columns_.near(value.candidate).known = false;
+    if (value.candidate != kNowhere) columns_.near(value.candidate) = {};
   }
   Nanos cost(std::size_t row);  // Of the classes next to the row's value; its column too.
   void fill();                  // The column of neighbourhoods, for all that may go.

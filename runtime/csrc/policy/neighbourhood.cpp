@@ -8,6 +8,7 @@ void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Valu
   if (kind == kind_) return;
   for (Value* value : values) discard(*value);
   kind_ = kind;
+  foretold(foretold_);
   for (std::size_t row = 0; row < columns_.count(); ++row) {
     columns_.near(row) = {};
     columns_.set_neighbourhood(row, 0ns);
@@ -21,21 +22,23 @@ void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Valu
 
 void Neighbourhood::foretold(bool is) {
   foretold_ = is;
-  classes_.count_readers(!is);
+  classes_.count_readers(!is || lineage());
 }
 
 void Neighbourhood::expected(Value& value) {
-  if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.expected(value);
+  if (by_classes()) classes_.expected(value);
 }
 
 void Neighbourhood::lost(Value& value, Loss loss) {
-  if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.lost(value);
+  if (by_classes()) classes_.lost(value);
+  if (lineage()) lineages_.lost(value);
   if (kind_ == NeighbourhoodKind::kMegEngine && loss == Loss::kEvicted) sets_.evicted(value);
   if (exact()) regions_.lost(value);
 }
 
 void Neighbourhood::returned(Value& value) {
-  if (kind_ == NeighbourhoodKind::kEvictedClass) classes_.returned(value);
+  if (by_classes()) classes_.returned(value);
+  if (lineage()) lineages_.returned(value);
   if (kind_ == NeighbourhoodKind::kMegEngine) sets_.returned(value);
   if (exact()) regions_.returned(value);
 }
@@ -50,6 +53,7 @@ void Neighbourhood::cut(Value& value) {
 }
 
 void Neighbourhood::linked(Value& one, Value& other) {
+  if (lineage()) return lineages_.linked(one);
   if (kind_ != NeighbourhoodKind::kEvictedClass) return;
   classes_.forget(one);
   classes_.forget(other);
@@ -63,6 +67,7 @@ void Neighbourhood::discard(Value& value) {
   }
   delete value.region;
   value.region = nullptr;
+  value.counted = false;
 }
 
 Nanos Neighbourhood::cost(std::size_t row) {
@@ -72,6 +77,8 @@ Nanos Neighbourhood::cost(std::size_t row) {
       return 0ns;
     case NeighbourhoodKind::kEvictedClass:
       return classes_.cost(row);
+    case NeighbourhoodKind::kLineage:
+      return lineages_.cost(row);
     case NeighbourhoodKind::kFull:
       return Regions::ancestors(value) + (foretold_ ? 0ns : Regions::descendants(value));
     case NeighbourhoodKind::kAncestors:
@@ -84,6 +91,7 @@ Nanos Neighbourhood::cost(std::size_t row) {
 
 void Neighbourhood::fill() {
   if (kind_ == NeighbourhoodKind::kEvictedClass) return classes_.fill();
+  if (lineage()) return lineages_.fill();
   if (kind_ == NeighbourhoodKind::kNone) return;
   ColumnsView columns = columns_.view();
   for (std::size_t row = 0; row < columns.count; ++row) {
@@ -92,16 +100,17 @@ void Neighbourhood::fill() {
 }
 
 void Neighbourhood::check(const Value& value) {
-  if (kind_ == NeighbourhoodKind::kEvictedClass) {
+  if (by_classes()) {
     if (value.resident() != (value.evicted_class == nullptr)) {
       throw std::logic_error("engine: exactly the missing values are in an evicted class");
     }
     NearClasses walked;
-    if (value.candidate != kNowhere &&
+    if (!lineage() && value.candidate != kNowhere &&
         classes_.cost(value.candidate) != classes_.walk(value, walked)) {
       throw std::logic_error("engine: a row's classes are those that a walk finds");
     }
   }
+  if (lineage()) lineages_.check(value);
   if (exact()) regions_.check(value);
 }
 

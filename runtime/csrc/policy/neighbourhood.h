@@ -2,10 +2,10 @@
 // it goes too (paper, section 4.1). Every way in which a value loses its content enters here:
 // evicted, dropped by the program, overwritten by a write, stolen by a replay.
 //
-// Four answers, dearer as they get more exact: none; the paper's relaxation by a union-find
-// (evicted_classes.h); the exact one, e* (regions.h); its ancestors alone, as MSPS wants it. A
-// fifth is there to be compared with (megengine_sets.h). All see storages: a view counts with the
-// bytes it shares.
+// Five answers, dearer as they get more exact: none; the paper's relaxation by a union-find
+// (evicted_classes.h); the value's missing ancestors, exactly where they are few (lineages.h); the
+// exact neighbourhood, e* (regions.h); its ancestors alone, as MSPS wants it. A sixth is there to be
+// compared with (megengine_sets.h). All see storages: a view counts with the bytes it shares.
 
 #pragma once
 
@@ -15,6 +15,7 @@
 #include "runtime/csrc/graph/executor.h"
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/policy/evicted_classes.h"
+#include "runtime/csrc/policy/lineages.h"
 #include "runtime/csrc/policy/megengine_sets.h"
 #include "runtime/csrc/policy/regions.h"
 #include "runtime/csrc/policy/score.h"
@@ -24,7 +25,7 @@ namespace dtr {
 class Neighbourhood {
  public:
   Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
-      : kind_(kind), columns_(columns), classes_(columns) {}
+      : kind_(kind), columns_(columns), classes_(columns), lineages_(columns, classes_) {}
 
   // From now on answers as `kind`. `values`: all there are.
   void follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values);
@@ -57,7 +58,7 @@ class Neighbourhood {
 
   std::int64_t classes() const { return classes_.count() + sets_.count(); }
   std::int64_t accesses() const {
-    return classes_.accesses() + regions_.accesses() + sets_.accesses();
+    return classes_.accesses() + lineages_.accesses() + regions_.accesses() + sets_.accesses();
   }
   void check(const Value& value);
 
@@ -65,11 +66,14 @@ class Neighbourhood {
   bool exact() const {
     return kind_ == NeighbourhoodKind::kFull || kind_ == NeighbourhoodKind::kAncestors;
   }
+  bool lineage() const { return kind_ == NeighbourhoodKind::kLineage; }
+  bool by_classes() const { return kind_ == NeighbourhoodKind::kEvictedClass || lineage(); }
 
   NeighbourhoodKind kind_;
   bool foretold_ = false;
   ScoreColumns& columns_;
   EvictedClasses classes_;
+  Lineages lineages_;
   Regions regions_;
   MegEngineSets sets_;
 };

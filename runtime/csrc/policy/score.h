@@ -27,15 +27,15 @@
 
 namespace dtr {
 
-enum class NeighbourhoodKind { kNone, kEvictedClass, kFull, kAncestors, kMegEngine };
+enum class NeighbourhoodKind { kNone, kEvictedClass, kLineage, kFull, kAncestors, kMegEngine };
 enum class Selection { kSample, kSingle, kRandom, kWindow };
 
 // The names of an enumeration's values for users, in the order of the values.
 template <typename T>
 inline constexpr const char* kNames[] = {""};
 template <>
-inline constexpr const char* kNames<NeighbourhoodKind>[] = {"none", "eqclass", "full", "ancestors",
-                                                            "megengine"};
+inline constexpr const char* kNames<NeighbourhoodKind>[] = {"none", "eqclass",   "lineage",
+                                                            "full", "ancestors", "megengine"};
 template <>
 inline constexpr const char* kNames<Selection>[] = {"sample", "single", "random", "window"};
 static_assert(std::size(kNames<NeighbourhoodKind>) == int(NeighbourhoodKind::kMegEngine) + 1);
