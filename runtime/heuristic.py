@@ -92,7 +92,8 @@ class Heuristic:
         neighbourhood: what n counts of what must be recomputed besides the tensor itself:
             ``"none"`` of it; ``"eqclass"``, the paper's approximation by a union-find; ``"full"``,
             exactly (its e*; slow, for studies); ``"ancestors"``, exactly what the tensor itself
-            rests on; ``"megengine"``, MegEngine's sets as published, without c, for comparison.
+            rests on; ``"lineage"``, the same where that is at most 32 tensors, else by the
+            union-find; ``"megengine"``, MegEngine's sets as published, without c, for comparison.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.

@@ -32,6 +32,10 @@ def content_of(name: int, inputs: Sequence[int], result: int) -> int:
     return number
 
 
+LONGEST_LINEAGE = 32
+"""Of how many missing values a lineage is exact (`policy/lineages.h`)."""
+
+
 @dataclass(eq=False)
 class Content:
     number: int
@@ -274,6 +278,9 @@ class Model:
             return sum(cost_in_set(near) for near in missing_beside(value)) - value.recipe.cost
         if kind == "eqclass":
             return self.classes_cost([value])
+        if kind == "lineage" and len(all_missing(value, inputs_of)) > LONGEST_LINEAGE:
+            classes = {near.evicted_class for near in inputs_of(value)}
+            return sum(one.cost for one in classes if one)
         backward = missing_around(value, inputs_of) if kind != "none" else 0
         return backward + (missing_around(value, made_from) if kind == "full" else 0)
 
@@ -606,7 +613,12 @@ def cost_in_set(value: Value) -> int:
 
 
 def missing_around(value: Value, towards: Callable[[Value], list[Value]]) -> int:
-    """The cost of all that is missing and reached through what is missing."""
+    """What `all_missing` costs."""
+    return sum(other.recipe.cost for other in all_missing(value, towards) if other.recipe)
+
+
+def all_missing(value: Value, towards: Callable[[Value], list[Value]]) -> list[Value]:
+    """All that is missing and reached through what is missing."""
     reached: dict[Value, None] = {}
     frontier = [value]
     while frontier:
@@ -614,7 +626,7 @@ def missing_around(value: Value, towards: Callable[[Value], list[Value]]) -> int
             if other.content is None and other not in reached:
                 reached[other] = None
                 frontier.append(other)
-    return sum(other.recipe.cost for other in reached if other.recipe)
+    return list(reached)
 
 
 def swap_remove(values: list[Value], value: Value) -> None:

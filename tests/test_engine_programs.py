@@ -19,6 +19,7 @@ DECIDING = {
     "dtr": PRESETS["dtr"],
     "dtr_full": PRESETS["dtr_full"],
     "msps": PRESETS["msps"],
+    "lineage": Heuristic("lineage"),
     "megengine": replace(PRESETS["megengine"], recompute_penalty=1.5),
     "megengine_published": PRESETS["megengine_published"],
     "tuned": Heuristic(cost_exp=0.7, size_exp=1.3, staleness_exp=0.5, fragmentation=0.25),

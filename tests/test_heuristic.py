@@ -132,7 +132,7 @@ def test_what_is_no_name_and_no_heuristic_is_refused(value: Any) -> None:
 
 
 SELECTIONS = '"sample", "single", "random", "window"'
-KINDS = '"none", "eqclass", "full", "ancestors", "megengine"'
+KINDS = '"none", "eqclass", "lineage", "full", "ancestors", "megengine"'
 
 
 @pytest.mark.parametrize(
@@ -245,6 +245,7 @@ FLAT = Heuristic("none", cost_exp=0, size_exp=0, staleness_exp=0, selection="sin
         ({"cost_exp": 1, "neighbourhood": "eqclass"}, "b"),  # 40 + 100 and 60
         ({"cost_exp": 1, "neighbourhood": "full"}, "b"),  # The same.
         ({"cost_exp": 1, "neighbourhood": "ancestors"}, "a"),  # 40 and 60: c is there.
+        ({"cost_exp": 1, "neighbourhood": "lineage"}, "a"),
         ({"size_exp": 1}, "a"),  # 2 blocks and 1
         ({"size_exp": 1, "fragmentation": 1}, "b"),  # 2 + 1 and 1 + 1 + 11
         ({"staleness_exp": 1}, "a"),

@@ -24,6 +24,7 @@ KINDS = [
     Heuristic(next_use=True),
     Heuristic("ancestors", staleness_exp=0.7, next_use=True),
     Heuristic("full", staleness_exp=0.5, next_use=True),
+    Heuristic("lineage", next_use=True, orphans_first=True),
     Heuristic("none", next_use=True, selection="window"),
 ]
 
@@ -85,7 +86,7 @@ def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
             program.end_step()
 
 
-@pytest.mark.parametrize("neighbourhood", ["eqclass", "full"])
+@pytest.mark.parametrize("neighbourhood", ["eqclass", "lineage", "full"])
 def test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it(
     neighbourhood: Any,
 ) -> None:
@@ -247,10 +248,10 @@ def checked_steps(session: Session, choose: Callable[[int], random.Random], hand
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("policy", ["eager", "banish"])
 def test_needs_add_up_after_each_operator(policy: Any, seed: int) -> None:
-    kinds: list[Any] = ["none", "eqclass", "full", "ancestors", "megengine"]
+    kinds: list[Any] = ["none", "eqclass", "lineage", "full", "ancestors", "megengine"]
     with dtr_alloc.rematerialize(
         30 * BYTES,
-        heuristic=Heuristic(kinds[seed % 5], next_use=True),
+        heuristic=Heuristic(kinds[seed % 6], next_use=True),
         policy=policy,
         clock="logical",
         thrash_limit=0,
@@ -308,7 +309,7 @@ def test_settings_may_change_after_any_step() -> None:
     """From each kind of neighbourhood to each other, with a tape and without."""
     kinds = [
         Heuristic(neighbourhood, next_use=next_use)
-        for neighbourhood in ("none", "eqclass", "full", "ancestors", "megengine")
+        for neighbourhood in ("none", "eqclass", "lineage", "full", "ancestors", "megengine")
         for next_use in (False, True)
     ]
     order = list(itertools.chain.from_iterable(itertools.permutations(kinds, 2)))

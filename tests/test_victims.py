@@ -14,6 +14,7 @@ from tests.engine_of_blocks import BLOCK, COST_ONLY, chain_of, engine
 
 Selection = Literal["sample", "single"]
 CLASS_COST_ONLY = replace(COST_ONLY, neighbourhood="eqclass")
+LINEAGE_COST_ONLY = replace(COST_ONLY, neighbourhood="lineage")
 
 
 # What goes first
@@ -311,3 +312,31 @@ def test_the_cost_of_the_evicted_neighbourhood_is_exact(situation: Callable[[Any
             (probe,) = run.call(99, expected + more, [], [], [BLOCK])
             run.take_evicted()
             assert (first_victim(run) == probe) == probe_goes
+
+
+def costs_for(situation: Callable[[Any], None], expected: int) -> None:
+    """The cheapest value goes before a probe that costs more, and after one that costs less."""
+    for more, probe_goes in ((-1, True), (1, False)):
+        for run in (engine(90, LINEAGE_COST_ONLY), Model(90 * BLOCK, LINEAGE_COST_ONLY)):
+            situation(run)
+            (probe,) = run.call(99, expected + more, [], [], [BLOCK])
+            run.take_evicted()
+            assert (first_victim(run) == probe) == probe_goes
+
+
+def missing_behind(run: Any, missing: int) -> None:
+    """One value is there. It costs 5, and rests on so many that cost 20 each. A value that costs 40
+    was made from the first of these, and is missing too."""
+    made = chain_of(run, *[20] * missing, 5)
+    (beside,) = run.call(98, 40, [made[0]], [], [BLOCK])
+    for value in (*made[:-1], beside):
+        run.evict(value)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 31, 32])
+def test_a_lineage_is_what_a_value_rests_on(missing: int) -> None:
+    costs_for(lambda run: missing_behind(run, missing), 5 + 20 * missing)
+
+
+def test_a_long_lineage_counts_by_classes() -> None:
+    costs_for(lambda run: missing_behind(run, 33), 5 + 20 * 33 + 40)

@@ -34,7 +34,7 @@ MOST_SETTINGS = 5000
 """At most so many are tried."""
 
 _NAMES = {
-    "neighbourhood": ("none", "eqclass", "full", "ancestors"),
+    "neighbourhood": ("none", "eqclass", "lineage", "full", "ancestors"),
     "selection": ("single", "window"),
 }
 _POLICIES: tuple[Policy, ...] = ("eager", "ignore")

@@ -42,7 +42,7 @@ _STEP = 0.05
 
 _PARAMETERS = tuple(one for one in USER_PARAMETERS if one.role != "seed")
 _NAMES = {
-    "neighbourhood": ["eqclass", "none", "ancestors", "full"],
+    "neighbourhood": ["eqclass", "none", "lineage", "ancestors", "full"],
     "selection": ["sample", "single", "window"],
 }
 """Which values of an enumeration are tried; the others are for studies."""

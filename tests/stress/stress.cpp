@@ -438,7 +438,8 @@ void stress_machine(const Heuristic& heuristic, Policy policy, int rounds) {
 void stress_engine() {
   Heuristic heuristic;
   for (auto kind : {NeighbourhoodKind::kNone, NeighbourhoodKind::kEvictedClass,
-                    NeighbourhoodKind::kFull, NeighbourhoodKind::kAncestors}) {
+                    NeighbourhoodKind::kLineage, NeighbourhoodKind::kFull,
+                    NeighbourhoodKind::kAncestors}) {
     heuristic.neighbourhood = kind;
     for (Policy policy : {Policy::kEager, Policy::kIgnore}) {
       stress_machine(heuristic, policy, 200);

@@ -64,13 +64,10 @@ Nanos Lineages::cost(std::size_t row) {
     const bool few = walk(*columns_.value(row), sum);
     near.lineage = few ? NearClasses::Lineage::kFew : NearClasses::Lineage::kMany;
     near.sum = sum;
-    deep_ |= !few;
   }
   if (near.lineage == NearClasses::Lineage::kMany) return classes_.cost(row);
-  const Nanos beyond = deep_ ? classes_.cost(row) - near.sum : 0ns;
-  const Nanos cost = near.sum + beyond / kShare;
-  columns_.set_neighbourhood(row, cost);
-  return cost;
+  columns_.set_neighbourhood(row, near.sum);
+  return near.sum;
 }
 
 void Lineages::fill() {

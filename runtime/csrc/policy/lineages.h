@@ -5,12 +5,6 @@
 // sum costs a walk over everything that is missing, and behind a long chain, as an LSTM's, thousands
 // of values are. So a walk ends after kMost values, and what rests on more counts its classes.
 //
-// Long chains ask for something else besides. What is recomputed together must fit into memory
-// together, so a hole in a chain costs more than in proportion to its length, and a value beside a
-// hole should stay although it rests on nothing missing. Once a walk was too long, the program is
-// `deep`: from then on a sum also counts an eighth of what its classes cost beyond it. Where no
-// chain is long, that eighth would choose worse.
-//
 // A row keeps its sum. A missing value that a walk came by is marked as counted. When a value goes
 // or comes back, the rows that counted it are found through marked values, and forget their sums.
 // So this takes no more time than the walks did.
@@ -30,9 +24,8 @@ namespace dtr {
 class Lineages {
  public:
   static constexpr std::size_t kMost = 32;
-  static constexpr int kShare = 8;  // Of what classes cost beyond a sum.
 
-  // `classes` follows the same values.
+  // `classes` follows the same values, and counts no readers.
   Lineages(ScoreColumns& columns, EvictedClasses& classes) : columns_(columns), classes_(classes) {}
 
   void lost(Value& value);
@@ -53,7 +46,6 @@ class Lineages {
   ScoreColumns& columns_;
   EvictedClasses& classes_;
   std::vector<Value*> met_;
-  bool deep_ = false;
   std::uint64_t stamp_ = 0;
   std::int64_t accesses_ = 0;
 };

@@ -22,7 +22,7 @@ void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Valu
 
 void Neighbourhood::foretold(bool is) {
   foretold_ = is;
-  classes_.count_readers(!is || lineage());
+  classes_.count_readers(!is && !lineage());
 }
 
 void Neighbourhood::expected(Value& value) {

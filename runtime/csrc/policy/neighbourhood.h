@@ -25,7 +25,9 @@ namespace dtr {
 class Neighbourhood {
  public:
   Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
-      : kind_(kind), columns_(columns), classes_(columns), lineages_(columns, classes_) {}
+      : kind_(kind), columns_(columns), classes_(columns), lineages_(columns, classes_) {
+    foretold(false);
+  }
 
   // From now on answers as `kind`. `values`: all there are.
   void follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values);
