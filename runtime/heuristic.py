@@ -119,7 +119,9 @@ class Heuristic:
         1.0
     """
 
-    neighbourhood: Literal["none", "eqclass", "lineage", "full", "ancestors", "megengine"] = "eqclass"
+    neighbourhood: Literal["none", "eqclass", "lineage", "full", "ancestors", "megengine"] = (
+        "eqclass"
+    )
     cost_exp: float = 1.0
     size_exp: float = 1.0
     staleness_exp: float = 1.0

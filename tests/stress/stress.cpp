@@ -437,9 +437,9 @@ void stress_machine(const Heuristic& heuristic, Policy policy, int rounds) {
 
 void stress_engine() {
   Heuristic heuristic;
-  for (auto kind : {NeighbourhoodKind::kNone, NeighbourhoodKind::kEvictedClass,
-                    NeighbourhoodKind::kLineage, NeighbourhoodKind::kFull,
-                    NeighbourhoodKind::kAncestors}) {
+  for (auto kind :
+       {NeighbourhoodKind::kNone, NeighbourhoodKind::kEvictedClass, NeighbourhoodKind::kLineage,
+        NeighbourhoodKind::kFull, NeighbourhoodKind::kAncestors}) {
     heuristic.neighbourhood = kind;
     for (Policy policy : {Policy::kEager, Policy::kIgnore}) {
       stress_machine(heuristic, policy, 200);
