@@ -38,16 +38,16 @@ AUTO = "auto"
 
 CANDIDATES: tuple[Heuristic, ...] = (
     PRESETS[DEFAULT],
-    Heuristic("ancestors", next_use=True, orphans_first=True),
-    Heuristic("ancestors", staleness_exp=0.5, orphans_first=True),
-    Heuristic("full", staleness_exp=0.5, next_use=True, orphans_first=True),
+    Heuristic("lineage", staleness_exp=0.5, next_use=True, orphans_first=True),
+    Heuristic("ancestors", orphans_first=True),
     Heuristic(staleness_exp=0.5, orphans_first=True),
-    Heuristic("full", next_use=True, orphans_first=True),
-    Heuristic("ancestors", staleness_exp=0.7, next_use=True),
-    Heuristic("ancestors", staleness_exp=0.5),
+    Heuristic("lineage"),
+    Heuristic("lineage", staleness_exp=0.5, next_use=True),
+    Heuristic(orphans_first=True),
+    Heuristic(staleness_exp=0.5, next_use=True),
 )
 """What is tried, in this order: the default; then each that saved most, beside those before it, on
-our own traces, chosen among 24; then two without orphans."""
+our own traces, chosen among 36."""
 
 _STEPS = 4  # Recorded for a search: by then the tape has told in three of them.
 _AGAIN = 100  # Steps from the end of one search until others are recorded for the next.

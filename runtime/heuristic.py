@@ -92,8 +92,9 @@ class Heuristic:
         neighbourhood: what n counts of what must be recomputed besides the tensor itself:
             ``"none"`` of it; ``"eqclass"``, the paper's approximation by a union-find; ``"full"``,
             exactly (its e*; slow, for studies); ``"ancestors"``, exactly what the tensor itself
-            rests on; ``"lineage"``, the same where that is at most 32 tensors, else by the
-            union-find; ``"megengine"``, MegEngine's sets as published, without c, for comparison.
+            rests on; ``"lineage"``, the same until a tensor rests on more than 96 missing ones, and
+            the union-find from then on; ``"megengine"``, MegEngine's sets as published, without c,
+            for comparison.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.
@@ -185,7 +186,7 @@ DEFAULT = "foresight"
 """That of a scope, and of an allocator."""
 
 PRESETS: dict[str, Heuristic] = {
-    "foresight": Heuristic(next_use=True, orphans_first=True),
+    "foresight": Heuristic("lineage", next_use=True, orphans_first=True),
     "dtr": Heuristic(),
     "dtr_full": Heuristic(neighbourhood="full"),
     "dtr_local": Heuristic(neighbourhood="none"),
@@ -199,8 +200,8 @@ PRESETS: dict[str, Heuristic] = {
 }
 """The named heuristics:
 
-- ``foresight``, the default of a scope: ``dtr`` by the next use, where an earlier step foretells
-  it, and orphans first;
+- ``foresight``, the default of a scope: ``dtr`` with n by lineages while these are short, by the
+  next use, where an earlier step foretells it, and with orphans first;
 - ``dtr``, ``dtr_full``, ``dtr_local``: the paper's h_DTR, (c + n) / (size * staleness), with n by
   evicted classes, exact, and left out;
 - ``lru``: least recently used, 1 / staleness;

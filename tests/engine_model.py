@@ -32,8 +32,8 @@ def content_of(name: int, inputs: Sequence[int], result: int) -> int:
     return number
 
 
-LONGEST_LINEAGE = 32
-"""Of how many missing values a lineage is exact (`policy/lineages.h`)."""
+LONGEST_LINEAGE = 96
+"""Where one has more missing values than this, classes answer from then on."""
 
 
 @dataclass(eq=False)
@@ -102,6 +102,7 @@ class Model:
     ) -> None:
         self.pool = pool_model.Model(budget, rounded(budget) + spare, pool_model.GRANULE)
         self.heuristic = heuristic
+        self.by_classes = heuristic.neighbourhood == "eqclass"
         self.page_price = page_price
         self.random = 0x9E3779B97F4A7C15 ^ heuristic.seed
         self.storages: dict[int, Value] = {}
@@ -276,18 +277,21 @@ class Model:
         if kind == "megengine":
             assert value.recipe is not None
             return sum(cost_in_set(near) for near in missing_beside(value)) - value.recipe.cost
-        if kind == "eqclass":
+        self.leave_long_lineages([value])
+        if self.by_classes:
             return self.classes_cost([value])
-        if kind == "lineage" and len(all_missing(value, inputs_of)) > LONGEST_LINEAGE:
-            classes = {near.evicted_class for near in inputs_of(value)}
-            return sum(one.cost for one in classes if one)
         backward = missing_around(value, inputs_of) if kind != "none" else 0
         return backward + (missing_around(value, made_from) if kind == "full" else 0)
 
+    def leave_long_lineages(self, values: Sequence[Value]) -> None:
+        """Whose score is asked for."""
+        if self.heuristic.neighbourhood == "lineage":
+            self.by_classes |= any(
+                len(all_missing(value, inputs_of)) > LONGEST_LINEAGE for value in values
+            )
+
     def classes_cost(self, values: Sequence[Value]) -> int:
-        """Of the evicted classes beside these values, each counted once; where classes count."""
-        if self.heuristic.neighbourhood != "eqclass":
-            return 0
+        """Of the evicted classes beside these values, each counted once."""
         classes = {near.evicted_class for value in values for near in neighbours(value)}
         return sum(one.cost for one in classes if one)
 
@@ -340,6 +344,7 @@ class Model:
         self.evaluations += len(free)
         if not free:
             return False
+        self.leave_long_lineages(free)
         self.evict_value(self._least(free))
         return True
 

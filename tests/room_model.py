@@ -116,13 +116,16 @@ def backed_parts(model: Model, asked: int) -> list[Range | None]:
 
 
 def window_cost(model: Model, values: list[Value]) -> int:
-    """Missing neighbours that members share count once."""
+    """Classes that members share count once."""
     own = sum(value.recipe.cost for value in values if value.recipe)
-    return own + model.classes_cost(values)
+    if model.by_classes:
+        return own + model.classes_cost(values)
+    return own + sum(model.neighbourhood_cost(value) for value in values)
 
 
 def cheapest_window(model: Model, asked: int) -> list[Value]:
     """The first one of the least cost times bytes over staleness of all its bytes."""
+    model.leave_long_lineages([value for value in model.candidates if not value.locks])
     best = float("inf")
     found: list[Value] = []
     for values in windows(model, asked):

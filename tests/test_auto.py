@@ -18,7 +18,7 @@ from dtr_alloc.runtime.simulate import Simulator
 
 ELEMENTS = 1 << 14  # 64 KiB.
 BUDGET = 10 * 4 * ELEMENTS
-BEST = Heuristic("ancestors", staleness_exp=0.5)
+BEST = Heuristic("ancestors", orphans_first=True)
 
 
 @pytest.fixture

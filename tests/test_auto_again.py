@@ -19,8 +19,8 @@ from dtr_alloc.runtime.trace.from_records import trace_of
 ELEMENTS = 1 << 14  # 64 KiB.
 BUDGET = 10 * 4 * ELEMENTS
 FIRST = 12  # Steps that every scope records.
-FOR_DEEP = Heuristic("ancestors", staleness_exp=0.5)
-FOR_SHALLOW = Heuristic("ancestors", next_use=True, orphans_first=True)
+FOR_DEEP = Heuristic("ancestors", orphans_first=True)
+FOR_SHALLOW = Heuristic("lineage", staleness_exp=0.5, next_use=True)
 
 
 class Program:

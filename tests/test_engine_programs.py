@@ -26,7 +26,7 @@ DECIDING = {
 }
 # None: as the least score goes; else room is made as in a scope, and a page costs this to move.
 PAGE_PRICES = [None, 0, 50]
-WINDOWED = ("dtr", "dtr_local")  # Of which room_model knows the windows.
+WINDOWED = ("dtr", "dtr_local", "lineage")  # Of which room_model knows the windows.
 
 
 class EngineMachine(RuleBasedStateMachine):

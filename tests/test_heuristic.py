@@ -39,7 +39,7 @@ def point(h: Heuristic) -> tuple[str, float, float, float]:
 
 def test_the_presets_are_the_known_points_of_the_score() -> None:
     assert {name: point(heuristic) for name, heuristic in PRESETS.items()} == {
-        "foresight": ("eqclass", 1, 1, 1),
+        "foresight": ("lineage", 1, 1, 1),
         "dtr": ("eqclass", 1, 1, 1),
         "dtr_full": ("full", 1, 1, 1),
         "dtr_local": ("none", 1, 1, 1),
@@ -109,8 +109,8 @@ def test_without_arguments_a_heuristic_is_the_papers() -> None:
     assert Heuristic() == PRESETS["dtr"]
 
 
-def test_the_default_of_a_scope_differs_from_the_papers_by_two_switches() -> None:
-    assert PRESETS[DEFAULT] == Heuristic(next_use=True, orphans_first=True)
+def test_the_default_of_a_scope_differs_from_the_papers_by_lineages_and_two_switches() -> None:
+    assert PRESETS[DEFAULT] == Heuristic("lineage", next_use=True, orphans_first=True)
     with dtr_alloc.measure() as session:
         assert session.heuristic == PRESETS[DEFAULT]
 

@@ -317,7 +317,7 @@ def test_the_cost_of_the_evicted_neighbourhood_is_exact(situation: Callable[[Any
 def costs_for(situation: Callable[[Any], None], expected: int) -> None:
     """The cheapest value goes before a probe that costs more, and after one that costs less."""
     for more, probe_goes in ((-1, True), (1, False)):
-        for run in (engine(90, LINEAGE_COST_ONLY), Model(90 * BLOCK, LINEAGE_COST_ONLY)):
+        for run in (engine(160, LINEAGE_COST_ONLY), Model(160 * BLOCK, LINEAGE_COST_ONLY)):
             situation(run)
             (probe,) = run.call(99, expected + more, [], [], [BLOCK])
             run.take_evicted()
@@ -333,10 +333,24 @@ def missing_behind(run: Any, missing: int) -> None:
         run.evict(value)
 
 
-@pytest.mark.parametrize("missing", [1, 2, 31, 32])
+@pytest.mark.parametrize("missing", [1, 2, 95, 96])
 def test_a_lineage_is_what_a_value_rests_on(missing: int) -> None:
     costs_for(lambda run: missing_behind(run, missing), 5 + 20 * missing)
 
 
-def test_a_long_lineage_counts_by_classes() -> None:
-    costs_for(lambda run: missing_behind(run, 33), 5 + 20 * 33 + 40)
+def test_from_the_first_long_lineage_on_classes_count() -> None:
+    costs_for(lambda run: missing_behind(run, 97), 5 + 20 * 97 + 40)
+
+    def and_a_short_one_later(run: Any) -> None:
+        missing_behind(run, 97)
+        (probe,) = run.call(97, 1, [], [], [BLOCK])
+        run.take_evicted()
+        filling = []
+        while not (evicted := run.take_evicted()):
+            filling.append(run.constant(BLOCK, 8))
+        assert evicted == [probe]
+        for constant in filling:
+            run.drop(constant)
+        missing_behind(run, 2)
+
+    costs_for(and_a_short_one_later, 5 + 20 * 2 + 40)

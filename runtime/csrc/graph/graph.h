@@ -73,7 +73,7 @@ struct Value {
   bool copied = false;    // Executor's: a copy of what a constant was, for recipes alone.
   bool absent = false;    // Executor's: a constant whose content others took, and bring back.
   bool dying = false;     // Executor's: locked until the deleter of its storage has come.
-  bool counted = false;   // Neighbourhood::lineage: missing, and a walk came by.
+  bool counted = false;   // Lineages': missing, and a walk came by.
 
   bool constant() const { return producer == nullptr; }
   bool movable() const;

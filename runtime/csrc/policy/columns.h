@@ -30,16 +30,15 @@ namespace dtr {
 
 struct EvictedClass;
 
-// The evicted classes next to a row's value, where they are known and not too many
-// (evicted_classes.h). In an LSTM cell nearly all values have three or four.
-struct NearClasses {
+// What a row remembers of the missing values near its own. Of classes: those next to it, where they
+// are known and not too many (evicted_classes.h). In an LSTM cell nearly all values have three or
+// four.
+struct Near {
   static constexpr std::size_t kMost = 4;
-  // Whether the value rests on so few missing ones that `sum` is what they cost (lineages.h).
-  enum class Lineage : std::uint8_t { kUnknown, kFew, kMany };
   std::array<EvictedClass*, kMost> classes;
   std::uint8_t count = 0;
   bool known = false;
-  Lineage lineage = Lineage::kUnknown;
+  bool summed = false;  // Whether `sum` is what the value's lineage costs (lineages.h).
   Nanos sum = 0ns;
 };
 
@@ -131,7 +130,11 @@ class ScoreColumns {
   void set_all_needs(Nanos need) { std::fill_n(at_.last_access, count(), -need.count()); }
   void set_need(std::size_t row, Nanos need) { at_.last_access[row] = -need.count(); }
 
-  NearClasses& near(std::size_t row) { return near_[row]; }
+  Near& near(std::size_t row) { return near_[row]; }
+  void forget_near(const Value& value) {
+    if (value.candidate != kNowhere) near_[value.candidate] = {};
+  }
+  void forget_all_near() { std::fill(near_.begin(), near_.end(), Near{}); }
   void set_neighbourhood(std::size_t row, Nanos cost) {
     const Nanos all{at_.cost[row] + cost.count()};
     at_.neighbourhood[row] = limited(*values_[row], all) - at_.cost[row];
@@ -161,7 +164,7 @@ class ScoreColumns {
   void grow();
 
   std::vector<Value*> values_;
-  std::vector<NearClasses> near_;
+  std::vector<Near> near_;
   std::size_t capacity_ = 0, evictable_count_ = 0;
   Bytes bytes_ = 0;
   std::optional<Transfer> transfer_;

@@ -20,11 +20,11 @@ void EvictedClasses::lost(Value& value) {
     ++root->references;
   };
   for_each_input(value, [&](Value& input) {
-    if (readers_count_) forget(input);
+    if (readers_count_) columns_.forget_near(input);
     merge(input);
   });
   for_each_reader(value, [&](Value& reader) {
-    forget(reader);
+    columns_.forget_near(reader);
     merge(reader);
   });
   value.evicted_class = root;
@@ -38,13 +38,13 @@ void EvictedClasses::returned(Value& value) {
 }
 
 void EvictedClasses::forget_around(Value& value) {
-  const auto look = [&](Value& neighbour) { forget(neighbour); };
+  const auto look = [&](Value& neighbour) { columns_.forget_near(neighbour); };
   if (readers_count_) for_each_input(value, look);
   for_each_reader(value, look);
 }
 
 Nanos EvictedClasses::cost(std::size_t row) {
-  NearClasses& near = columns_.near(row);
+  Near& near = columns_.near(row);
   Nanos sum = 0ns;
   if (!near.known) {
     sum = walk(*columns_.value(row), near);
@@ -59,7 +59,7 @@ Nanos EvictedClasses::cost(std::size_t row) {
 void EvictedClasses::fill() {
   ColumnsView columns = columns_.view();
   for (std::size_t row = 0; row < columns.count; ++row) {
-    const NearClasses& near = columns_.near(row);
+    const Near& near = columns_.near(row);
     if (near.known && near.count == 0)
       continue;  // Nothing is missing there, and the column says so.
     if (columns.evictable[row]) cost(row);
@@ -73,11 +73,10 @@ void EvictedClasses::for_each_near(const Value& value, const Visit& visit) const
 }
 
 void EvictedClasses::count_readers(bool count) {
-  if (std::exchange(readers_count_, count) == count) return;
-  for (std::size_t row = 0; row < columns_.count(); ++row) columns_.near(row) = {};
+  if (std::exchange(readers_count_, count) != count) columns_.forget_all_near();
 }
 
-Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
+Nanos EvictedClasses::walk(const Value& value, Near& near) {
   Nanos sum = 0ns;
   std::size_t classes = 0;
   ++stamp_;
@@ -88,11 +87,11 @@ Nanos EvictedClasses::walk(const Value& value, NearClasses& near) {
     if (root->seen == stamp_) return;
     root->seen = stamp_;
     sum += root->cost;
-    if (classes < NearClasses::kMost) near.classes[classes] = neighbour.evicted_class;
+    if (classes < Near::kMost) near.classes[classes] = neighbour.evicted_class;
     ++classes;
   };
   for_each_near(value, look);
-  near.known = classes <= NearClasses::kMost;  // Few have more; those are walked every time.
+  near.known = classes <= Near::kMost;  // Few have more; those are walked every time.
   near.count = near.known ? classes : 0;
   return sum;
 }

@@ -46,13 +46,9 @@ class EvictedClasses {
   }
   void lost(Value& value);
   void returned(Value& value);
-  // The value of a row was given another neighbour.
-  void forget(const Value& value) {
-    if (value.candidate != kNowhere) columns_.near(value.candidate) = {};
-  }
   Nanos cost(std::size_t row);  // Of the classes next to the row's value; its column too.
   void fill();                  // The column of neighbourhoods, for all that may go.
-  Nanos walk(const Value& value, NearClasses& near);
+  Nanos walk(const Value& value, Near& near);
   // Whether classes that were made from a value count beside those that it rests on.
   void count_readers(bool count);
   // Calls `visit` with each distinct class next to the row's value.
@@ -74,7 +70,7 @@ class EvictedClasses {
   EvictedClass* halve(EvictedClass* node);
   // Calls `visit` with each distinct root of what a row remembers: classes may have merged since.
   template <typename Visit>
-  void for_each_root(const NearClasses& near, Visit visit);
+  void for_each_root(const Near& near, Visit visit);
   void forget_around(Value& value);
   template <typename Visit>
   void for_each_near(const Value& value, const Visit& visit) const;
@@ -89,9 +85,8 @@ class EvictedClasses {
 };
 
 template <typename Visit>
-[[gnu::always_inline]] inline void EvictedClasses::for_each_root(const NearClasses& near,
-                                                                 Visit visit) {
-  std::array<EvictedClass*, NearClasses::kMost> roots;
+[[gnu::always_inline]] inline void EvictedClasses::for_each_root(const Near& near, Visit visit) {
+  std::array<EvictedClass*, Near::kMost> roots;
   for (std::size_t i = 0; i < near.count; ++i) {
     roots[i] = find(near.classes[i]);
     if (std::find(roots.begin(), roots.begin() + i, roots[i]) == roots.begin() + i)
@@ -101,7 +96,7 @@ template <typename Visit>
 
 template <typename Visit>
 [[gnu::always_inline]] inline void EvictedClasses::for_each(std::size_t row, Visit visit) {
-  NearClasses& near = columns_.near(row);
+  Near& near = columns_.near(row);
   if (!near.known) [[unlikely]]
     cost(row);
   if (!near.known) [[unlikely]] {

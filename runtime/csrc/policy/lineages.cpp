@@ -17,7 +17,7 @@ void Lineages::returned(Value& value) {
 }
 
 void Lineages::linked(Value& value) {
-  classes_.forget(value);
+  columns_.forget_near(value);
   returned(value);
 }
 
@@ -30,7 +30,7 @@ void Lineages::forget_ahead(Value& value) {
     for_each_reader(at, [&](Value& reader) {
       ++accesses_;
       if (reader.resident()) {
-        classes_.forget(reader);
+        columns_.forget_near(reader);
       } else if (std::exchange(reader.counted, false)) {
         met_.push_back(&reader);
       }
@@ -38,11 +38,11 @@ void Lineages::forget_ahead(Value& value) {
   }
 }
 
-// Whether the value rests on at most kMost missing ones; then `sum` is what they cost.
-bool Lineages::walk(const Value& value, Nanos& sum) {
+// Leaves in `met_` what is missing.
+Nanos Lineages::walk(const Value& value) {
   ++stamp_;
   met_.clear();
-  bool few = true;
+  Nanos sum = 0ns;
   const auto look = [&](Value& input) {
     ++accesses_;
     if (input.resident() || input.mark == stamp_) return;
@@ -50,22 +50,19 @@ bool Lineages::walk(const Value& value, Nanos& sum) {
     input.counted = true;
     sum += input.cost;
     met_.push_back(&input);
-    few = met_.size() <= kMost;
   };
   for_each_input(const_cast<Value&>(value), look);
-  for (std::size_t next = 0; next < met_.size() && few; ++next) for_each_input(*met_[next], look);
-  return few;
+  for (std::size_t next = 0; next < met_.size(); ++next) for_each_input(*met_[next], look);
+  return sum;
 }
 
 Nanos Lineages::cost(std::size_t row) {
-  NearClasses& near = columns_.near(row);
-  if (near.lineage == NearClasses::Lineage::kUnknown) {
-    Nanos sum = 0ns;
-    const bool few = walk(*columns_.value(row), sum);
-    near.lineage = few ? NearClasses::Lineage::kFew : NearClasses::Lineage::kMany;
-    near.sum = sum;
+  Near& near = columns_.near(row);
+  if (!near.summed) {
+    near.sum = walk(*columns_.value(row));
+    near.summed = true;
+    were_long_ |= met_.size() > kMany;
   }
-  if (near.lineage == NearClasses::Lineage::kMany) return classes_.cost(row);
   columns_.set_neighbourhood(row, near.sum);
   return near.sum;
 }
@@ -79,11 +76,8 @@ void Lineages::fill() {
 
 void Lineages::check(const Value& value) {
   if (value.candidate == kNowhere) return;
-  const NearClasses& near = columns_.near(value.candidate);
-  if (near.lineage == NearClasses::Lineage::kUnknown) return;
-  Nanos sum = 0ns;
-  const bool few = walk(value, sum);
-  if (few != (near.lineage == NearClasses::Lineage::kFew) || (few && sum != near.sum)) {
+  const Near& near = columns_.near(value.candidate);
+  if (near.summed && near.sum != walk(value)) {
     throw std::logic_error("engine: a row's lineage is what a walk finds");
   }
 }

@@ -1,13 +1,12 @@
-// The missing values that a tensor is computed from: exactly, where they are few.
-//
-// An exact sum chooses better victims than evicted classes do (evicted_classes.h). A class also
-// holds what was made from the same inputs, and it is not split when values come back. But an exact
-// sum costs a walk over everything that is missing, and behind a long chain, as an LSTM's, thousands
-// of values are. So a walk ends after kMost values, and what rests on more counts its classes.
+// The missing values that a tensor is computed from, exactly: its lineage.
 //
 // A row keeps its sum. A missing value that a walk came by is marked as counted. When a value goes
 // or comes back, the rows that counted it are found through marked values, and forget their sums.
 // So this takes no more time than the walks did.
+//
+// A walk costs as much as is missing. That is little in most programs. But behind a long chain, as
+// an LSTM's, thousands of values are missing, and then each walk is long. Whoever asks can see
+// whether a lineage was of more than kMany values.
 
 #pragma once
 
@@ -17,16 +16,14 @@
 
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/policy/columns.h"
-#include "runtime/csrc/policy/evicted_classes.h"
 
 namespace dtr {
 
 class Lineages {
  public:
-  static constexpr std::size_t kMost = 32;
+  static constexpr std::size_t kMany = 96;
 
-  // `classes` follows the same values, and counts no readers.
-  Lineages(ScoreColumns& columns, EvictedClasses& classes) : columns_(columns), classes_(classes) {}
+  explicit Lineages(ScoreColumns& columns) : columns_(columns) {}
 
   void lost(Value& value);
   void returned(Value& value);
@@ -36,18 +33,21 @@ class Lineages {
   Nanos cost(std::size_t row);  // Its column too.
   void fill();                  // The column of neighbourhoods, for all that may go.
 
+  bool were_long() const { return were_long_; }  // One was of more than kMany values.
+  void start_again() { were_long_ = false; }
+
   std::int64_t accesses() const { return accesses_; }
   void check(const Value& value);  // Against a walk from nothing.
 
  private:
   void forget_ahead(Value& value);
-  bool walk(const Value& value, Nanos& sum);
+  Nanos walk(const Value& value);
 
   ScoreColumns& columns_;
-  EvictedClasses& classes_;
   std::vector<Value*> met_;
   std::uint64_t stamp_ = 0;
   std::int64_t accesses_ = 0;
+  bool were_long_ = false;
 };
 
 }  // namespace dtr

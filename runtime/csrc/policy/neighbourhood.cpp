@@ -5,42 +5,50 @@
 namespace dtr {
 
 void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values) {
-  if (kind == kind_) return;
+  if (kind == asked_) return;
   for (Value* value : values) discard(*value);
-  kind_ = kind;
+  kind_ = asked_ = kind;
+  lineages_.start_again();
+  columns_.forget_all_near();
   foretold(foretold_);
   for (std::size_t row = 0; row < columns_.count(); ++row) {
-    columns_.near(row) = {};
     columns_.set_neighbourhood(row, 0ns);
-    if (exact()) regions_.returned(*columns_.value(row));
+    if (by_regions()) regions_.returned(*columns_.value(row));
   }
   refresh();
   for (Value* value : values) {
-    if (!exact() && !value->resident()) lost(*value, Loss::kEvicted);
+    if (!by_regions() && !value->resident()) lost(*value, Loss::kEvicted);
   }
 }
 
 void Neighbourhood::foretold(bool is) {
   foretold_ = is;
-  classes_.count_readers(!is && !lineage());
+  classes_.count_readers(!is && !by_lineages());
+}
+
+void Neighbourhood::leave_long_lineages() {
+  if (kind_ != NeighbourhoodKind::kLineage || !lineages_.were_long()) return;
+  kind_ = NeighbourhoodKind::kEvictedClass;
+  columns_.forget_all_near();
+  foretold(foretold_);
 }
 
 void Neighbourhood::expected(Value& value) {
-  if (by_classes()) classes_.expected(value);
+  if (with_classes()) classes_.expected(value);
 }
 
 void Neighbourhood::lost(Value& value, Loss loss) {
-  if (by_classes()) classes_.lost(value);
-  if (lineage()) lineages_.lost(value);
+  if (with_classes()) classes_.lost(value);
+  if (by_lineages()) lineages_.lost(value);
   if (kind_ == NeighbourhoodKind::kMegEngine && loss == Loss::kEvicted) sets_.evicted(value);
-  if (exact()) regions_.lost(value);
+  if (by_regions()) regions_.lost(value);
 }
 
 void Neighbourhood::returned(Value& value) {
-  if (by_classes()) classes_.returned(value);
-  if (lineage()) lineages_.returned(value);
+  if (with_classes()) classes_.returned(value);
+  if (by_lineages()) lineages_.returned(value);
   if (kind_ == NeighbourhoodKind::kMegEngine) sets_.returned(value);
-  if (exact()) regions_.returned(value);
+  if (by_regions()) regions_.returned(value);
 }
 
 void Neighbourhood::cut(Value& value) {
@@ -49,14 +57,14 @@ void Neighbourhood::cut(Value& value) {
   } else if (value.evicted_class) {
     classes_.returned(value);
   }
-  if (exact()) regions_.cut(value);
+  if (by_regions()) regions_.cut(value);
 }
 
 void Neighbourhood::linked(Value& one, Value& other) {
-  if (lineage()) return lineages_.linked(one);
+  if (by_lineages()) return lineages_.linked(one);
   if (kind_ != NeighbourhoodKind::kEvictedClass) return;
-  classes_.forget(one);
-  classes_.forget(other);
+  columns_.forget_near(one);
+  columns_.forget_near(other);
 }
 
 void Neighbourhood::discard(Value& value) {
@@ -77,12 +85,15 @@ Nanos Neighbourhood::cost(std::size_t row) {
       return 0ns;
     case NeighbourhoodKind::kEvictedClass:
       return classes_.cost(row);
-    case NeighbourhoodKind::kLineage:
+    case NeighbourhoodKind::kAncestors:
       return lineages_.cost(row);
+    case NeighbourhoodKind::kLineage: {
+      const Nanos sum = lineages_.cost(row);
+      leave_long_lineages();
+      return by_lineages() ? sum : classes_.cost(row);
+    }
     case NeighbourhoodKind::kFull:
       return Regions::ancestors(value) + (foretold_ ? 0ns : Regions::descendants(value));
-    case NeighbourhoodKind::kAncestors:
-      return Regions::ancestors(value);
     case NeighbourhoodKind::kMegEngine:
       return sets_.cost(value) - value.cost;  // The value's own operator is not in their score.
   }
@@ -90,8 +101,12 @@ Nanos Neighbourhood::cost(std::size_t row) {
 }
 
 void Neighbourhood::fill() {
+  if (by_lineages()) {
+    lineages_.fill();
+    leave_long_lineages();
+    if (by_lineages()) return;
+  }
   if (kind_ == NeighbourhoodKind::kEvictedClass) return classes_.fill();
-  if (lineage()) return lineages_.fill();
   if (kind_ == NeighbourhoodKind::kNone) return;
   ColumnsView columns = columns_.view();
   for (std::size_t row = 0; row < columns.count; ++row) {
@@ -100,18 +115,17 @@ void Neighbourhood::fill() {
 }
 
 void Neighbourhood::check(const Value& value) {
-  if (by_classes()) {
-    if (value.resident() != (value.evicted_class == nullptr)) {
-      throw std::logic_error("engine: exactly the missing values are in an evicted class");
-    }
-    NearClasses walked;
-    if (!lineage() && value.candidate != kNowhere &&
-        classes_.cost(value.candidate) != classes_.walk(value, walked)) {
+  if (with_classes() && value.resident() != (value.evicted_class == nullptr)) {
+    throw std::logic_error("engine: exactly the missing values are in an evicted class");
+  }
+  if (kind_ == NeighbourhoodKind::kEvictedClass && value.candidate != kNowhere) {
+    Near walked;
+    if (classes_.cost(value.candidate) != classes_.walk(value, walked)) {
       throw std::logic_error("engine: a row's classes are those that a walk finds");
     }
   }
-  if (lineage()) lineages_.check(value);
-  if (exact()) regions_.check(value);
+  if (by_lineages()) lineages_.check(value);
+  if (by_regions()) regions_.check(value);
 }
 
 }  // namespace dtr

@@ -2,10 +2,16 @@
 // it goes too (paper, section 4.1). Every way in which a value loses its content enters here:
 // evicted, dropped by the program, overwritten by a write, stolen by a replay.
 //
-// Five answers, dearer as they get more exact: none; the paper's relaxation by a union-find
-// (evicted_classes.h); the value's missing ancestors, exactly where they are few (lineages.h); the
-// exact neighbourhood, e* (regions.h); its ancestors alone, as MSPS wants it. A sixth is there to be
-// compared with (megengine_sets.h). All see storages: a view counts with the bytes it shares.
+// Answers, dearer as they get more exact: none; the paper's relaxation by a union-find
+// (evicted_classes.h); the value's missing ancestors, as MSPS wants it (lineages.h); the exact
+// neighbourhood, e* (regions.h). One more is there to be compared with (megengine_sets.h). All see
+// storages: a view counts with the bytes it shares.
+//
+// The default, kLineage, is the ancestors while they are few. Such sums choose better than classes
+// do: a class also holds what was made from the same inputs, and it is not split when values come
+// back. But a step with long chains, as an LSTM's, is soon nothing but long walks, and what a value
+// rests on says little there, since all rests on one chain. So from the first lineage of many
+// values on, classes answer.
 
 #pragma once
 
@@ -25,7 +31,7 @@ namespace dtr {
 class Neighbourhood {
  public:
   Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
-      : kind_(kind), columns_(columns), classes_(columns), lineages_(columns, classes_) {
+      : kind_(kind), asked_(kind), columns_(columns), classes_(columns), lineages_(columns) {
     foretold(false);
   }
 
@@ -34,11 +40,13 @@ class Neighbourhood {
 
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
-  void added(Value& value) { exact() ? regions_.returned(value) : void(); }  // New, with content.
+  void added(Value& value) {
+    by_regions() ? regions_.returned(value) : void();
+  }                                    // New, with content.
   void expected(Value& value);         // New, and its operator has yet to run for the first time.
   void lost(Value& value, Loss loss);  // It has just lost its content.
   void returned(Value& value);         // It is back.
-  void refresh() { exact() ? regions_.refresh() : void(); }
+  void refresh() { by_regions() ? regions_.refresh() : void(); }
   void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
 
   // While the next use of each value is known, that of what was made from it is in the value's need
@@ -65,13 +73,18 @@ class Neighbourhood {
   void check(const Value& value);
 
  private:
-  bool exact() const {
-    return kind_ == NeighbourhoodKind::kFull || kind_ == NeighbourhoodKind::kAncestors;
+  bool by_regions() const { return kind_ == NeighbourhoodKind::kFull; }
+  bool by_lineages() const {
+    return kind_ == NeighbourhoodKind::kAncestors || kind_ == NeighbourhoodKind::kLineage;
   }
-  bool lineage() const { return kind_ == NeighbourhoodKind::kLineage; }
-  bool by_classes() const { return kind_ == NeighbourhoodKind::kEvictedClass || lineage(); }
+  // Kept up beside lineages that may turn out long.
+  bool with_classes() const {
+    return kind_ == NeighbourhoodKind::kEvictedClass || kind_ == NeighbourhoodKind::kLineage;
+  }
+  void leave_long_lineages();
 
-  NeighbourhoodKind kind_;
+  NeighbourhoodKind kind_;   // In force,
+  NeighbourhoodKind asked_;  // and what was asked for.
   bool foretold_ = false;
   ScoreColumns& columns_;
   EvictedClasses classes_;

@@ -19,10 +19,10 @@ struct Sums {
 };
 
 // Where exponents and the penalty are 1 and missing neighbours, if any, are counted by classes.
-bool simple(const Heuristic& h) {
+bool simple(const WindowSearch& from) {
+  const Heuristic& h = from.heuristic;
   return h.cost_exp == 1 && h.staleness_exp == 1 && h.recompute_penalty == 1 &&
-         (h.neighbourhood == NeighbourhoodKind::kNone ||
-          h.neighbourhood == NeighbourhoodKind::kEvictedClass);
+         (h.neighbourhood == NeighbourhoodKind::kNone || from.neighbourhood.evicted_classes());
 }
 
 // Takes a pool's extents in address order; sums[i] is of the first i. What is in it stays in
@@ -119,8 +119,8 @@ class SharedCost {
 template <bool kSimple>
 const Sums* add_up(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
   const Heuristic& h = from.heuristic;
+  if (!kSimple && !from.neighbourhood.evicted_classes()) from.neighbourhood.fill();
   const bool shared = from.neighbourhood.evicted_classes() != nullptr;
-  if (!kSimple && !shared) from.neighbourhood.fill();
   while (true) {
     if (!sums.empty()) {
       const Sums* last = from.pool
@@ -206,7 +206,7 @@ Window search(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
 Window cheapest_window(const WindowSearch& from, Bytes bytes) {
   static thread_local std::vector<Sums> sums;  // To ask for their memory anew costs half a search.
   bytes = round_to_granule(std::max(bytes, Bytes{1}));
-  return (simple(from.heuristic) ? search<true> : search<false>)(from, bytes, sums);
+  return (simple(from) ? search<true> : search<false>)(from, bytes, sums);
 }
 
 }  // namespace dtr
