@@ -21,15 +21,13 @@ from models import MODELS, Workload
 
 import dtr_alloc
 from dtr_alloc import Heuristic
-from dtr_alloc.runtime.heuristic import name_of
+from dtr_alloc.runtime.heuristic import DEFAULT, name_of
 from dtr_alloc.runtime.simulate import SimulationResult, Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 
 BUDGETS = (0.7, 0.5, 0.3)
 UNLIMITED = 1 << 36
 TAPE = Heuristic("ancestors", staleness_exp=0.7, next_use=True)
-ORPHANS = Heuristic("ancestors", next_use=True, orphans_first=True)
-NAMES: dict[str | Heuristic, str] = {TAPE: "tape", ORPHANS: "orphans"}
 FOLLOWS_TAPE = ("resnet32", "transformer", "treelstm")
 
 
@@ -130,7 +128,7 @@ def main() -> int:
     rows: list[dict[str, object]] = []
     steps = 1 if options.quick else 3
     runs: list[tuple[str, str | Heuristic]] = [(name, "dtr") for name in MODELS] + [
-        (name, heuristic) for name in FOLLOWS_TAPE for heuristic in (TAPE, ORPHANS)
+        (name, heuristic) for name in FOLLOWS_TAPE for heuristic in (TAPE, DEFAULT)
     ]
     for name, heuristic in runs:
         made = compare(name, 1.0, steps, heuristic)
@@ -138,9 +136,9 @@ def main() -> int:
         for row in made:
             share = "no budget" if row["budget"] is None else f"{row['budget']}"
             verdict = "identical" if row["identical"] else "DIFFERENT"
-            decides = NAMES.get(heuristic, "dtr")
+            decides = "tape" if heuristic == TAPE else heuristic
             print(
-                f"{name:<13} {decides:<7} {share:<9} {row['evictions']:>6,} evictions, "
+                f"{name:<13} {decides:<9} {share:<9} {row['evictions']:>6,} evictions, "
                 f"peak {row['peak_bytes']:>12,} bytes: {verdict}",
                 flush=True,
             )
