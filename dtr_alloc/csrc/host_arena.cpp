@@ -32,7 +32,8 @@ Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
 struct NoAddresses final : std::bad_alloc {
   const char* what() const noexcept override {
     return "this process cannot reserve the addresses of another pool, twice its budget: lower the "
-           "budget, raise the limit on addresses (ulimit -v), or drop the tensors that earlier "
+           "budget, raise the limit on addresses (ulimit -v, ulimit -d), or drop the tensors that "
+           "earlier "
            "scopes left, which keep theirs";
   }
 };
