@@ -21,16 +21,9 @@ PROVENANCE = {"command", "commit", "code", "torch", "python", "machine", "load"}
 OLDER = {
     "budget_floor": "long; made before results told their code",
     "conformance": "long, in 30 parts; made before results told their code",
-    "decision_cost": "made before results told their code",
     "hugging_face": "made before results told their code",
-    "memory_map": "a picture of one run; made before results told their code",
     "plan": "made before results told their code",
     "sanitizers": "says what was clean; made before results told their code",
-    "scaling": "made before results told their code",
-    "scoring": "made before results told their code",
-    "soak": "made before results told their code",
-    "throughput": "the pool alone; made before results told their code",
-    "trace_overhead": "made before results told their code",
     "tune": "long, needs the published logs; made before results told their code",
 }
 
