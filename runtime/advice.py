@@ -99,29 +99,31 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     if seen.watch == _core.Watch.threads:
         return "; a later request may need more, and what several threads need is not foretold"
     known, what = [], "what an earlier scope of this process did"
+    begun = any(seen.calls())
     if _before is not None and len(_before.records) > len(seen.records) and _agree(seen, _before):
         known.append(_before)
+        what += "" if begun else ", if this is the same program"
     if seen.steps:
         known.append(seen)
         steps = "1 optimizer step" if seen.steps == 1 else f"{seen.steps} optimizer steps"
         what = f"{steps} seen so far"
     if not known and seen.watch == _core.Watch.long:
         return "; a later request may need more: no step was over when it became too long to keep"
-    if not known:
+    found = _smallest(known, rules, at_least) if known else None
+    if not known or (found is None and not begun):
         return (
             "; the first step is not over, and a later request may need more: run two steps in "
             "dtr_alloc.measure() before, and this text will know, or say dtr-alloc plan"
         )
-    found = _smallest(known, rules, at_least)
     if found is None:
         return f"; a later request may need more: {what} needed less than this one"
     return f"; by a simulation of {what}, {_enough(found)} do"
 
 
 def _agree(seen: _Seen, before: _Seen) -> bool:
-    """Whether the program begins as the one before did; before its first operator nobody knows."""
+    """Whether the program begins as the one before did, as far as it has come."""
     calls = list(seen.calls())
-    return bool(calls) and calls == list(islice(before.calls(), len(calls)))
+    return calls == list(islice(before.calls(), len(calls)))
 
 
 def _smallest(known: Sequence[_Seen], rules: Rules, at_least: int) -> int | None:

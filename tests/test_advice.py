@@ -331,7 +331,7 @@ def test_what_is_measured_is_recorded_as_in_a_scope_without_a_budget(
     assert by_measure == seen()
 
 
-def test_before_its_first_operator_a_program_is_not_taken_for_the_one_before_it() -> None:
+def test_a_first_operator_that_needs_more_than_all_before_it_is_of_another_program() -> None:
     within("64MiB")
     with (
         dtr_alloc.rematerialize("1MiB"),
@@ -339,3 +339,22 @@ def test_before_its_first_operator_a_program_is_not_taken_for_the_one_before_it(
     ):
         torch.ones(1 << 22)
     assert FIRST_STEP in str(error.value)
+
+
+def test_a_program_whose_first_operator_is_refused_is_advised_by_the_one_before_it() -> None:
+    def program() -> None:
+        x = torch.ones(1 << 20, requires_grad=True)
+        optimizer = torch.optim.SGD([x], lr=0.1)
+        x.exp().sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    with dtr_alloc.measure():
+        program()
+    with (
+        dtr_alloc.rematerialize("1MiB"),
+        pytest.raises(torch.OutOfMemoryError, match=r"at least 4\.00 MiB") as error,
+    ):
+        program()
+    (advised,) = re.findall(r"if this is the same program, ([\d.]+ MiB) do", str(error.value))
+    with dtr_alloc.rematerialize(advised):
+        program()
