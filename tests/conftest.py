@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtr_alloc.runtime import swapping
 from tests.fake_cuda.driver import FakeCuda, build
 
 torch.set_num_threads(1)
@@ -45,3 +46,11 @@ def cuda(fake_driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "step.log"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For a swap. Temporary files may lie in memory where the tests run."""
+    monkeypatch.setattr(swapping, "_IN_MEMORY", set())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path

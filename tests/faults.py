@@ -300,17 +300,17 @@ FAULTS = (
                 "(void)reload, freeze(value);",
             ),
         ),
-        "tests/test_swap.py::test_what_lost_its_recipe_may_still_leave_memory",
+        "tests/test_swapped_values.py::test_what_lost_its_recipe_may_still_leave_memory",
     ),
     Fault(
         "believe the swap to have what was never written",
         (Edit("runtime/csrc/live/swap.cpp", "bool written = false;", "bool written = true;"),),
-        "tests/test_swap.py::test_what_is_not_recorded_leaves_memory_and_comes_back",
+        "tests/test_swapped_values.py::test_what_is_not_recorded_leaves_memory_and_comes_back",
     ),
     Fault(
         "keep the disk's room after the scope",
         (Edit("runtime/csrc/live/swap.cpp", "  tier_.reset();\n", ""),),
-        "tests/test_swap.py::test_the_disk_has_its_room_back_when_the_scope_is_over",
+        "tests/test_swap_file.py::test_the_disk_has_its_room_back_when_the_scope_is_over",
     ),
     Fault(
         "take a whole list at once where swap has its items",
@@ -321,7 +321,7 @@ FAULTS = (
                 "return false;",
             ),
         ),
-        "tests/test_swap.py::test_lists_are_gone_through_item_by_item_where_they_would_fill_the_budget",
+        "tests/test_swapped_values.py::test_lists_are_gone_through_item_by_item_where_they_would_fill_the_budget",
     ),
     Fault(
         "forget to tell the tape of a use",

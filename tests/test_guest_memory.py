@@ -98,6 +98,15 @@ def test_counts_return_to_nothing() -> None:
     assert session._core.pool_stats().live_blocks == 0
 
 
+def test_a_request_that_finds_no_room_at_first_is_counted() -> None:
+    with guest("1MiB") as session:
+        tensors = chain(8)
+        assert session._core.pool_stats().failures == 0
+        tensors += chain(8)
+        assert session._core.pool_stats().failures > 0
+        del tensors
+
+
 def test_a_copy_of_nothing_leaves_nothing_behind() -> None:
     """Recipes keep the old content of what an operator writes, here of an empty index."""
     for _ in range(2):

@@ -5,6 +5,7 @@ These programs ran away before: records and copies grew with every step, until a
 refused. Others need what they made long ago, and must keep it recomputable.
 """
 
+import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -270,3 +271,32 @@ def test_small_results_do_not_hold_their_batches_where_memory_is_plenty() -> Non
         assert session.stats().live_bytes < 40 * 2 << 20
         session.check()
         assert len(kept) == 200
+
+
+def bytes_from_malloc() -> int:
+    """That are in use."""
+
+    class Mallinfo(ctypes.Structure):
+        _fields_ = [
+            (name, ctypes.c_size_t)
+            for name in (
+                *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+                *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+            )
+        ]
+
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = Mallinfo
+    return int(ask().uordblks)
+
+
+def test_a_recipe_that_goes_takes_its_arguments_along() -> None:
+    """Each has a list of sixty sizes, 480 bytes."""
+    with dtr_alloc.rematerialize(None):
+        x = torch.ones(1)
+        before = 0
+        for number in range(2000):
+            x.repeat([1] * 60)
+            if number == 999:
+                before = bytes_from_malloc()
+        assert bytes_from_malloc() - before < 100 << 10

@@ -26,8 +26,8 @@ from dtr_alloc.runtime.session import Session
 from tests.cuda_pools import start
 from tests.exactness import run, same
 from tests.fake_cuda.driver import PAGE, FakeCuda
+from tests.swap_programs import KINDS, Make, adamw, equal, floor, make_model, train
 from tests.test_session_on_cuda import batch_norms, checkpointed, mlp
-from tests.test_swap import KINDS, Make, adamw, equal, floor, make_model, train
 
 COPIES = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"]
 AT_THE_START = {  # How often: a stream each way, and twelve copies to measure the bus.

@@ -76,6 +76,10 @@ def test_among_equal_large_holes_the_lowest_is_taken() -> None:
     assert [pool.allocate(40 * KIB) for _ in range(3)] == [blocks[1], blocks[3], blocks[5]]
 
 
+def test_addresses_without_memory_are_reused_as_late_as_possible() -> None:
+    assert len({Pool(64 * KIB, "virtual").allocate(KIB) for _ in range(5)}) == 5
+
+
 @pytest.mark.parametrize("size", [KIB, 40 * KIB])
 @pytest.mark.parametrize(
     "order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]

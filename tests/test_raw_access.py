@@ -118,6 +118,7 @@ def test_max_pool1d_whose_composite_kernel_takes_a_pointer_is_an_operator_like_o
         assert dtr_alloc.evict(x)
         assert dtr_alloc.evict(pooled)
         assert torch.equal(pooled, expected)
+        assert pooled.requires_grad == (differentiated and mode is torch.enable_grad)
         if pooled.requires_grad:
             (gradient,) = torch.autograd.grad(pooled.sum(), plain)
             assert torch.equal(gradient, *torch.autograd.grad(expected.sum(), plain))

@@ -167,7 +167,18 @@ def test_the_high_end_of_a_hole_is_taken_only_where_it_has_pages() -> None:
     run = EngineHarness(4 * PAGE, Heuristic()._native(), spare=8 * PAGE, page=PAGE)
     run.constant(2 * PAGE, 1)
     run.drop(run.constant(2 * PAGE, 2))
-    assert not run.place_high(PAGE)
+    assert run.place(PAGE, high=True) is None
+    run.check()
+
+
+@pytest.mark.parametrize("high", [False, True])
+def test_the_outermost_hole_that_holds_a_block_is_taken(high: bool) -> None:
+    run = EngineHarness(8 * BLOCK, Heuristic()._native())
+    blocks = [run.constant(BLOCK, number) for number in range(8)]
+    for number in (1, 3, 4, 6):
+        run.drop(blocks[number])
+    assert run.place(BLOCK, high) == (6 if high else 1) * BLOCK
+    assert run.place(BLOCK, high) == (4 if high else 3) * BLOCK
     run.check()
 
 

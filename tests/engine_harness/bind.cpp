@@ -50,7 +50,7 @@ PYBIND11_MODULE(_engine_harness, m) {
       .def("fail_replay", &EngineHarness::fail_replay)
       .def("resident", &EngineHarness::resident)
       .def("offset", &EngineHarness::offset)
-      .def("place_high", &EngineHarness::place_high)
+      .def("place", &EngineHarness::place, py::arg("size"), py::arg("high"))
       .def("window", &EngineHarness::window)
       .def("time_window", &EngineHarness::time_window)
       .def("stats", &EngineHarness::stats)

@@ -58,8 +58,13 @@ class EngineHarness final : public Executor {
   void fail_replay(std::int64_t k) { replays_to_failure_ = k; }
   bool resident(Id id) const;
   Bytes offset(Id id) const;  // In the pool; it must be resident.
-  // Asks the pool alone for the high end of its last hole that has the pages; no storage holds it.
-  bool place_high(Bytes size) { return pool_->allocate(size, Fit::kCommitted, 0, Place::kHigh); }
+  // Asks the pool alone for the low end of its first hole that has the pages, or for the high end of
+  // its last; no storage holds the block. Its offset; nothing if there is no such hole.
+  std::optional<Bytes> place(Bytes size, bool high) {
+    const Place end = high ? Place::kHigh : Place::kLow;
+    const Block* block = pool_->allocate(size, Fit::kCommitted, 0, end);
+    return block ? std::optional(block->offset) : std::nullopt;
+  }
   // Of the cheapest window for a request: offsets of its values in the pool, in order.
   std::vector<Bytes> window(Bytes bytes);
   Nanos time_window(Bytes bytes, int times);  // The least of so many searches.
