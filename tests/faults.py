@@ -361,8 +361,8 @@ FAULTS = (
         (
             Edit(
                 "runtime/csrc/policy/neighbourhood.cpp",
-                "  classes_.count_readers(!is);\n",
-                "  classes_.count_readers(true);\n",
+                "  classes_.count_readers(!is && !by_lineages());\n",
+                "  classes_.count_readers(!by_lineages());\n",
             ),
         ),
         "tests/test_tape.py::test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it",
