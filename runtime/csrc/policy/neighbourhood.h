@@ -40,9 +40,7 @@ class Neighbourhood {
 
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
-  void added(Value& value) {
-    by_regions() ? regions_.returned(value) : void();
-  }                                    // New, with content.
+  void added(Value& value) { by_regions() ? regions_.returned(value) : void(); }  // With content.
   void expected(Value& value);         // New, and its operator has yet to run for the first time.
   void lost(Value& value, Loss loss);  // It has just lost its content.
   void returned(Value& value);         // It is back.
