@@ -291,12 +291,12 @@ def bytes_from_malloc() -> int:
 
 
 def test_a_recipe_that_goes_takes_its_arguments_along() -> None:
-    """Each has a list of sixty sizes, 480 bytes."""
+    """Each has a list of sixty sizes, 480 bytes. Tables grow beside, by hundreds of KiB at once."""
     with dtr_alloc.rematerialize(None):
         x = torch.ones(1)
         before = 0
-        for number in range(2000):
+        for number in range(10_000):
             x.repeat([1] * 60)
-            if number == 999:
+            if number == 1999:
                 before = bytes_from_malloc()
-        assert bytes_from_malloc() - before < 100 << 10
+        assert bytes_from_malloc() - before < 8000 * 480 / 2
