@@ -10,8 +10,9 @@ Faults that an audit once found to pass all tests are tried with the others: onc
 them, and what each breaks.
 
 Verdicts are kept in the folder of `--out`, so that a run may be stopped, and goes on where it was.
-A new state of the C++ or of the tests begins anew, and asks first who noticed a fault before. A
-first run takes hours.
+A verdict holds while the C++ is as it was, and the test file that noticed; that nothing notices,
+while all tests are. Where it does not hold, who noticed the fault before is asked first. A first
+run takes hours.
 
     make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp]"
 """
@@ -19,6 +20,7 @@ first run takes hours.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -111,15 +113,22 @@ def reached(name: str) -> Tests | None:
     return Tests(name, seconds, frozenset(numbers))
 
 
-def reached_by_all(pool: ThreadPoolExecutor, names: list[str], of: str) -> list[Tests]:
+def reached_by_all(pool: ThreadPoolExecutor, names: list[str], numbering: str) -> list[Tests]:
     """What the test files reach, each for itself; kept, since it takes some ten minutes."""
-    kept = FOLDER / f"reached-{hashlib.sha256(of.encode()).hexdigest()[:12]}.json"
-    if kept.exists():
-        return [Tests(name, seconds, frozenset(reaches))
-                for name, seconds, reaches in json.loads(kept.read_text())]  # fmt: skip
-    tests = [one for one in pool.map(reached, names) if one]
-    write_json(kept, [(one.name, one.seconds, sorted(one.reaches)) for one in tests])
-    return tests
+    kept = FOLDER / "reached.json"
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    states = {name: f"{state(name)} {numbering}" for name in names}
+    new = [name for name in names if known.get(name, {}).get("state") != states[name]]
+    for name, found in zip(new, pool.map(reached, new), strict=True):
+        if found:
+            reaches = sorted(found.reaches)
+            known[name] = {"state": states[name], "seconds": found.seconds, "reaches": reaches}
+            write_json(kept, known)
+    return [
+        Tests(name, it["seconds"], frozenset(it["reaches"]))
+        for name, it in known.items()
+        if it["state"] == states.get(name)
+    ]
 
 
 def noticed(number: int, name: str, seconds: float) -> str:
@@ -160,13 +169,20 @@ def equivalents() -> dict[str, str]:
     return found
 
 
-def state(pattern: str) -> str:
-    """Stands for the C++ and the tests that are run."""
-    digest = hashlib.sha256(f"{code()} {pattern}".encode())
-    for file in sorted((ROOT / "tests").rglob("*.py")):
-        if "mutants" not in file.parts:
+@functools.cache
+def state(name: str = "") -> str:
+    """Stands for the C++ and a test file, with what test files share; without a name, for all."""
+    digest = hashlib.sha256(code().encode())
+    for file in sorted((ROOT / "tests").rglob("*.*")):
+        read = not name or not file.name.startswith("test_") or file.name == Path(name).name
+        if read and file.suffix in {".py", ".h", ".cpp"} and "mutants" not in file.parts:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def state_of(by: str, pattern: str) -> str:
+    """What the verdict that `by` notices a fault is of; of nobody, all files of the pattern."""
+    return state(by.partition("::")[0]) if by else f"{state()} {pattern}".strip()
 
 
 def judged_of(planted: dict[int, Fault], verdicts: dict[str, str]) -> dict[int, bool]:
@@ -209,7 +225,6 @@ def main() -> int:
     options = parser.parse_args()
     if not 0 < options.count <= MOST:
         parser.error(f"--count {options.count} is not between 1 and {MOST}")
-    now = state(options.tests)
     numbered = dict(enumerate([*faults(ROOT, options.count, options.seed), *once_missed(ROOT)]))
     if len(numbered) > MOST:
         parser.error(f"--count {options.count} and those once missed are more than {MOST}")
@@ -228,21 +243,19 @@ def main() -> int:
     kept = (FOLDER if options.tests else options.out) / "mutants.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     told: dict[str, list[str]] = known.get("verdicts", {})  # Each with the state that it is of.
-    same = equivalents()
-    waiting = {
-        n: fault
-        for n, fault in planted.items()
-        if fault.key not in same and told.get(fault.key, ["", ""])[1] != now
-    }
+    same = set(equivalents())
+    holds = {key for key, (by, of) in told.items() if of == state_of(by, options.tests)}
+    waiting = {n: fault for n, fault in planted.items() if fault.key not in same | holds}
     with ThreadPoolExecutor(options.jobs) as pool:
-        tests = reached_by_all(pool, names, f"{now} {[(n, f.key) for n, f in drawn.items()]}")
+        numbering = hashlib.sha256(str([(n, f.key) for n, f in drawn.items()]).encode())
+        tests = reached_by_all(pool, names, numbering.hexdigest()[:12])
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         found = pool.map(
             lambda n: verdict(n, tests, told.get(planted[n].key, [""])[0], counts[planted[n].path]),
             waiting,
         )
         for fault, by in zip(waiting.values(), found, strict=True):
-            told[fault.key] = [by, now]
+            told[fault.key] = [by, state_of(by, options.tests)]
             write_json(kept, provenance() | {"verdicts": told})
             print(f"{by or 'NOT NOTICED'}: {fault.key}", flush=True)
     verdicts = {key: by for key, (by, _) in told.items()}
