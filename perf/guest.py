@@ -5,7 +5,8 @@ eager, in a scope whose memory is torch's own, and in a pool with recording and 
 operator is looked at. No way evicts anything. Recording costs what the pool with it takes over the
 pool without; a guest should cost that and at most a hundredth more, over plain eager. Processor
 time of one thread: of each round the median step, over the other way's in the same round; the
-median of the rounds.
+median of the rounds of several processes, since where a process has its memory makes it faster or
+slower by a hundredth for all its rounds.
 
 Malloc is told to keep what it has. Otherwise it gives memory back and takes it again, for 2,000
 page faults in one process and 50,000 in the next, and they decide the figure.
@@ -16,6 +17,7 @@ page faults in one process and 50,000 in the next, and they decide the figure.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import statistics
@@ -37,6 +39,7 @@ KEEP = "glibc.malloc.mmap_threshold=2147483648:glibc.malloc.trim_threshold=85899
 PLENTY = "16GiB"
 MORE = 0.01
 STEPS = 6
+PROCESSES, ROUNDS = 5, 4
 
 
 @contextmanager
@@ -88,17 +91,25 @@ class Program:
         return statistics.median(took[1:])
 
 
-def measured(name: str, rounds: int) -> list[Measurement]:
+def ratios(name: str, rounds: int, seed: int) -> list[tuple[float, float]]:
+    """What recording costs over the pool alone, and a guest over plain eager, in each round."""
+    torch.set_num_threads(1)
     program = Program(MODELS[name])
-    draw = random.Random(0)
+    draw = random.Random(seed)
     names = list(WAYS)
-    recording, guest, added = [], [], []
+    found = []
     for _ in range(rounds):
         draw.shuffle(names)
         took = {way: program.seconds(WAYS[way]) for way in names}
-        recording.append(took["recorded"] / took["pool"])
-        guest.append(took["guest"] / took["eager"])
-        added.append(guest[-1] - recording[-1])
+        found.append((took["recorded"] / took["pool"], took["guest"] / took["eager"]))
+    return found
+
+
+def measured(name: str, processes: int, rounds: int) -> list[Measurement]:
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        each = [pool.apply(ratios, (name, rounds, seed)) for seed in range(processes)]
+    recording, guest = zip(*(one for found in each for one in found), strict=True)
+    added = [more - less for less, more in zip(recording, guest, strict=True)]
     return [
         Measurement(f"{name}: recording, over the pool without", statistics.median(recording), "x"),
         Measurement(f"{name}: a guest over plain eager", statistics.median(guest), "x"),
@@ -118,7 +129,7 @@ def main() -> int:
     torch.set_num_threads(1)
     found = []
     for name in ["resnet"] if options.quick else MODELS:
-        found += measured(name, 1 if options.quick else 15)
+        found += measured(name, 1, 1) if options.quick else measured(name, PROCESSES, ROUNDS)
     return report(found, options.out)
 
 
