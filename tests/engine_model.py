@@ -101,8 +101,7 @@ class Model:
         self, budget: int, heuristic: Heuristic, spare: int = 0, page_price: int | None = None
     ) -> None:
         self.pool = pool_model.Model(budget, rounded(budget) + spare, pool_model.GRANULE)
-        self.heuristic = heuristic
-        self.by_classes = heuristic.neighbourhood == "eqclass"
+        self.follow(heuristic)
         self.page_price = page_price
         self.random = 0x9E3779B97F4A7C15 ^ heuristic.seed
         self.storages: dict[int, Value] = {}
@@ -119,6 +118,10 @@ class Model:
         self.clock = self.base_cost = self.remat_cost = 0
 
     # What a program does
+
+    def follow(self, heuristic: Heuristic) -> None:
+        self.heuristic = heuristic
+        self.by_classes = heuristic.neighbourhood == "eqclass"
 
     def constant(self, size: int, number: int) -> int:
         return self._new_storage(Value(rounded(size), self._allocate(size, number)))

@@ -359,6 +359,34 @@ def test_settings_may_change_while_values_are_missing() -> None:
         del values
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (Heuristic("full", selection="single"), Heuristic("lineage", selection="single")),
+        (Heuristic("full", selection="single"), Heuristic("ancestors", selection="single")),
+        (Heuristic("lineage", selection="single"), Heuristic("full", selection="single")),
+    ],
+    ids=["lineage", "ancestors", "full"],
+)
+def test_walks_of_one_neighbourhood_leave_nothing_to_those_of_the_next(
+    first: Heuristic, then: Heuristic
+) -> None:
+    """Both mark what they came by. Random graphs, since few come to the same mark twice."""
+    for seed in range(140):
+        draw = random.Random(seed)
+        with scope(14, first) as session:
+            x = torch.ones(ELEMENTS)
+            values = [x + number for number in range(3)]
+            change = 10 + draw.randrange(6)
+            for number in range(change + 12):
+                values.append(draw.choice(values[-4:]) + draw.choice(values[-6:]))
+                if number == change - 1:
+                    session._core.follow(then._native())
+                if number >= change:
+                    session.check()
+            del values, x
+
+
 @pytest.mark.parametrize("heuristic", KINDS[:3], ids=range(3))
 @pytest.mark.parametrize("blocks", [10, 13])
 def test_the_simulator_follows_the_same_tape(blocks: int, heuristic: Heuristic) -> None:

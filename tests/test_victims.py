@@ -314,7 +314,7 @@ def test_the_cost_of_the_evicted_neighbourhood_is_exact(situation: Callable[[Any
             assert (first_victim(run) == probe) == probe_goes
 
 
-def costs_for(situation: Callable[[Any], None], expected: int) -> None:
+def costs_for(situation: Callable[[Any], object], expected: int) -> None:
     """The cheapest value goes before a probe that costs more, and after one that costs less."""
     for more, probe_goes in ((-1, True), (1, False)):
         for run in (engine(160, LINEAGE_COST_ONLY), Model(160 * BLOCK, LINEAGE_COST_ONLY)):
@@ -324,13 +324,14 @@ def costs_for(situation: Callable[[Any], None], expected: int) -> None:
             assert (first_victim(run) == probe) == probe_goes
 
 
-def missing_behind(run: Any, missing: int) -> None:
+def missing_behind(run: Any, missing: int) -> list[int]:
     """One value is there. It costs 5, and rests on so many that cost 20 each. A value that costs 40
-    was made from the first of these, and is missing too."""
+    was made from the first of these, and is missing too. Returns all."""
     made = chain_of(run, *[20] * missing, 5)
     (beside,) = run.call(98, 40, [made[0]], [], [BLOCK])
     for value in (*made[:-1], beside):
         run.evict(value)
+    return [*made, beside]
 
 
 @pytest.mark.parametrize("missing", [1, 2, 95, 96])
@@ -341,8 +342,8 @@ def test_a_lineage_is_what_a_value_rests_on(missing: int) -> None:
 def test_from_the_first_long_lineage_on_classes_count() -> None:
     costs_for(lambda run: missing_behind(run, 97), 5 + 20 * 97 + 40)
 
-    def and_a_short_one_later(run: Any) -> None:
-        missing_behind(run, 97)
+    def and_a_short_one_later(run: Any) -> list[int]:
+        long = missing_behind(run, 97)
         (probe,) = run.call(97, 1, [], [], [BLOCK])
         run.take_evicted()
         filling = []
@@ -352,5 +353,14 @@ def test_from_the_first_long_lineage_on_classes_count() -> None:
         for constant in filling:
             run.drop(constant)
         missing_behind(run, 2)
+        return long
 
     costs_for(and_a_short_one_later, 5 + 20 * 2 + 40)
+
+    def and_lineages_are_asked_for_again(run: Any) -> None:
+        for value in and_a_short_one_later(run):
+            run.drop(value)
+        again = replace(LINEAGE_COST_ONLY, selection="single")
+        run.follow(again._native() if isinstance(run, EngineHarness) else again)
+
+    costs_for(and_lineages_are_asked_for_again, 5 + 20 * 2)

@@ -274,6 +274,11 @@ void EngineHarness::freeze(Id id) {
   if (!held.content) engine_.freeze(*held.value);
 }
 
+void EngineHarness::follow(const Heuristic& heuristic) {
+  Lock lock(engine_.mutex());
+  engine_.follow(heuristic);
+}
+
 void EngineHarness::cut_history(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);

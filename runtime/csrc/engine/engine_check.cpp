@@ -67,7 +67,7 @@ void Engine::check(bool idle) const {
     insist(value->home && value->producer, "an owned value has a storage and a recipe");
   }
   const std::unordered_set<Value*> values = reachable();
-  for (const Value* value : values) {
+  for (Value* value : values) {
     insist(value->needed() || value->resident(), "no value outlives its last reader");
     insist(0 <= value->waiting && value->waiting <= value->locks,
            "what waits is among the locks of a value");

@@ -1,7 +1,9 @@
 #include "runtime/csrc/policy/lineages.h"
 
 #include <stdexcept>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "runtime/csrc/graph/neighbours.h"
 
@@ -39,7 +41,7 @@ void Lineages::forget_ahead(Value& value) {
 }
 
 // Leaves in `met_` what is missing.
-Nanos Lineages::walk(const Value& value) {
+Nanos Lineages::walk(Value& value) {
   ++stamp_;
   met_.clear();
   Nanos sum = 0ns;
@@ -51,7 +53,7 @@ Nanos Lineages::walk(const Value& value) {
     sum += input.cost;
     met_.push_back(&input);
   };
-  for_each_input(const_cast<Value&>(value), look);
+  for_each_input(value, look);
   for (std::size_t next = 0; next < met_.size(); ++next) for_each_input(*met_[next], look);
   return sum;
 }
@@ -67,17 +69,34 @@ Nanos Lineages::cost(std::size_t row) {
   return near.sum;
 }
 
-void Lineages::fill() {
+void Lineages::fill(bool up_to_long) {
   const ColumnsView columns = columns_.view();
   for (std::size_t row = 0; row < columns.count; ++row) {
+    const Near& near = columns_.near(row);
+    if (near.summed && near.sum == 0ns)
+      continue;  // Nothing is missing there, and the column says so.
     if (columns.evictable[row]) cost(row);
+    if (up_to_long && were_long_) return;
   }
 }
 
-void Lineages::check(const Value& value) {
-  if (value.candidate == kNowhere) return;
-  const Near& near = columns_.near(value.candidate);
-  if (near.summed && near.sum != walk(value)) {
+// Changes no mark, which would mend what it looks for.
+void Lineages::check(Value& value) const {
+  if (value.candidate == kNowhere || !columns_.near(value.candidate).summed) return;
+  std::unordered_set<const Value*> missing;
+  std::vector<Value*> left{&value};
+  Nanos sum = 0ns;
+  while (!left.empty()) {
+    Value& at = *left.back();
+    left.pop_back();
+    for_each_input(at, [&](Value& input) {
+      if (input.resident() || !missing.insert(&input).second) return;
+      if (!input.counted) throw std::logic_error("engine: what a row's lineage holds is counted");
+      sum += input.cost;
+      left.push_back(&input);
+    });
+  }
+  if (columns_.near(value.candidate).sum != sum) {
     throw std::logic_error("engine: a row's lineage is what a walk finds");
   }
 }

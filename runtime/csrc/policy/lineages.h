@@ -1,8 +1,8 @@
 // The missing values that a tensor is computed from, exactly: its lineage.
 //
 // A row keeps its sum. A missing value that a walk came by is marked as counted. When a value goes
-// or comes back, the rows that counted it are found through marked values, and forget their sums.
-// So this takes no more time than the walks did.
+// or comes back, the rows that must count it, or did, are found through marked values, and forget
+// their sums. A change costs as much as there are readers of such values.
 //
 // A walk costs as much as is missing. That is little in most programs. But behind a long chain, as
 // an LSTM's, thousands of values are missing, and then each walk is long. Whoever asks can see
@@ -31,17 +31,18 @@ class Lineages {
   void linked(Value& value);
 
   Nanos cost(std::size_t row);  // Its column too.
-  void fill();                  // The column of neighbourhoods, for all that may go.
+  // The column of neighbourhoods, for all that may go, or up to the first that is long.
+  void fill(bool up_to_long);
 
   bool were_long() const { return were_long_; }  // One was of more than kMany values.
   void start_again() { were_long_ = false; }
 
   std::int64_t accesses() const { return accesses_; }
-  void check(const Value& value);  // Against a walk from nothing.
+  void check(Value& value) const;  // Against a walk from nothing.
 
  private:
   void forget_ahead(Value& value);
-  Nanos walk(const Value& value);
+  Nanos walk(Value& value);
 
   ScoreColumns& columns_;
   std::vector<Value*> met_;

@@ -5,8 +5,11 @@
 namespace dtr {
 
 void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values) {
-  if (kind == asked_) return;
-  for (Value* value : values) discard(*value);
+  if (kind == asked_ && kind == kind_) return;
+  for (Value* value : values) {
+    discard(*value);
+    value->mark = 0;  // Of whoever walked before, who counts by itself.
+  }
   kind_ = asked_ = kind;
   lineages_.start_again();
   columns_.forget_all_near();
@@ -102,7 +105,7 @@ Nanos Neighbourhood::cost(std::size_t row) {
 
 void Neighbourhood::fill() {
   if (by_lineages()) {
-    lineages_.fill();
+    lineages_.fill(kind_ == NeighbourhoodKind::kLineage);
     leave_long_lineages();
     if (by_lineages()) return;
   }
@@ -114,7 +117,7 @@ void Neighbourhood::fill() {
   }
 }
 
-void Neighbourhood::check(const Value& value) {
+void Neighbourhood::check(Value& value) {
   if (with_classes() && value.resident() != (value.evicted_class == nullptr)) {
     throw std::logic_error("engine: exactly the missing values are in an evicted class");
   }

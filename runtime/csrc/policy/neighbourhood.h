@@ -7,7 +7,7 @@
 // neighbourhood, e* (regions.h). One more is there to be compared with (megengine_sets.h). All see
 // storages: a view counts with the bytes it shares.
 //
-// The default, kLineage, is the ancestors while they are few. Such sums choose better than classes
+// A scope's default, kLineage, is the ancestors while they are few. Such sums choose better than classes
 // do: a class also holds what was made from the same inputs, and it is not split when values come
 // back. But a step with long chains, as an LSTM's, is soon nothing but long walks, and what a value
 // rests on says little there, since all rests on one chain. So from the first lineage of many
@@ -68,7 +68,7 @@ class Neighbourhood {
   std::int64_t accesses() const {
     return classes_.accesses() + lineages_.accesses() + regions_.accesses() + sets_.accesses();
   }
-  void check(const Value& value);
+  void check(Value& value);
 
  private:
   bool by_regions() const { return kind_ == NeighbourhoodKind::kFull; }
