@@ -18,11 +18,8 @@ struct Sums {
   std::int32_t row = kNowhere;  // Of the block's value; kNowhere where there is none.
 };
 
-// Where exponents and the penalty are 1 and missing neighbours, if any, are counted by classes.
-bool simple(const WindowSearch& from) {
-  const Heuristic& h = from.heuristic;
-  return h.cost_exp == 1 && h.staleness_exp == 1 && h.recompute_penalty == 1 &&
-         (h.neighbourhood == NeighbourhoodKind::kNone || from.neighbourhood.evicted_classes());
+bool simple(const Heuristic& h) {
+  return h.cost_exp == 1 && h.staleness_exp == 1 && h.recompute_penalty == 1;
 }
 
 // Takes a pool's extents in address order; sums[i] is of the first i. What is in it stays in
@@ -54,10 +51,8 @@ struct AddUp {
       last->row = row;
       const auto real_size = static_cast<double>(size);
       auto own = static_cast<double>(columns.cost[row]);
-      if constexpr (!kSimple) {
-        if (!shared) own += static_cast<double>(columns.neighbourhood[row]);
-        own *= std::pow(penalty, columns.recomputes[row]);
-      }
+      if (!shared) own += static_cast<double>(columns.neighbourhood[row]);
+      if constexpr (!kSimple) own *= std::pow(penalty, columns.recomputes[row]);
       evicted += real_size;
       cost += own;
       stale_bytes += real_size * static_cast<double>(now.count() - columns.last_access[row]);
@@ -119,7 +114,7 @@ class SharedCost {
 template <bool kSimple>
 const Sums* add_up(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
   const Heuristic& h = from.heuristic;
-  if (!kSimple && !from.neighbourhood.evicted_classes()) from.neighbourhood.fill();
+  if (!from.neighbourhood.evicted_classes()) from.neighbourhood.fill();
   const bool shared = from.neighbourhood.evicted_classes() != nullptr;
   while (true) {
     if (!sums.empty()) {
@@ -206,7 +201,7 @@ Window search(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
 Window cheapest_window(const WindowSearch& from, Bytes bytes) {
   static thread_local std::vector<Sums> sums;  // To ask for their memory anew costs half a search.
   bytes = round_to_granule(std::max(bytes, Bytes{1}));
-  return (simple(from) ? search<true> : search<false>)(from, bytes, sums);
+  return (simple(from.heuristic) ? search<true> : search<false>)(from, bytes, sums);
 }
 
 }  // namespace dtr
