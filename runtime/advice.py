@@ -102,7 +102,8 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     begun = any(seen.calls())
     if _before is not None and len(_before.records) > len(seen.records) and _agree(seen, _before):
         known.append(_before)
-        what += "" if begun else ", if this is the same program"
+        if not begun:
+            what += ", if this is the same program"
     if seen.steps:
         known.append(seen)
         steps = "1 optimizer step" if seen.steps == 1 else f"{seen.steps} optimizer steps"
