@@ -189,7 +189,7 @@ def test_a_swap_is_page_locked_at_the_first_request_or_refused(fake_driver: str)
         """
         import ctypes, os
         driver = ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"])
-        allocator = swap(swap=16 * MIB)
+        allocator = swap(swap=16 * MIB, scorer="host")  # The device's has its rows there, too.
         before = driver.fakecuda_count(b"registered")
         driver.fakecuda_fail(b"cuMemHostRegister_v2", ctypes.c_long(0), 2)
         error = refused(lambda: allocator.allocate(4 * MIB))

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from dtr_alloc import _core
 from tests.conformance.cases import database_module
-from tests.exactness import assert_exact, bits, run, same, scope
+from tests.exactness import MODES, assert_exact, bits, run, same, scope
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -175,7 +175,9 @@ def test_nested_tensors() -> None:
             yield from (t.clone() for t in layer(nested).relu().unbind())
         yield torch.nested.to_padded_tensor(strided, 0.0)
 
-    assert_exact(program)
+    # Torch 2.11 hides what a subclass reads, which a swap may have taken (README.md, "Limits").
+    hides = torch.__version__.startswith("2.11.")
+    assert_exact(program, modes=[mode for mode in MODES if not (hides and mode == "swap_always")])
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*")  # torch warns of its own plans for quantization.
