@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from idioms import PROGRAMS
+from measurement import end_first_steps
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -291,8 +292,9 @@ def bytes_from_malloc() -> int:
 
 
 def test_a_recipe_that_goes_takes_its_arguments_along() -> None:
-    """Each has a list of sixty sizes, 480 bytes. Tables grow beside, by hundreds of KiB at once."""
+    """Each has a list of sixty sizes, 480 bytes."""
     with dtr_alloc.rematerialize(None):
+        end_first_steps()  # Until then each operator is recorded, for the advice in errors.
         x = torch.ones(1)
         before = 0
         for number in range(10_000):
