@@ -5,8 +5,8 @@ eager, in a scope whose memory is torch's own, and in a pool with recording and 
 operator is looked at. No way evicts anything. Recording costs what the pool with it takes over the
 pool without; a guest should cost that and at most a hundredth more, over plain eager. Processor
 time of one thread: of each round the median step, over the other way's in the same round; the
-median of the rounds of several processes, since where a process has its memory makes it faster or
-slower by a hundredth for all its rounds.
+median of the rounds of several processes. On shared cores single rounds differ by a tenth and more,
+and the medians of two runs by some hundredths: one run does not show that the limit holds.
 
 Malloc is told to keep what it has. Otherwise it gives memory back and takes it again, for 2,000
 page faults in one process and 50,000 in the next, and they decide the figure.
