@@ -197,7 +197,7 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
   const bool makes = !results.empty() || !targets.empty();
   const bool record = makes && std::ranges::none_of(targets, constant);
   const std::uint16_t outputs = results.size() + targets.size();
-  Op& op = *Engine::begin(record ? inputs.size() : 0, outputs, sizeof(Payload));
+  Op& op = *engine_.begin(record ? inputs.size() : 0, outputs, sizeof(Payload));
   call.begin(op);
   new (op.payload()) Payload{name};
   for (std::size_t i = 0; record && i < inputs.size(); ++i) engine_.read(op, i, *arguments[i]);

@@ -208,7 +208,7 @@ class Machine final : public Executor {
     if (in_place) size = inputs[0]->size;
     compute(name, inputs, inputs_of(values), pool_->data(block), size, lock);
 
-    Op& op = *Engine::begin(static_cast<std::uint32_t>(inputs.size()), 1, sizeof(Recipe));
+    Op& op = *engine_.begin(static_cast<std::uint32_t>(inputs.size()), 1, sizeof(Recipe));
     new (op.payload()) Recipe{name, in_place, size};
     for (std::uint32_t i = 0; i < inputs.size(); ++i) engine_.read(op, i, *values[i]);
     if (in_place) {

@@ -21,8 +21,10 @@ Nanos share(Nanos cost, const Value& value, Bytes all) {
 // ---- Recording ----------------------------------------------------------------------------------
 
 Op* Engine::begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes) {
-  std::size_t bytes = sizeof(Op) + inputs * sizeof(Use) + outputs * sizeof(Value*) + payload_bytes;
-  Op* op = new (::operator new(bytes)) Op{.use_count = inputs, .output_count = outputs};
+  const std::size_t bytes =
+      sizeof(Op) + inputs * sizeof(Use) + outputs * sizeof(Value*) + payload_bytes;
+  Op* op = new (values_and_ops_.allocate(bytes))
+      Op{.use_count = inputs, .output_count = outputs, .bytes = static_cast<std::uint32_t>(bytes)};
   for (std::uint32_t i = 0; i < inputs; ++i) op->uses()[i] = Use{nullptr, op, nullptr, nullptr};
   std::fill_n(op->outputs(), outputs, nullptr);
   return op;
@@ -38,7 +40,8 @@ void Engine::read(Op& op, std::uint32_t index, Value& value) {
 }
 
 Value& Engine::write(Op& op, std::uint16_t output, Bytes size, void* home, void* data) {
-  Value* value = new Value{.size = size, .producer = &op, .home = home, .data = data};
+  Value* value =
+      values_and_ops_.make(Value{.size = size, .producer = &op, .home = home, .data = data});
   value->output = output;
   op.outputs()[output] = value;
   ++op.live_outputs;
@@ -137,7 +140,7 @@ void Engine::abandon(Op& op) {
 
 Value& Engine::constant(Bytes size, void* home, void* data) {
   ++stats_.values;
-  return *new Value{.size = size, .home = home, .data = data};
+  return *values_and_ops_.make(Value{.size = size, .home = home, .data = data});
 }
 
 // ---- Lifetime -----------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ void Engine::erase(Op& op) {
     if (!use.value->uses) garbage_.push_back(use.value);
   }
   executor_.forget(op);
-  ::operator delete(&op);
+  values_and_ops_.free(&op, op.bytes);
   --stats_.ops;
 }
 
@@ -181,7 +184,7 @@ void Engine::collect(Value& first) {
         }
         unlink(*value);
       }
-      delete value;
+      values_and_ops_.free(value);
       --stats_.values;
     }
     if (garbage_.empty()) return;

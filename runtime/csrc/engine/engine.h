@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "runtime/csrc/graph/executor.h"
+#include "runtime/csrc/graph/records.h"
 #include "runtime/csrc/policy/columns.h"
 #include "runtime/csrc/policy/neighbourhood.h"
 #include "runtime/csrc/policy/selector.h"
@@ -71,7 +72,7 @@ class Engine {
   // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it
   // made, resident; finish() gives it its cost and makes the outputs evictable, or throws the
   // recipe away where it made nothing to evict.
-  static Op* begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes);
+  Op* begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes);
   void read(Op& op, std::uint32_t index, Value& value);
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
@@ -305,6 +306,7 @@ class Engine {
   const Policy policy_;
   const KeepRecords records_;
   mutable std::mutex mutex_;
+  Records values_and_ops_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
   Tapes tapes_;
@@ -313,6 +315,7 @@ class Engine {
   std::vector<Value*> owned_;    // Recomputable and held by the program; resident or not.
   std::vector<Value*> orphans_;  // Among the candidates.
   std::vector<Value*> garbage_;
+  std::vector<Value*> changed_;  // By follow_wants, and empty between its calls.
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;

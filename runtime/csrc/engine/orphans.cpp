@@ -31,17 +31,17 @@ bool should_be_wanted(const Value& value) {
 // Something about it has changed: whether it is there, or held, or what wants it.
 void Engine::follow_wants(Value& first) {
   if (!heuristic_.orphans_first) return;
-  std::vector<Value*> changed{&first};
-  while (!changed.empty()) {
-    Value& value = *changed.back();
-    changed.pop_back();
+  changed_.push_back(&first);
+  while (!changed_.empty()) {
+    Value& value = *changed_.back();
+    changed_.pop_back();
     file_orphan(value);
     const bool wanted = should_be_wanted(value);
     if (wanted == value.wanted) continue;
     value.wanted = wanted;
     for_each_input(value, [&](Value& input) {
       input.wanted_by += wanted ? 1 : -1;
-      changed.push_back(&input);
+      changed_.push_back(&input);
     });
   }
 }

@@ -225,11 +225,11 @@ void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& con
     for (std::uint32_t i = 0; i < op->output_count; ++i) {
       Value* value = op->outputs()[i];
       neighbourhood_.discard(*value);
-      delete value;
+      values_and_ops_.free(value);
     }
-    ::operator delete(op);
+    values_and_ops_.free(op, op->bytes);
   }
-  for (Value* value : constants) delete value;
+  for (Value* value : constants) values_and_ops_.free(value);
 }
 
 }  // namespace dtr

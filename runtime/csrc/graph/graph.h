@@ -91,6 +91,7 @@ struct Op {
   std::uint32_t reload : 1 = 0;
   std::uint16_t output_count = 0;
   std::uint16_t live_outputs = 0;  // Outputs still in the graph; the Op goes with the last.
+  std::uint32_t bytes = 0;         // Of the whole block.
 
   Use* uses() { return reinterpret_cast<Use*>(this + 1); }
   Value** outputs() { return reinterpret_cast<Value**>(uses() + use_count); }

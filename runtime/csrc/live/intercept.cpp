@@ -253,7 +253,8 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
         "torch.backends.cudnn.benchmark = False");
   }
   if (detector_) verify_constants(call);
-  Op* op = Recipe::record(call.info, call.keys, stack, call.arguments, std::move(call.random));
+  Op* op =
+      Recipe::record(engine_, call.info, call.keys, stack, call.arguments, std::move(call.random));
   if (!op) return;
   engaged.begin(*op);
   if (!call.info.shape_only) link_reads(call, *op);

@@ -303,7 +303,7 @@ std::shared_ptr<const RandomState> Recipe::snapshot(const OperatorInfo& info,
   return std::make_shared<const RandomState>(generator);
 }
 
-Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
+Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
                    const torch::jit::Stack& stack, const TensorArguments& arguments,
                    std::shared_ptr<const RandomState> random) {
   if (!is_countable(arguments)) return nullptr;
@@ -318,8 +318,8 @@ Op* Recipe::record(const OperatorInfo& info, c10::DispatchKeySet keys,
                                info.others ? autocast_types() : AutocastTypes()});
 
   Op* op =
-      Engine::begin(tensors.uses, info.returns + tensors.written,
-                    sizeof(Recipe) + RecipeParts::bytes(arguments.size(), plain, tensors.words));
+      engine.begin(tensors.uses, info.returns + tensors.written,
+                   sizeof(Recipe) + RecipeParts::bytes(arguments.size(), plain, tensors.words));
   op->together = info.listed;
   Recipe& recipe =
       *new (op->payload()) Recipe(info, std::move(random), context, arguments.size(), plain);

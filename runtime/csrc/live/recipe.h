@@ -28,6 +28,8 @@
 
 namespace dtr {
 
+class Engine;
+
 // One tensor among the arguments of a call. The pointers are good until the operator runs, which
 // consumes the arguments.
 struct TensorArgument {
@@ -78,7 +80,7 @@ class Recipe {
   // the `arguments` that are not inlined, in order, or none for an operator that reads only shapes;
   // the caller links them. Outputs are the returns, then the written arguments. Null for a call
   // that cannot be kept. The engine's lock must be held, here and in prepare().
-  static Op* record(const OperatorInfo& info, c10::DispatchKeySet keys,
+  static Op* record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
                     std::shared_ptr<const RandomState> random);
 

@@ -23,7 +23,7 @@ Swap::Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_p
 Op* Swap::place_for(Bytes bytes) {
   const Tier::Room room = bytes >= transfer_.smallest ? tier_->reserve(bytes) : Tier::Room();
   if (!room.block) return nullptr;
-  Op* op = Engine::begin(0, 1, sizeof(Away));
+  Op* op = engine_.begin(0, 1, sizeof(Away));
   new (op->payload()) Away{room};
   op->cost = transfer_.cost(bytes);
   return op;

@@ -6,7 +6,7 @@ namespace dtr {
 
 EvictedClass* EvictedClasses::start(Nanos cost) {
   ++count_;
-  return new EvictedClass{.cost = cost, .references = 1};
+  return nodes_.make(EvictedClass{.cost = cost, .references = 1});
 }
 
 void EvictedClasses::lost(Value& value) {
@@ -124,7 +124,7 @@ EvictedClass* EvictedClasses::halve(EvictedClass* node) {
 void EvictedClasses::unreference(EvictedClass* node) {
   while (node && --node->references == 0) {
     EvictedClass* parent = node->parent;
-    delete node;
+    nodes_.free(node);
     --count_;
     node = parent;
   }

@@ -21,6 +21,7 @@
 
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/graph/neighbours.h"
+#include "runtime/csrc/graph/records.h"
 #include "runtime/csrc/policy/columns.h"
 
 namespace dtr {
@@ -78,6 +79,7 @@ class EvictedClasses {
   void unreference(EvictedClass* node);
 
   ScoreColumns& columns_;
+  Records nodes_;
   bool readers_count_ = true;
   std::uint64_t stamp_ = 0;
   std::int64_t count_ = 0, accesses_ = 0, marks_ = 1;

@@ -155,7 +155,7 @@ Op& LiveSimulation::record(std::int64_t number, const std::vector<Value*>& argum
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!inlined(schedule_.args(number)[i])) read.push_back(arguments[i]);
   }
-  Op& op = *Engine::begin(read.size(), results, sizeof(Payload));
+  Op& op = *engine_.begin(read.size(), results, sizeof(Payload));
   op.together = schedule_.op_together[number] != 0;
   new (op.payload()) Payload{number};
   for (std::size_t i = 0; i < read.size(); ++i) engine_.read(op, i, *read[i]);

@@ -116,7 +116,7 @@ void PaperSimulation::compute(std::int64_t number, Lock& lock) {
 // The outputs are known before the operator runs: they begin missing.
 Op& PaperSimulation::record(std::int64_t number, const std::vector<std::int64_t>& results) {
   const auto args = schedule_.args(number);
-  Op& op = *Engine::begin(args.size(), results.size(), sizeof(Payload));
+  Op& op = *engine_.begin(args.size(), results.size(), sizeof(Payload));
   new (op.payload()) Payload{number, schedule_.op_results_begin[number]};
   if (keeps_all()) ops_.push_back(&op);
   for (std::size_t i = 0; i < args.size(); ++i) {

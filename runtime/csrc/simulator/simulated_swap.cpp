@@ -8,7 +8,7 @@ namespace dtr {
 
 // Its cost is that of both ways, until it is written.
 Op& LiveSimulation::begin_reload(std::int64_t tensor, Bytes size) {
-  Op& op = *Engine::begin(0, 1, sizeof(Away));
+  Op& op = *engine_.begin(0, 1, sizeof(Away));
   new (op.payload()) Away{tensor};
   op.cost = link_->cost(size);
   return op;

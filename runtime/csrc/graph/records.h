@@ -1,0 +1,72 @@
+// Memory for records: values, recipes, and what else comes and goes with every operator.
+//
+// Records that malloc made would lie between the program's tensors where these are malloc's too,
+// and hold apart what it joins. They would also cost an operator some 60 ns more. So they lie in
+// slabs: a new record takes the place of the last one that went and had as many granules, or the
+// next place in the slab. A slab goes with its Records, since a step needs again what the last one
+// needed. Under the address sanitizer malloc has them, so that it sees which are used too late.
+//
+// Not thread-safe: whoever owns it has a lock.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dtr {
+
+class Records {
+ public:
+  void* allocate(std::size_t bytes) {
+    const std::size_t granules = (bytes + kGranule - 1) / kGranule;
+    if (granules > kMost) return ::operator new(bytes);
+    Gone*& last = gone_[granules];
+    if (last) return std::exchange(last, last->before);
+    const std::size_t size = granules * kGranule;
+    if (size > left_) {
+      slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(kSlab));
+      left_ = kSlab;
+    }
+    left_ -= size;
+    return slabs_.back().get() + left_;
+  }
+
+  void free(void* record, std::size_t bytes) {
+    const std::size_t granules = (bytes + kGranule - 1) / kGranule;
+    if (granules > kMost) return ::operator delete(record);
+    gone_[granules] = new (record) Gone{gone_[granules]};
+  }
+
+  template <class Record>
+  Record* make(const Record& record) {
+    static_assert(std::is_trivially_destructible_v<Record>);
+    return new (allocate(sizeof(Record))) Record(record);
+  }
+  template <class Record>
+  void free(Record* record) {
+    free(record, sizeof(Record));
+  }
+
+ private:
+  struct Gone {
+    Gone* before;
+  };
+
+  static constexpr std::size_t kGranule = 16, kSlab = 64 << 10;
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr std::size_t kMost = 0;
+#else
+  static constexpr std::size_t kMost = 64;  // Granules; larger records are few.
+#endif
+
+  std::array<Gone*, kMost + 1> gone_{};
+  std::vector<std::unique_ptr<std::byte[]>> slabs_;
+  std::size_t left_ = 0;  // Of the last slab.
+};
+
+}  // namespace dtr
