@@ -5,11 +5,12 @@ and in a pool with recording and without, where no operator is looked at. No way
 Recording costs what the pool with it takes over the pool without; a guest should cost that and at
 most a hundredth more, over plain eager.
 
-Processor time of one thread. Each way has a process of its own, as a program has, since what one
-leaves in malloc's heap makes the next slower. The ways follow each other in an order that is drawn
-anew for each round. Other users of the machine only ever add time: of a process the step counts
-that a tenth of its steps beat, and of each way the median of its processes. On shared cores one
-process differs from the next by two hundredths.
+Processor time of one thread. Each way runs in a process of its own, as a user's program does,
+because a way leaves malloc's heap in pieces for the next one. The ways follow each other in an
+order that is drawn anew for each round. Other users of the machine only ever add time. So the
+figure of a process is the tenth percentile of its steps, and a way's is the median of its
+processes. On shared cores two processes of one way differ by two hundredths: one run does not show
+that the limit holds.
 
 Malloc is told to keep what it has. Otherwise it gives memory back and takes it again, for 2,000
 page faults in one process and 50,000 in the next, and they decide the figure.
@@ -82,7 +83,7 @@ class Program:
 
 
 def step_seconds(name: str, way: str, steps: int) -> float:
-    """The step that a tenth of `steps` beat, after three."""
+    """The tenth percentile of the steps, after three that are not counted."""
     torch.set_num_threads(1)
     program = Program(MODELS[name])
     took = []
@@ -122,6 +123,7 @@ def main() -> int:
     if os.environ.get("GLIBC_TUNABLES") != KEEP:  # Read once, as a process begins.
         os.environ["GLIBC_TUNABLES"] = KEEP
         os.execv(sys.executable, [sys.executable, *sys.argv])
+    torch.set_num_threads(1)
     found = []
     for name in ["resnet"] if options.quick else MODELS:
         found += measured(name, 1, 5) if options.quick else measured(name, ROUNDS, STEPS)

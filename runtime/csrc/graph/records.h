@@ -1,10 +1,11 @@
 // Memory for records: values, recipes, and what else comes and goes with every operator.
 //
-// Records that malloc made would lie between the program's tensors where these are malloc's too,
-// and hold apart what it joins. They would also cost an operator some 60 ns more. So they lie in
-// slabs: a new record takes the place of the last one that went and had as many granules, or the
-// next place in the slab. A slab goes with its Records, since a step needs again what the last one
-// needed. Under the address sanitizer malloc has them, so that it sees which are used too late.
+// Malloc would lay each record between the program's tensors, where these are malloc's too, and
+// could then not join the memory of freed tensors. It would also cost an operator some 50 ns more.
+// So records lie in slabs. A record's size is rounded to granules of 16 bytes. A new record takes
+// the place of the last one of its size that went, or the next place in the slab. Slabs stay until
+// the Records go, since a step needs again what the last one needed. Under the address sanitizer
+// malloc has each record, so that the sanitizer sees which is used too late.
 //
 // Not thread-safe: whoever owns it has a lock.
 
