@@ -315,7 +315,7 @@ class Engine {
   std::vector<Value*> owned_;    // Recomputable and held by the program; resident or not.
   std::vector<Value*> orphans_;  // Among the candidates.
   std::vector<Value*> garbage_;
-  std::vector<Value*> changed_;  // By follow_wants, and empty between its calls.
+  std::vector<Value*> changed_;  // What follow_wants() has yet to look at.
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;

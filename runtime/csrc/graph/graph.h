@@ -6,8 +6,8 @@
 // graph over storages would have under mutation.
 //
 // An Op is one block of memory: the struct, its uses, its outputs, then whatever the executor needs
-// to run it. Records are what the budget costs besides the budget, so they are kept small (some
-// 180 bytes a Value, 400 a two-input operator) and lie in slabs (records.h).
+// to run it. Records are what the budget costs besides the budget, so they are kept small (176
+// bytes a Value, 384 with the recipe of an addition) and lie in slabs (records.h).
 //
 // In a trace a view has a recipe of its own, as in the paper's simulator: it is a Value without
 // bytes that hangs on the Value whose bytes it shares, goes with it, and must be computed again by
