@@ -31,7 +31,7 @@ bool should_be_wanted(const Value& value) {
 // Something about it has changed: whether it is there, or held, or what wants it.
 void Engine::follow_wants(Value& first) {
   if (!heuristic_.orphans_first) return;
-  changed_.push_back(&first);
+  changed_.assign(1, &first);
   while (!changed_.empty()) {
     Value& value = *changed_.back();
     changed_.pop_back();
