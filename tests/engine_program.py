@@ -170,7 +170,7 @@ class Program:
             self.drop(0)
         self.compare()
         stats = self.run.stats()
-        assert (stats.values, stats.ops, self.run.live_bytes) == (0, 0, 0)
+        assert (stats.values, stats.ops, stats.classes, self.run.live_bytes) == (0, 0, 0, 0)
 
 
 def run_random(

@@ -4,8 +4,8 @@
 // could then not join the memory of freed tensors. It would also cost an operator some 50 ns more.
 // So records lie in slabs. A record's size is rounded to granules of 16 bytes. A new record takes
 // the place of the last one of its size that went, or the next place in the slab. Slabs stay until
-// the Records go, since a step needs again what the last one needed. Under the address sanitizer
-// malloc has each record, so that the sanitizer sees which is used too late.
+// the Records go, since a step needs again what the last one needed. Under the
+// address or the thread sanitizer malloc has each record, so that it sees which is used too late.
 //
 // Not thread-safe: whoever owns it has a lock.
 
@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <type_traits>
@@ -23,22 +24,20 @@ namespace dtr {
 
 class Records {
  public:
+  Records() = default;
+  Records(const Records&) = delete;
+  Records& operator=(const Records&) = delete;
+
   void* allocate(std::size_t bytes) {
     const std::size_t granules = (bytes + kGranule - 1) / kGranule;
-    if (granules > kMost) return ::operator new(bytes);
-    Gone*& last = gone_[granules];
-    if (last) return std::exchange(last, last->before);
-    const std::size_t size = granules * kGranule;
-    if (size > left_) {
-      slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(kSlab));
-      left_ = kSlab;
-    }
-    left_ -= size;
-    return slabs_.back().get() + left_;
+    void* record = granules > kMost ? ::operator new(bytes) : place(granules);
+    ++used_;
+    return record;
   }
 
   void free(void* record, std::size_t bytes) {
     const std::size_t granules = (bytes + kGranule - 1) / kGranule;
+    --used_;
     if (granules > kMost) return ::operator delete(record);
     gone_[granules] = new (record) Gone{gone_[granules]};
   }
@@ -50,16 +49,31 @@ class Records {
   }
   template <class Record>
   void free(Record* record) {
+    static_assert(std::is_trivially_destructible_v<Record>);
     free(record, sizeof(Record));
   }
+
+  std::int64_t used() const { return used_; }  // Records that are there.
 
  private:
   struct Gone {
     Gone* before;
   };
 
+  void* place(std::size_t granules) {
+    Gone*& last = gone_[granules];
+    if (last) return std::exchange(last, last->before);
+    const std::size_t size = granules * kGranule;
+    if (size > left_) {
+      slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(kSlab));
+      left_ = kSlab;
+    }
+    left_ -= size;
+    return slabs_.back().get() + left_;
+  }
+
   static constexpr std::size_t kGranule = 16, kSlab = 64 << 10;
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static constexpr std::size_t kMost = 0;
 #else
   static constexpr std::size_t kMost = 64;  // Granules; larger records are few.
@@ -68,6 +82,7 @@ class Records {
   std::array<Gone*, kMost + 1> gone_{};
   std::vector<std::unique_ptr<std::byte[]>> slabs_;
   std::size_t left_ = 0;  // Of the last slab.
+  std::int64_t used_ = 0;
 };
 
 }  // namespace dtr

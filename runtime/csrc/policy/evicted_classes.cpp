@@ -5,7 +5,6 @@
 namespace dtr {
 
 EvictedClass* EvictedClasses::start(Nanos cost) {
-  ++count_;
   return nodes_.make(EvictedClass{.cost = cost, .references = 1});
 }
 
@@ -125,7 +124,6 @@ void EvictedClasses::unreference(EvictedClass* node) {
   while (node && --node->references == 0) {
     EvictedClass* parent = node->parent;
     nodes_.free(node);
-    --count_;
     node = parent;
   }
 }

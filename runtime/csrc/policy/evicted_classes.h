@@ -58,7 +58,7 @@ class EvictedClasses {
   // Numbers that no class has been marked with: the first of `count`.
   std::int64_t new_marks(std::int64_t count) { return std::exchange(marks_, marks_ + count); }
 
-  std::int64_t count() const { return count_; }
+  std::int64_t count() const { return nodes_.used(); }
   std::int64_t accesses() const { return accesses_; }
 
  private:
@@ -82,7 +82,7 @@ class EvictedClasses {
   Records nodes_;
   bool readers_count_ = true;
   std::uint64_t stamp_ = 0;
-  std::int64_t count_ = 0, accesses_ = 0, marks_ = 1;
+  std::int64_t accesses_ = 0, marks_ = 1;
   std::vector<EvictedClass*> all_;
 };
 

@@ -31,8 +31,7 @@ void for_each_missing(Value& value, Visit visit) {
 // A value without a node is alone.
 EvictedClass* MegEngineSets::node(Value& value) {
   if (!value.evicted_class) {
-    ++count_;
-    value.evicted_class = new EvictedClass{.cost = value.cost, .references = 1};
+    value.evicted_class = nodes_.make(EvictedClass{.cost = value.cost, .references = 1});
   }
   return value.evicted_class;
 }
@@ -55,8 +54,7 @@ EvictedClass* MegEngineSets::find(EvictedClass* node) {
 void MegEngineSets::unreference(EvictedClass* node) {
   while (node && --node->references == 0) {
     EvictedClass* parent = node->parent;
-    delete node;
-    --count_;
+    nodes_.free(node);
     node = parent;
   }
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "runtime/csrc/graph/graph.h"
+#include "runtime/csrc/graph/records.h"
 #include "runtime/csrc/policy/evicted_classes.h"
 
 namespace dtr {
@@ -21,7 +22,7 @@ class MegEngineSets {
   void cut(Value& value);       // It goes, or is a constant from now on.
   Nanos cost(const Value& value);
 
-  std::int64_t count() const { return count_; }
+  std::int64_t count() const { return nodes_.used(); }
   std::int64_t accesses() const { return accesses_; }
 
  private:
@@ -29,7 +30,8 @@ class MegEngineSets {
   EvictedClass* find(EvictedClass* node);
   void unreference(EvictedClass* node);
 
-  std::int64_t count_ = 0, accesses_ = 0;
+  Records nodes_;
+  std::int64_t accesses_ = 0;
 };
 
 }  // namespace dtr
