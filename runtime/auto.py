@@ -38,7 +38,7 @@ AUTO = "auto"
 
 CANDIDATES: tuple[Heuristic, ...] = (
     PRESETS[DEFAULT],
-    Heuristic("lineage", staleness_exp=0.5, next_use=True, orphans_first=True),
+    replace(PRESETS[DEFAULT], staleness_exp=0.5),
     Heuristic("ancestors", orphans_first=True),
     Heuristic(staleness_exp=0.5, orphans_first=True),
     Heuristic("lineage"),
@@ -47,7 +47,8 @@ CANDIDATES: tuple[Heuristic, ...] = (
     Heuristic(staleness_exp=0.5, next_use=True),
 )
 """What is tried, in this order: the default; then each that saved most, beside those before it, on
-our own traces, chosen among 36."""
+our own traces, chosen among 36. There were no stepping stones then; the first two have them
+since."""
 
 _STEPS = 4  # Recorded for a search: by then the tape has told in three of them.
 _AGAIN = 100  # Steps from the end of one search until others are recorded for the next.

@@ -92,9 +92,8 @@ class Heuristic:
         neighbourhood: what n counts of what must be recomputed besides the tensor itself:
             ``"none"`` of it; ``"eqclass"``, the paper's approximation by a union-find; ``"full"``,
             exactly (its e*; slow, for studies); ``"ancestors"``, exactly what the tensor itself
-            rests on; ``"lineage"``, the same until a tensor rests on more than 96 missing ones, and
-            the union-find from then on; ``"megengine"``, MegEngine's sets as published, without c,
-            for comparison.
+            rests on; ``"lineage"``, the nearest 48 of it, whose sum counts four times if there are
+            more; ``"megengine"``, MegEngine's sets as published, without c, for comparison.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.
@@ -104,6 +103,9 @@ class Heuristic:
             first. Elsewhere it is the time since the last use, as without.
         orphans_first: what the program has let go goes before everything else, if no missing value
             that is still wanted was made from it.
+        stepping_stones: what the program has let go stays, as a candidate, while the program holds
+            something much larger that is much cheaper to make from it. From the first eviction on,
+            and with policy ``"eager"``.
         selection: ``"single"`` looks at all candidates; ``"sample"`` too while that takes less
             than a hundredth of the operators' time, then at about sqrt(candidates), at least 32,
             and passes over tensors below a hundredth of the mean size (appendix E.2);
@@ -130,6 +132,7 @@ class Heuristic:
     recompute_penalty: float = 1.0
     next_use: bool = False
     orphans_first: bool = False
+    stepping_stones: bool = False
     selection: Literal["sample", "single", "random", "window"] = "sample"
     seed: int = 0
 
@@ -186,7 +189,7 @@ DEFAULT = "foresight"
 """That of a scope, and of an allocator."""
 
 PRESETS: dict[str, Heuristic] = {
-    "foresight": Heuristic("lineage", next_use=True, orphans_first=True),
+    "foresight": Heuristic("lineage", next_use=True, orphans_first=True, stepping_stones=True),
     "dtr": Heuristic(),
     "dtr_full": Heuristic(neighbourhood="full"),
     "dtr_local": Heuristic(neighbourhood="none"),
@@ -200,8 +203,8 @@ PRESETS: dict[str, Heuristic] = {
 }
 """The named heuristics:
 
-- ``foresight``, the default of a scope: ``dtr`` with n by lineages while these are short, by the
-  next use, where an earlier step foretells it, and with orphans first;
+- ``foresight``, the default of a scope: ``dtr`` with n by lineages, by the next use, where an
+  earlier step foretells it, with orphans first and stepping stones;
 - ``dtr``, ``dtr_full``, ``dtr_local``: the paper's h_DTR, (c + n) / (size * staleness), with n by
   evicted classes, exact, and left out;
 - ``lru``: least recently used, 1 / staleness;

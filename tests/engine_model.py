@@ -7,6 +7,7 @@ became evictable last (it goes first among equal scores), that of the readers (n
 that of the rows from which selection "sample" draws. How a scope makes room is in `room_model`.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,8 +33,11 @@ def content_of(name: int, inputs: Sequence[int], result: int) -> int:
     return number
 
 
-LONGEST_LINEAGE = 96
-"""Where one has more missing values than this, classes answer from then on."""
+NEAR_LINEAGE, BEYOND = 48, 4
+"""Of a longer lineage the nearest values count, so many times."""
+
+SMALLER, DEARER = 0.4, 5
+"""Than what is made from it: a stepping stone's bytes, and its cost for each of them."""
 
 
 @dataclass(eq=False)
@@ -62,6 +66,8 @@ class Value:
     waiting: int = 0
     """Of the locks, those of recomputations whose turn has not come."""
     dropped_while_locked: bool = False
+    stone: bool = False
+    """Dropped, and it stays (stepping_stones.cpp)."""
     recomputes: int = 0
 
 
@@ -112,6 +118,8 @@ class Model:
         """Ids in the order of their eviction; values that no id holds are left out."""
         self.order = 0
         self.evictions = self.rematerializations = self.given_up = self.sampled = 0
+        self.stones = 0
+        """That were ever laid."""
         self.evaluations = self.allocated = 0
         self.runs_before = 0
         self.allocations_to_failure = self.replays_to_failure = 0
@@ -121,7 +129,6 @@ class Model:
 
     def follow(self, heuristic: Heuristic) -> None:
         self.heuristic = heuristic
-        self.by_classes = heuristic.neighbourhood == "eqclass"
 
     def constant(self, size: int, number: int) -> int:
         return self._new_storage(Value(rounded(size), self._allocate(size, number)))
@@ -280,18 +287,12 @@ class Model:
         if kind == "megengine":
             assert value.recipe is not None
             return sum(cost_in_set(near) for near in missing_beside(value)) - value.recipe.cost
-        self.leave_long_lineages([value])
-        if self.by_classes:
+        if kind == "eqclass":
             return self.classes_cost([value])
+        if kind == "lineage":
+            return lineage_cost(value)
         backward = missing_around(value, inputs_of) if kind != "none" else 0
         return backward + (missing_around(value, made_from) if kind == "full" else 0)
-
-    def leave_long_lineages(self, values: Sequence[Value]) -> None:
-        """Whose score is asked for."""
-        if self.heuristic.neighbourhood == "lineage":
-            self.by_classes |= any(
-                len(all_missing(value, inputs_of)) > LONGEST_LINEAGE for value in values
-            )
 
     def classes_cost(self, values: Sequence[Value]) -> int:
         """Of the evicted classes beside these values, each counted once."""
@@ -347,7 +348,6 @@ class Model:
         self.evaluations += len(free)
         if not free:
             return False
-        self.leave_long_lineages(free)
         self.evict_value(self._least(free))
         return True
 
@@ -401,7 +401,34 @@ class Model:
     def _release_dropped(self, value: Value) -> None:
         """Its recipe stays for its readers."""
         if value.recipe and value.content and value.readers:
+            if self.heuristic.stepping_stones and self.evictions and self._leads(value):
+                value.stone = True
+                self.stones += 1
+                return
             self._release(value)
+
+    def _leads(self, value: Value) -> bool:
+        """To something much larger that the program holds, and that is much cheaper to make."""
+
+        def makes_cheap(made: Value) -> bool:
+            assert value.recipe is not None
+            assert made.recipe is not None
+            dear = value.recipe.cost * made.size >= DEARER * made.recipe.cost * value.size
+            return dear and value.size <= SMALLER * made.size
+
+        return any(made in self.owned and makes_cheap(made) for made in made_from(value))
+
+    def _disown(self, value: Value) -> None:
+        """What stays for it alone goes."""
+        swap_remove(self.owned, value)
+        for stone in inputs_of(value):
+            if not stone.stone or self._leads(stone):
+                continue
+            stone.stone = False
+            if stone.locks:
+                stone.dropped_while_locked = True
+            else:
+                self._release(stone)
 
     def _release(self, value: Value) -> None:
         assert value.content is not None
@@ -412,6 +439,7 @@ class Model:
         """However it lost its content, it joins the classes around it to one."""
         swap_remove(self.candidates, value)
         value.content = None
+        value.stone = False
         assert value.recipe is not None
         joined = EvictedClass({value}, value.recipe.cost)
         for other in {v.evicted_class for v in neighbours(value) if v.evicted_class}:
@@ -505,7 +533,8 @@ class Model:
         return value.home
 
     def _let_go(self, value: Value) -> None:
-        swap_remove(self.owned, value)
+        if value in self.owned:
+            self._disown(value)
         value.home = None
 
     def _unlock(self, values: Sequence[Value]) -> None:
@@ -546,7 +575,7 @@ class Model:
 
     def _freeze(self, value: Value) -> None:
         swap_remove(self.candidates, value)
-        swap_remove(self.owned, value)
+        self._disown(value)
         assert value.recipe is not None
         self._cut(value, value.recipe)
 
@@ -607,6 +636,24 @@ def missing_beside(value: Value) -> list[Value]:
     assert value.recipe is not None
     near = [*value.recipe.inputs, *(output for output in value.recipe.outputs if output)]
     return [one for one in near if one is not value and one.content is None]
+
+
+def lineage_cost(value: Value) -> int:
+    """Of what is missing, the fewest operators away first."""
+    met: list[Value] = []
+    for at in itertools.chain([value], met):
+        for near in inputs_of(at):
+            if near.content is not None or near in met:
+                continue
+            if len(met) == NEAR_LINEAGE:
+                return BEYOND * cost_of(met)
+            met.append(near)
+    return cost_of(met)
+
+
+def cost_of(values: Sequence[Value]) -> int:
+    """Of their recipes."""
+    return sum(value.recipe.cost for value in values if value.recipe)
 
 
 def node_of(value: Value) -> Node:

@@ -357,12 +357,78 @@ FAULTS = (
         "tests/test_tape.py::test_needs_add_up_after_each_operator",
     ),
     Fault(
+        "keep a stepping stone when the program has let go what it stays for",
+        (
+            Edit(
+                "runtime/csrc/engine/stepping_stones.cpp",
+                "  if (stones_ == 0) return;\n",
+                "  return;\n",
+            ),
+        ),
+        "tests/test_stepping_stones.py::"
+        "test_memory_of_a_stone_comes_back_when_what_it_stays_for_needs_it_no_more",
+    ),
+    Fault(
+        "take a stepping stone for an orphan",
+        (
+            Edit(
+                "runtime/csrc/engine/orphans.cpp",
+                " && !value.home && !value.stone;",
+                " && !value.home;",
+            ),
+            Edit(
+                "runtime/csrc/engine/engine_check.cpp",
+                " && !value.home && !value.stone;",
+                " && !value.home;",
+            ),
+        ),
+        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+    ),
+    Fault(
+        "need a stepping stone only when what it stays for is missing",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "  return !made.resident() || (value.stone && made.owned != kNowhere);\n",
+                "  return static_cast<void>(value), !made.resident();\n",
+            ),
+        ),
+        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+    ),
+    Fault(
+        "forget to tell a stepping stone that what it stays for is back",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "    if (input.stone) renew_need(input);\n",
+                "    static_cast<void>(input);\n",
+            ),
+        ),
+        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+    ),
+    Fault(
+        "count a long lineage as if it ended",
+        (
+            Edit(
+                "runtime/csrc/policy/lineages.cpp",
+                "  return more ? kBeyond * sum : sum;\n",
+                "  return sum;\n",
+            ),
+            Edit(
+                "runtime/csrc/policy/lineages.cpp",
+                ".sum != (more ? kBeyond * sum : sum)) {",
+                ".sum != sum) {",
+            ),
+        ),
+        "tests/test_victims.py::test_a_simulation_counts_a_long_lineage_alike",
+    ),
+    Fault(
         "count what was made from a value beside its need",
         (
             Edit(
                 "runtime/csrc/policy/neighbourhood.cpp",
-                "  classes_.count_readers(!is && !by_lineages());\n",
-                "  classes_.count_readers(!by_lineages());\n",
+                "  if (by_classes()) classes_.count_readers(!is);\n",
+                "",
             ),
         ),
         "tests/test_tape.py::test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it",

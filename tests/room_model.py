@@ -118,14 +118,13 @@ def backed_parts(model: Model, asked: int) -> list[Range | None]:
 def window_cost(model: Model, values: list[Value]) -> int:
     """Classes that members share count once."""
     own = sum(value.recipe.cost for value in values if value.recipe)
-    if model.by_classes:
+    if model.heuristic.neighbourhood == "eqclass":
         return own + model.classes_cost(values)
     return own + sum(model.neighbourhood_cost(value) for value in values)
 
 
 def cheapest_window(model: Model, asked: int) -> list[Value]:
     """The first one of the least cost times bytes over staleness of all its bytes."""
-    model.leave_long_lineages([value for value in model.candidates if not value.locks])
     best = float("inf")
     found: list[Value] = []
     for values in windows(model, asked):

@@ -20,13 +20,14 @@ DECIDING = {
     "dtr_full": PRESETS["dtr_full"],
     "msps": PRESETS["msps"],
     "lineage": Heuristic("lineage"),
+    "stones": Heuristic("lineage", stepping_stones=True),
     "megengine": replace(PRESETS["megengine"], recompute_penalty=1.5),
     "megengine_published": PRESETS["megengine_published"],
     "tuned": Heuristic(cost_exp=0.7, size_exp=1.3, staleness_exp=0.5, fragmentation=0.25),
 }
 # None: as the least score goes; else room is made as in a scope, and a page costs this to move.
 PAGE_PRICES = [None, 0, 50]
-WINDOWED = ("dtr", "dtr_local", "lineage")  # Of which room_model knows the windows.
+WINDOWED = ("dtr", "dtr_local", "lineage", "stones")  # Of which room_model knows the windows.
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -109,8 +109,10 @@ def test_without_arguments_a_heuristic_is_the_papers() -> None:
     assert Heuristic() == PRESETS["dtr"]
 
 
-def test_the_default_of_a_scope_differs_from_the_papers_by_lineages_and_two_switches() -> None:
-    assert PRESETS[DEFAULT] == Heuristic("lineage", next_use=True, orphans_first=True)
+def test_the_default_of_a_scope_differs_from_the_papers_by_lineages_and_three_switches() -> None:
+    assert PRESETS[DEFAULT] == Heuristic(
+        "lineage", next_use=True, orphans_first=True, stepping_stones=True
+    )
     with dtr_alloc.measure() as session:
         assert session.heuristic == PRESETS[DEFAULT]
 
@@ -209,7 +211,8 @@ def test_a_parameter_has_a_sentence_and_a_default_that_its_role_allows() -> None
 
 
 def test_the_native_heuristic_has_every_value() -> None:
-    changes: dict[str, Any] = {"seed": 7, "next_use": True, "orphans_first": True}
+    changes: dict[str, Any] = {"seed": 7}
+    changes |= {one.name: True for one in USER_PARAMETERS if one.role == "switch"}
     for at, one in enumerate(USER_PARAMETERS):
         changes.setdefault(one.name, one.names[-1] if one.role == "name" else 1.25 + at)
     given = Heuristic(**changes)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import Heuristic
+from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
@@ -27,6 +28,8 @@ KINDS = [
     Heuristic("full", staleness_exp=0.5, next_use=True),
     Heuristic("lineage", next_use=True, orphans_first=True),
     Heuristic("none", next_use=True, selection="window"),
+    PRESETS[DEFAULT],
+    Heuristic("eqclass", next_use=True, stepping_stones=True),
 ]
 
 
@@ -387,7 +390,7 @@ def test_walks_of_one_neighbourhood_leave_nothing_to_those_of_the_next(
             del values, x
 
 
-@pytest.mark.parametrize("heuristic", KINDS[:3], ids=range(3))
+@pytest.mark.parametrize("heuristic", [*KINDS[:3], *KINDS[-2:]], ids=range(5))
 @pytest.mark.parametrize("blocks", [10, 13])
 def test_the_simulator_follows_the_same_tape(blocks: int, heuristic: Heuristic) -> None:
     seeds = [3, 4, 3, 4, 3, 5, 4]

@@ -1,16 +1,20 @@
 """Which value the engine evicts first, and what it counts as the cost of bringing it back."""
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+import dtr_alloc
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from tests.engine_harness.harness import EngineHarness
 from tests.engine_model import Model
 from tests.engine_of_blocks import BLOCK, COST_ONLY, chain_of, engine
+from tests.trace_lines import call, load, release
 
 Selection = Literal["sample", "single"]
 CLASS_COST_ONLY = replace(COST_ONLY, neighbourhood="eqclass")
@@ -334,33 +338,54 @@ def missing_behind(run: Any, missing: int) -> list[int]:
     return [*made, beside]
 
 
-@pytest.mark.parametrize("missing", [1, 2, 95, 96])
+@pytest.mark.parametrize("missing", [1, 2, 47, 48])
 def test_a_lineage_is_what_a_value_rests_on(missing: int) -> None:
     costs_for(lambda run: missing_behind(run, missing), 5 + 20 * missing)
 
 
-def test_from_the_first_long_lineage_on_classes_count() -> None:
-    costs_for(lambda run: missing_behind(run, 97), 5 + 20 * 97 + 40)
+@pytest.mark.parametrize("missing", [49, 97])
+def test_of_a_long_lineage_the_nearest_count_four_times(missing: int) -> None:
+    costs_for(lambda run: missing_behind(run, missing), 5 + 4 * 20 * 48)
 
-    def and_a_short_one_later(run: Any) -> list[int]:
-        long = missing_behind(run, 97)
-        (probe,) = run.call(97, 1, [], [], [BLOCK])
-        run.take_evicted()
-        filling = []
-        while not (evicted := run.take_evicted()):
-            filling.append(run.constant(BLOCK, 8))
-        assert evicted == [probe]
-        for constant in filling:
-            run.drop(constant)
-        missing_behind(run, 2)
-        return long
 
-    costs_for(and_a_short_one_later, 5 + 20 * 2 + 40)
+@pytest.mark.parametrize("missing", [48, 49, 50])
+def test_a_lineage_is_counted_anew_when_its_end_comes_back(missing: int) -> None:
+    run = engine(160, LINEAGE_COST_ONLY)
+    made = chain_of(run, *[20] * missing, 5)
+    (probe,) = run.call(99, 1, [], [], [BLOCK])
+    for value in made[:-1]:
+        assert run.evict(value)
+    run.take_evicted()
+    assert first_victim(run) == probe  # All are scored.
+    run.check()
+    run.read(made[0])
+    run.check()
 
-    def and_lineages_are_asked_for_again(run: Any) -> None:
-        for value in and_a_short_one_later(run):
-            run.drop(value)
-        again = replace(LINEAGE_COST_ONLY, selection="single")
-        run.follow(again._native() if isinstance(run, EngineHarness) else again)
 
-    costs_for(and_lineages_are_asked_for_again, 5 + 20 * 2)
+def test_a_simulation_counts_a_long_lineage_alike(log: Path) -> None:
+    """The end of the chain costs 1, and what it rests on 48 and four times that; the other 100."""
+    chain = [call("", "0")]
+    for number in range(60):
+        chain += [call(str(number), str(number + 1)), release(str(number))]
+    program = [*chain, call("", "other", time=100), call("", "new")]
+    result = dtr_alloc.simulate(
+        load(log, *program),
+        20,
+        replace(LINEAGE_COST_ONLY, size_exp=0),
+        log_events=True,
+        pin_outputs=False,
+    )
+    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [61]
+
+
+def test_a_lineage_counts_the_fewest_operators_away() -> None:
+    """Behind both inputs is a chain: of the one 24 that cost 20, of the other as many that cost
+    10, and so on behind them."""
+
+    def two_chains(run: Any) -> None:
+        chains = [chain_of(run, *[7] * 6, *[cost] * 24) for cost in (20, 10)]
+        run.call(97, 5, [chain[-1] for chain in chains], [], [BLOCK])
+        for value in itertools.chain(*chains):
+            run.evict(value)
+
+    costs_for(two_chains, 5 + 4 * 24 * (20 + 10))

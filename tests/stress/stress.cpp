@@ -445,7 +445,9 @@ void stress_engine() {
       stress_machine(heuristic, policy, 200);
     }
   }
-  heuristic.neighbourhood = NeighbourhoodKind::kEvictedClass;
+  heuristic.orphans_first = heuristic.stepping_stones = true;
+  stress_machine(heuristic, Policy::kEager, 200);
+  heuristic = {};
   heuristic.fragmentation = 1;
   stress_machine(heuristic, Policy::kEager, 200);
 }

@@ -206,6 +206,7 @@ void Engine::add_candidate(Value& value) {
 void Engine::remove_candidate(Value& value) {
   if (value.candidate == kNowhere) return;
   columns_.remove(value);
+  lift_stone(value);
   file_orphan(value);
 }
 
@@ -216,6 +217,7 @@ void Engine::disown(Value& value) {
   last->owned = value.owned;
   owned_.pop_back();
   value.owned = kNowhere;
+  let_stones_go(value);
 }
 
 // ---- Evicting -----------------------------------------------------------------------------------
@@ -253,8 +255,9 @@ bool Engine::evict_waiting() {
 }
 
 void Engine::evict_all() {
-  for (std::size_t row = columns_.count(); row-- > 0;) {
-    if (!columns_.value(row)->locks) evict(*columns_.value(row));
+  // A value that another thread lets go may take its stepping stones along.
+  for (std::size_t row = columns_.count(); row > 0; row = std::min(row - 1, columns_.count())) {
+    if (Value& value = *columns_.value(row - 1); !value.locks) evict(value);
   }
 }
 

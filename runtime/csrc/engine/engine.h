@@ -2,8 +2,8 @@
 // (paper, section 3 and Figure 1). It knows neither torch nor memory; an Executor does both for it,
 // so live training and simulation share it.
 //
-// Deallocation is eager: a value the program drops loses its content at once, and its recipe stays
-// for as long as something reads it. Materializing walks producers with an explicit stack, so a
+// Deallocation is eager: a value the program drops loses its content at once, unless it is a
+// stepping stone, and its recipe stays for as long as something reads it. Materializing walks producers with an explicit stack, so a
 // chain of any length works; every input of a pending operator is locked, as in the paper's
 // recursion.
 //
@@ -45,7 +45,7 @@ struct EngineStats {
 
 // What happens to a value that the program drops (paper, appendices C.4 and C.5).
 enum class Policy {
-  kEager,   // Its content goes at once; its recipe stays while something reads it.
+  kEager,   // Its content goes at once, or stays as a stepping stone (stepping_stones.cpp).
   kBanish,  // It goes for good once all that was made from it is resident; that is then constant.
   kIgnore,  // Nothing: it goes when it has the least score.
 };
@@ -159,6 +159,7 @@ class Engine {
   enum class Shed { kBehindVictim, kNothing };
   bool evict_one(Shed shed = Shed::kBehindVictim);
   bool evict_orphan();       // What goes before all; false where there is none.
+  bool let_all_stones_go();  // Of what the program has dropped; false where nothing had stayed.
   bool evict_waiting();      // The same among what only waiting recomputations hold.
   void evict(Value& value);  // Resident, recomputable and not locked.
   void evict_all();
@@ -272,7 +273,11 @@ class Engine {
   Nanos least_behind(const Value& value) const;
   template <class Changes>
   void tell_inputs(Value& value, Nanos before, const Changes& changes);
+  bool counts(const Value& value, const Value& made) const;
+  bool passes_on(const Value& value) const;
   bool set_need(Value& value, Nanos& before);
+  void renew_need(Value& value);
+  void renew_stones(Value& value);
   void update_need(Value& value);
   void update_needs_behind(Value& value, Nanos before);
   void needs_after_loss(Value& value);
@@ -284,6 +289,12 @@ class Engine {
   Value* orphan() const;
   void find_all_orphans();
   void check_orphan(const Value& value) const;
+  bool would_be_stone(const Value& value) const;
+  bool lay_stone(Value& value);
+  void lift_stone(Value& value);
+  void let_stones_go(Value& made);
+  void let_stone_go(Value& stone);
+  void check_stone(const Value& value) const;
   std::unordered_set<Value*> reachable() const;
   void own(Value& value);
   void add_candidate(Value& value);
@@ -313,7 +324,8 @@ class Engine {
   std::uint32_t round_ = 1;  // Of needs that began together (needs.cpp).
   Selector selector_;
   std::vector<Value*> owned_;    // Recomputable and held by the program; resident or not.
-  std::vector<Value*> orphans_;  // Among the candidates.
+  std::vector<Value*> orphans_;  // Among the candidates,
+  std::int64_t stones_ = 0;      // and so many stepping stones.
   std::vector<Value*> garbage_;
   std::vector<Value*> changed_;  // What follow_wants() has yet to look at.
   EngineStats stats_;

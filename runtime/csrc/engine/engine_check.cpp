@@ -41,7 +41,8 @@ void Engine::check_orphan(const Value& value) const {
          "a value counts the wanted values that were made from it");
   insist(value.wanted == (!value.resident() && (value.home || wanted_by > 0)),
          "what is missing is wanted by the program, or by what was made from it");
-  const bool orphan = value.candidate != kNowhere && !value.home && wanted_by == 0;
+  const bool dropped = value.candidate != kNowhere && !value.home && !value.stone;
+  const bool orphan = dropped && wanted_by == 0;
   insist(orphan == (value.orphan != kNowhere), "orphans are what nobody wants");
   insist(!orphan || orphans_[value.orphan] == &value, "an orphan knows its place");
 }
@@ -51,6 +52,7 @@ void Engine::check(bool idle) const {
     if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
   };
   Bytes evictable = 0;
+  std::int64_t stones = 0;
   std::unordered_set<Op*> ops;
   columns_.check();
   for (std::size_t row = 0; row < columns_.count(); ++row) {
@@ -80,6 +82,8 @@ void Engine::check(bool idle) const {
              "a need is that of the next use, direct or behind");
     }
     if (heuristic_.orphans_first && !value->base) check_orphan(*value);
+    check_stone(*value);
+    stones += value->stone;
     if (value->producer) {
       neighbourhood_.check(*value);
       insist(value->resident() == (value->candidate != kNowhere),
@@ -101,8 +105,11 @@ void Engine::check(bool idle) const {
     for (std::uint32_t i = 0; i < op->output_count; ++i) live += op->outputs()[i] != nullptr;
     insist(live == op->live_outputs && live > 0, "an operator lives as long as its outputs");
   }
+  insist(stones == stones_, "stepping stones are counted");
   insist(static_cast<std::int64_t>(values.size()) == stats_.values, "every value is reachable");
   insist(static_cast<std::int64_t>(ops.size()) == stats_.ops, "every recipe is reachable");
+  const std::int64_t begun = values_and_ops_.used() - stats_.values - stats_.ops;
+  insist(idle ? begun == 0 : begun >= 0, "no record is left but those of values and recipes");
 }
 
 }  // namespace dtr

@@ -24,8 +24,8 @@ void Engine::unlock(Value& view) {
 }
 
 void Engine::dropped(Value& value) {
-  disown(value);
   value.home = nullptr;
+  disown(value);
   follow_wants(value);
   if (value.locks) {
     value.dropped_while_locked = true;
@@ -68,13 +68,14 @@ void Engine::let_go(Value& value) {
   if (policy_ != Policy::kEager || value.constant() || !value.resident()) return;
   if (value.movable()) return;
   if (!value.uses && records_ == KeepRecords::kNeeded) return;  // It goes with its record.
+  if (lay_stone(value)) return;
   executor_.release(value, Loss::kDropped);
   lose(value, Loss::kDropped);
 }
 
 void Engine::overwritten(Value& value) {
-  disown(value);
   value.home = nullptr;
+  disown(value);
   lose(value, Loss::kDropped);
   collect(value);
 }
@@ -95,7 +96,7 @@ void Engine::evict_or_move(Value& value) {
   if (!moves()) return evict(value);
   if (!value.uses && !value.home) return;  // It goes with the last lock.
   const Transfer& transfer = *columns_.transfer();
-  if (!value.movable() && transfer.takes(value)) {
+  if (!value.movable() && !value.stone && transfer.takes(value)) {
     const Nanos cost = transfer.cost(value.size);
     Op* reload = to_recompute(value, cost) >= cost ? executor_.reload_for(value) : nullptr;
     if (reload) move(value, *reload);
@@ -152,10 +153,12 @@ void Engine::evict_together(Op& op) {
 }
 
 void Engine::lose(Value& value, Loss loss) {
+  const bool stone = value.stone;
   remove_candidate(value);
   value.data = nullptr;
   for (Value* view = value.views; view; view = view->views) view->data = nullptr;
   neighbourhood_.lost(value, loss);
+  if (stone) renew_need(value);
   needs_after_loss(value);
   follow_wants(value);
 }

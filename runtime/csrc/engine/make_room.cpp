@@ -12,11 +12,11 @@ namespace {
 using Real = std::chrono::duration<double, std::nano>;  // For shares of a time.
 
 bool evict_window(const Window& window, Engine& engine) {
-  std::vector<Held> held;  // To move one value may be the end of another.
+  std::vector<Held> held;  // With one value another may go.
+  for (Value* value : window.values) held.emplace_back(engine, *value);
   for (Value* value : window.values) {
-    if (engine.moves()) held.emplace_back(engine, *value);
+    if (value->candidate != kNowhere) engine.evict_or_move(*value);
   }
-  for (Value* value : window.values) engine.evict_or_move(*value);
   return !window.values.empty();
 }
 
@@ -57,7 +57,10 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
   const bool windows = engine.heuristic().selection == Selection::kWindow;
   while (true) {
     if (Block* block = take(Fit::kCommitted)) return block;
-    if (!may_evict) return take(Fit::kBeyond);
+    if (!may_evict) {
+      if (engine.let_all_stones_go()) continue;
+      return take(Fit::kBeyond);
+    }
     const bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
     const Nanos move = scattered ? pool.move_price(asked, prices) : kCannotMove;
     if (move != kCannotMove) {
@@ -83,7 +86,8 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
 Block* allocate_evicting(Engine& engine, const Take& take, bool may_evict) {
   while (true) {
     if (Block* block = take(Fit::kCommitted)) return block;
-    if (!may_evict || !(engine.evict_one() || engine.evict_waiting())) return take(Fit::kBeyond);
+    if (may_evict && (engine.evict_one() || engine.evict_waiting())) continue;
+    if (may_evict || !engine.let_all_stones_go()) return take(Fit::kBeyond);
   }
 }
 

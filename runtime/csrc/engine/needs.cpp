@@ -3,8 +3,9 @@
 // A value is needed when the program uses it next, which the tape foretells, or when a missing
 // value that was made from it is needed, whichever comes first. `behind` is the least of the
 // latter, so that a use of the value itself costs nothing more. A loss, a return or another need
-// goes to the inputs, and on through those that are missing, as long as it changes something.
-// Nobody asks while no tape foretells, and constants have no need.
+// goes to the inputs, and on through those that are missing, as long as it changes something. A
+// stepping stone (stepping_stones.cpp) is needed when what it stays for is, resident or not. Nobody
+// asks while no tape foretells, and constants have no need.
 //
 // A step begins with all needs alike: nothing was accessed in it, so all are behind its end. What
 // has another `need_of_round` than the engine is such a value.
@@ -24,10 +25,20 @@ Nanos Engine::need(const Value& value) const {
   return value.need_of_round == round_ ? value.need : tapes_.length();
 }
 
+// Whether a value is needed when `made`, which was made from it, is.
+bool Engine::counts(const Value& value, const Value& made) const {
+  return !made.resident() || (value.stone && made.owned != kNowhere);
+}
+
+// Whether an input of the value may count it.
+bool Engine::passes_on(const Value& value) const {
+  return !value.resident() || (stones_ > 0 && value.owned != kNowhere);
+}
+
 Nanos Engine::least_behind(const Value& value) const {
   Nanos least = Tapes::kNever;
   for_each_reader(const_cast<Value&>(value), [&](const Value& made) {
-    if (!made.resident()) least = std::min(least, need(made));
+    if (counts(value, made)) least = std::min(least, need(made));
   });
   return least;
 }
@@ -43,7 +54,7 @@ bool Engine::set_need(Value& value, Nanos& before) {
   }
   value.need = std::min(tapes_.next_use(value), value.behind);
   if (value.candidate != kNowhere) columns_.set_need(value.candidate, value.need);
-  return value.need != before && !value.resident();
+  return value.need != before && passes_on(value);
 }
 
 void Engine::update_need(Value& value) {
@@ -53,11 +64,29 @@ void Engine::update_need(Value& value) {
   while (!changed.empty()) {
     const auto [at, was] = changed.back();
     changed.pop_back();
+    if (at->resident()) {
+      renew_stones(*at);
+      continue;
+    }
     tell_inputs(*at, was, [&](Value& input) {
       Nanos told;
       if (set_need(input, told)) changed.emplace_back(&input, told);
     });
   }
+}
+
+// What it counts is not what it was.
+void Engine::renew_need(Value& value) {
+  if (!tapes_.foretell()) return;
+  if (value.need_of_round == round_) value.behind = least_behind(value);
+  update_need(value);
+}
+
+// Of a value that is there.
+void Engine::renew_stones(Value& value) {
+  for_each_input(value, [this](Value& input) {
+    if (input.stone) renew_need(input);
+  });
 }
 
 // A missing value was needed at `before`. Calls `changes(input)` for each that is to be updated.
@@ -95,13 +124,14 @@ void Engine::needs_after_return(Value& value) {
   update_needs_behind(value, before);
   value.need = own;
   value.need_of_round = round;
+  if (value.resident() && passes_on(value)) renew_stones(value);
 }
 
-// In the middle of a step another tape is followed: by falling urgency, so that each value that is
-// missing passes its need on once.
+// In the middle of a step another tape is followed: by falling urgency, so that each value passes
+// its need on once.
 void Engine::find_all_needs() {
   using Needed = std::pair<Nanos, Value*>;  // An older need of a value is passed over.
-  std::priority_queue<Needed, std::vector<Needed>, std::greater<>> missing;
+  std::priority_queue<Needed, std::vector<Needed>, std::greater<>> passing;
   const std::unordered_set<Value*> values = reachable();
   for (Value* value : values) {
     value->need_of_round = round_;
@@ -109,17 +139,18 @@ void Engine::find_all_needs() {
     value->need = tapes_.next_use(*value);
   }
   for (Value* value : values) {
-    if (!value->resident()) missing.emplace(value->need, value);
+    if (passes_on(*value)) passing.emplace(value->need, value);
   }
-  while (!missing.empty()) {
-    const auto [need, value] = missing.top();
-    missing.pop();
+  while (!passing.empty()) {
+    const auto [need, value] = passing.top();
+    passing.pop();
     if (need != value->need) continue;
-    for_each_input(*value, [&, need = need](Value& input) {
+    for_each_input(*value, [&, need = need, made = value](Value& input) {
+      if (!counts(input, *made)) return;
       input.behind = std::min(input.behind, need);
       if (input.behind >= input.need) return;
       input.need = input.behind;
-      if (!input.resident()) missing.emplace(input.need, &input);
+      if (passes_on(input)) passing.emplace(input.need, &input);
     });
   }
 }
@@ -152,6 +183,7 @@ void Engine::follow(const Heuristic& heuristic) {
   neighbourhood_.follow(heuristic.neighbourhood, reachable());
   selector_.follow(heuristic);
   find_all_orphans();
+  if (!heuristic.stepping_stones) let_all_stones_go();
   show_all_times();
 }
 

@@ -8,9 +8,9 @@
 // is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
 //
 // A loss, a return or a drop costs a count for each input, and an eviction a look at all orphans.
-// Where values are
-// views of each other their graph may have cycles (graph/neighbours.h), in which values that nobody
-// wants keep each other wanted: such orphans go by their score.
+// Where values are views of each other their graph may have cycles (graph/neighbours.h), in which
+// values that nobody wants keep each other wanted: such orphans go by their score. A stepping stone
+// (stepping_stones.cpp) is no orphan.
 
 #include <unordered_set>
 #include <utility>
@@ -66,7 +66,8 @@ void Engine::follow_wants_of_outputs(Op& op) {
 
 // Puts it into the list of orphans, or takes it out.
 void Engine::file_orphan(Value& value) {
-  const bool orphan = value.candidate != kNowhere && !value.home && value.wanted_by == 0;
+  const bool dropped = value.candidate != kNowhere && !value.home && !value.stone;
+  const bool orphan = dropped && value.wanted_by == 0;
   if (orphan == (value.orphan != kNowhere)) return;
   if (orphan) {
     value.orphan = static_cast<std::int32_t>(orphans_.size());

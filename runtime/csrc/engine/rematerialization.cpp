@@ -221,14 +221,14 @@ void Engine::retain_owned(Lock& lock, void (Engine::*keep)(Value&),
 }
 
 void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants) {
-  for (Op* op : ops) {
-    for (std::uint32_t i = 0; i < op->output_count; ++i) {
-      Value* value = op->outputs()[i];
-      neighbourhood_.discard(*value);
-      values_and_ops_.free(value);
+  const auto each_output = [&](const auto& visit) {
+    for (Op* op : ops) {
+      for (std::uint32_t i = 0; i < op->output_count; ++i) visit(op->outputs()[i]);
     }
-    values_and_ops_.free(op, op->bytes);
-  }
+  };
+  each_output([&](Value* value) { neighbourhood_.discard(*value); });  // May look at the others.
+  each_output([&](Value* value) { values_and_ops_.free(value); });
+  for (Op* op : ops) values_and_ops_.free(op, op->bytes);
   for (Value* value : constants) values_and_ops_.free(value);
 }
 

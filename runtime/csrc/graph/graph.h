@@ -74,6 +74,7 @@ struct Value {
   bool absent = false;    // Executor's: a constant whose content others took, and bring back.
   bool dying = false;     // Executor's: locked until the deleter of its storage has come.
   bool counted = false;   // Lineages': missing, and a walk came by.
+  bool stone = false;     // Dropped, and it stays (engine/stepping_stones.cpp).
 
   bool constant() const { return producer == nullptr; }
   bool movable() const;

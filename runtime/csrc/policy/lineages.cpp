@@ -40,22 +40,26 @@ void Lineages::forget_ahead(Value& value) {
   }
 }
 
-// Leaves in `met_` what is missing.
 Nanos Lineages::walk(Value& value) {
   ++stamp_;
   met_.clear();
   Nanos sum = 0ns;
+  bool more = false;
   const auto look = [&](Value& input) {
     ++accesses_;
-    if (input.resident() || input.mark == stamp_) return;
-    input.mark = stamp_;
+    if (more || input.resident() || input.mark == stamp_) return;
     input.counted = true;
+    more = met_.size() == most_;
+    if (more) return;
+    input.mark = stamp_;
     sum += input.cost;
     met_.push_back(&input);
   };
   for_each_input(value, look);
-  for (std::size_t next = 0; next < met_.size(); ++next) for_each_input(*met_[next], look);
-  return sum;
+  for (std::size_t next = 0; next < met_.size() && !more; ++next) {
+    for_each_input(*met_[next], look);
+  }
+  return more ? kBeyond * sum : sum;
 }
 
 Nanos Lineages::cost(std::size_t row) {
@@ -63,20 +67,18 @@ Nanos Lineages::cost(std::size_t row) {
   if (!near.summed) {
     near.sum = walk(*columns_.value(row));
     near.summed = true;
-    were_long_ |= met_.size() > kMany;
   }
   columns_.set_neighbourhood(row, near.sum);
   return near.sum;
 }
 
-void Lineages::fill(bool up_to_long) {
+void Lineages::fill() {
   const ColumnsView columns = columns_.view();
   for (std::size_t row = 0; row < columns.count; ++row) {
     const Near& near = columns_.near(row);
     if (near.summed && near.sum == 0ns)
       continue;  // Nothing is missing there, and the column says so.
     if (columns.evictable[row]) cost(row);
-    if (up_to_long && were_long_) return;
   }
 }
 
@@ -84,19 +86,21 @@ void Lineages::fill(bool up_to_long) {
 void Lineages::check(Value& value) const {
   if (value.candidate == kNowhere || !columns_.near(value.candidate).summed) return;
   std::unordered_set<const Value*> missing;
-  std::vector<Value*> left{&value};
+  std::vector<Value*> nearest{&value};
   Nanos sum = 0ns;
-  while (!left.empty()) {
-    Value& at = *left.back();
-    left.pop_back();
-    for_each_input(at, [&](Value& input) {
-      if (input.resident() || !missing.insert(&input).second) return;
+  bool more = false;
+  for (std::size_t next = 0; next < nearest.size() && !more; ++next) {
+    for_each_input(*nearest[next], [&](Value& input) {
+      if (more || input.resident() || missing.contains(&input)) return;
       if (!input.counted) throw std::logic_error("engine: what a row's lineage holds is counted");
+      more = missing.size() == most_;
+      if (more) return;
+      missing.insert(&input);
       sum += input.cost;
-      left.push_back(&input);
+      nearest.push_back(&input);
     });
   }
-  if (columns_.near(value.candidate).sum != sum) {
+  if (columns_.near(value.candidate).sum != (more ? kBeyond * sum : sum)) {
     throw std::logic_error("engine: a row's lineage is what a walk finds");
   }
 }

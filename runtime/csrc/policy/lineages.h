@@ -1,17 +1,19 @@
-// The missing values that a tensor is computed from, exactly: its lineage.
+// The missing values that a tensor is computed from: its lineage.
 //
 // A row keeps its sum. A missing value that a walk came by is marked as counted. When a value goes
 // or comes back, the rows that must count it, or did, are found through marked values, and forget
 // their sums. A change costs as much as there are readers of such values.
 //
-// A walk costs as much as is missing. That is little in most programs. But behind a long chain, as
-// an LSTM's, thousands of values are missing, and then each walk is long. Whoever asks can see
-// whether a lineage was of more than kMany values.
+// A walk costs as much as is missing. That is little in most programs, but behind a long chain, as
+// an LSTM's, thousands of values are missing. There a walk ends after the kNear values that are the
+// fewest operators away, and their sum counts kBeyond times. So a walk has a bound, and what rests
+// on a long chain is still dearer the dearer the near part of the chain is.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "runtime/csrc/graph/graph.h"
@@ -21,9 +23,13 @@ namespace dtr {
 
 class Lineages {
  public:
-  static constexpr std::size_t kMany = 96;
+  static constexpr std::size_t kNear = 48, kAll = std::numeric_limits<std::size_t>::max();
+  static constexpr int kBeyond = 4;
 
   explicit Lineages(ScoreColumns& columns) : columns_(columns) {}
+
+  // From now on a sum is of no more than the nearest `most` values.
+  void count(std::size_t most) { most_ = most; }
 
   void lost(Value& value);
   void returned(Value& value);
@@ -31,11 +37,7 @@ class Lineages {
   void linked(Value& value);
 
   Nanos cost(std::size_t row);  // Its column too.
-  // The column of neighbourhoods, for all that may go, or up to the first that is long.
-  void fill(bool up_to_long);
-
-  bool were_long() const { return were_long_; }  // One was of more than kMany values.
-  void start_again() { were_long_ = false; }
+  void fill();                  // The column of neighbourhoods, for all that may go.
 
   std::int64_t accesses() const { return accesses_; }
   void check(Value& value) const;  // Against a walk from nothing.
@@ -48,7 +50,7 @@ class Lineages {
   std::vector<Value*> met_;
   std::uint64_t stamp_ = 0;
   std::int64_t accesses_ = 0;
-  bool were_long_ = false;
+  std::size_t most_ = kAll;
 };
 
 }  // namespace dtr

@@ -5,13 +5,13 @@
 namespace dtr {
 
 void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values) {
-  if (kind == asked_ && kind == kind_) return;
+  if (kind == kind_) return;
   for (Value* value : values) {
     discard(*value);
     value->mark = 0;  // Of whoever walked before, who counts by itself.
   }
-  kind_ = asked_ = kind;
-  lineages_.start_again();
+  kind_ = kind;
+  count_lineages();
   columns_.forget_all_near();
   foretold(foretold_);
   for (std::size_t row = 0; row < columns_.count(); ++row) {
@@ -26,29 +26,26 @@ void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Valu
 
 void Neighbourhood::foretold(bool is) {
   foretold_ = is;
-  classes_.count_readers(!is && !by_lineages());
+  if (by_classes()) classes_.count_readers(!is);
 }
 
-void Neighbourhood::leave_long_lineages() {
-  if (kind_ != NeighbourhoodKind::kLineage || !lineages_.were_long()) return;
-  kind_ = NeighbourhoodKind::kEvictedClass;
-  columns_.forget_all_near();
-  foretold(foretold_);
+void Neighbourhood::count_lineages() {
+  lineages_.count(kind_ == NeighbourhoodKind::kLineage ? Lineages::kNear : Lineages::kAll);
 }
 
 void Neighbourhood::expected(Value& value) {
-  if (with_classes()) classes_.expected(value);
+  if (by_classes()) classes_.expected(value);
 }
 
 void Neighbourhood::lost(Value& value, Loss loss) {
-  if (with_classes()) classes_.lost(value);
+  if (by_classes()) classes_.lost(value);
   if (by_lineages()) lineages_.lost(value);
   if (kind_ == NeighbourhoodKind::kMegEngine && loss == Loss::kEvicted) sets_.evicted(value);
   if (by_regions()) regions_.lost(value);
 }
 
 void Neighbourhood::returned(Value& value) {
-  if (with_classes()) classes_.returned(value);
+  if (by_classes()) classes_.returned(value);
   if (by_lineages()) lineages_.returned(value);
   if (kind_ == NeighbourhoodKind::kMegEngine) sets_.returned(value);
   if (by_regions()) regions_.returned(value);
@@ -65,7 +62,7 @@ void Neighbourhood::cut(Value& value) {
 
 void Neighbourhood::linked(Value& one, Value& other) {
   if (by_lineages()) return lineages_.linked(one);
-  if (kind_ != NeighbourhoodKind::kEvictedClass) return;
+  if (!by_classes()) return;
   columns_.forget_near(one);
   columns_.forget_near(other);
 }
@@ -88,13 +85,9 @@ Nanos Neighbourhood::cost(std::size_t row) {
       return 0ns;
     case NeighbourhoodKind::kEvictedClass:
       return classes_.cost(row);
+    case NeighbourhoodKind::kLineage:
     case NeighbourhoodKind::kAncestors:
       return lineages_.cost(row);
-    case NeighbourhoodKind::kLineage: {
-      const Nanos sum = lineages_.cost(row);
-      leave_long_lineages();
-      return by_lineages() ? sum : classes_.cost(row);
-    }
     case NeighbourhoodKind::kFull:
       return Regions::ancestors(value) + (foretold_ ? 0ns : Regions::descendants(value));
     case NeighbourhoodKind::kMegEngine:
@@ -104,12 +97,8 @@ Nanos Neighbourhood::cost(std::size_t row) {
 }
 
 void Neighbourhood::fill() {
-  if (by_lineages()) {
-    lineages_.fill(kind_ == NeighbourhoodKind::kLineage);
-    leave_long_lineages();
-    if (by_lineages()) return;
-  }
-  if (kind_ == NeighbourhoodKind::kEvictedClass) return classes_.fill();
+  if (by_lineages()) return lineages_.fill();
+  if (by_classes()) return classes_.fill();
   if (kind_ == NeighbourhoodKind::kNone) return;
   ColumnsView columns = columns_.view();
   for (std::size_t row = 0; row < columns.count; ++row) {
@@ -118,7 +107,7 @@ void Neighbourhood::fill() {
 }
 
 void Neighbourhood::check(Value& value) {
-  if (with_classes() && value.resident() != (value.evicted_class == nullptr)) {
+  if (by_classes() && value.resident() != (value.evicted_class == nullptr)) {
     throw std::logic_error("engine: exactly the missing values are in an evicted class");
   }
   if (kind_ == NeighbourhoodKind::kEvictedClass && value.candidate != kNowhere) {

@@ -7,11 +7,9 @@
 // neighbourhood, e* (regions.h). One more is there to be compared with (megengine_sets.h). All see
 // storages: a view counts with the bytes it shares.
 //
-// A scope's default, kLineage, is the ancestors while they are few. Such sums choose better than classes
-// do: a class also holds what was made from the same inputs, and it is not split when values come
-// back. But a step with long chains, as an LSTM's, is soon nothing but long walks, and what a value
-// rests on says little there, since all rests on one chain. So from the first lineage of many
-// values on, classes answer.
+// A scope's default, kLineage, is the nearest of the ancestors. Such sums choose better than
+// classes do: a class also holds what was made from the same inputs, and it is not split when
+// values come back.
 
 #pragma once
 
@@ -31,8 +29,8 @@ namespace dtr {
 class Neighbourhood {
  public:
   Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
-      : kind_(kind), asked_(kind), columns_(columns), classes_(columns), lineages_(columns) {
-    foretold(false);
+      : kind_(kind), columns_(columns), classes_(columns), lineages_(columns) {
+    count_lineages();
   }
 
   // From now on answers as `kind`. `values`: all there are.
@@ -60,9 +58,7 @@ class Neighbourhood {
   void fill();                  // The column of these costs, for all rows that may go.
 
   // Null where it has none.
-  EvictedClasses* evicted_classes() {
-    return kind_ == NeighbourhoodKind::kEvictedClass ? &classes_ : nullptr;
-  }
+  EvictedClasses* evicted_classes() { return by_classes() ? &classes_ : nullptr; }
 
   std::int64_t classes() const { return classes_.count() + sets_.count(); }
   std::int64_t accesses() const {
@@ -75,14 +71,10 @@ class Neighbourhood {
   bool by_lineages() const {
     return kind_ == NeighbourhoodKind::kAncestors || kind_ == NeighbourhoodKind::kLineage;
   }
-  // Kept up beside lineages that may turn out long.
-  bool with_classes() const {
-    return kind_ == NeighbourhoodKind::kEvictedClass || kind_ == NeighbourhoodKind::kLineage;
-  }
-  void leave_long_lineages();
+  bool by_classes() const { return kind_ == NeighbourhoodKind::kEvictedClass; }
+  void count_lineages();
 
-  NeighbourhoodKind kind_;   // In force,
-  NeighbourhoodKind asked_;  // and what was asked for.
+  NeighbourhoodKind kind_;
   bool foretold_ = false;
   ScoreColumns& columns_;
   EvictedClasses classes_;

@@ -66,6 +66,8 @@ enum class ParameterRole {
     "Whether the time until the next need is the staleness, where a step repeats itself.")        \
   X(bool, orphans_first, false, kSwitch,                                                          \
     "Whether what the program let go, and nothing wanted rests on, goes before all.")             \
+  X(bool, stepping_stones, false, kSwitch,                                                        \
+    "Whether what the program let go stays where it makes something larger cheap.")               \
   X(Selection, selection, Selection::kSample, kName, "The candidates that are looked at.")        \
   X(Nanos, epsilon, 1ns, kNanos, "What is added to the cost and to the time since the last use.") \
   X(std::uint64_t, seed, 0, kSeed, "The seed of what selection draws.")
