@@ -137,6 +137,7 @@ class SessionStats:
     search_ns: int
     bookkeeping_ns: int
     foretold: int
+    classes: int
     verified: int
     time_stamps: int
     device_choices: int

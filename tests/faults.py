@@ -423,6 +423,17 @@ FAULTS = (
         "tests/test_victims.py::test_a_simulation_counts_a_long_lineage_alike",
     ),
     Fault(
+        "stay with long lineages however much is recomputed",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "  if (!foretold || kTooMuch * again <= computed",
+                "  if (!foretold || again > 0ns || kTooMuch * again <= computed",
+            ),
+        ),
+        "tests/test_tape.py::test_long_lineages_are_left_where_much_is_recomputed",
+    ),
+    Fault(
         "count what was made from a value beside its need",
         (
             Edit(

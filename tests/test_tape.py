@@ -284,6 +284,27 @@ def test_needs_add_up_after_each_operator(policy: Any, seed: int) -> None:
         )
 
 
+@pytest.mark.parametrize(("blocks", "by_classes"), [(3, True), (60, False)])
+def test_long_lineages_are_left_where_much_is_recomputed(blocks: int, by_classes: bool) -> None:
+    """A chain of 100, read from its end. The first step is not foretold."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    seen = []
+    with scope(blocks, PRESETS[DEFAULT]) as session:
+        for _ in range(6):
+            chain = [x + 1]
+            for _ in range(100):
+                chain.append(chain[-1] + 1)
+            seen.append(session._core.stats().classes > 0)
+            for number in range(100, -1, -1):
+                assert float(chain[number][0]) == number + 1
+                if number % 25 == 0:
+                    session.check()
+            chain.clear()
+            program.end_step()
+            session.check()
+    assert (seen[:2], seen[-1]) == ([False, False], by_classes)
+
+
 def test_a_step_without_operators_changes_nothing() -> None:
     """A second optimizer's, which has nothing to do."""
     program, x = Program(), torch.zeros(ELEMENTS)

@@ -101,6 +101,7 @@ void bind_session(py::module_& m) {
       .def_readonly("search_ns", &SessionStats::search_ns)
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
       .def_readonly("foretold", &SessionStats::foretold)
+      .def_readonly("classes", &SessionStats::classes)
       .def_readonly("verified", &SessionStats::verified)
       .def_readonly("time_stamps", &SessionStats::time_stamps)
       .def_readonly("device_choices", &SessionStats::device_choices)

@@ -338,6 +338,7 @@ SessionStats Session::stats() const {
           .search_ns = to_nanoseconds(search_ticks_),
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
           .foretold = engine.foretold,
+          .classes = engine.classes,
           .verified = verified_,
           .time_stamps = costs_ ? costs_->stamps() : 0,
           .device_choices = device ? device->choices() : 0,

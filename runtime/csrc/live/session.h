@@ -63,6 +63,7 @@ struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
   std::int64_t foretold;            // Operators at which a tape was followed.
+  std::int64_t classes;             // Of missing values, where a neighbourhood has them.
   std::int64_t verified;            // Recipes that verify mode replayed.
   std::int64_t time_stamps;         // Made on the device to learn what operators cost.
   std::int64_t device_choices;      // Victims chosen by scores that the device found,

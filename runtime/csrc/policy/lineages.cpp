@@ -59,6 +59,7 @@ Nanos Lineages::walk(Value& value) {
   for (std::size_t next = 0; next < met_.size() && !more; ++next) {
     for_each_input(*met_[next], look);
   }
+  were_long_ |= more;
   return more ? kBeyond * sum : sum;
 }
 

@@ -29,7 +29,8 @@ class Lineages {
   explicit Lineages(ScoreColumns& columns) : columns_(columns) {}
 
   // From now on a sum is of no more than the nearest `most` values.
-  void count(std::size_t most) { most_ = most; }
+  void count(std::size_t most) { most_ = most, were_long_ = false; }
+  bool were_long() const { return were_long_; }  // One was of more values.
 
   void lost(Value& value);
   void returned(Value& value);
@@ -51,6 +52,7 @@ class Lineages {
   std::uint64_t stamp_ = 0;
   std::int64_t accesses_ = 0;
   std::size_t most_ = kAll;
+  bool were_long_ = false;
 };
 
 }  // namespace dtr
