@@ -114,24 +114,21 @@ def test_a_stone_goes_with_the_last_value_that_it_stays_for() -> None:
     run.check()
 
 
-def test_a_stone_goes_when_what_it_stays_for_becomes_a_constant() -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda run, whole: run.freeze(whole),
+        lambda run, whole: run.call(5, 10, [whole], [0], []),
+    ],
+    ids=["becomes a constant", "is overwritten"],
+)
+def test_a_stone_goes_when_what_it_stays_for_ends(end: Any) -> None:
     run = engine(ROOM, WITH)
     after_an_eviction(run)
     small, whole = small_and_whole(run)
     run.drop(small)
     before = run.live_bytes
-    run.freeze(whole)
-    run.check()
-    assert before - run.live_bytes == 4 * BLOCK
-
-
-def test_a_stone_goes_when_what_it_stays_for_is_overwritten() -> None:
-    run = engine(ROOM, WITH)
-    after_an_eviction(run)
-    small, whole = small_and_whole(run)
-    run.drop(small)
-    before = run.live_bytes
-    run.call(5, 10, [whole], [0], [])
+    end(run, whole)
     run.check()
     assert before - run.live_bytes == 4 * BLOCK
 

@@ -3,9 +3,9 @@
 // so live training and simulation share it.
 //
 // Deallocation is eager: a value the program drops loses its content at once, unless it is a
-// stepping stone, and its recipe stays for as long as something reads it. Materializing walks producers with an explicit stack, so a
-// chain of any length works; every input of a pending operator is locked, as in the paper's
-// recursion.
+// stepping stone, and its recipe stays for as long as something reads it. Materializing walks
+// producers with an explicit stack, so a chain of any length works; every input of a pending
+// operator is locked, as in the paper's recursion.
 //
 // One lock guards all of it. Methods want it held unless they say otherwise; it is open whenever an
 // operator runs.

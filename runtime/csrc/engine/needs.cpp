@@ -155,9 +155,9 @@ void Engine::find_all_needs() {
   }
 }
 
-// A step that was foretold recomputed more than a third of its own time, and what values rest on
-// was too long to be counted: by classes from then on. On TreeLSTM at a tenth of its activations
-// they recompute half as much as lineages.
+// Where a foretold step recomputed more than a third of its own time, and lineages were too long to
+// be counted whole, classes answer from then on. On TreeLSTM at a tenth of its activations they
+// recompute half as much as lineages.
 void Engine::leave_long_lineages() {
   constexpr int kTooMuch = 3;
   const Nanos computed = stats_.base_cost - at_step_.base_cost;

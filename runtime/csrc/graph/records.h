@@ -4,8 +4,8 @@
 // could then not join the memory of freed tensors. It would also cost an operator some 50 ns more.
 // So records lie in slabs. A record's size is rounded to granules of 16 bytes. A new record takes
 // the place of the last one of its size that went, or the next place in the slab. Slabs stay until
-// the Records go, since a step needs again what the last one needed. Under the
-// address or the thread sanitizer malloc has each record, so that it sees which is used too late.
+// the Records go, since a step needs again what the last one needed. Under the address or the
+// thread sanitizer malloc has each record, so that the sanitizer sees which is used too late.
 //
 // Not thread-safe: whoever owns it has a lock.
 
