@@ -231,3 +231,14 @@ def test_a_move_that_fails_half_way_loses_no_page(cuda: FakeCuda, hole: int, nam
     for number, address in enumerate(kept):
         cuda.expect(address, PAGE, number, 0)
     assert cuda.faults() == []
+
+
+def test_a_move_that_fails_leaves_no_page_at_two_places(cuda: FakeCuda) -> None:
+    pool = Pool(8 * PAGE, "cuda")
+    blocks = [pool.allocate(pages * PAGE) for pages in (3, 1, 3, 1)]
+    for address in blocks[::2]:
+        pool.free(address)
+    cuda.fail("cuMemSetAccess")
+    with pytest.raises(RuntimeError, match="cuMemSetAccess failed"):
+        pool.allocate(6 * PAGE)
+    assert cuda.count("mappings") == 8

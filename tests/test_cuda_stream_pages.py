@@ -135,6 +135,15 @@ def test_trim_waits_for_the_streams_of_what_it_gives_back_only(cuda: FakeCuda) -
     assert cuda.faults() == []
 
 
+def test_trim_gives_back_pages_that_are_still_mapped_at_their_old_places(cuda: FakeCuda) -> None:
+    blocks, _, _, large = two_pages_moved_to_b(cuda)
+    blocks.free(large)
+    assert blocks.pool.trim() == 2 * PAGE
+    assert cuda.used() == blocks.pool.stats().committed == 2 * PAGE
+    cuda.finish()
+    assert cuda.faults() == []
+
+
 def test_a_dropped_pool_waits_for_the_work_on_what_it_holds(cuda: FakeCuda) -> None:
     blocks, a, b, _ = start(cuda)
     blocks.free(blocks.allocate(PAGE, a))

@@ -355,6 +355,18 @@ def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
     trained_within_two_thirds()
 
 
+def test_a_pool_lives_on_where_a_tier_could_not_start(cuda: FakeCuda) -> None:
+    for after in range(AT_THE_START["cuStreamSynchronize"]):
+        blocks, a, b, _ = start(cuda, pages=2)
+        cuda.fail("cuStreamSynchronize", after)
+        with pytest.raises(RuntimeError, match="cuStreamSynchronize failed"):
+            _core.HostTier(blocks.pool._core, 0, PAGE)
+        for stream in (a, b):  # In the place of the copies, whose streams are gone.
+            blocks.allocate(PAGE, stream)
+        cuda.finish()
+        assert cuda.faults() == []
+
+
 @pytest.mark.parametrize("call", ["cuMemHostUnregister", "cuStreamDestroy_v2"])
 def test_an_end_that_fails_once_leaves_nothing_behind(cuda: FakeCuda, call: str) -> None:
     cuda.fail(call)
