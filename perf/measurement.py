@@ -83,10 +83,16 @@ def code() -> str:
     return digest.hexdigest()[:12]
 
 
+def program() -> list[str]:
+    """What was given to python: a script, or a module by its name."""
+    module = sys.modules["__main__"].__spec__
+    return ["-m", module.name.removesuffix(".__main__")] if module else sys.argv[:1]
+
+
 def provenance() -> dict[str, str]:
     """The command that is running, what it measures, and what it runs on."""
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *program(), *sys.argv[1:]]),
         "commit": commit(),
         "code": code(),
         "torch": version("torch"),
