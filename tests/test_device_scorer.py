@@ -199,6 +199,12 @@ def test_few_candidates_are_never_the_devices(cuda: FakeCuda) -> None:
     assert cuda.calls("cuLaunchKernel") > 0  # To time it.
 
 
+def test_a_device_that_answers_at_once_pays_from_some_number_of_rows(cuda: FakeCuda) -> None:
+    cuda.drop("cuLaunchKernel")
+    with session("auto") as opened:
+        assert opened._core.stats().device_scores_from > 0
+
+
 def test_a_device_pays_from_where_the_hosts_time_has_caught_up() -> None:
     # 20 us to begin with and 0.1 ns a row; the host takes 1.1 ns.
     few, many = 20e-6 + 1_000e-10, 20e-6 + 100_000e-10

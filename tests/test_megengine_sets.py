@@ -11,8 +11,8 @@ from dtr_alloc import Trace, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.trace.format import Call, Instruction, Release, Result
 from tests.engine_harness.harness import EngineHarness
+from tests.engine_of_blocks import BLOCK, chain_of
 
-BLOCK = 512
 PUBLISHED = replace(PRESETS["megengine_published"], selection="single")
 
 
@@ -55,6 +55,20 @@ def test_missing_inputs_count_and_what_was_made_from_it_does_not() -> None:
     run.call(4, 10, [], [], [2 * BLOCK])
     assert run.take_evicted()[0] == a
     assert run.resident(c)
+
+
+def test_what_was_evicted_counts_with_the_missing_values_beside_it() -> None:
+    """The last value of a chain rests on 20 + 40; another on one more or less than that."""
+    for other, goes in ((61, "last"), (59, "probe")):
+        run = EngineHarness(6 * BLOCK, replace(PUBLISHED, size_exp=0, staleness_exp=0)._native())
+        first, second, last = chain_of(run, 20, 40, 5)
+        (alone,) = run.call(3, other, [], [], [BLOCK])
+        (probe,) = run.call(4, 5, [alone], [], [BLOCK])
+        for value in (first, second, alone):
+            run.evict(value)
+        run.take_evicted()
+        run.constant(4 * BLOCK, 8)
+        assert run.take_evicted()[0] == {"last": last, "probe": probe}[goes]
 
 
 def test_a_right_hole_is_seen_only_where_bytes_end_at_a_granule() -> None:

@@ -1,5 +1,7 @@
 """Pages of the pool: they move to where they are needed, and the budget bounds them."""
 
+import re
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -158,6 +160,21 @@ def test_resident_memory_stays_within_the_budget_where_the_arena_has_huge_pages(
     assert (pool.stats().committed, pool.stats().remaps) == (16 * MIB, 1)
     assert resident(pool) == 16 * MIB
     assert all(holds_only(blocks[i], 2 * MIB, i) for i in range(1, 8, 2))
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no such pages"
+)
+def test_the_tables_of_a_pool_take_small_pages_so_that_a_few_blocks_take_little_memory() -> None:
+    def small() -> int:
+        text = Path("/proc/self/smaps").read_text()
+        ranges = re.findall(r"^Size: +(\d+) kB$.*?^VmFlags: (.*?)$", text, re.M | re.S)
+        return sum(int(size) for size, flags in ranges if "nh" in flags.split())
+
+    before = small()
+    pool = Pool(1 << 30, "virtual")
+    assert small() > before
+    pool.check()
 
 
 # A limit below the budget

@@ -79,7 +79,7 @@ def test_equal_quotients_that_round_differently_are_equal() -> None:
     assert columns.order[found.tolist()].tolist() == list(range(40))[::-1]
 
 
-@pytest.mark.parametrize("exponent", [0.01, 0.5, 2, 3.99, 4, 4.01, 9])
+@pytest.mark.parametrize("exponent", [0.01, 0.5, 2, 3.99, 4, 4.01, 9, 40])
 def test_powers_have_the_formulas_scores_whatever_the_exponent(exponent: float) -> None:
     """Above 4 they are the library's."""
     columns = drawn(1001, 7, CLOCK)

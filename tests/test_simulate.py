@@ -7,9 +7,9 @@ go. Unless said otherwise all results have 8 bytes and all operators take 1 ns.
 
 import inspect
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -182,6 +182,15 @@ def test_constants_stay_though_they_are_released(log: Path) -> None:
     assert run(log, 16, "size", *parts).status == "ok"
 
 
+def test_where_tensors_are_banished_a_constant_goes_with_its_last_reader(log: Path) -> None:
+    parts = [constant("k"), release("k"), call("", "a"), release("a")]
+    result = run(log, 8, "size", *parts, policy="banish")
+    assert (result.status, result.peak_bytes) == ("ok", 8)
+    parts = [constant("k"), call("k", "a"), release("k"), call("", "b"), release("a")]
+    result = run(log, 16, "size", *parts, call("", "c"), release("b", "c"), policy="banish")
+    assert story(result) == "+1 -1 +2 +3 x2 x3"
+
+
 def test_what_is_held_at_the_end_comes_back_and_stays(log: Path) -> None:
     made = [call("", "a"), call("", "b"), call("", "c")]
     result = run(log, 16, "size", *made, release("c"))
@@ -276,6 +285,16 @@ def test_views_are_free_in_the_pool(log: Path) -> None:
     made = [*made, call("", "b", memory=1024), release("b"), call("v", "c", memory=512)]
     result = run(log, 1024, "size", *made, mode="pool")
     assert (result.status, result.rematerializations, result.total_compute) == ("ok", 1, 9 + 5)
+
+
+def test_in_the_pool_too_collateral_is_what_nobody_asked_for(log: Path) -> None:
+    made = [call("", "a b", time=3, memory=512), call("", "c", memory=1024), release("c")]
+    parts = [*made, call("a", "d", memory=0), release("a", "b", "d")]
+    result = run(log, 1024, "size", *parts, mode="pool")
+    assert (result.status, result.rematerializations, result.collateral) == ("ok", 1, 1)
+    made = [call("", "a", time=3, memory=512), call("", "c", memory=1024), release("c")]
+    result = run(log, 1024, "size", *made, call("a", "d", memory=0), release("a"), mode="pool")
+    assert (result.status, result.rematerializations, result.collateral) == ("ok", 1, 0)
 
 
 def test_a_picture_has_every_block_and_the_pages_that_back_it(log: Path) -> None:
@@ -417,6 +436,30 @@ def test_scores_and_what_was_visited_for_them_are_counted(log: Path) -> None:
     assert (result.evaluations, result.accesses) == (1, 1)  # a; b is locked.
     result = run(log, 16, "dtr", *parts)
     assert (result.evaluations, result.accesses) == (1, 2)  # And its edge to b.
+
+
+def test_the_scores_of_a_sample_are_counted(log: Path) -> None:
+    """32 are drawn of 40."""
+    made = [call("", f"a{number}", memory=512) for number in range(41)]
+    heuristic = replace(PRESETS["size"], selection="sample")
+    result = dtr_alloc.simulate(
+        load(log, *made), 40 * 512, heuristic, mode="pool", remap=False, pin_outputs=False
+    )
+    assert (result.evictions, result.evaluations) == (1, 32)
+
+
+@pytest.mark.parametrize(("neighbourhood", "visited"), [("lineage", 4), ("full", 5)])
+def test_what_is_visited_for_a_neighbourhood_is_counted_once(
+    log: Path, neighbourhood: Literal["lineage", "full"], visited: int
+) -> None:
+    """A lineage: the inputs of b and c, b as it forgets, and its input again. A region: both ends
+    of two edges, and a as b absorbs it."""
+    made = [call("", "a"), call("a", "b", time=9), call("b", "c", time=9)]
+    more = [call("", "d", time=2), call("", "e", time=3), call("", "f")]
+    heuristic = Heuristic(neighbourhood, size_exp=0, staleness_exp=0, selection="single")
+    result = dtr_alloc.simulate(load(log, *made, *more), 32, heuristic, pin_outputs=False)
+    assert (result.evictions, result.evaluations) == (2, 2 * 4)  # a and d.
+    assert result.accesses - result.evaluations == visited
 
 
 def test_an_empty_budgetless_run_of_a_trace_without_time_has_an_overhead(log: Path) -> None:

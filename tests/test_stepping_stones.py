@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from dtr_alloc import Heuristic
 from dtr_alloc.runtime.heuristic import PRESETS
+from dtr_alloc.runtime.link import Link
 from tests.engine_harness.harness import EngineHarness
 from tests.engine_model import Model
 from tests.engine_of_blocks import BLOCK, chain_of, engine
 from tests.engine_program import Program, run_random
+from tests.trace_lines import call, constant, load, release
 
 WITHOUT = Heuristic("lineage", selection="single")
 WITH = replace(WITHOUT, stepping_stones=True)
@@ -314,6 +317,32 @@ def test_a_stone_is_not_moved_to_the_swap() -> None:
         assert not dtr_alloc.is_evicted(whole)
         assert float(other[0]) == 2.0
         session.check()
+
+
+def test_a_stone_in_use_goes_after_it_when_what_it_stays_for_moves_meanwhile(log: Path) -> None:
+    """The other result needs the room of the whole one, and the small one to be computed."""
+    block = 1 << 16
+    program = [
+        call("", "small", time=10**7, memory=4 * block),
+        call("small", "whole", time=2 * 10**6, memory=10 * block),
+        call("small", "other", memory=block),
+        constant("k", 2 * block),
+        release("small"),
+        call("other", "read", memory=0),
+    ]
+    result = dtr_alloc.simulate(
+        load(log, *program),
+        16 * block,
+        WITH,
+        mode="pool",
+        remap=False,
+        link=Link(10**9),
+        pin_outputs=False,
+        log_events=True,
+    )
+    assert result.swapped_out_bytes == 10 * block
+    computed, evicted, dropped = range(3)
+    assert result.events.tolist()[-3:] == [[1, evicted], [2, computed], [0, dropped]]
 
 
 @pytest.mark.parametrize("let_go", [dtr_alloc.pin, lambda whole: whole.mul_(2)])

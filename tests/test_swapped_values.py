@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc import Heuristic
 from tests.exactness import bits, chain
 from tests.swap_programs import ROWS, WIDTH, adamw, equal, gradient, make_model
 
@@ -189,6 +190,22 @@ def test_what_is_dear_to_recompute_goes_to_the_file_instead() -> None:
         assert torch.equal(made, expected)
         del others
     assert session.stats().swapped_in_bytes >= made.nbytes
+
+
+def test_what_went_to_the_file_is_no_neighbour_of_what_it_was_made_from() -> None:
+    by_cost = Heuristic("full", size_exp=0, staleness_exp=0, selection="single")
+    with dtr_alloc.rematerialize(
+        int(2.5 * MIB), heuristic=by_cost, swap="64MiB", clock="logical"
+    ) as session:
+        large = torch.ones(8, MIB // 16)
+        small = large.sum(0)
+        other = torch.zeros(MIB // 8)
+        assert dtr_alloc.is_evicted(small)
+        assert session.stats().swapped_out_bytes == small.nbytes
+        session.check()
+        del other
+        assert float(small[0]) == 8.0
+        session.check()
 
 
 def dear() -> Tensor:

@@ -90,6 +90,22 @@ def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
             program.end_step()
 
 
+def test_operators_that_make_no_value_tell_which_is_needed_first() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    seen = []
+    with scope(2.5, Heuristic("none", next_use=True, selection="single")):
+        for _ in range(4):
+            old, new = x + 1, x + 2
+            filler = x + 3
+            seen.append([dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)])
+            del filler
+            assert torch.equal(new, new)
+            assert torch.equal(old, old)
+            del old, new
+            program.end_step()
+    assert seen[1:] == [[True, False]] * 3
+
+
 @pytest.mark.parametrize("neighbourhood", ["eqclass", "lineage", "full"])
 def test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it(
     neighbourhood: Any,
@@ -284,18 +300,22 @@ def test_needs_add_up_after_each_operator(policy: Any, seed: int) -> None:
         )
 
 
-@pytest.mark.parametrize(("blocks", "by_classes"), [(3, True), (60, False)])
-def test_long_lineages_are_left_where_much_is_recomputed(blocks: int, by_classes: bool) -> None:
-    """A chain of 100, read from its end. The first step is not foretold."""
+@pytest.mark.parametrize(
+    ("length", "blocks", "by_classes"), [(100, 3, True), (100, 60, False), (20, 3, False)]
+)
+def test_long_lineages_are_left_where_much_is_recomputed(
+    length: int, blocks: int, by_classes: bool
+) -> None:
+    """A chain, read from its end. The first step is not foretold."""
     program, x = Program(), torch.zeros(ELEMENTS)
     seen = []
     with scope(blocks, PRESETS[DEFAULT]) as session:
         for _ in range(6):
             chain = [x + 1]
-            for _ in range(100):
+            for _ in range(length):
                 chain.append(chain[-1] + 1)
             seen.append(session._core.stats().classes > 0)
-            for number in range(100, -1, -1):
+            for number in range(length, -1, -1):
                 assert float(chain[number][0]) == number + 1
                 if number % 25 == 0:
                     session.check()

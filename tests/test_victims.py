@@ -95,6 +95,25 @@ def test_a_weight_on_free_neighbours_prefers_what_opens_a_large_hole() -> None:
     assert first_victim(1) == 0  # 2 + 2, 1 + 2, 2 blocks.
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_sampling_sees_the_free_bytes_on_either_side(side: str) -> None:
+    """Forty values have a hole beside them, and forty that were made later have none."""
+    run = EngineHarness(161 * BLOCK, replace(PRESETS["size"], fragmentation=1)._native())
+    pairs = []
+    for _ in range(40):
+        run.constant(BLOCK, 7)
+        pairs.append([run.call(name, 1, [], [], [BLOCK])[0] for name in range(2)])
+    run.constant(BLOCK, 7)
+    for name in range(40):
+        run.call(name, 1, [], [], [BLOCK])
+    beside = [pair.pop(side == "left") for pair in pairs]
+    for (dropped,) in pairs:
+        run.drop(dropped)
+    run.take_evicted()
+    run.constant(2 * BLOCK, 8)
+    assert run.take_evicted()[0] in beside
+
+
 def test_sampling_decides_like_the_full_search_up_to_32_candidates() -> None:
     def order(selection: Selection) -> list[int]:
         heuristic = replace(PRESETS["dtr"], selection=selection)
@@ -389,3 +408,16 @@ def test_a_lineage_counts_the_fewest_operators_away() -> None:
             run.evict(value)
 
     costs_for(two_chains, 5 + 4 * 24 * (20 + 10))
+
+
+def test_a_view_that_is_attached_to_a_missing_value_is_in_the_lineages_of_its_readers(
+    log: Path,
+) -> None:
+    """With the view, what was made from it costs more than the other."""
+    made = [call("", "a"), call("a", "made", time=5), call("", "other", time=50)]
+    made += [call("", "filler", time=2), call("", "b", time=90), call("", "c", time=90)]
+    view = call("a", "view", time=100, alias=0)
+    result = dtr_alloc.simulate(
+        load(log, *made, view), 32, LINEAGE_COST_ONLY, log_events=True, pin_outputs=False
+    )
+    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [0, 3, 2]
