@@ -89,11 +89,11 @@ tsan:
 	python3 tests/stress/run.py thread
 
 # The whole extension with torch and Python, under the address sanitizer: tests of threads,
-# exactness, sessions, histories and raw access. It sees our own accesses to freed memory, torch's
-# objects included. Python's leaks are not looked for. Some five minutes.
+# exactness, sessions, histories, raw access and simulations. It sees our own accesses to freed
+# memory, torch's objects included. Python's leaks are not looked for. Some five minutes.
 ASAN := build/asan-torch
 ASAN_TESTS := threads exactness session scope_ends scope_arguments recording histories raw_access \
-  mutation compiled_code
+  mutation compiled_code simulate
 asan-torch: $(READY)
 	mkdir -p $(ASAN)/path && ln -sfn ../dtr_alloc $(ASAN)/path/dtr_alloc
 	git ls-files -z | tar -c --null -T - | tar -x -C $(ASAN)
