@@ -33,19 +33,27 @@ inline int chosen() {
   return number;
 }
 struct Reached {
+  const int pid = getpid();
   unsigned char numbers[kMost] = {};
-  ~Reached() {
+  static void note(int number) {
     const char* folder = std::getenv("DTR_MUTANTS_REACHED");
     if (!folder) return;
     std::ofstream file(std::string(folder) + "/" + std::to_string(getpid()), std::ios::app);
+    file << number << "\\n";
+  }
+  void meet(int number) {
+    numbers[number] = 1;
+    if (getpid() != pid) note(number);  // A forked child may end without destructors.
+  }
+  ~Reached() {
     for (int number = 0; number < kMost; ++number) {
-      if (numbers[number]) file << number << "\\n";
+      if (numbers[number]) note(number);
     }
   }
 };
 inline Reached reached;
 inline bool holds(int number) {
-  reached.numbers[number] = 1;
+  if (!reached.numbers[number]) reached.meet(number);
   return number == chosen();
 }
 }  // namespace dtr_mutants
