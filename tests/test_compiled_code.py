@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -267,6 +268,22 @@ def test_an_exception_inside_lets_go_of_what_was_held() -> None:
         assert session.stats().evictable_bytes >= before
         assert dtr_alloc.evict(x)
         session.check()
+
+
+def test_what_another_thread_lets_go_meanwhile_is_free_when_it_ends() -> None:
+    with scope(None) as session:
+        weight = torch.ones(256, 64)
+        dtr_alloc.pin(weight)
+        held = [weight.exp()]
+        del weight
+
+        def run() -> None:
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
+
+        session._core.holding(held, [], False, run)
+        assert session.stats().live_bytes == 0
 
 
 def test_arguments_that_it_lets_go_are_free_while_it_still_runs() -> None:

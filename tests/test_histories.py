@@ -302,3 +302,16 @@ def test_a_recipe_that_goes_takes_its_arguments_along() -> None:
             if number == 1999:
                 before = bytes_from_malloc()
         assert bytes_from_malloc() - before < 8000 * 480 / 2
+
+
+def test_a_tensor_that_goes_leaves_nothing_of_its_storage() -> None:
+    """Whose record is of some 100 bytes. LRU keeps no tape, which would grow as well."""
+    with dtr_alloc.rematerialize(None, heuristic="lru"):
+        end_first_steps()
+        x = torch.ones(256)
+        before = 0
+        for number in range(10_000):
+            x.exp()
+            if number == 1999:
+                before = bytes_from_malloc()
+        assert bytes_from_malloc() - before < 8000 * 100 / 2

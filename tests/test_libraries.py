@@ -273,6 +273,18 @@ def test_arguments_and_results_of_every_kind() -> None:
         assert dtr_alloc.evict(mixed([wide()], [], None, 1, "", [4096], torch.float32)[0])
 
 
+def test_a_rate_of_dropout_keeps_no_operator_from_being_recorded_that_draws_from_torch() -> None:
+    @torch.library.custom_op("dtr_lib::dropped", mutates_args=())
+    def dropped(x: Tensor, dropout: float) -> Tensor:
+        return nn.functional.dropout(x, dropout)
+
+    with scope(None):
+        made = dropped(torch.ones(64, 64), 0.5)
+        kept = made.clone()
+        assert dtr_alloc.evict(made)
+        assert torch.equal(made, kept)
+
+
 def test_threads_of_a_scope_share_the_operators_of_a_library() -> None:
     def chain(seed: int) -> Tensor:
         x = torch.linspace(seed, seed + 1, 64 * 64).reshape(64, 64)

@@ -80,3 +80,22 @@ def test_an_operator_that_is_gone_says_so() -> None:
         with pytest.raises(RuntimeError, match="define an operator once"):
             made.sum()
         del made
+
+
+def test_what_an_operator_keeps_of_its_second_run_has_no_memory_of_the_value() -> None:
+    runs, kept = 0, []
+
+    @torch.library.custom_op("dtr_lives::remembered", mutates_args=())
+    def remembered(x: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        made = x * 2
+        if runs > 1:  # The result of a call that keeps it is a constant.
+            kept.append(made)
+        return made
+
+    with scope(None):
+        made = remembered(wide())
+        assert dtr_alloc.evict(made)
+        assert torch.equal(made, wide() * 2)
+        assert kept[0].data_ptr() != made.data_ptr()

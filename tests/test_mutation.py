@@ -79,6 +79,28 @@ def test_the_next_operator_that_reads_a_changed_array_tells_at_once() -> None:
         assert same(bits(x.sin()), bits((torch.ones(64, 64) * 2).sin()))
 
 
+def test_constants_of_inference_mode_which_counts_no_writes() -> None:
+    with torch.inference_mode(), dtr_alloc.rematerialize("4MiB", debug=True):
+        array = np.ones((64, 64), dtype=np.float32)
+        made = torch.from_numpy(array).exp()
+        assert dtr_alloc.evict(made)
+        assert same(bits(made), bits(torch.ones(64, 64).exp()))
+        array += 1
+        assert dtr_alloc.evict(made)
+        with pytest.raises(RuntimeError, match="torch counted no write"):
+            made.sum()
+        del made
+
+
+def test_a_value_that_recipes_read_may_be_pinned() -> None:
+    with dtr_alloc.rematerialize("4MiB", debug=True):
+        x = torch.ones(64, 64).exp()
+        made = x.exp()
+        dtr_alloc.pin(x)
+        assert dtr_alloc.evict(made)
+        assert same(bits(made), bits(torch.ones(64, 64).exp().exp()))
+
+
 def test_a_constant_that_an_operator_of_another_thread_writes() -> None:
     with dtr_alloc.rematerialize("4MiB", debug=True):
         weight = torch.ones(1, 100)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc import _core
 from tests.exactness import bits, chain, same, scope
 
 MIB = 1 << 20
@@ -271,6 +272,15 @@ def test_memory_seen_through_numpy_is_never_evicted_again() -> None:
         assert np.array_equal(seen, before)
         seen[:] = 5
         assert bool((x == 5).all())
+
+
+@pytest.mark.skipif(not _core.sees_raw_access, reason="torch before 2.13 does not tell")
+def test_what_was_read_before_is_not_evicted_once_an_extension_has_its_address() -> None:
+    with dtr_alloc.rematerialize("4MiB"):
+        x = torch.ones(256, 64).exp()
+        x.tolist()
+        assert torch._C.TensorBase.data_ptr(x)  # Past the methods that are watched.
+        assert not dtr_alloc.evict(x)
 
 
 def test_memory_filled_through_a_pointer_is_not_recomputed_from_nothing() -> None:

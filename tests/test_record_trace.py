@@ -11,6 +11,7 @@ import pytest
 import torch
 from fidelity import compare
 from models import MODELS
+from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.runtime.simulate import Simulator
@@ -132,6 +133,77 @@ def test_raw_access_and_optimizer_steps_are_told() -> None:
 
     marks = [item.text for item in recorded(program) if isinstance(item, Annotate)]
     assert marks in (["FREEZE x2", "STEP"], ["FREEZE x3", "STEP"])
+
+
+def test_what_an_operator_lets_go_is_released_in_it_and_after_it() -> None:
+    kept: list[Tensor] = []
+
+    @torch.library.custom_op("dtr_record::clear", mutates_args=())
+    def clear(x: Tensor) -> Tensor:
+        kept.clear()
+        return x.clone()
+
+    def program() -> None:
+        kept.append(torch.ones(KIB))
+        clear(torch.ones(KIB))
+
+    items = recorded(program)
+    call = next(item for item in items if isinstance(item, Call) and "clear" in item.name)
+    assert "x1" in call.extra["memory"]
+    assert items[items.index(call) + 1] == Release("x1")
+
+
+def test_the_memory_that_an_operator_takes_from_its_argument_lasts_until_it_is_over() -> None:
+    def program() -> None:
+        x, y = torch.ones(KIB), torch.ones(2 * KIB)
+        x.set_(y)  # type: ignore[call-overload]
+
+    items = recorded(program)
+    assert isinstance(items[2], Mutate)
+    assert (items[2].args, items[2].extra) == (("x1", "x2"), {"tracked": [0]})
+    assert items[3:] == [Release("x1"), Release("x2")]
+
+
+def test_a_tensor_that_an_operator_had_kept_and_returns_has_its_old_name() -> None:
+    kept: list[Tensor] = []
+
+    @torch.library.custom_op("dtr_record::pop", mutates_args=())
+    def pop(x: Tensor) -> Tensor:
+        return kept.pop()
+
+    def program() -> None:
+        kept.append(torch.ones(KIB))
+        dtr_alloc.pin(kept[0])
+        pop(torch.ones(KIB)).exp()
+
+    items = recorded(program)
+    exp = next(item for item in items if isinstance(item, Call) and item.name == "aten::exp")
+    assert exp.args == ("x1",)
+    assert not [item for item in items if isinstance(item, Constant)]
+
+
+def test_a_large_constant_that_an_operator_writes_beside_a_value_is_in_no_recipe() -> None:
+    """Nor would it be where nothing is recorded by recipes."""
+    exponent = torch.zeros(128 * KIB, dtype=torch.int32)
+
+    def program() -> None:
+        x = torch.ones(128 * KIB)
+        torch.frexp(x, out=(x.clone(), exponent))
+
+    for scope in (dtr_alloc.rematerialize(None), dtr_alloc.measure()):
+        with scope, dtr_alloc.record_trace() as recording:
+            program()
+        assert recording.trace is not None
+        (frexp,) = (item for item in recording.trace.instructions if isinstance(item, Mutate))
+        assert frexp.extra["tracked"] == [0, 0]
+
+
+def test_an_eviction_is_told_of_what_an_operator_without_results_wrote() -> None:
+    with dtr_alloc.rematerialize(None), dtr_alloc.record_trace() as recording:
+        x = torch.ones(KIB).exp()
+        torch._amp_foreach_non_finite_check_and_unscale_([x], torch.zeros(1), torch.ones(1))
+        assert dtr_alloc.evict(x)
+    assert recording.evictions.tolist() == [[2, 1]]
 
 
 def test_a_recording_opens_a_scope_of_its_own_where_there_is_none(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """What is recorded, what is not, and what recipes keep."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from tests.exactness import scope
+from tests.exactness import assert_exact, scope
 
 MIB = 1 << 20
 
@@ -113,3 +115,39 @@ def test_two_thousand_operators_on_dropped_tensors_leave_no_records() -> None:
             x = x.detach()
         session.commit()
         assert session.stats().records == 0
+
+
+def test_banishing_makes_constant_what_is_pinned_once_it_is_back() -> None:
+    x = torch.ones(64, 64)
+    with dtr_alloc.rematerialize("4MiB", policy="banish") as session:
+        a = x.exp()
+        b = a.sin()
+        assert dtr_alloc.evict(b)
+        del a
+        dtr_alloc.pin(b)
+        session.check()
+        assert not dtr_alloc.evict(b)
+        assert torch.equal(b, x.exp().sin())
+
+
+def test_a_write_to_one_of_two_arrays_that_lie_end_to_end_is_none_to_the_other() -> None:
+    array = np.ones((2, 64, 64), np.float32)
+    halves = torch.from_numpy(array[0]), torch.from_numpy(array[1])
+    for read, written in (halves, halves[::-1]):
+        with dtr_alloc.rematerialize("4MiB"):
+            y = read.exp()
+            written.add_(1)
+            assert dtr_alloc.evict(y)
+
+
+def test_a_recipe_reads_the_old_content_of_what_its_operator_writes_beside_its_results() -> None:
+    def averages() -> Iterator[Tensor]:
+        x, on = torch.randn(64, 64), torch.ones(1).long()
+        low, high, scale = torch.zeros(1), torch.ones(1), torch.ones(1)
+        observe = torch.ops.aten._fused_moving_avg_obs_fq_helper
+        zero = torch.zeros(1, dtype=torch.int32)
+        for factor in (1, 2, 3):
+            yield observe(x * factor, on, on, low, high, scale, zero, 0.5, 0, 255, -1)[0]
+        yield from (low, high, scale)
+
+    assert_exact(averages)

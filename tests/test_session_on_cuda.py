@@ -105,6 +105,14 @@ def test_a_steady_state_makes_no_time_stamps_and_never_waits(cuda: FakeCuda) -> 
         assert cuda.calls("cuEventSynchronize") == 0
 
 
+def test_an_operator_of_another_device_gets_no_time_stamps(cuda: FakeCuda) -> None:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        for _ in range(3):
+            torch.ones(64, 64, device="meta")
+            session._core.step()
+        assert session._core.stats().time_stamps == 0
+
+
 def test_an_operator_costs_what_the_device_measured_once_the_samples_arrive(
     cuda: FakeCuda,
 ) -> None:
@@ -275,6 +283,25 @@ def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
             assert dtr_alloc.evict(tensor)
             assert cuda.calls("cuEventRecord") == before + events
         del alone, shared, tensor
+        session.check()
+
+
+def test_what_becomes_constant_while_it_is_brought_back_can_be_held_on_any_stream(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB", policy="banish") as session:
+        _core.set_host_stream(one)
+        first = x.exp()
+        second = first.sin()
+        assert dtr_alloc.evict(second)
+        del first
+        _core.set_host_stream(other)
+        hold(second)
+        assert torch.equal(second, x.exp().sin())
+        assert not dtr_alloc.evict(second)
+        del second
         session.check()
 
 
