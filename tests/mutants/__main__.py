@@ -236,8 +236,8 @@ def main() -> int:
         parser.error(f"none of them is in a path with {options.only}")
 
     names = sorted(
-        f"tests/{file.name}"
-        for file in (TREE / "tests").glob("test_*.py")
+        file.relative_to(TREE).as_posix()
+        for file in [*TREE.glob("tests/test_*.py"), *TREE.glob("tests/conformance/test_*.py")]
         if file.name not in NO_CODE and re.search(options.tests, file.name)
     )
     kept = (FOLDER if options.tests else options.out) / "mutants.json"
