@@ -1,13 +1,13 @@
 """Which of some hundred faults, made by rule and drawn by lot, does no test notice?
 
 First each test file runs without a fault: it must pass, and it tells which faults it reaches and
-how long it takes. Then each fault runs on the files that reach it, for at most two and a half
-minutes, until a test fails that passes without the fault. First goes the test that noticed the
-fault in an earlier run, then files that noticed most faults of the same source in their time, then
-short files that reach little else. What nothing notices is printed with its file and line: a test
-is missing there, or the fault changes no result, which equivalent.txt then says with the reason.
-Faults that an audit once found to pass all tests are tried with the others: once_missed.txt has
-them, and what each breaks.
+how long it takes. Then each fault runs on the files that reach it, for at most seven minutes, until
+a test fails that passes without the fault. First goes the test that noticed the fault in an earlier
+run, then files that noticed most faults of the same source in their time, then short files that
+reach little else. What nothing notices is printed with its file and line: a test is missing there,
+or the fault changes no result, which equivalent.txt then says with the reason. Faults that an audit
+once found to pass all tests are tried with the others: once_missed.txt has them, and what each
+breaks.
 
 Verdicts are kept in the folder of `--out`, so that a run may be stopped, and goes on where it was.
 A verdict holds while the C++ is as it was, and the test file that noticed; that nothing notices,
@@ -49,7 +49,7 @@ NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of ot
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
 }
 LONGEST = 180.0  # Seconds of a test file, to be of use here.
-ENOUGH = 150.0  # Seconds of tests that let a fault pass.
+ENOUGH = 420.0  # Seconds of tests that let a fault pass.
 NO_TESTS = 5  # The exit code of pytest where all tests of a file are slow.
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
 
@@ -181,8 +181,9 @@ def state(name: str = "") -> str:
 
 
 def state_of(by: str, pattern: str) -> str:
-    """What the verdict that `by` notices a fault is of; of nobody, all files of the pattern."""
-    return state(by.partition("::")[0]) if by else f"{state()} {pattern}".strip()
+    """What the verdict that `by` notices a fault is of; of nobody, so many seconds of all files of
+    the pattern."""
+    return state(by.partition("::")[0]) if by else f"{state()} {ENOUGH:.0f} {pattern}".strip()
 
 
 def judged_of(planted: dict[int, Fault], verdicts: dict[str, str]) -> dict[int, bool]:
