@@ -28,8 +28,9 @@ class Recording:
 
     Attributes:
         trace: the trace, or None before.
-        evictions: what was evicted to make room, in order: rows of a name's number (``x7`` is 7)
-            and how often it had been written in place, shape (evictions, 2).
+        evictions: what was evicted, to make room or by `dtr_alloc.evict`, in order: rows of a
+            name's number (``x7`` is 7) and how often it had been written in place, shape
+            (evictions, 2).
     """
 
     def __init__(self) -> None:
