@@ -181,8 +181,8 @@ def state(name: str = "") -> str:
 
 
 def state_of(by: str, pattern: str) -> str:
-    """What the verdict that `by` notices a fault is of; of nobody, so many seconds of all files of
-    the pattern."""
+    """Stands for all that a verdict rests on: the file of the test `by` that noticed, or, where
+    none did, the files of the pattern and how long they were tried."""
     return state(by.partition("::")[0]) if by else f"{state()} {ENOUGH:.0f} {pattern}".strip()
 
 
