@@ -206,6 +206,17 @@ def test_an_eviction_is_told_of_what_an_operator_without_results_wrote() -> None
     assert recording.evictions.tolist() == [[2, 1]]
 
 
+def test_evictions_of_what_was_there_before_a_recording_are_not_told() -> None:
+    with dtr_alloc.rematerialize(None):
+        x = torch.ones(KIB).exp()
+        with dtr_alloc.record_trace() as recording:
+            for _ in range(3):
+                made = x.sin()
+                assert dtr_alloc.evict(x)
+                assert dtr_alloc.evict(made)
+    assert len(recording.evictions) == 3
+
+
 def test_a_recording_opens_a_scope_of_its_own_where_there_is_none(tmp_path: Path) -> None:
     path = tmp_path / "step.log.gz"
     with dtr_alloc.record_trace(path) as recording:

@@ -86,16 +86,20 @@ void StorageTable::forget_home(Value& value) {
 }
 
 void StorageTable::attach(c10::StorageImpl* storage, Value& value, Block* block) {
+  point(storage, value, block);
+  if (TraceRecorder* recorder = trace_.recorder()) {
+    recorder->rekey(memory_.data(block), storage);
+    value.name = recorder->name_of(storage);
+  }
+}
+
+void StorageTable::point(c10::StorageImpl* storage, Value& value, Block* block) {
   if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);
   at::DataPtr& pointer = pointer_of(storage);
   pointer.release_context();
   pointer = at::DataPtr(memory_.data(block), &value, &storage_died, device_.device);
   set_owner(*block, &value);
   dtr::arm(storage, &raw_access);
-  if (TraceRecorder* recorder = trace_.recorder()) {
-    recorder->rekey(memory_.data(block), storage);
-    value.name = recorder->name_of(storage);
-  }
 }
 
 void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
@@ -129,7 +133,7 @@ void StorageTable::lose(Value& value) {
 void StorageTable::fill(Value& value, Block* block) {
   if (c10::StorageImpl* home = home_of(value)) {
     readmit(*home);
-    attach(home, value, block);
+    point(home, value, block);  // Not a new value: its name, if it has one, stays.
   } else {
     set_owner(*block, &value);
   }

@@ -96,6 +96,7 @@ class StorageTable {
   void bury_with_lock_open(Lock& lock);
 
  private:
+  void point(c10::StorageImpl* storage, Value& value, Block* block);
   static void storage_died(void* value);      // Deleter of tracked storages.
   static void raw_access(c10::StorageImpl*);  // A mutable pointer is about to leave torch.
 
