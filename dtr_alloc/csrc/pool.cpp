@@ -168,7 +168,6 @@ void Pool::free(Block* block) {
     if (quarantine_ > 0) [[unlikely]] {
       insist(!node->quarantined, "a block must not be freed twice");
       node->quarantined = true;
-      node->owner = nullptr;
       quarantined_ += node->size;
       held_.push_back(node);
       return;

@@ -20,6 +20,7 @@ void Pool::check_hole(const Block& hole) const {
 }
 
 void Pool::check_live(const Block& block) const {
+  insist(!block.quarantined || block.owner == nullptr, "a freed block must have no owner");
   insist(blocks_->find(block.offset) == (block.quarantined ? nullptr : &block),
          "a live block must be found by its address, until it is freed");
   insist(pages_->all_committed(pages_->touched(block.offset, block.offset + block.size)),

@@ -105,6 +105,7 @@ void Engine::check(bool idle) const {
     for (std::uint32_t i = 0; i < op->output_count; ++i) live += op->outputs()[i] != nullptr;
     insist(live == op->live_outputs && live > 0, "an operator lives as long as its outputs");
   }
+  neighbourhood_.check_classes(values);
   insist(stones == stones_, "stepping stones are counted");
   insist(static_cast<std::int64_t>(values.size()) == stats_.values, "every value is reachable");
   insist(static_cast<std::int64_t>(ops.size()) == stats_.ops, "every recipe is reachable");

@@ -80,7 +80,6 @@ void Engine::let_stone_go(Value& stone) {
   }
   lift_stone(stone);
   stone.dropped_while_locked = true;
-  follow_wants(stone);
   renew_need(stone);
 }
 

@@ -46,8 +46,7 @@ inline c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
 }
 
 inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where it has none.
-  const bool has = tensor.defined() && tensor.unsafeGetTensorImpl()->has_storage();
-  return has ? storage_of(*tensor.unsafeGetTensorImpl()) : nullptr;
+  return storage_of(*tensor.unsafeGetTensorImpl());
 }
 
 class StorageTable {

@@ -9,10 +9,7 @@
 
 namespace dtr {
 
-void Lineages::lost(Value& value) {
-  value.counted = false;
-  forget_ahead(value);
-}
+void Lineages::lost(Value& value) { forget_ahead(value); }
 
 void Lineages::returned(Value& value) {
   if (std::exchange(value.counted, false)) forget_ahead(value);
@@ -85,6 +82,9 @@ void Lineages::fill() {
 
 // Changes no mark, which would mend what it looks for.
 void Lineages::check(Value& value) const {
+  if (value.resident() && value.counted) {
+    throw std::logic_error("engine: only what is missing is counted in lineages");
+  }
   if (value.candidate == kNowhere || !columns_.near(value.candidate).summed) return;
   std::unordered_set<const Value*> missing;
   std::vector<Value*> nearest{&value};

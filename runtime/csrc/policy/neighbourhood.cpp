@@ -1,6 +1,7 @@
 #include "runtime/csrc/policy/neighbourhood.h"
 
 #include <stdexcept>
+#include <unordered_map>
 
 namespace dtr {
 
@@ -118,6 +119,22 @@ void Neighbourhood::check(Value& value) {
   }
   if (by_lineages()) lineages_.check(value);
   if (by_regions()) regions_.check(value);
+}
+
+void Neighbourhood::check_classes(const std::unordered_set<Value*>& values) const {
+  std::unordered_map<const EvictedClass*, std::int64_t> references;
+  for (const Value* value : values) {
+    const EvictedClass* node = value->evicted_class;
+    while (node && references[node]++ == 0) node = node->parent;
+  }
+  for (const auto& [node, count] : references) {
+    if (node->references != count) {
+      throw std::logic_error("engine: a class is counted by its value and the classes under it");
+    }
+  }
+  if (static_cast<std::int64_t>(references.size()) != classes()) {
+    throw std::logic_error("engine: no class is left without a value");
+  }
 }
 
 }  // namespace dtr

@@ -70,6 +70,7 @@ class Neighbourhood {
     return classes_.accesses() + lineages_.accesses() + regions_.accesses() + sets_.accesses();
   }
   void check(Value& value);
+  void check_classes(const std::unordered_set<Value*>& values) const;  // `values`: all there are.
 
  private:
   bool by_regions() const { return kind_ == NeighbourhoodKind::kFull; }

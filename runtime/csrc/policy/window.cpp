@@ -165,7 +165,6 @@ template <bool kSimple>
     double cost = right->cost - left->cost + epsilon;  // Exact but for a penalty.
     if constexpr (!kSimple) cost = std::max(cost, epsilon);
     double under = right->stale_bytes - left->stale_bytes;
-    under = under > 0 ? under : 0;
     if constexpr (!kSimple) under = raise(under / evicted, h.staleness_exp);
     double over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
     if (over < best * under) [[unlikely]] {  // So far without what is shared, which can only add.

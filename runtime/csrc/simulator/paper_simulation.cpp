@@ -136,7 +136,6 @@ void PaperSimulation::add_constant(std::int64_t tensor) {
   make_room(size);
   Value& value = engine_.constant(size, this, this);
   values_[tensor] = &value;
-  engine_.touch(value);
   if (keeps_all()) {
     constants_.push_back(&value);
   } else {
