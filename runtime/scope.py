@@ -9,7 +9,6 @@ Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
 
 from __future__ import annotations
 
-import functools
 import numbers
 import os
 import warnings
@@ -18,25 +17,13 @@ from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import (
-    _testing,
-    advice,
-    compiled_code,
-    current,
-    higher_order,
-    libraries,
-    raw_access,
-    sharded_parameters,
-)
+from dtr_alloc.runtime import _testing, advice, current, higher_order, libraries
 from dtr_alloc.runtime.auto import Chooser, chooser_for, closing_if, first_heuristic
-from dtr_alloc.runtime.current import CpuScope, CudaScope, OpenScope
+from dtr_alloc.runtime.current import CpuScope, CudaScope
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime.hooks import watch_program
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulation_rules import Clock, Rules
 from dtr_alloc.runtime.steps import Steps
@@ -264,7 +251,7 @@ def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
     higher_order.let_key_pass()
     scope.core.enter()
     current.begin(scope)
-    undo = _watch_program(scope)
+    undo = watch_program(scope)
     failed = True
     try:
         yield
@@ -373,66 +360,13 @@ def serve(
     higher_order.let_key_pass()
     opened = CudaScope(allocator, steps, chooser)
     current.begin(opened)
-    stop_watching = _watch_program(opened)
+    stop_watching = watch_program(opened)
     _core.record_this_thread(True)
 
     def undo() -> None:
         _core.record_this_thread(False)
         current.end()
         stop_watching()
-
-    return undo
-
-
-def _step_begins(
-    _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    _core.set_in_optimizer(True)
-    if len(args) > 1 and callable(args[1]):
-        return (args[0], _outside_of_step(args[1]), *args[2:]), kwargs
-    if callable(kwargs.get("closure")):
-        return args, kwargs | {"closure": _outside_of_step(kwargs["closure"])}
-    return None
-
-
-def _outside_of_step(closure: Callable[..., Any]) -> Callable[..., Any]:
-    """What a closure computes is the program's, and the step goes on behind it. Without this, its
-    first operator with gradients would pass for the end of a step that raised (intercept.cpp).
-    """
-
-    @functools.wraps(closure)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        _core.set_in_optimizer(False)
-        result = closure(*args, **kwargs)
-        _core.set_in_optimizer(True)
-        return result
-
-    return run
-
-
-def _watch_program(opened: OpenScope) -> Callable[[], None]:
-    """Has torch tell of an optimizer's steps, of raw memory that it hands out, and of compiled
-    code that it calls. Returns the undo."""
-
-    def stepped(*_: object) -> None:
-        _core.set_in_optimizer(False)
-        opened.step()
-
-    hooks = (
-        register_optimizer_step_pre_hook(_step_begins),
-        register_optimizer_step_post_hook(stepped),
-    )
-    restore = raw_access.watch(current.session)
-    unwatch = sharded_parameters.watch(current.session)
-    let_go = compiled_code.hold_arguments(opened.session)
-
-    def undo() -> None:
-        unwatch()
-        restore()
-        let_go()
-        for hook in hooks:
-            hook.remove()
-        _core.set_in_optimizer(False)
 
     return undo
 

@@ -1,0 +1,75 @@
+"""What torch tells of the program, by its hooks, while a scope is open.
+
+A scope wants to know when an optimizer steps, because tapes, traces and ``session.summary()`` count
+by steps. Torch's raw memory, the parameters that FSDP2 gathers, and what compiled code takes have
+watches of their own (raw_access.py, sharded_parameters.py, compiled_code.py), which begin and end
+with the scope too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from dtr_alloc import _core
+from dtr_alloc.runtime import compiled_code, current, raw_access, sharded_parameters
+from dtr_alloc.runtime.current import OpenScope
+
+
+def watch_program(opened: OpenScope) -> Callable[[], None]:
+    """Has torch tell of an optimizer's steps, of raw memory that it hands out, and of compiled
+    code that it calls. Returns the undo."""
+
+    def stepped(*_: object) -> None:
+        _core.set_in_optimizer(False)
+        opened.step()
+
+    hooks = (
+        register_optimizer_step_pre_hook(_step_begins),
+        register_optimizer_step_post_hook(stepped),
+    )
+    restore = raw_access.watch(current.session)
+    unwatch = sharded_parameters.watch(current.session)
+    let_go = compiled_code.hold_arguments(opened.session)
+
+    def undo() -> None:
+        unwatch()
+        restore()
+        let_go()
+        for hook in hooks:
+            hook.remove()
+        _core.set_in_optimizer(False)
+
+    return undo
+
+
+def _step_begins(
+    _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    _core.set_in_optimizer(True)
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _outside_of_step(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, kwargs | {"closure": _outside_of_step(kwargs["closure"])}
+    return None
+
+
+def _outside_of_step(closure: Callable[..., Any]) -> Callable[..., Any]:
+    """What a closure computes is the program's, and the step goes on behind it. Without this, its
+    first operator with gradients would pass for the end of a step that raised (intercept.cpp).
+    """
+
+    @functools.wraps(closure)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _core.set_in_optimizer(False)
+        result = closure(*args, **kwargs)
+        _core.set_in_optimizer(True)
+        return result
+
+    return run
