@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from dtr_alloc.runtime.heuristic import Heuristic
 from tests.engine_harness.harness import EngineHarness
-from tests.engine_model import Model, content_of
+from tests.engine_model import Model
+from tests.modelled_values import content_of
 
 T = TypeVar("T")
 

@@ -180,7 +180,7 @@ FAULTS = (
                 "  if (checksum(storage) == before || before) {",
             ),
         ),
-        "tests/test_sharded_parameters.py",
+        "tests/test_sharded_versions.py",
     ),
     Fault(
         "keep a budget that was refused",

@@ -24,8 +24,9 @@ class Fence:
     runs: bool
 
     def commands(self) -> list[str]:
-        """The lines of a shell's block, without comments."""
-        lines = (line.partition(" #")[0].strip() for line in self.text.splitlines())
+        """The lines of a shell's block, without comments; what goes on in the next is one."""
+        text = self.text.replace("\\\n", " ")
+        lines = (line.partition(" #")[0].strip() for line in text.splitlines())
         return [line for line in lines if line and not line.startswith("#")]
 
 

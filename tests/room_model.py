@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dtr_alloc import _core
+from tests.modelled_values import Value, classes_cost, neighbourhood_cost
 from tests.pool_model import Range
 
 if TYPE_CHECKING:
-    from tests.engine_model import Model, Value
+    from tests.engine_model import Model
 
 EPSILON = 1
 SEARCH_BLOCK = 10
@@ -118,9 +119,10 @@ def backed_parts(model: Model, asked: int) -> list[Range | None]:
 def window_cost(model: Model, values: list[Value]) -> int:
     """Classes that members share count once."""
     own = sum(value.recipe.cost for value in values if value.recipe)
-    if model.heuristic.neighbourhood == "eqclass":
-        return own + model.classes_cost(values)
-    return own + sum(model.neighbourhood_cost(value) for value in values)
+    kind = model.heuristic.neighbourhood
+    if kind == "eqclass":
+        return own + classes_cost(values)
+    return own + sum(neighbourhood_cost(kind, value) for value in values)
 
 
 def cheapest_window(model: Model, asked: int) -> list[Value]:

@@ -12,8 +12,8 @@ import pytest
 from dtr_alloc.runtime.heuristic import PRESETS
 from tests.engine_harness.build import build_program
 from tests.engine_harness.harness import EngineHarness
-from tests.engine_model import content_of
 from tests.engine_of_blocks import BLOCK, chain_of, engine
+from tests.modelled_values import content_of
 
 # Coming back
 

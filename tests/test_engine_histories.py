@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.engine_model import content_of
 from tests.engine_of_blocks import BLOCK, chain_of, engine
+from tests.modelled_values import content_of
 
 
 def test_a_history_that_weighs_more_than_what_it_can_bring_back_is_cut() -> None:

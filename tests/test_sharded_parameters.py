@@ -1,8 +1,8 @@
 """FSDP2 frees a layer's parameters between its passes: what was computed from them can be
 recomputed while they are gathered, and stays in memory where it may be needed at other times.
 
-One process, whose shards are whole: FSDP does all but the collectives. tests/test_sharded.py has
-two processes.
+tests/test_sharded_versions.py changes the parameters meanwhile; tests/test_sharded.py has two
+processes.
 """
 
 import gc
@@ -12,104 +12,37 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc import _core
+from tests.sharded_layers import (
+    DEPTH,
+    STEPS,
+    Block,
+    assert_exact,
+    batch,
+    gradients,
+    make_model,
+    one_process,
+    peak_of,
+    plain_step,
+    releasing,
+    sharded,
+    train,
+)
 
 pytestmark = pytest.mark.skipif(
     not _core.sees_raw_access, reason="torch before 2.13: more stays in memory"
 )
 
-ROWS, WIDTH, DEPTH, STEPS = 512, 64, 4, 3
-Step = Callable[[nn.Module, int], Tensor]
-
 
 @pytest.fixture(autouse=True, scope="module")
 def a_group() -> Iterator[None]:
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    gc.collect()
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = nn.functional.gelu(self.up(self.norm(x)))
-        made: Tensor = x + self.down(nn.functional.dropout(hidden, 0.1))
-        return made
-
-
-def make_model(**options: Any) -> nn.Sequential:
-    torch.manual_seed(0)
-    return sharded([Block() for _ in range(DEPTH)], **options)
-
-
-def sharded(blocks: list[Any], **options: Any) -> nn.Sequential:
-    model = nn.Sequential(*blocks)
-    mesh = init_device_mesh("cpu", (1,))
-    for module in (*model, model):
-        fully_shard(module, mesh=mesh, **options)
-    return model
-
-
-def batch(step: int) -> Tensor:
-    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
-
-
-def plain_step(model: nn.Module, step: int) -> Tensor:
-    loss: Tensor = model(batch(step)).square().mean()
-    return loss
-
-
-def train(model: nn.Module, loss_of: Step = plain_step) -> list[Tensor]:
-    torch.manual_seed(7)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.to_local().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
-
-
-def releasing(session: dtr_alloc.Session) -> Callable[..., None]:
-    """A hook that evicts all that may be."""
-
-    def release(*_: object) -> None:
-        session.release()
-
-    return release
-
-
-def gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad.to_local() for parameter in model.parameters()]  # type: ignore[union-attr]
-
-
-def peak_of(loss_of: Step, **options: Any) -> int:
-    model = make_model(**options)
-    with dtr_alloc.measure() as session:
-        train(model, loss_of)
-    return session.stats().peak_bytes
-
-
-def assert_exact(share: float, loss_of: Step = plain_step, **options: Any) -> None:
-    """Trains in that share of the peak, by recomputing, to the bits of plain FSDP."""
-    expected = train(make_model(**options), loss_of)
-    model = make_model(**options)
-    with dtr_alloc.rematerialize(int(share * peak_of(loss_of, **options))) as session:
-        found = train(model, loss_of)
-    assert session.stats().rematerializations > 0
-    assert all(map(torch.equal, found, expected))
+    with one_process():
+        yield
 
 
 @pytest.mark.parametrize("share", [0.7, 0.5])
@@ -234,95 +167,6 @@ def test_what_outlives_its_backward_pass_is_recomputed_before_the_parameters_go(
         loss.backward()  # type: ignore[no-untyped-call]
         session.release()
         assert torch.equal(taken[1], taken[0])
-
-
-def changed_behind(model: nn.Module, keeps: list[Tensor]) -> Tensor:
-    """A loss behind whose forward pass the parameters have changed; `keeps` gets activations."""
-    up: nn.Module = next(model.children()).up  # type: ignore[assignment]
-    handle = up.register_forward_hook(lambda *call: keeps.append(call[-1]))
-    loss = plain_step(model, 0)
-    handle.remove()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    return loss
-
-
-def test_a_recipe_never_reads_parameters_of_another_version() -> None:
-    taken: list[Tensor] = []
-    model = make_model()
-    with dtr_alloc.rematerialize("64MiB") as session:
-        loss = changed_behind(model, taken)
-        session.release()
-        with pytest.raises(RuntimeError, match="resized behind PyTorch's dispatcher, as FSDP"):
-            loss.backward()  # type: ignore[no-untyped-call]
-        del loss
-        taken.clear()
-
-
-def test_parameters_that_stayed_gathered_are_of_the_version_that_was_gathered() -> None:
-    """A step of the optimizer changes the shards alone: what is gathered is of the step before."""
-    plain, model = make_model(), make_model()
-
-    def run(model: Any, session: dtr_alloc.Session | None) -> None:
-        torch.manual_seed(7)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model.set_reshard_after_backward(False)
-        plain_step(model, 0).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        loss = plain_step(model, 1)
-        if session:
-            session.release()
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    run(plain, None)
-    with dtr_alloc.rematerialize("64MiB") as session:
-        with pytest.raises(RuntimeError, match="as FSDP does"):
-            run(model, session)
-        gc.collect()
-
-
-@pytest.mark.parametrize("how", ["fused", "data"])
-def test_a_change_that_no_counter_tells_is_seen(how: str) -> None:
-    """Torch counts neither a fused optimizer's step nor a write through `data`."""
-    model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    with dtr_alloc.rematerialize("64MiB") as session:
-        plain_step(model, 0).backward()  # type: ignore[no-untyped-call]
-        loss = plain_step(model, 1)
-        if how == "fused":
-            optimizer.step()
-        else:
-            for parameter in model.parameters():
-                parameter.data.mul_(2)
-        session.release()
-        with pytest.raises(RuntimeError, match="as FSDP does"):
-            loss.backward()  # type: ignore[no-untyped-call]
-        del loss
-
-
-def test_signs_that_change_in_threes_are_seen() -> None:
-    """The conjugates of quaternions: a sum that shifts and multiplies words may miss them."""
-
-    class Turn(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.turns = nn.Parameter(torch.randn(256, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(x @ self.turns.t()).square() @ torch.ones(256, WIDTH)
-
-    torch.manual_seed(0)
-    model = sharded([Turn(), nn.Linear(WIDTH, WIDTH)])
-    with dtr_alloc.rematerialize("64MiB") as session:
-        loss = model(torch.randn(512, 4)).square().mean()
-        with torch.no_grad():
-            next(model.parameters()).to_local()[:, 1:].neg_()  # type: ignore[attr-defined]
-        session.release()
-        with pytest.raises(RuntimeError, match="as FSDP does"):
-            loss.backward()
-        del loss
 
 
 def test_the_first_of_many_backward_passes_of_a_layer_leaves_the_others_evictable() -> None:
@@ -467,55 +311,8 @@ def test_an_interrupt_while_a_layer_is_recomputed_reaches_the_program() -> None:
         del loss
 
 
-def test_the_error_of_the_body_tells_what_the_scope_leaves_unreadable() -> None:
-    model = make_model()
-    with pytest.raises(ValueError, match="the program's own") as raised:  # noqa: SIM117
-        with dtr_alloc.rematerialize("64MiB") as session:
-            loss = plain_step(model, 0)
-            session.release()
-            raise ValueError("the program's own")
-    del loss
-    notes = getattr(raised.value, "__notes__", None)  # From Python 3.11 on.
-    assert notes is None or "as FSDP does" in notes[0]
-    raised.value.__traceback__ = None
-    gc.collect()
-
-
-def test_a_graph_that_outlives_its_scope_says_so_and_what_else_lives_on_does() -> None:
-    model = make_model()
-    rematerialize = dtr_alloc.rematerialize("64MiB")
-    session = rematerialize.__enter__()
-    other = torch.ones(1000).exp()
-    loss = plain_step(model, 0)
-    last = torch.ones(1000).sin()
-    session.release()
-    with pytest.raises(RuntimeError, match="as FSDP does"):
-        rematerialize.__exit__(None, None, None)
-    assert other.sum() > 2718
-    assert last.sum() > 841
-    del loss
-
-
 def test_parameters_may_be_gathered_from_a_part_of_the_processes() -> None:
     assert_exact(0.6, reshard_after_forward=1)
-
-
-def test_what_is_in_memory_stays_there_when_parameters_change() -> None:
-    """Also where all that may go does, once the others are gathered."""
-    plain, model = make_model(), make_model()
-    torch.manual_seed(7)
-    changed_behind(plain, []).backward()  # type: ignore[no-untyped-call]
-    torch.manual_seed(7)
-    taken: list[Tensor] = []
-    with dtr_alloc.rematerialize("64MiB") as session:
-        loss = changed_behind(model, taken)
-
-        def release(_: Tensor) -> None:
-            session.release()
-
-        taken.pop().register_hook(release)  # type: ignore[no-untyped-call]
-        loss.backward()  # type: ignore[no-untyped-call]
-    assert all(map(torch.equal, gradients(model), gradients(plain)))
 
 
 def test_a_budget_that_is_too_small_is_an_error_of_memory_also_between_two_passes() -> None:

@@ -11,8 +11,9 @@ from dtr_alloc import Trace, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.trace.format import Call, Result
 from tests.engine_harness.harness import EngineHarness
-from tests.engine_model import Model, Value, neighbours
+from tests.engine_model import Model
 from tests.engine_program import Program, run_random
+from tests.modelled_values import Value, neighbourhood_cost, neighbours
 from tests.room_model import windows as windows_of
 
 BLOCK = 512
@@ -27,7 +28,7 @@ def run_score(model: Model, values: list[Value]) -> float:
         assert value.recipe is not None
         own = float(value.recipe.cost)
         if h.neighbourhood != "eqclass":
-            own += model.neighbourhood_cost(value)
+            own += neighbourhood_cost(model.heuristic.neighbourhood, value)
         cost += own * h.recompute_penalty**value.recomputes
     if h.neighbourhood == "eqclass":
         around = {n.evicted_class for value in values for n in neighbours(value) if n.evicted_class}
