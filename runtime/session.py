@@ -35,7 +35,7 @@ class SessionStats:
         recorded: those whose results can be recomputed.
         evictions: tensors evicted; what the program itself dropped does not count.
         rematerializations: operators run again.
-        records: live entries of the runtime's own book-keeping; 0 after a commit.
+        records: live entries of the runtime's own bookkeeping; 0 after a commit.
         kernel_ns: time in the program's operators.
         remat_ns: time in operators run again.
         search_ns: time spent finding memory: choosing victims and giving their blocks back.
@@ -120,7 +120,7 @@ class Session:
             ("computing", s.kernel_ns),
             ("recomputing", s.remat_ns),
             ("finding memory", s.search_ns),
-            ("book-keeping", s.bookkeeping_ns),
+            ("bookkeeping", s.bookkeeping_ns),
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
         if s.swapped_out_bytes:
@@ -315,7 +315,7 @@ class Session:
         self._core.commit()
 
     def check(self) -> None:
-        """Walks the whole book-keeping. For tests.
+        """Walks the whole bookkeeping. For tests.
 
         Raises:
             RuntimeError: something does not add up; the text says what.
