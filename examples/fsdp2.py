@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 
 Works on the CPU with gloo, and comes to the bits of the same training in plain torch. FSDP frees a
-layer's parameters behind the layer's forward pass and gathers them again for its backward pass.
+layer's parameters after the layer's forward pass and gathers them again for its backward pass.
 That is when the layer's activations are needed, and are recomputed if they were evicted. What a
 layer returns stays in memory.
 """

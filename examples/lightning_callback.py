@@ -3,7 +3,7 @@
     pip install lightning
     python examples/lightning_callback.py
 
-`on_exception` leaves the scope where training raises; `on_fit_end` else.
+`on_fit_end` leaves the scope, and `on_exception` does where training raises.
 """
 
 from contextlib import ExitStack
