@@ -76,6 +76,11 @@ class Allocator(_Base):
         return self._budget
 
     @property
+    def device(self) -> int:
+        """The number of the device that it was made for, else 0."""
+        return self._device if self._device is not None else 0
+
+    @property
     def session(self) -> Session | None:
         """What the runtime did so far. None before the first request for memory, or without
         rematerialization."""
@@ -96,7 +101,7 @@ class Allocator(_Base):
         """
         if size < 0:
             raise ValueError(f"size is {size}; it must not be negative")
-        return self._core.allocate(max(size, 1), self._number(device), stream)
+        return self._core.allocate(max(size, 1), self.device if device is None else device, stream)
 
     def free(self, address: int) -> None:
         """Frees a block that `allocate` returned.
@@ -105,11 +110,6 @@ class Allocator(_Base):
             RuntimeError: No live block starts there.
         """
         self._core.free(address)
-
-    def _number(self, device: int | None) -> int:
-        if device is not None:
-            return device
-        return self._device if self._device is not None else 0
 
     def __repr__(self) -> str:
         budget = "no budget"
@@ -294,7 +294,10 @@ def _device_number(device: int | str | torch.device | None) -> int | None:
         if device is not None and device < 0:
             raise ValueError(f"device {device} is not the number of a CUDA device")
         return device
-    named = torch.device(device)
+    try:
+        named = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} is not a CUDA device: {error}") from error
     if named.type != "cuda":
         raise ValueError(f'device "{named}" is not a CUDA device')
     return named.index

@@ -19,6 +19,8 @@ __all__ = ["Source", "cupy_allocator", "rmm_resource"]
 class Source(Protocol):
     """A `Pool` of the CUDA arena, or what `allocator` returned."""
 
+    @property
+    def device(self) -> int: ...
     def allocate(self, size: int, *, stream: int = 0) -> int: ...
     def free(self, address: int) -> None: ...
 
@@ -35,7 +37,7 @@ class _Block:
             self._pool.free(self.address)
 
 
-def cupy_allocator(pool: Source, device: int = 0) -> Callable[[int], Any]:
+def cupy_allocator(pool: Source, device: int | None = None) -> Callable[[int], Any]:
     """The allocator for `cupy.cuda.set_allocator`.
 
     With the object that `dtr_alloc.allocator` returned, CuPy's arrays and torch's tensors share one
@@ -43,7 +45,8 @@ def cupy_allocator(pool: Source, device: int = 0) -> Callable[[int], Any]:
 
     Args:
         pool: A `Pool` of the CUDA arena, or what `dtr_alloc.allocator` returned.
-        device: The number of the CUDA device the pool is on.
+        device: The number of the CUDA device. None: the one that the pool or the allocator was
+            made for.
 
     Raises:
         TypeError: `pool` is neither.
@@ -57,7 +60,8 @@ def cupy_allocator(pool: Source, device: int = 0) -> Callable[[int], Any]:
     # A stream dies with CuPy's object, and another may then have its name: those that used the
     # pool are kept.
     streams: dict[int, Any] = {}
-    place = {} if isinstance(pool, Pool) else {"device": device}
+    number = pool.device if device is None else device
+    place = {} if isinstance(pool, Pool) else {"device": number}
 
     def allocate(size: int) -> Any:
         import cupy
@@ -65,7 +69,7 @@ def cupy_allocator(pool: Source, device: int = 0) -> Callable[[int], Any]:
         stream = cupy.cuda.get_current_stream()
         streams.setdefault(stream.ptr, stream)
         block = _Block(pool, size, stream.ptr, **place)
-        memory = cupy.cuda.UnownedMemory(block.address, size, block, device)
+        memory = cupy.cuda.UnownedMemory(block.address, size, block, number)
         return cupy.cuda.MemoryPointer(memory, 0)
 
     return allocate

@@ -79,10 +79,9 @@ def _huge_pages() -> str:
 
 
 def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
+    """Of what is imported by that name: the wheels of CuPy and RMM are called otherwise."""
+    wheels = importlib.metadata.packages_distributions().get(package, [])
+    return ", ".join(map(importlib.metadata.version, dict.fromkeys(wheels))) or "absent"
 
 
 def _driver() -> str:

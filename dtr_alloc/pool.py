@@ -136,6 +136,12 @@ class Pool:
                 f"address_space {format_size(space)} is less than the budget, {format_size(limit)}"
             )
         self._core = _core.Pool(limit, arena, space, device, rdma, exportable)
+        self._device = device
+
+    @property
+    def device(self) -> int:
+        """The number of the CUDA device that the memory is on; 0 of other arenas."""
+        return self._device
 
     def allocate(self, size: int, *, stream: int = 0) -> int:
         """Returns the address of a new block of `size` bytes, rounded up to 512 (0 as 1), for work

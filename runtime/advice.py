@@ -55,7 +55,8 @@ class _Seen:
         return calls(self.records.tolist(), self.operators)
 
 
-_before: _Seen | None = None  # Of the last scope that ended with a whole step.
+# Of the last scope with a whole step; as long as there was none, of the last that ended well.
+_before: _Seen | None = None
 
 
 class Adviser:
@@ -89,7 +90,8 @@ def watched(core: _core.Session, rules: Rules) -> Iterator[Adviser]:
     finally:
         if not sys.is_finalizing():  # NumPy may be gone.
             seen = _Seen.of(core)
-            if seen.steps or not (failed or seen.watch == _core.Watch.long):
+            whole = not (failed or seen.watch == _core.Watch.long)
+            if seen.steps or (whole and not (_before and _before.steps)):
                 _before = seen
 
 

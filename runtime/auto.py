@@ -81,6 +81,7 @@ class Choice:
         heuristic: in force from the end of a step on.
         budget_bytes: for which budget.
         seen: the number of the last step that was simulated.
+        tried: how many candidates had been, by then.
         before: what was in force then.
         added: the time it added in the simulation, over that of the operators; `added_before`: what
             `before` added. Infinite where the budget did not do.
@@ -90,6 +91,7 @@ class Choice:
     before: Heuristic
     budget_bytes: int
     seen: int
+    tried: int
     added: float
     added_before: float
 
@@ -111,7 +113,6 @@ class Chooser:
         self._wake = threading.Condition()
         self._closed = False
         self._budget = self._searched = 0  # That to choose for; that of the last search.
-        self._tried = 0  # Candidates, in that search.
         self._over = False
         self._steps = self._idle_steps = 0  # Of optimizers; those since a search was over.
         self._seen: Seen | None = None  # To search by.
@@ -179,6 +180,12 @@ class Chooser:
             atexit.unregister(self.close)
             self._thread.join()
 
+    def abandon_in_child(self) -> None:
+        """After a fork: its thread is the parent's, and may hold the lock."""
+        self._wake = threading.Condition()
+        self._thread = None
+        atexit.unregister(self.close)
+
     def idle(self) -> bool:
         """Whether a search is over, and another budget would have to come for the next."""
         with self._wake:
@@ -190,7 +197,7 @@ class Chooser:
             return f"auto: {DEFAULT} so far, since {self._why_not}"
         chosen = self.choice
         return (
-            f"auto: {name_of(chosen.heuristic)}: by a simulation of {self._tried} candidates, on "
+            f"auto: {name_of(chosen.heuristic)}: by a simulation of {chosen.tried} candidates, on "
             f"the steps up to {chosen.seen}, it adds {_percent(chosen.added)}, "
             f"{name_of(chosen.before)} {_percent(chosen.added_before)}"
         )
@@ -228,7 +235,7 @@ class Chooser:
         least = added_before = math.inf
         expected = 0.0
         others = (one for one in CANDIDATES if one != before)
-        for self._tried, candidate in enumerate((before, *others), start=1):
+        for tried, candidate in enumerate((before, *others), start=1):
             if not self._may_spend(expected):
                 return False
             spent = self.spent_seconds
@@ -244,7 +251,7 @@ class Chooser:
             with self._wake:
                 if self._budget != budget:
                     return True
-                self._waiting = Choice(candidate, before, budget, seen, added, added_before)
+                self._waiting = Choice(candidate, before, budget, seen, tried, added, added_before)
         self._why_not = "no other candidate would add less"
         return True
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,9 @@ def _read(profile: str | os.PathLike[str]) -> dict[str, Any]:
     raw = Path(profile).read_bytes()
     try:
         document = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except ValueError as error:
+    except (ValueError, EOFError, zlib.error) as error:
         raise ValueError(f"{os.fspath(profile)} is not JSON: {error}") from error
-    if not isinstance(document, dict) or "baseTimeNanoseconds" not in document:
+    if not isinstance(document, dict) or not {"baseTimeNanoseconds", "traceEvents"} <= {*document}:
         raise ValueError(
             f"{os.fspath(profile)} does not say when it begins: give what "
             "torch.profiler.profile.export_chrome_trace wrote"

@@ -59,9 +59,10 @@ def backend(
 
     config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
     if config.get("triton.cudagraphs"):
+        asked = "the option triton.cudagraphs" if mode is None else f'mode "{mode}"'
         raise ValueError(
-            'backend "dtr_alloc" makes no CUDA graphs, because their memory cannot be evicted: '
-            'leave mode "reduce-overhead" and the option triton.cudagraphs out'
+            f'backend "dtr_alloc" makes no CUDA graphs, for which {asked} asks, because their '
+            'memory cannot be evicted: use mode "default" or "max-autotune-no-cudagraphs"'
         )
     without_cache = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with torch._functorch.config.patch(without_cache):

@@ -56,8 +56,9 @@ class OpenScope(ABC):
         """Marks that an optimizer's step has ended."""
         if session := self.session():
             costs = session.step()
-            if costs is not None:  # This thread is the scope's.
-                self._steps.ended(*costs)
+            if costs is None:  # Another thread's, outside of the scope.
+                return
+            self._steps.ended(*costs)
             if self._chooser:
                 self._chooser.stepped(session)
 
@@ -91,7 +92,9 @@ class OpenScope(ABC):
         """After a fork: the scope and its other threads are the parent's."""
         self._members = threading.Condition()  # One of them may hold the parent's.
         self._steps.abandon_in_child()
-        self._chooser = None  # Its thread is the parent's.
+        if self._chooser:
+            self._chooser.abandon_in_child()
+            self._chooser = None
         self._joined = 0
         if session := self.session():
             session.abandon_in_child()

@@ -40,7 +40,7 @@ _EXPOSING = (
 )
 # Of these, what `torch.save`, `deepcopy` and `is_shared` call themselves, to read.
 _STORAGES = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__")
-_FOLDER = os.path.dirname(os.path.abspath(torch.__file__))
+_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 # Gives the session of the scope that is open, if it has one by now.
@@ -139,7 +139,7 @@ def _tell(
 ) -> None:
     """Notes the line of the program that took the memory, once each."""
     frame = sys._getframe(2)
-    while frame.f_back and frame.f_code.co_filename.startswith((_FOLDER, "<")):
+    while frame.f_back and frame.f_code.co_filename.startswith((_FOLDER, "<frozen ")):
         frame = frame.f_back
     place = (frame.f_code.co_filename, frame.f_lineno)
     if place in told:

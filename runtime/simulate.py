@@ -215,7 +215,15 @@ class Simulator:
             TypeError, ValueError: see `parse_budget`.
         """
         parsed = parse_budget(budget)
-        return int(self.baseline.peak_bytes * parsed) if isinstance(parsed, float) else parsed
+        if not isinstance(parsed, float):
+            return parsed
+        size = int(self.baseline.peak_bytes * parsed)
+        if size == 0:
+            raise ValueError(
+                f"budget {budget!r} of a peak of {self.baseline.peak_bytes} bytes is less than a "
+                "byte: give a larger share"
+            )
+        return size
 
     def run(self, budget: Budget, rules: Rules = DEFAULT) -> SimulationResult:
         """Replays the trace under a budget; see `simulate`.
@@ -338,6 +346,10 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
         log_events: fills `SimulationResult.events`.
         remap: in mode ``pool``, whether the pool may move pages to make a hole; without, blocks lie
             where they lie, as on a device that can't.
+        move_ns: in mode ``pool``, what moving a page costs, in ns; None: what it does on an
+            ordinary host; ``"measured"``: what it does on this one.
+        placement: in mode ``pool``, ``"two_ended"`` keeps cheap blocks apart from dear ones.
+        layouts: in mode ``pool``, how many pictures of the pool `SimulationResult.layouts` has.
         pin_outputs: what the program still holds at the end must be brought back and fit together.
         clock: in mode ``pool``, by what victims are chosen: ``"wall"``, the operators' times, or
             ``"logical"``, the bytes they touch. The result counts times all the same.

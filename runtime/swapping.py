@@ -93,8 +93,17 @@ def spare() -> int:
                 free = min(free, int(line.split()[1]) << 10)
     with suppress(OSError, ValueError):  # "max" where a container has no limit.
         limit, taken = (int((_CONTAINER / f"memory.{name}").read_text()) for name in _LIMITS)
-        free = min(free, limit - taken)
+        free = min(free, limit - taken + _cached())
     return free
+
+
+def _cached() -> int:
+    """Bytes of files that the container's memory holds, and that the system takes back first."""
+    with suppress(OSError, ValueError):
+        for line in (_CONTAINER / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                return int(line.split()[1])
+    return 0
 
 
 def _file_system(path: Path) -> str:

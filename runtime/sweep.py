@@ -99,11 +99,14 @@ def sweep(
         progress: shows a bar on stderr.
 
     Raises:
-        ValueError, TypeError: one of these is nothing that `simulate` takes, or `jobs` is below 1;
-            nothing has run then.
+        ValueError, TypeError: one of these is nothing that `simulate` takes, or one alone instead
+            of several, or `jobs` is below 1; nothing has run then.
         FileNotFoundError: the folder of `csv` is absent; nothing has run then.
         TraceError, OSError, ValueError: of the traces, as `simulate` raises them.
     """
+    for name, given in (("traces", traces), ("heuristics", heuristics), ("budgets", budgets)):
+        if isinstance(given, (str, os.PathLike)):
+            raise TypeError(f"{name} is {given!r}, and a sweep takes several: give a list")
     traces, budgets = list(traces), list(budgets)
     rules = Rules(policy=policy, mode=mode, thrash=thrash, link=link, leave_by=leave_by)
     each = [replace(rules, heuristic=heuristic) for heuristic in heuristics]

@@ -205,8 +205,8 @@ def links() -> Iterator[str]:
             if found is not None and drop is not None:
                 ratios["(published)" in trace].append(found / drop)
         yield (
-            f"At {link[:-4]} GB a second `both` has {span(ratios[False], 2)} of that overhead on our "
-            f"traces and {span(ratios[True], 2)} on the {len(ratios[True])} published"
+            f"At {link[:-4]} GB a second `both` has {span(ratios[False], 2)} of that overhead on "
+            f"our traces and {span(ratios[True], 2)} on the {len(ratios[True])} published"
         )
 
 

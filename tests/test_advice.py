@@ -154,6 +154,13 @@ def test_a_scope_that_is_refused_inside_of_another_takes_nothing_from_it() -> No
     advised(refusal(run))
 
 
+def test_a_scope_without_steps_takes_nothing_from_the_one_before_it() -> None:
+    measured(2)
+    with dtr_alloc.rematerialize("64MiB"):
+        torch.ones(1000).exp()
+    advised(refusal(lambda: within("500KiB")))
+
+
 def test_another_program_was_seen_before() -> None:
     measured(2, training(width=32))
     assert FIRST_STEP in refusal(lambda: within("500KiB"))

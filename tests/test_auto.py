@@ -1,5 +1,7 @@
 """heuristic="auto": settings chosen by simulating the program's own steps."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -226,6 +228,42 @@ def test_a_trace_that_the_user_records_comes_first() -> None:
                 program.step()
         program.step()
         assert "a trace was recorded before enough steps were seen" in session.summary()
+
+
+def test_steps_of_a_thread_outside_of_the_scope_do_not_count() -> None:
+    other = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        thread = threading.Thread(target=other.step)
+        thread.start()
+        thread.join()
+        assert session._chooser is not None
+        assert session._chooser._steps == 0
+
+
+def test_a_forked_child_ends_though_the_parents_search_held_the_lock(hurried: None) -> None:
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        search(program, session)
+        chooser = session._chooser
+        assert chooser is not None
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with chooser._wake:
+                held.set()
+                over.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            chooser.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        over.set()
+        thread.join()
 
 
 def test_the_thread_ends_with_its_scope(hurried: None) -> None:

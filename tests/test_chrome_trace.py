@@ -96,7 +96,9 @@ def test_a_scope_that_kept_nothing_says_how_to_keep(tmp_path: Path) -> None:
         session.export_chrome_trace(tmp_path / "run.json")
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", '{"traceEvents": []}'])
+@pytest.mark.parametrize(
+    "text", ["no JSON", "[]", '{"traceEvents": []}', '{"baseTimeNanoseconds": 0}']
+)
 def test_a_file_that_is_no_profile_is_refused_before_anything_is_written(
     tmp_path: Path, text: str
 ) -> None:

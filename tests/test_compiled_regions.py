@@ -359,8 +359,12 @@ def test_torch_finds_it_by_name() -> None:
 
 def test_cuda_graphs_are_refused() -> None:
     graph = torch.fx.symbolic_trace(nn.Identity())
-    for asked in ({"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}):
-        with pytest.raises(ValueError, match="makes no CUDA graphs"):
+    for named, asked in (
+        ('mode "reduce-overhead"', {"mode": "reduce-overhead"}),
+        ('mode "max-autotune"', {"mode": "max-autotune"}),
+        ("the option triton.cudagraphs", {"options": {"triton.cudagraphs": True}}),
+    ):
+        with pytest.raises(ValueError, match=f"makes no CUDA graphs, for which {named} asks"):
             backend(graph, [torch.ones(1)], **asked)
 
 

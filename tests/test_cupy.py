@@ -107,6 +107,8 @@ def test_another_stream_waits_for_the_work_of_the_one_that_freed(
 def test_the_device_is_the_one_that_was_named(cuda: FakeCuda, current: SimpleNamespace) -> None:
     pool = make_pool()
     assert dtr_alloc.cupy_allocator(pool, device=3)(1).mem.device_id == 3
+    pool._device = 2
+    assert dtr_alloc.cupy_allocator(pool)(1).mem.device_id == 2
 
 
 @pytest.mark.parametrize("make", [dtr_alloc.cupy_allocator, dtr_alloc.rmm_resource])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import dtr_alloc
+from dtr_alloc import Heuristic
 from dtr_alloc.runtime.link import Link
 from dtr_alloc.runtime.planning import cost, report
 from dtr_alloc.runtime.planning import plan as plan_module
@@ -184,6 +186,30 @@ def test_the_smallest_budget_is_the_last_that_is_enough_or_quick_enough() -> Non
     assert forecast.peak_bytes > spread[0] > spread[1]
 
 
+def test_where_nothing_less_will_do_the_peak_is_the_smallest_budget() -> None:
+    """As of an inference whose memory is one operator's."""
+    trace = Trace((Call("f", (), (Result("a", 100 * KIB, -1),), 10), STEP))
+    only = Forecast(replace(profile_of(2), traces=(trace,), warm_marks=0, traced_steps=1))
+    found = only.smallest()
+    assert found is not None
+    assert found.budget_bytes == 100 * KIB
+
+
+@pytest.mark.parametrize("heuristic", ["foresight", "lru", Heuristic(size_exp=0.5)])
+def test_the_suggestion_names_the_heuristic_that_it_was_made_by(heuristic: str | Heuristic) -> None:
+    made = plan_of(profile_of(3), [0.9], 1.3, heuristic)
+    told = suggestion(made, 1.3)
+    call = told[told.index("dtr_alloc.rematerialize(") :]
+    assert made.smallest is not None
+    asked: list[str | Heuristic] = []
+
+    def rematerialize(budget: int, heuristic: str | Heuristic = "foresight") -> None:
+        asked.append(heuristic)
+
+    eval(call, {"dtr_alloc": SimpleNamespace(rematerialize=rematerialize, Heuristic=Heuristic)})
+    assert asked == [heuristic]
+
+
 # ---- What is measured
 
 
@@ -201,8 +227,10 @@ def test_of_several_rounds_the_least_of_each_time_counts() -> None:
     assert (profile.eager_ns, profile.scope_ns) == ((3, 8), (30, 20))
     assert profile.kernel_ratio == pytest.approx(50 * 0.55 / (5 + 6))
     other = Recorded(Trace((*first_needed_again(0), STEP)), 1, 2, (9, 9), 0.5, 4)
-    (quickest,) = Profile.of([], [runs[0], other]).traces
+    profile = Profile.of([], [runs[0], other])
+    (quickest,) = profile.traces
     assert quickest.instructions == (*first_needed_again(0), STEP)
+    assert profile.scope_ns == (9, 9)
 
 
 def test_a_plan_has_the_peak_of_the_program_to_the_byte() -> None:

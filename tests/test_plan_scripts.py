@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import dtr_alloc
 from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.planning import cost
 from dtr_alloc.runtime.planning import script as profiling
@@ -18,6 +17,7 @@ from dtr_alloc.runtime.planning.profile import (
     Recorded,
 )
 from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.format import Call
 from tests.plan_profiles import KIB, PEAK, STEP, profile_of
 
 SCRIPT = """
@@ -60,22 +60,18 @@ def script_with_scope(tmp_path: Path) -> Path:
 
 
 def run_in_this_process(
-    monkeypatch: pytest.MonkeyPatch, script: Path, log: Path | None, own_scope: bool, steps: int = 3
+    script: Path, log: Path | None, own_scope: bool, steps: int = 3
 ) -> dict[str, object] | None:
-    for name in ("rematerialize", "measure"):
-        monkeypatch.setattr(dtr_alloc, name, getattr(dtr_alloc, name))
     path = None if log is None else str(log)
     options = {"steps": steps, "log": path, "within": None, "own_scope": own_scope}
     return profiling._train(str(script), [], options)
 
 
-def test_a_script_is_left_after_its_first_steps(
-    monkeypatch: pytest.MonkeyPatch, script: Path, log: Path
-) -> None:
-    eager = run_in_this_process(monkeypatch, script, None, own_scope=False)
+def test_a_script_is_left_after_its_first_steps(script: Path, log: Path) -> None:
+    eager = run_in_this_process(script, None, own_scope=False)
     assert eager is not None
     assert len(eager["step_ns"]) == 2  # type: ignore[arg-type]
-    recorded = run_in_this_process(monkeypatch, script, log, own_scope=False)
+    recorded = run_in_this_process(script, log, own_scope=False)
     assert recorded is not None
     assert recorded["warm_marks"] == 1
     assert Trace.load(log).instructions.count(STEP) == 3
@@ -86,15 +82,15 @@ def test_a_script_is_left_after_its_first_steps(
 
 
 def test_a_script_with_a_scope_is_profiled_in_it_without_its_budget(
-    monkeypatch: pytest.MonkeyPatch, script_with_scope: Path, log: Path
+    script_with_scope: Path, log: Path
 ) -> None:
     for path in (None, log):
-        asked = run_in_this_process(monkeypatch, script_with_scope, path, own_scope=False)
+        asked = run_in_this_process(script_with_scope, path, own_scope=False)
         assert asked == {"opens_scope": True}
-    eager = run_in_this_process(monkeypatch, script_with_scope, None, own_scope=True)
+    eager = run_in_this_process(script_with_scope, None, own_scope=True)
     assert eager is not None
     assert len(eager["step_ns"]) == 2  # type: ignore[arg-type]
-    recorded = run_in_this_process(monkeypatch, script_with_scope, log, own_scope=True)
+    recorded = run_in_this_process(script_with_scope, log, own_scope=True)
     assert recorded is not None
     forecast = Forecast(
         Profile.of([], [Recorded(Trace.load(log), 1, 2, (1, 1), 0.5, 0)])  # Parameters lie outside.
@@ -102,15 +98,50 @@ def test_a_script_with_a_scope_is_profiled_in_it_without_its_budget(
     assert forecast.predict(None).peak_bytes == recorded["peak_bytes"]
 
 
-def test_a_script_without_an_optimizer_is_a_single_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path
-) -> None:
+def test_a_script_without_an_optimizer_is_a_single_step(tmp_path: Path, log: Path) -> None:
     path = tmp_path / "infer.py"
     path.write_text("import torch\nx = torch.ones(1024).exp()\n")
-    made = run_in_this_process(monkeypatch, path, log, own_scope=False)
+    made = run_in_this_process(path, log, own_scope=False)
     assert made is not None
     assert len(made["step_ns"]) == 1  # type: ignore[arg-type]
     assert (made["warm_marks"], made["peak_bytes"]) == (0, 2 * 4096)
+
+
+def test_a_script_that_leaves_its_scope_before_a_step_is_a_single_step(
+    tmp_path: Path, log: Path
+) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text(
+        "import dtr_alloc, sys, torch\n"
+        "with dtr_alloc.rematerialize('1MiB') as session:\n"
+        "    session.resize('512KiB')\n"
+        "    torch.ones(1024).exp()\n"
+        "    sys.exit(0)\n"
+    )
+    made = run_in_this_process(path, log, own_scope=True)
+    assert made is not None
+    assert len(made["step_ns"]) == 1  # type: ignore[arg-type]
+
+
+def test_operators_that_a_script_vouches_for_are_recorded_in_its_profile(
+    tmp_path: Path, log: Path
+) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text(
+        "import dtr_alloc, torch\n"
+        "library = torch.library.Library('plan_scripts', 'DEF')\n"
+        "library.define('twice(Tensor x) -> Tensor')\n"
+        "library.impl('twice', lambda x: x * 2, 'CPU')\n"
+        "with dtr_alloc.rematerialize('1MiB', recordable=['plan_scripts::*']):\n"
+        "    torch.ops.plan_scripts.twice(torch.ones(1024))\n"
+    )
+    assert run_in_this_process(path, log, own_scope=True) is not None
+    (twice,) = (
+        item
+        for item in Trace.load(log).instructions
+        if isinstance(item, Call) and item.name == "plan_scripts::twice"
+    )
+    assert twice.extra == {"tracked": [1]}
 
 
 def test_the_command_profiles_each_batch_and_names_the_budget_to_take(

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from fidelity import compare
 from models import MODELS
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.format import Annotate, Call, Constant, Instruction, Mutate, Release
+from dtr_alloc.runtime.trace.record import trace_script
 
 KIB = 256
 """Elements of float32 in a KiB."""
@@ -317,6 +320,33 @@ def test_a_script_that_fails_leaves_a_log_of_what_it_did(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "ValueError: no more" in done.stderr
     assert called(list(dtr_alloc.Trace.load(log).instructions)) == ["aten::ones", "aten::exp"]
+
+
+def test_a_script_with_a_scope_of_its_own_is_traced_whole(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import dtr_alloc, torch\n"
+        "with dtr_alloc.rematerialize('1MiB') as session:\n"
+        "    x = torch.ones(1000).exp()\n"
+        "    session.resize('2MiB')\n"
+        "    with session.lent('1KiB'):\n"
+        "        session.release()\n"
+    )
+    log = tmp_path / "script.log"
+    assert trace_script(str(script), [], log) == (0, 2)
+    assert called(list(dtr_alloc.Trace.load(log).instructions)) == ["aten::ones", "aten::exp"]
+    with dtr_alloc.rematerialize("1MiB") as session:
+        session.resize("2MiB")
+    assert session.stats().budget_bytes == 2 << 20
+
+
+def test_a_log_without_a_folder_is_refused_before_the_script_runs(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("open('ran', 'w')\n")
+    done = CliRunner().invoke(main, ["trace", str(script), "-o", str(tmp_path / "none/x.log")])
+    assert done.exit_code == 1
+    assert "there is no folder for" in done.output
+    assert not Path("ran").exists()
 
 
 def test_a_second_recording_in_a_scope_shares_no_name_with_the_first() -> None:

@@ -71,6 +71,12 @@ def test_a_budget_that_is_none_is_refused(log: Path, budget: float | str, messag
         Simulator(load(log, call("", "a"))).run(budget)
 
 
+def test_a_share_of_less_than_a_byte_is_refused_as_a_share(log: Path) -> None:
+    simulator = Simulator(load(log, call("", "a", memory=1000)))
+    with pytest.raises(ValueError, match=r"budget 0\.0001 of a peak of 1000 bytes is less than"):
+        simulator.run(0.0001)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

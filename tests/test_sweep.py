@@ -92,6 +92,30 @@ def test_a_csv_without_a_folder_is_refused_before_anything_runs(tmp_path: Path) 
         sweep([tmp_path / "none.log"], csv=tmp_path / "none" / "runs.csv")
 
 
+@pytest.mark.parametrize(
+    "one",
+    [{"traces": "step.log"}, {"heuristics": "dtr"}, {"budgets": "0.5"}],
+    ids=["a trace", "a heuristic", "a budget"],
+)
+def test_one_where_several_are_asked_for_is_refused(one: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="a sweep takes several: give a list"):
+        sweep(**{"traces": [], **one})
+
+
+@pytest.mark.parametrize(
+    ("picture", "message"),
+    [("none/runs.png", "there is no folder for"), ("runs.txt", "no picture that matplotlib can")],
+)
+def test_a_place_where_no_picture_can_go_is_refused_before_anything_runs(
+    picture: str, message: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "none.log"
+    log.write_text("no log")
+    done = command("sweep", log, "--plot", tmp_path / picture)
+    assert done.exit_code == 1
+    assert message in done.output
+
+
 def test_a_csv_holds_all_but_the_events(logs: list[Path], tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     results = sweep(logs, jobs=1, csv=path)

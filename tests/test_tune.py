@@ -316,6 +316,16 @@ def test_the_command_prints_a_table_and_the_line(logs: list[str], tmp_path: Path
     assert picture.read_bytes().startswith(PNG)
 
 
+def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(
+    logs: list[str], tmp_path: Path
+) -> None:
+    arguments = ["tune", logs[0], "--budget", "0.5", "--trials", "1"]
+    done = CliRunner().invoke(main, [*arguments, "--plot", str(tmp_path / "one.png")])
+    assert done.exit_code == 1
+    assert "heuristic=dtr_alloc.Heuristic(" in done.stdout
+    assert "a picture needs two finished trials" in done.stderr
+
+
 def test_the_command_explains_what_is_wrong(logs: list[str]) -> None:
     done = CliRunner().invoke(main, ["tune", logs[0], "--budget", "-3"])
     assert done.exit_code == 1

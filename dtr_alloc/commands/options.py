@@ -4,6 +4,7 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -67,6 +68,26 @@ def names(context: click.Context, parameter: click.Parameter, value: str | None)
 def needs_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise click.ClickException("pictures are drawn with matplotlib: pip install matplotlib")
+
+
+def needs_folder_for(path: Path) -> None:
+    """Before the work whose result goes there."""
+    if not path.absolute().parent.is_dir():
+        raise click.ClickException(f"there is no folder for {path}")
+
+
+def needs_place_for_picture(path: Path) -> None:
+    """The same, of a picture."""
+    needs_matplotlib()
+    needs_folder_for(path)
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.filetypes
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise click.ClickException(
+            f"{path} is no picture that matplotlib can write: end it in one of "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 @contextmanager

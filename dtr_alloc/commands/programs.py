@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from dtr_alloc.commands.options import BUDGET, explained, names, needs_matplotlib, ratio
+from dtr_alloc.commands.options import (
+    BUDGET,
+    explained,
+    names,
+    needs_folder_for,
+    needs_matplotlib,
+    ratio,
+)
 from dtr_alloc.runtime.heuristic import DEFAULT
 
 
@@ -113,6 +120,7 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
     """
     from dtr_alloc.runtime.trace.record import trace_script
 
+    needs_folder_for(Path(out))
     code, operators = trace_script(script, args, out, clock)
     click.echo(f"{out}: {operators:,} operators", err=True)
     sys.exit(code)

@@ -18,7 +18,7 @@ from dtr_alloc.commands.options import (
     POLICY,
     explained,
     names,
-    needs_matplotlib,
+    needs_place_for_picture,
 )
 from dtr_alloc.runtime.heuristic import Policy
 from dtr_alloc.runtime.link import LeaveBy
@@ -113,7 +113,7 @@ def sweep(
     if csv is None and plot is None:
         raise click.UsageError("say where the results go: --csv, --plot or both")
     if plot is not None:
-        needs_matplotlib()
+        needs_place_for_picture(plot)
     with explained():
         results = run(
             logs,
@@ -144,7 +144,7 @@ def sweep(
 )
 def plot(csv: Path, out: Path) -> None:
     """Draw a sweep's CSV: overhead against budget."""
-    needs_matplotlib()
+    needs_place_for_picture(out)
     from dtr_alloc.runtime.plot import plot as draw
     from dtr_alloc.runtime.sweep import read_csv
 
@@ -182,7 +182,7 @@ def bound_(
     from dtr_alloc.runtime.simulate import parse_budget
 
     if out is not None:
-        needs_matplotlib()
+        needs_place_for_picture(out)
     with explained():
         for budget in budgets:
             parse_budget(budget)
@@ -232,6 +232,8 @@ def tune(
     for module in ("optuna", "matplotlib"):
         if importlib.util.find_spec(module) is None:
             raise click.ClickException("tuning needs more: pip install 'dtr-alloc[tune]'")
+    if plot is not None:
+        needs_place_for_picture(plot)
     from dtr_alloc.runtime.tuning import report as tune_report
     from dtr_alloc.runtime.tuning import tune as tuning
 
@@ -254,6 +256,6 @@ def tune(
         best = tuning.heuristic_of(study.best_params)
         given = tune_report.compare(tuning.cases(logs, budgets), best)
         click.echo(tune_report.table(given, tune_report.compare(held, best)))
+        click.echo(f"\n{tuning.line_to_paste(best)}")
         if plot is not None:
             tune_report.draw(study, plot)
-    click.echo(f"\n{tuning.line_to_paste(best)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtr_alloc.runtime.bounding.knapsack import least_again_ns
 from dtr_alloc.runtime.bounding.needs import Needs, needs_of
@@ -120,7 +120,7 @@ class Bounder:
         found = prove(self.needs, budget, seconds) if seconds else None
         if found is None or (found.again_ns < quick.again_ns and not found.solved):
             return quick
-        return found
+        return replace(found, again_ns=max(found.again_ns, quick.again_ns))
 
     def smallest_found(self) -> int | None:
         """The smallest budget in which a preset runs, to half a percent, by halving between the

@@ -62,12 +62,14 @@ def _measure() -> float:
     recorded, free, tight = [], [], []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for _ in range(_ROUNDS):
-        recorded.append(recorded_steps(_recurrent, _STEPS, clock=CLOCK))
-        free.append(budgeted_steps(_recurrent, _STEPS, None, CLOCK))
-        budget = int(recorded[0].peak_bytes * _SHARE)
-        tight.append(budgeted_steps(_recurrent, _STEPS, budget, CLOCK))
-    torch.set_num_threads(threads)
+    try:
+        for _ in range(_ROUNDS):
+            recorded.append(recorded_steps(_recurrent, _STEPS, clock=CLOCK))
+            free.append(budgeted_steps(_recurrent, _STEPS, None, CLOCK))
+            budget = int(recorded[0].peak_bytes * _SHARE)
+            tight.append(budgeted_steps(_recurrent, _STEPS, budget, CLOCK))
+    finally:
+        torch.set_num_threads(threads)
     profile = Profile.of(free, recorded)
     profile = replace(profile, scope_ns=profile.eager_ns)
     forecast = Forecast(profile)

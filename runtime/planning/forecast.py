@@ -149,7 +149,7 @@ class Forecast:
         slowdown, or just to be enough; None where no budget does. Found by halving: slowdown grows
         as budgets shrink, but for luck.
         """
-        best, low, high = None, 0, 100
+        best, low, high = None, 0, 101
         while high - low > 1:
             middle = (low + high) // 2
             found = self.predict(middle / 100)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, resolve
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, name_of, resolve
 from dtr_alloc.runtime.link import Link, Linked
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
@@ -32,6 +32,7 @@ class Plan:
     Attributes:
         batch: what the script was given for ``{batch}``; "" without.
         link: the one that was given, as text; "" without.
+        heuristic: by which was predicted: its name, or how to write it.
         measured_peak_bytes: most bytes in the pool without a budget, or within the one that was
             given, as the runtime counted them.
         relative_to_eager: slowdowns are against plain torch; else against no budget.
@@ -42,6 +43,7 @@ class Plan:
 
     batch: str
     link: str
+    heuristic: str
     measured_peak_bytes: int
     relative_to_eager: bool
     too_noisy: bool
@@ -124,6 +126,8 @@ def check(
         TypeError, ValueError: it does not.
         OSError: the link cannot be measured.
     """
+    if isinstance(budgets, str):
+        raise TypeError(f"budgets is {budgets!r}, and a plan takes several: give a list")
     for budget in budgets:
         parse_budget(budget)
     resolve(heuristic)
@@ -155,6 +159,7 @@ def plan_of(
     return Plan(
         batch,
         "" if link is None else str(link),
+        name_of(heuristic),
         profile.peak_bytes,
         bool(profile.eager_ns),
         too_noisy,

@@ -84,12 +84,12 @@ class Profile:
     @classmethod
     def of(cls, eager: Sequence[Sequence[int]], recorded: Sequence[Recorded]) -> Profile:
         """Of rounds; `eager` has the times of the steps of each."""
-        first = recorded[0]
         cut = [_until_last_mark(run.trace) for run in recorded]
         # Without a seed, or with threads, rounds may differ: then the quickest stands for all.
         if any(_shape(one) != _shape(cut[0]) for one in cut[1:]):
             quickest = min(range(len(cut)), key=lambda i: sum(recorded[i].step_ns))
-            first, cut = recorded[quickest], [cut[quickest]]
+            recorded, cut = [recorded[quickest]], [cut[quickest]]
+        first = recorded[0]
         traces = tuple(map(Trace, cut))
         least_ns = np.minimum.reduce([trace.schedule().op_cost for trace in traces])
         steady_ns = least_ns[warm_operators(traces[0], first.warm_marks) :].sum()

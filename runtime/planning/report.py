@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from dtr_alloc.runtime.heuristic import ABLATIONS, DEFAULT, PRESETS
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan
 from dtr_alloc.size import format_size
@@ -72,11 +73,16 @@ def suggestion(plan: Plan, slowdown: float) -> str:
             "costs more than that."
         )
     if plan.smallest is None:
-        return f"{name}no budget stays under {slowdown:g} times plain torch."
+        than = "plain torch" if plan.relative_to_eager else "no budget"
+        return f"{name}no budget stays under {slowdown:g} times {than}."
     bytes_ = plan.smallest.budget_bytes
     assert bytes_ is not None
-    swap = f", swap={plan.predictions[0].peak_bytes}" if plan.link else ""
+    more = f", swap={plan.predictions[0].peak_bytes}" if plan.link else ""
+    if plan.heuristic != DEFAULT:
+        known = plan.heuristic in PRESETS | ABLATIONS
+        named = repr(plan.heuristic) if known else f"dtr_alloc.{plan.heuristic}"
+        more += f", heuristic={named}"
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
-        f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_}{swap})"
+        f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_}{more})"
     )

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +23,12 @@ from typing import Any, NoReturn
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import dtr_alloc
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
 from dtr_alloc.runtime.scope import measure, rematerialize
 from dtr_alloc.runtime.session import Session, SessionStats
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.record import Recording, recorded
-from dtr_alloc.runtime.trace.run_script import run_script
+from dtr_alloc.runtime.trace.run_script import run_script, scopes_of_scripts
 
 
 class ScriptError(RuntimeError):
@@ -79,7 +78,12 @@ def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -
     out.unlink(missing_ok=True)
     command = [sys.executable, "-m", __name__, str(out), json.dumps(options), script, *args]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if not out.exists():
         last = "\n".join(done.stdout.splitlines()[-12:])
@@ -120,9 +124,10 @@ class _Watch:
         hook = register_optimizer_step_post_hook(stepped)
         try:
             yield
-            mark()
         finally:
             hook.remove()
+            if self.stepped < self.steps:
+                mark()
 
     def figures(self) -> dict[str, Any]:
         """What there is to say of it; of a program without a second step, of all of it."""
@@ -147,15 +152,16 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
     refused = False
 
     @contextmanager
-    def profiled() -> Iterator[Session]:
+    def profiled(recordable: Iterable[str] = ()) -> Iterator[Session]:
         if log is None:
             with measure() as closed:
                 pass
             with watch(None):
                 yield closed  # It counts nothing: this is plain torch.
-        else:
-            with rematerialize(options["within"]) as scope, recorded(recording), watch(scope):
-                yield scope
+            return
+        opened = rematerialize(options["within"], recordable=recordable)
+        with opened as scope, recorded(recording), watch(scope):
+            yield scope
 
     def refuse(*_: object, **__: object) -> NoReturn:
         nonlocal refused
@@ -163,14 +169,15 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
         raise _OpensScope
 
     @contextmanager
-    def first_only(*_: object, **__: object) -> Iterator[Session]:
-        with rematerialize(None) if watch.marks else profiled() as scope:
+    def first_only(*_: object, recordable: Iterable[str] = (), **__: object) -> Iterator[Session]:
+        with rematerialize(None) if watch.marks else profiled(recordable) as scope:
             yield scope
 
-    # The process ends with the script, so nobody else sees this.
-    for name in ("rematerialize", "measure"):
-        setattr(dtr_alloc, name, first_only if options["own_scope"] else refuse)
-    with nullcontext() if options["own_scope"] else profiled():
+    own_scope = options["own_scope"]
+    with (
+        scopes_of_scripts(first_only if own_scope else refuse),
+        nullcontext() if own_scope else profiled(),
+    ):
         code = run_script(script, args)
     if refused:
         return {"opens_scope": True}

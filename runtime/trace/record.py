@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from dtr_alloc.runtime.scope import rematerialize
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Call, Mutate
 from dtr_alloc.runtime.trace.from_records import trace_of
-from dtr_alloc.runtime.trace.run_script import run_script
+from dtr_alloc.runtime.trace.run_script import run_script, scopes_of_scripts
 
 
 class Recording:
@@ -92,10 +92,14 @@ def trace_script(
 ) -> tuple[int, int]:
     """Runs a Python script as `python script args` would, and writes its trace, also of a script
     that fails; returns its exit code and how many operators were recorded. A traceback goes to
-    stderr.
+    stderr. Scopes that the script opens are not: all of it is in one, without a budget.
     """
     recording = Recording()
-    with rematerialize(None, clock=clock), recorded(recording):
+    with (
+        rematerialize(None, clock=clock) as session,
+        recorded(recording),
+        scopes_of_scripts(lambda *_, **__: nullcontext(session)),
+    ):
         code = run_script(script, args)
     assert recording.trace is not None
     recording.trace.save(path)

@@ -1,4 +1,4 @@
-"""What a tuned setting is worth: a table against preset ``dtr``, and pictures of the study.
+"""What a tuned setting is worth: a table against the default heuristic, and pictures of the study.
 
 A setting that was searched for on some traces says nothing about others; so traces that were not
 tuned on are shown beside, good or bad.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from dtr_alloc.runtime.heuristic import PRESETS, USER_PARAMETERS, Heuristic
+from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
 from dtr_alloc.runtime.simulate import SimulationResult
 from dtr_alloc.runtime.tuning.tune import FAILED, Case, heuristic_of, mean, overhead_of
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A case under preset ``dtr`` and under the tuned setting: runs over the seeds of sampling."""
+    """A case by the default heuristic and by the tuned setting: runs over the seeds of sampling."""
 
     case: str
     preset: tuple[SimulationResult, ...]
@@ -39,7 +39,7 @@ class Comparison:
 def compare(given: Iterable[Case], heuristic: Heuristic) -> list[Comparison]:
     """Runs each case under both."""
     return [
-        Comparison(case.name, tuple(case.runs(PRESETS["dtr"])), tuple(case.runs(heuristic)))
+        Comparison(case.name, tuple(case.runs(PRESETS[DEFAULT])), tuple(case.runs(heuristic)))
         for case in given
     ]
 
@@ -55,7 +55,7 @@ def _outcome(runs: Sequence[SimulationResult]) -> str:
 def table(tuned: Sequence[Comparison], held_out: Sequence[Comparison]) -> str:
     """Lines of text: each case's overhead under preset and setting, and their mean."""
     lines = []
-    cells = [("", "dtr", "tuned", "tuned / dtr")]
+    cells = [("", DEFAULT, "tuned", f"tuned / {DEFAULT}")]
     for title, group in (("tuned on", tuned), ("held out", held_out)):
         if not group:
             continue

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dtr_alloc.runtime.heuristic import PRESETS, USER_PARAMETERS, Heuristic
+from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
 from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, Traced, parse_budget
 from dtr_alloc.runtime.simulation_rules import Rules
 
@@ -35,7 +35,7 @@ FAILED = 8.0
 """The overhead that a run counts as which ran out of memory or was stopped."""
 SEEDS = (0, 1, 2)
 """Sampling draws: a setting must not win by luck."""
-FIRST = ("dtr", "dtr_local", "megengine", "size", "lru")
+FIRST = (DEFAULT, "dtr", "dtr_local", "megengine", "size", "lru")
 """Presets that are tried before all else, with the search's steps; a study is never worse."""
 _STEP = 0.05
 
@@ -186,6 +186,8 @@ def tune(
     """
     if trials < 1:
         raise ValueError(f"trials is {trials}; a study takes at least 1")
+    if isinstance(traces, (str, os.PathLike)):
+        raise TypeError(f"traces is {traces!r}, and a study takes several: give a list")
     several = isinstance(budget, Sequence) and not isinstance(budget, str)
     given = cases(traces, cast("Sequence[Budget]", budget) if several else [cast(Budget, budget)])
     if not given:
