@@ -115,7 +115,8 @@ def throughput() -> Iterator[str]:
     ms = {name: took / 1e6 for name, took in ns["touch, 64 MiB"].items()}
     yield (
         f"{ms['host']:.2f} ms; tcmalloc {ms['tcmalloc']:.2f} ms, torch {ms['torch']:.1f} ms, "
-        f"with huge pages {ms['torch_thp']:.1f}"
+        f"with huge pages {ms['torch_thp']:.1f}, jemalloc {ms['jemalloc']:.1f}, mimalloc "
+        f"{ms['mimalloc']:.1f}."
     )
     growth = [ns[f"growth, small, {10**n:,} live"]["virtual"] for n in range(2, 7)]
     yield f"by tens: {', '.join(f'{took:.0f}' for took in growth)}."
