@@ -55,8 +55,8 @@ class _Seen:
         return calls(self.records.tolist(), self.operators)
 
 
-# Of the last scope with a whole step; as long as there was none, of the last that ended well.
-_before: _Seen | None = None
+# The last scope with a whole step, and the last without one that ended well; the later one last.
+_before: dict[bool, _Seen] = {}
 
 
 class Adviser:
@@ -81,7 +81,6 @@ class Adviser:
 @contextmanager
 def watched(core: _core.Session, rules: Rules) -> Iterator[Adviser]:
     """Records the scope that is opened in the body, and gives its adviser."""
-    global _before
     core.watch()
     failed = True
     try:
@@ -90,9 +89,9 @@ def watched(core: _core.Session, rules: Rules) -> Iterator[Adviser]:
     finally:
         if not sys.is_finalizing():  # NumPy may be gone.
             seen = _Seen.of(core)
-            whole = not (failed or seen.watch == _core.Watch.long)
-            if seen.steps or (whole and not (_before and _before.steps)):
-                _before = seen
+            if seen.steps or not (failed or seen.watch == _core.Watch.long):
+                _before.pop(seen.steps > 0, None)
+                _before[seen.steps > 0] = seen
 
 
 def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
@@ -102,8 +101,9 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
         return "; a later request may need more, and what several threads need is not foretold"
     known, what = [], "what an earlier scope of this process did"
     begun = any(seen.calls())
-    if _before is not None and len(_before.records) > len(seen.records) and _agree(seen, _before):
-        known.append(_before)
+    longer = (one for one in reversed(_before.values()) if len(one.records) > len(seen.records))
+    if before := next((one for one in longer if _agree(seen, one)), None):
+        known.append(before)
         if not begun:
             what += ", if this is the same program"
     if seen.steps:

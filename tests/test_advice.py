@@ -25,7 +25,7 @@ Step = Callable[[int], float]
 
 @pytest.fixture(autouse=True)
 def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "_before", None)
+    monkeypatch.setattr(advice, "_before", {})
 
 
 def training(width: int = 64, momentum: float = 0.9) -> Step:
@@ -225,8 +225,7 @@ def test_a_fork_is_named_where_it_is_why_so_much_stays() -> None:
 
 
 def seen() -> tuple[list[Call | Mutate], list[str]]:
-    before = advice._before
-    assert before is not None
+    (before,) = advice._before.values()
     trace = trace_of(before.records.tolist(), before.operators)
     items = trace.instructions
     # In what order a write makes several constant, and several are let go, is nobody's rule.

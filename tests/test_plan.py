@@ -136,7 +136,7 @@ def test_over_a_link_a_step_waits_for_transfers_instead() -> None:
     tight = made.predictions[1]
     assert (tight.rematerializations, tight.moved_bytes) == (0, 2 * size)
     assert tight.slowdown == pytest.approx((4 + 2 / 16) / 4, rel=1e-3)
-    assert f", swap={3 * size})" in suggestion(made, 1.2)
+    assert f", swap={3 * size}, heuristic='lru')" in suggestion(made, 1.2)
     table = report.table([made])
     assert "moved /step" in [column.header for column in table.columns]
 

@@ -141,7 +141,7 @@ def test_operators_that_a_script_vouches_for_are_recorded_in_its_profile(
         for item in Trace.load(log).instructions
         if isinstance(item, Call) and item.name == "plan_scripts::twice"
     )
-    assert twice.extra == {"tracked": [1]}
+    assert twice.extra["tracked"] == [1]
 
 
 def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
