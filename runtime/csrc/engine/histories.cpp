@@ -14,11 +14,11 @@
 
 namespace dtr {
 
-Engine::Resting Engine::resting_on(const Value& constant, Bytes enough) const {
+Engine::Resting Engine::resting_on(const Value& constant, Bytes enough, Busy busy) const {
   Resting found;
   std::unordered_set<const Value*> seen{&constant};
   std::vector<const Value*> frontier{&constant};
-  while (!frontier.empty() && found.bytes < enough) {
+  while (!frontier.empty() && found.bytes < enough && (found.idle || busy == Busy::kCounts)) {
     const Value* value = frontier.back();
     frontier.pop_back();
     for (const Use* use = value->uses; use; use = use->next) {
@@ -101,10 +101,11 @@ void Engine::forsake(const Value& lost) {
 }
 
 bool Engine::shed(Value& constant) {
-  const Resting resting = resting_on(constant, constant.size + 1);
+  const Resting resting = resting_on(constant, constant.size + 1, Busy::kStops);
   if (!resting.idle || resting.bytes > constant.size) return false;
-  settle_together(held_on(constant));
-  return true;
+  const std::vector<Value*> held = held_on(constant);
+  settle_together(held);
+  return !held.empty();
 }
 
 bool Engine::shed_behind(Value& value) {
