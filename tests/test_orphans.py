@@ -58,6 +58,22 @@ def test_of_several_orphans_the_largest_goes(log: Path) -> None:
     assert evicted(log, replace(BY_COST, orphans_first=True), *dropped) == [1]
 
 
+def test_of_very_many_orphans_the_last_are_looked_at(log: Path) -> None:
+    """Each eviction would else look at all that a long recomputation left behind."""
+    small = [call("", f"s{n}", memory=4) for n in range(256)]
+    names = [f"s{n}" for n in range(256)]
+    program = [call("", "large"), release("large"), *small, release(*names)]
+    result = dtr_alloc.simulate(
+        load(log, *program, call("", "new", memory=4)),
+        8 + 4 * 256,
+        replace(BY_COST, orphans_first=True),
+        "ignore",
+        log_events=True,
+        pin_outputs=False,
+    )
+    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [256]
+
+
 def test_an_orphan_goes_before_a_window_of_neighbours(log: Path) -> None:
     block = 1 << 16
     program = [

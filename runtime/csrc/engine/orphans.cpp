@@ -1,13 +1,14 @@
 // Orphans: what the program has let go, and what nothing that is still wanted rests on. With
-// Heuristic::orphans_first they go before everything else, the largest first, because nobody will
-// miss them unless another value goes first.
+// Heuristic::orphans_first they go before everything else, because nobody will miss them unless
+// another value goes first. Of those that became orphans last the largest goes first.
 //
 // A missing value is wanted while the program holds it, or while a wanted value was made from it.
 // So a value counts the wanted values that were made from it, and the count of a missing one goes
 // on to its inputs. For example, C was made from B and B from A, the program holds C alone, and C
 // is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
 //
-// A loss, a return or a drop costs a count for each input, and an eviction a look at all orphans.
+// A loss, a return or a drop costs a count for each input, and an eviction a look at 256 orphans at
+// most: a long recomputation of small tensors leaves ten thousands of them.
 // Where values are views of each other their graph may have cycles (graph/neighbours.h), in which
 // values that nobody wants keep each other wanted: such orphans go by their score. A stepping stone
 // (stepping_stones.cpp) is no orphan.
@@ -70,8 +71,8 @@ void Engine::file_orphan(Value& value) {
   const bool orphan = dropped && value.wanted_by == 0;
   if (orphan == (value.orphan != kNowhere)) return;
   if (orphan) {
-    value.orphan = static_cast<std::int32_t>(orphans_.size());
     orphans_.push_back(&value);
+    value.orphan = static_cast<std::int32_t>(orphans_.size()) - 1;
     return;
   }
   Value* last = orphans_.back();
@@ -81,16 +82,17 @@ void Engine::file_orphan(Value& value) {
   value.orphan = kNowhere;
 }
 
-// The largest that may go, or null; among equals the one that became evictable last.
+// The largest of the last that may go, or null; among equals the one that became evictable last.
 Value* Engine::orphan() const {
+  constexpr int kMost = 256;
   const std::uint64_t* order = columns_.view().order;
+  const auto rank = [order](const Value& one) { return std::pair(one.size, order[one.candidate]); };
   Value* found = nullptr;
-  for (Value* value : orphans_) {
-    if (value->locks > 0) continue;
-    const auto rank = [order](const Value& one) {
-      return std::pair(one.size, order[one.candidate]);
-    };
-    if (!found || rank(*value) > rank(*found)) found = value;
+  int seen = 0;
+  for (auto at = orphans_.rbegin(); at != orphans_.rend() && seen < kMost; ++at) {
+    if ((*at)->locks > 0) continue;
+    ++seen;
+    if (!found || rank(**at) > rank(*found)) found = *at;
   }
   return found;
 }
