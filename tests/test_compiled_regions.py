@@ -353,6 +353,28 @@ def test_outside_of_scopes_it_is_inductors_code(monkeypatch: pytest.MonkeyPatch)
         wave()(torch.ones(64, 64))
 
 
+def test_what_stays_of_an_evicted_block_is_needed_when_it_was() -> None:
+    """As a tape foretells: its result, which the next block reads, when that runs again."""
+    weights = [torch.randn(2, 64, 64).div(8).requires_grad_() for _ in range(6)]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+
+    def train(session: dtr_alloc.Session) -> None:
+        for _ in range(3):
+            x = torch.randn(128, 64)
+            for weight in weights:
+                x = block()(x, *weight.unbind())
+                session.check()
+            x.square().mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with dtr_alloc.measure() as session:
+        train(session)
+    with dtr_alloc.rematerialize(session.stats().peak_bytes // 2) as session:
+        train(session)
+    assert session.stats().evictions > 0
+
+
 def test_torch_finds_it_by_name() -> None:
     assert "dtr_alloc" in torch._dynamo.list_backends()
 

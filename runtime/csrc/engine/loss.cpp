@@ -145,7 +145,7 @@ void Engine::evict_together(Op& op) {
     if (!value || value->candidate == kNowhere) continue;
     if (value->uses) {
       value->cost = op.cost;
-      columns_.copy_times(*value);
+      show_times(*value);
     } else if (!value->locks) {
       evict(*value);
     }
