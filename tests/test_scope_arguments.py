@@ -82,6 +82,21 @@ assert figure("VmSize") - before < 64 << 30
     assert ("opened" in done.stdout) != limited
 
 
+def test_a_process_without_addresses_to_measure_pages_with_evicts_all_the_same() -> None:
+    program = """
+import resource, torch, dtr_alloc
+torch.set_num_threads(1)
+with dtr_alloc.rematerialize("8MiB", device="cpu") as session:
+    used = int(open("/proc/self/statm").read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+    held = [torch.ones(1 << 18) * n for n in range(16)]
+    assert session.stats().evictions > 0
+    print([float(one[0]) for one in held] == list(range(16)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("limit", "error", "text"),
     [

@@ -101,10 +101,10 @@ class HostArena final : public Arena {
   MovePrices move_prices() const override {
     // Once a process, on pages of its own.
     if (page_ == kHugePage) {
-      static const MovePrices huge = measure(kHugePage);
+      static const MovePrices huge = measured_or_usual(kHugePage);
       return huge;
     }
-    static const MovePrices normal = measure(host_page(1));
+    static const MovePrices normal = measured_or_usual(host_page(1));
     return normal;
   }
 
@@ -118,6 +118,16 @@ class HostArena final : public Arena {
   }
 
   std::int64_t worth_a_call() const { return MovePrices::usual(page_).worth_a_call; }
+
+  // A process may have too few addresses left to measure with.
+  static MovePrices measured_or_usual(Bytes page) {
+    try {
+      return measure(page);
+    } catch (const std::bad_alloc&) {
+    } catch (const std::system_error&) {
+    }
+    return MovePrices::usual(page);
+  }
 
   // The least of some rounds: moving two lengths of runs, and giving pages back; each with a touch
   // of every page afterwards.
