@@ -206,3 +206,23 @@ def test_cycles_with_evicted_tensors_are_collected() -> None:
         gc.collect()
         assert session.stats().records == 0
         assert session.stats().live_bytes == 0
+
+
+def test_what_a_failed_end_made_ordinary_is_freed_when_the_program_drops_it() -> None:
+    @torch.library.custom_op("dtr_ends::once", mutates_args=())
+    def once(x: torch.Tensor) -> torch.Tensor:
+        if ran:
+            raise ValueError("not again")
+        ran.append(True)
+        return x * 2
+
+    ran: list[bool] = []
+    with pytest.raises(ValueError, match="not again"), dtr_alloc.rematerialize("64MiB") as session:
+        kept = torch.ones(1 << 20).exp()
+        lost = once(torch.ones(1000))
+        dtr_alloc.evict(lost)
+        dtr_alloc.evict(kept)
+    before = session.stats().live_bytes
+    del kept
+    assert session.stats().live_bytes <= before - (4 << 20)
+    del lost

@@ -75,13 +75,15 @@ void Scope::part() {
   --joined_;
 }
 
-void Scope::commit() {
+void Scope::commit_and(const std::function<void()>& then) {
+  struct LetGo {  // Once the lock is open.
+    Scope& scope;
+    ~LetGo() { scope.outliving_.clear(); }
+  } let_go{*this};
   Session::Turn turn(session_);
-  {
-    Session::Guard guard(session_);
-    session_.engine().commit(guard.lock(), [this] { return leaving_ && spill(); });
-  }
-  outliving_.clear();
+  Session::Guard guard(session_);
+  session_.engine().commit(guard.lock(), [this] { return leaving_ && spill(); });
+  then();
 }
 
 void Scope::commit_before_fork() {

@@ -10,6 +10,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "dtr_alloc/csrc/units.h"
@@ -30,7 +31,11 @@ class Scope {
   void join();   // The operators of this thread too. Not while a trace is recorded.
   void part();
   Bytes leave();  // Commits; returns the bytes that did not fit and are ordinary memory now.
-  void commit();
+  // Makes constant all that the program holds, and calls `then` before anybody can record more.
+  void commit_and(const std::function<void()>& then);
+  void commit() {
+    commit_and([] {});
+  }
   void commit_before_fork();
   void abandon_in_child();  // After fork: the parent's scope is not the child's.
 
