@@ -40,15 +40,18 @@ class CpuAllocator final : public at::Allocator {
   }
 };
 
+Session* locked = nullptr;  // By the thread that forks. A scope may end meanwhile.
+
 // A child must not inherit a lock from a thread that it does not have.
 void lock_for_fork() {
-  if (Session* session = Session::active()) session->engine().mutex().lock();
+  locked = Session::active();
+  if (locked) locked->lock_for_fork();
   GuestMemory::lock_all();
 }
 
 void unlock_after_fork() {
   GuestMemory::unlock_all();
-  if (Session* session = Session::active()) session->engine().mutex().unlock();
+  if (locked) locked->unlock_after_fork();
 }
 
 }  // namespace

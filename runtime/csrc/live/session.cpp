@@ -258,9 +258,19 @@ void Session::freed(const void* data) {
   if (TraceRecorder* recorder = trace_.recorder()) recorder->freed(data);
 }
 
+// The recorder is told of memory by threads without the engine's lock.
+void Session::lock_for_fork() {
+  engine_.mutex().lock();
+  if (TraceRecorder* recorder = trace_.recorder()) recorder->mutex().lock();
+}
+
+void Session::unlock_after_fork() {
+  if (TraceRecorder* recorder = trace_.recorder()) recorder->mutex().unlock();
+  engine_.mutex().unlock();
+}
+
 void Session::begin_capture() {
-  scope_.commit();
-  ++captures_;
+  scope_.commit_and([this] { ++captures_; });
 }
 
 // ---- Records and figures -------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class TraceRecorder {
   Records take();
   Records copy();
   std::size_t length();  // Of the records, in integers.
+  std::mutex& mutex() { return mutex_; }
 
  private:
   struct Local {
