@@ -194,8 +194,8 @@ void Engine::collect(Value& first) {
 }
 
 void Engine::own(Value& value) {
-  value.owned = static_cast<std::int32_t>(owned_.size());
   owned_.push_back(&value);
+  value.owned = static_cast<std::int32_t>(owned_.size()) - 1;
 }
 
 void Engine::add_candidate(Value& value) {

@@ -67,6 +67,14 @@ SwapFile::SwapFile(const std::string& folder, Bytes asked)
 
 SwapFile::~SwapFile() { ::close(file_); }
 
+Tier::Room SwapFile::reserve(Bytes bytes) {
+  try {
+    return {.block = rooms_->allocate(bytes, Fit::kBeyond)};
+  } catch (const std::bad_alloc&) {  // Of the host's own memory.
+    return {};
+  }
+}
+
 void SwapFile::write(Room& room, const void* from, Bytes bytes) {
   const Timer timer(busy_);
   const char* data = static_cast<const char*>(from);

@@ -23,7 +23,7 @@ class SwapFile final : public Tier {
   SwapFile(const std::string& folder, Bytes asked);
   ~SwapFile() override;
 
-  Room reserve(Bytes bytes) override { return {.block = rooms_->allocate(bytes, Fit::kBeyond)}; }
+  Room reserve(Bytes bytes) override;
   void give_back(Room& room) override { rooms_->free(room.block); }
   void write(Room& room, const void* from, Bytes bytes) override;
   void read(const Room& room, void* to, Bytes bytes, Stream) override;

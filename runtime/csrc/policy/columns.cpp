@@ -15,7 +15,7 @@ void ScoreColumns::lie_in(RowMemory memory) {
 }
 
 void ScoreColumns::add(Value& value, std::uint64_t order) {
-  if (count() == capacity_) grow();
+  if (count() == capacity_) grow();  // From here on nothing fails.
   std::size_t row = count();
   value.candidate = static_cast<std::int32_t>(row);
   values_.push_back(&value);
@@ -69,6 +69,8 @@ void ScoreColumns::clear_free() {
 // Doubles the room.
 void ScoreColumns::grow() {
   std::size_t capacity = std::max<std::size_t>(1024, 2 * capacity_);
+  values_.reserve(capacity);
+  near_.reserve(capacity);
   constexpr std::size_t kLine = 64;
   std::size_t bytes = capacity * kRowBytes + kLine;
   std::shared_ptr<std::byte[]> memory =
