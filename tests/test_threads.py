@@ -302,3 +302,52 @@ def test_a_tensor_may_die_in_one_thread_while_another_evicts_it() -> None:
     """In a process of its own: without the rule it corrupts the heap in nearly every run."""
     done = subprocess.run([sys.executable, "-c", LETTING_GO], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+
+
+ASKING = """
+import sys, threading, torch, dtr_alloc
+
+sys.setswitchinterval(1e-5)
+
+@torch.library.custom_op("tests_threads::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@torch.library.custom_op("tests_threads::fails", mutates_args=())
+def fails(x: torch.Tensor) -> torch.Tensor:
+    if failing:
+        raise ValueError("not again")
+    return x * 3
+
+asking, failing = True, False
+
+def ask():
+    while asking:
+        session.stats()
+
+thread = threading.Thread(target=ask)
+try:
+    with dtr_alloc.rematerialize("64MiB", device="cpu") as session:
+        x = torch.ones(1000)
+        made = double(x)
+        thread.start()
+        for _ in range(500):
+            dtr_alloc.evict(made)
+            dtr_alloc.materialize(made)
+        lost = [fails(x) for _ in range(100)]
+        failing = True
+        for one in lost:
+            dtr_alloc.evict(one)
+except ValueError:
+    asking = False
+    thread.join()
+    print("done")
+"""
+
+
+def test_what_python_has_seen_does_not_die_while_the_runtime_is_locked() -> None:
+    """It takes Python's lock then, and who has that may wait for the runtime's."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -186,7 +187,8 @@ class Engine {
     Bytes bytes = 0;
     bool idle = true;
   };
-  Resting resting_on(const Value& constant, Bytes enough) const;
+  enum class Busy { kCounts, kStops };  // Whether the sum goes on behind what is not idle.
+  Resting resting_on(const Value& constant, Bytes enough, Busy busy = Busy::kCounts) const;
 
   // Whether `value` may come to need a constant that is absent: as it is recomputed, or as what it
   // is made from has to be. Also where that is too far to see.
@@ -197,7 +199,7 @@ class Engine {
 
   // What the program has let go may live on because recipes read it: an input, a copy. Where no
   // more than its size rests on it, and all that is resident, that becomes constant instead, for
-  // which nothing need be run. Returns whether it did. With shed_before_evicting() the same is done
+  // which nothing need be run. Returns whether anything did. With shed_before_evicting() the same is done
   // for what is behind a victim: a small result must not go, and leave a batch for its recipe.
   bool shed(Value& constant);
   void shed_before_evicting() { sheds_ = true; }
@@ -309,6 +311,7 @@ class Engine {
   void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
   void collect_or_banish(Value& value);
   void settle_together(const std::vector<Value*>& values);
+  static void let_die(std::exception_ptr& error, Lock& lock);
   void retain(Value& value, Lock& lock, void (Engine::*keep)(Value&));
   void retain_owned(Lock& lock, void (Engine::*keep)(Value&), const std::function<bool()>& spill);
   void unlock_inputs(Op& op);

@@ -53,7 +53,9 @@ void Engine::materialize(Value& target, Lock& lock) {
       Value& input = *op.uses()[i].value;
       if (!input.constant()) touch(input);  // A constant's time is that of its content (retire).
     }
-    pending.push_back({&op, &value, missing.size(), missing.size()});
+    const std::size_t most = missing.size() + op.use_count;
+    if (missing.capacity() < most) missing.reserve(std::max(most, 2 * missing.capacity()));
+    pending.push_back({&op, &value, missing.size(), missing.size()});  // From here nothing fails.
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = *op.uses()[i].value;
       input.resident() ? wait_with(input) : missing.push_back(&input);
@@ -154,18 +156,28 @@ std::vector<Value*> Engine::held_on(const Value& constant) const {
   return live;
 }
 
+// An error of a Python operator takes Python's lock as it dies, for which nobody must wait under
+// this one.
+void Engine::let_die(std::exception_ptr& error, Lock& lock) {
+  if (!error) return;
+  lock.unlock();
+  error = nullptr;
+  lock.lock();
+}
+
 void Engine::retire(Value& constant, Lock& lock, Nanos since) {
   std::vector<Held> held;
   for (Value* value : held_on(constant)) {
     if (value->last_access >= since) held.emplace_back(*this, *value);
   }
-  std::exception_ptr error;
+  std::exception_ptr error, another;
   for (; !held.empty(); held.pop_back()) {
     try {
       retain(*held.back().value(), lock, &Engine::settle);
     } catch (const std::exception&) {
-      if (!error) error = std::current_exception();
+      (error ? another : error) = std::current_exception();
     }
+    let_die(another, lock);
   }
   if (error) std::rethrow_exception(error);
 }
@@ -209,13 +221,17 @@ void Engine::retain_owned(Lock& lock, void (Engine::*keep)(Value&),
     });
     if (left == owned_.rend()) break;
     Value& value = **left;
+    std::exception_ptr failure;
     try {
       retain(value, lock, keep);
     } catch (const std::exception&) {
-      if (spill()) continue;
-      if (!error) error = std::current_exception();
-      lost.insert(&value);
+      failure = std::current_exception();
     }
+    if (failure && !spill()) {
+      lost.insert(&value);
+      if (!error) std::swap(error, failure);
+    }
+    let_die(failure, lock);
   }
   if (error) std::rethrow_exception(error);
 }

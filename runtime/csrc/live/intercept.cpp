@@ -63,6 +63,9 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
   return key;
 }
 
+// While the lock was open another thread took the argument's memory, or wrote it, or dropped it.
+bool is_lost(const Value& value) { return !value.home || !value.resident(); }
+
 // A backward pass of first order, or an optimizer's step.
 bool differentiating() {
   if (c10::GradMode::is_enabled()) {
@@ -119,7 +122,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   try {
     Guard::Opened open(guard);
     run(call, stack);
-    if (info.others && engaged.op()) look_at_draws(call);
+    if (info.others && engaged.op()) look_at_what_it_did(call, *stack);
   } catch (...) {
     after_failure(call, engaged);
     throw;
@@ -178,6 +181,7 @@ void Session::add_argument(Call& call, TensorArgument& argument) const {
 
 void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
                       Lock& lock) {
+  if (captures_ > 0) call.recording = false;  // One that began meanwhile.
   if (call.tracked) prepare_reads(call, engaged, lock);
   if (call.info.writes) prepare_writes(call, engaged, lock);
   if (call.recording) record(call, engaged, stack);
@@ -199,7 +203,7 @@ void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
 void Session::cut_histories(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
-    if (!value) continue;
+    if (!value || is_lost(*value)) continue;
     if (call.info.shares) {
       make_constant(call, engaged, *value);
     } else if (engine_.outweighed(*value)) {
@@ -212,7 +216,8 @@ void Session::cut_histories(Call& call, OperatorCall& engaged) {
 void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
-    if (value && engine_.rests_on_absent(*value)) settle(call, engaged, *value);
+    if (!value || is_lost(*value)) continue;
+    if (engine_.rests_on_absent(*value)) settle(call, engaged, *value);
   }
 }
 

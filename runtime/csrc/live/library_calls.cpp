@@ -35,6 +35,13 @@ const char* Session::distrusts(const OperatorInfo& info) const {
   return "has no pt2_compliant_tag; `recordable` vouches for it";
 }
 
+bool Session::library_keeps(const at::Tensor& result) const {
+  const c10::TensorImpl& tensor = *result.unsafeGetTensorImpl();
+  if (!device_.holds(tensor)) return false;
+  return worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes())) &&
+         is_shared(result);
+}
+
 // An operator that draws may put the generator back, as torch.random.fork_rng does, so a library's
 // gets a state in any case: the last one, where the generator has not moved since.
 void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
@@ -57,8 +64,12 @@ void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
 }
 
 // Another library's operator is over. One that drew from the host's generator beside the device's
-// gets no recipe. Without the engine's lock, as a kernel allocates while it holds a generator's.
-void Session::look_at_draws(Call& call) const {
+// gets no recipe. Without the engine's lock: a kernel allocates while it holds a generator's, and
+// who looks at a tensor that Python has seen takes Python's.
+void Session::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const {
+  for (const c10::IValue& result : call.results(stack)) {
+    call.kept.push_back(is_defined_tensor(result) && library_keeps(result.toTensor()));
+  }
   if (!call.host_random) return;
   at::Generator host = at::detail::getDefaultCPUGenerator();
   std::lock_guard guard(host.mutex());

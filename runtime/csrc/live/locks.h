@@ -25,7 +25,6 @@ class Session::Guard {
   }
   ~Guard() { open(); }
   Lock& lock() { return lock_; }
-  bool locked() const { return lock_.owns_lock(); }
 
   // Opens the lock, if it is not open, for as long as this lives; afterwards it is held.
   class Opened {

@@ -96,7 +96,6 @@ class Recipe {
   const OperatorInfo& info() const { return *info_; }
   bool writes() const { return info_->writes != 0; }
   bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
-  std::uint16_t returns() const { return info_->returns; }
 
   // Bytes of the memory that a replay may write as it likes, for each such argument.
   c10::SmallVector<Bytes, 2> scratch() const;

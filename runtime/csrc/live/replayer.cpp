@@ -24,29 +24,23 @@ void keep_until_open(c10::StorageImpl* storage, const Memory& memory, StorageTab
 // traceback of an error. Nobody reads a value's memory through them once the replay is over.
 class Lent {
  public:
-  Lent(c10::SmallVector<c10::Storage, 8> storages, const Memory& memory, StorageTable& table)
-      : storages_(std::move(storages)), memory_(memory), table_(table) {}
+  explicit Lent(c10::SmallVector<c10::Storage, 8> storages) : storages_(std::move(storages)) {}
   ~Lent() {
     for (const c10::Storage& storage : storages_) {
       if (storage.use_count() > 1) take_back(*storage.unsafeGetStorageImpl());
-      keep_until_open(storage.unsafeGetStorageImpl(), memory_, table_);
     }
   }
   Lent(const Lent&) = delete;
 
  private:
-  void take_back(c10::StorageImpl& storage) {
-    at::DataPtr data = std::exchange(pointer_of(&storage), at::DataPtr(nullptr, storage.device()));
-    const auto taken = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                             std::move(data), nullptr, false);
-    keep_until_open(taken.get(), memory_, table_);
+  static void take_back(c10::StorageImpl& storage) {
+    const at::DataPtr taken =
+        std::exchange(pointer_of(&storage), at::DataPtr(nullptr, storage.device()));
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
         "this tensor was given to an operator that dtr_alloc ran again, and is over: an operator "
         "that remembers an argument must keep a clone()");
   }
   const c10::SmallVector<c10::Storage, 8> storages_;
-  const Memory& memory_;
-  StorageTable& table_;
 };
 
 }  // namespace
@@ -111,30 +105,46 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     }
   }
   Replay ready = recipe.prepare(storages, op.use_count, device_);
-  const Lent lent(recipe.info().others ? std::exchange(storages, {}) : Storages(), memory_,
-                  storages_);
+  Storages lent = recipe.info().others ? std::exchange(storages, {}) : Storages();
   for (const c10::Storage& storage : storages) {
     keep_until_open(storage.unsafeGetStorageImpl(), memory_, storages_);
   }
   storages.clear();
-  {
-    Unlocked open(lock);
-    InOperator inside;
-    RECORD_FUNCTION(c10::str("dtr::rematerialize(", ready.info->name, ")"),
-                    c10::ArrayRef<const c10::IValue>(ready.stack.data(), ready.stack.size()));
-    ready.run();
-  }
   Results results;
-  c10::ArrayRef<c10::IValue> made = ready.stack;
-  if (ready.info->listed) made = ready.stack.back().toListRef();
-  for (const c10::IValue& result : made) {
-    results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
+  {
+    // A tensor that Python has seen takes Python's lock as it dies, and so does an error: what is
+    // left of arguments goes before the lock is held again.
+    Unlocked open(lock);
+    const Lent given(std::move(lent));
+    Replay running = std::move(ready);
+    InOperator inside;
+    RECORD_FUNCTION(c10::str("dtr::rematerialize(", running.info->name, ")"),
+                    c10::ArrayRef<const c10::IValue>(running.stack.data(), running.stack.size()));
+    running.run();
+    c10::ArrayRef<c10::IValue> made = running.stack;
+    if (running.info->listed) made = running.stack.back().toListRef();
+    for (const c10::IValue& result : made) {
+      results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
+    }
+    for (at::Tensor& tensor : running.written) results.push_back(std::move(tensor));
   }
-  for (at::Tensor& tensor : ready.written) results.push_back(std::move(tensor));
   for (const at::Tensor& result : results) {
     keep_until_open(storage_of(result), memory_, storages_);
   }
   return results;
+}
+
+// Of another library's operator, whose tensors Python may have seen: what nobody lacks goes now,
+// with its memory, and what is left of the others once the lock is open.
+void Replayer::drop_what_nobody_lacks(Op& op, Results& results, Lock& lock) {
+  Results unused;
+  for (std::uint32_t i = 0; i < results.size(); ++i) {
+    const Value* value = i < op.output_count ? op.outputs()[i] : nullptr;
+    if (!value || value->resident()) unused.push_back(std::exchange(results[i], at::Tensor()));
+  }
+  if (unused.empty()) return;
+  Unlocked open(lock);
+  unused.clear();
 }
 
 // With several streams, a replay comes after all that they were given, and they go on after it: one
@@ -144,12 +154,17 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
   if (device_.work) memory_.meet_stream(device_.current_stream());
   if (memory_.many_streams()) memory_.gather_streams(device_.current_stream());
   Bytes bytes = 0;
-  const Results results = replay(op, lock);
+  const OperatorInfo& info = Recipe::of(op).info();
+  Results results = replay(op, lock);
+  if (info.others) drop_what_nobody_lacks(op, results, lock);
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
-    if (!value || value->resident()) continue;
-    adopt(*value, storage_of(*results[i].unsafeGetTensorImpl()), Recipe::of(op).info());
+    if (!value || value->resident() || !results[i].defined()) continue;
+    adopt(*value, storage_of(results[i]), info);
     bytes += value->size;
+  }
+  for (at::Tensor& result : results) {
+    if (info.others) storages_.bury(std::move(result));
   }
   if (memory_.many_streams()) memory_.spread_stream(device_.current_stream());
   return bytes;
@@ -173,7 +188,14 @@ void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& b
 
 // Only what the tensor shows is compared: bytes that no element covers are never initialised.
 std::string Replayer::difference(Op& op, Lock& lock) {
-  const Results results = replay(op, lock);
+  Results results = replay(op, lock);
+  const std::string found = difference(op, results);
+  Unlocked open(lock);
+  results.clear();
+  return found;
+}
+
+std::string Replayer::difference(Op& op, const Results& results) const {
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     const Value* value = op.outputs()[i];
     if (!value || !value->resident()) continue;

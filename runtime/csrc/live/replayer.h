@@ -45,6 +45,8 @@ class Replayer {
   using Results = c10::SmallVector<at::Tensor, 4>;
 
   Results replay(Op& op, Lock& lock);
+  void drop_what_nobody_lacks(Op& op, Results& results, Lock& lock);
+  std::string difference(Op& op, const Results& results) const;
   void lay_over(Op& op, std::uint32_t use, Storages& storages, c10::SmallVector<Copy, 2>& copies);
   c10::Storage over(at::DataPtr&& data, Bytes size) const;
   void adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by);

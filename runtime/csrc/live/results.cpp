@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "runtime/csrc/live/libraries.h"
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/session.h"
 #include "runtime/csrc/live/ticks.h"
@@ -24,8 +23,7 @@ void Session::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) 
     if (!is_defined_tensor(results[i])) continue;
     const c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
     if (!device_.holds(tensor)) continue;
-    const auto bytes = static_cast<Bytes>(storage_of(tensor)->nbytes());
-    if (call.info.others && worth_evicting(tensor, bytes) && is_shared(results[i].toTensor())) {
+    if (i < call.kept.size() && call.kept[i]) {
       call.stays = "returns memory that it keeps";
     } else {
       adopt_result(call, op, i, tensor);

@@ -109,6 +109,8 @@ class Session final : public Executor {
   // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
   void begin_capture();
   void end_capture() { --captures_; }
+  void lock_for_fork();
+  void unlock_after_fork();
 
   // By hand (by_hand.cpp). `tensor` may be any; those not tracked are resident constants.
   bool evict(const at::Tensor& tensor);  // Whether there was something to evict.
@@ -192,7 +194,8 @@ class Session final : public Executor {
   void settle(Call& call, OperatorCall& engaged, Value& value);  // The same, or movable.
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void snapshot(Call& call, const torch::jit::Stack& stack);
-  void look_at_draws(Call& call) const;
+  void look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const;
+  bool library_keeps(const at::Tensor& result) const;
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
   void link_reads(const Call& call, Op& op);

@@ -163,9 +163,9 @@ void StorageTable::free(Block* block) {
 
 void StorageTable::bury_with_lock_open(Lock& lock) {
   if (!has_dead()) return;
-  auto dead = take_dead();
+  Dead dead = take_dead();
   Unlocked open(lock);
-  dead.clear();
+  dead = Dead();
 }
 
 void StorageTable::storage_died(void* context) {

@@ -20,6 +20,9 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <utility>
+#include <vector>
+
 #include "dtr_alloc/csrc/memory.h"
 #include "runtime/csrc/engine/engine.h"
 #include "runtime/csrc/live/device.h"
@@ -51,7 +54,10 @@ inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where i
 
 class StorageTable {
  public:
-  using Dead = c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8>;
+  struct Dead {
+    c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8> storages;
+    std::vector<at::Tensor> tensors;
+  };
 
   StorageTable(Engine& engine, Memory& memory, const SessionDevice& device, SessionTrace& trace)
       : engine_(engine), memory_(memory), device_(device), trace_(trace) {}
@@ -88,9 +94,13 @@ class StorageTable {
   void let_write(Value& value, c10::StorageImpl& storage);
   void free(Block* block);
 
-  // Storages that must not die under the lock: they do once it is open.
-  void bury(c10::intrusive_ptr<c10::StorageImpl> storage) { dead_.push_back(std::move(storage)); }
-  bool has_dead() const { return !dead_.empty(); }
+  // What must not die under the lock does once it is open: storages, and tensors that Python has
+  // seen.
+  void bury(c10::intrusive_ptr<c10::StorageImpl> storage) {
+    dead_.storages.push_back(std::move(storage));
+  }
+  void bury(at::Tensor tensor) { dead_.tensors.push_back(std::move(tensor)); }
+  bool has_dead() const { return !dead_.storages.empty() || !dead_.tensors.empty(); }
   Dead take_dead() { return std::exchange(dead_, Dead()); }
   void bury_with_lock_open(Lock& lock);
 
