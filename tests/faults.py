@@ -49,9 +49,9 @@ FAULTS = (
         "record memory that a library keeps",
         (
             Edit(
-                "runtime/csrc/live/results.cpp",
-                " && is_shared(results[i].toTensor())) {",
-                " && false) {",
+                "runtime/csrc/live/library_calls.cpp",
+                "         is_shared(result);",
+                "         false;",
             ),
         ),
         "tests/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",

@@ -104,11 +104,12 @@ PYTHON_ROOMS: Table = {
         "dtr_alloc.runtime.compiled_code",
         "dtr_alloc.runtime.compile_backend",
         "dtr_alloc.runtime.higher_order",
+        "dtr_alloc.runtime.hooks",
         "dtr_alloc.runtime.libraries",
         "dtr_alloc.runtime.chrome_trace",
         "dtr_alloc.runtime._testing",
     ),
-    "record": ("dtr_alloc.runtime.trace.record",),
+    "record": ("dtr_alloc.runtime.trace.record", "dtr_alloc.runtime.trace.run_script"),
     "planning": ("dtr_alloc.runtime.planning", "dtr_alloc.runtime.planning."),
     "tuning": ("dtr_alloc.runtime.tuning", "dtr_alloc.runtime.tuning."),
     "bounding": ("dtr_alloc.runtime.bounding", "dtr_alloc.runtime.bounding."),
@@ -148,7 +149,7 @@ PYTHON: Table = {
 
 PYTHON_EXCEPTIONS = {
     # It puts other functions in place of the public names, for a script that opens a scope.
-    ("dtr_alloc.runtime.planning.script", "dtr_alloc"),
+    ("dtr_alloc.runtime.trace.run_script", "dtr_alloc"),
 }
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<((?:torch|ATen|c10)/[^>]+)>)', re.M)
