@@ -313,6 +313,11 @@ sys.setswitchinterval(1e-5)
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
+library = torch.library.Library("aten", "IMPL")
+
+def sinc(x):
+    return torch.sin(x) / x
+
 @torch.library.custom_op("tests_threads::fails", mutates_args=())
 def fails(x: torch.Tensor) -> torch.Tensor:
     if failing:
@@ -330,10 +335,13 @@ try:
     with dtr_alloc.rematerialize("64MiB", device="cpu") as session:
         x = torch.ones(1000)
         made = double(x)
+        library.impl("sinc", sinc, "CPU")
         thread.start()
-        for _ in range(500):
-            dtr_alloc.evict(made)
-            dtr_alloc.materialize(made)
+        overridden = torch.sinc(x)
+        for one in (made, overridden):
+            for _ in range(500):
+                dtr_alloc.evict(one)
+                dtr_alloc.materialize(one)
         lost = [fails(x) for _ in range(100)]
         failing = True
         for one in lost:

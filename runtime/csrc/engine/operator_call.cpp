@@ -18,9 +18,9 @@ void OperatorCall::release(Value& value) {
 }
 
 Op* OperatorCall::finish(Nanos cost) {
-  const bool kept = op_ && op_->live_outputs > 0;
-  op_ ? engine_.finish(*op_, cost) : engine_.advance(cost);
   Op* op = std::exchange(op_, nullptr);
+  const bool kept = op && op->live_outputs > 0;
+  op ? engine_.finish(*op, cost) : engine_.advance(cost);
   engine_.end_operator(cost);
   return kept ? op : nullptr;
 }

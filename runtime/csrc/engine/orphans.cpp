@@ -1,14 +1,15 @@
 // Orphans: what the program has let go, and what nothing that is still wanted rests on. With
 // Heuristic::orphans_first they go before everything else, because nobody will miss them unless
-// another value goes first. Of those that became orphans last the largest goes first.
+// another value goes first. The largest goes first, of 256 at most.
 //
 // A missing value is wanted while the program holds it, or while a wanted value was made from it.
 // So a value counts the wanted values that were made from it, and the count of a missing one goes
 // on to its inputs. For example, C was made from B and B from A, the program holds C alone, and C
 // is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
 //
-// A loss, a return or a drop costs a count for each input, and an eviction a look at 256 orphans at
-// most: a long recomputation of small tensors leaves ten thousands of them.
+// A loss, a return or a drop costs a count for each input, and an eviction a look at 256 orphans
+// from the end of their list, where most are the last: a long recomputation of small tensors leaves
+// ten thousands of them.
 // Where values are views of each other their graph may have cycles (graph/neighbours.h), in which
 // values that nobody wants keep each other wanted: such orphans go by their score. A stepping stone
 // (stepping_stones.cpp) is no orphan.
@@ -82,7 +83,7 @@ void Engine::file_orphan(Value& value) {
   value.orphan = kNowhere;
 }
 
-// The largest of the last that may go, or null; among equals the one that became evictable last.
+// The largest of some that may go, or null; among equals the one that became evictable last.
 Value* Engine::orphan() const {
   constexpr int kMost = 256;
   const std::uint64_t* order = columns_.view().order;

@@ -44,9 +44,10 @@ Session* locked = nullptr;  // By the thread that forks. A scope may end meanwhi
 
 // A child must not inherit a lock from a thread that it does not have.
 void lock_for_fork() {
-  locked = Session::active();
-  if (locked) locked->lock_for_fork();
+  Session* const session = Session::active();
+  if (session) session->lock_for_fork();
   GuestMemory::lock_all();
+  locked = session;
 }
 
 void unlock_after_fork() {

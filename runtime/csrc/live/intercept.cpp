@@ -181,8 +181,8 @@ void Session::add_argument(Call& call, TensorArgument& argument) const {
 
 void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
                       Lock& lock) {
-  if (captures_ > 0) call.recording = false;  // One that began meanwhile.
   if (call.tracked) prepare_reads(call, engaged, lock);
+  if (captures_ > 0) call.recording = false;  // One that began meanwhile.
   if (call.info.writes) prepare_writes(call, engaged, lock);
   if (call.recording) record(call, engaged, stack);
 }

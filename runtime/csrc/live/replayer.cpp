@@ -43,7 +43,18 @@ class Lent {
   const c10::SmallVector<c10::Storage, 8> storages_;
 };
 
+bool seen_by_python(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+}
+
 }  // namespace
+
+// Of a tensor that Python has seen, what Python has dies with it, under Python's lock.
+Replayer::Burial::~Burial() {
+  for (at::Tensor& result : results) {
+    if (seen_by_python(result)) storages.bury(std::move(result));
+  }
+}
 
 c10::Storage Replayer::over(at::DataPtr&& data, Bytes size) const {
   return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(data), device_.allocator,
@@ -134,8 +145,8 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
   return results;
 }
 
-// Of another library's operator, whose tensors Python may have seen: what nobody lacks goes now,
-// with its memory, and what is left of the others once the lock is open.
+// What nobody lacks of a replay that Python has seen goes now, with its memory. What is left of the
+// rest goes once the lock is open.
 void Replayer::drop_what_nobody_lacks(Op& op, Results& results, Lock& lock) {
   Results unused;
   for (std::uint32_t i = 0; i < results.size(); ++i) {
@@ -150,21 +161,27 @@ void Replayer::drop_what_nobody_lacks(Op& op, Results& results, Lock& lock) {
 // With several streams, a replay comes after all that they were given, and they go on after it: one
 // may have made what it reads, another may read what it makes.
 Bytes Replayer::recompute(Op& op, Lock& lock) {
-  if (memory_.is_torchs()) storages_.bury_with_lock_open(lock);  // What the last one left.
+  if (memory_.is_torchs() || storages_.has_dead_tensors()) {
+    storages_.bury_with_lock_open(lock);  // What the last one left.
+  }
   if (device_.work) memory_.meet_stream(device_.current_stream());
   if (memory_.many_streams()) memory_.gather_streams(device_.current_stream());
   Bytes bytes = 0;
   const OperatorInfo& info = Recipe::of(op).info();
-  Results results = replay(op, lock);
-  if (info.others) drop_what_nobody_lacks(op, results, lock);
+  Burial made{replay(op, lock), storages_};
+  const Results& results = made.results;
+  for (std::uint32_t i = 0; i < op.output_count; ++i) {
+    const Value* value = op.outputs()[i];
+    TORCH_CHECK(!value || value->resident() || results[i].defined(), info.name,
+                " made no tensor when it ran again on the same arguments, and one at first; pin its "
+                "results: dtr_alloc.pin(result)");
+  }
+  if (std::ranges::any_of(results, seen_by_python)) drop_what_nobody_lacks(op, made.results, lock);
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
-    if (!value || value->resident() || !results[i].defined()) continue;
+    if (!value || value->resident() || !results[i].defined()) continue;  // Or it went meanwhile.
     adopt(*value, storage_of(results[i]), info);
     bytes += value->size;
-  }
-  for (at::Tensor& result : results) {
-    if (info.others) storages_.bury(std::move(result));
   }
   if (memory_.many_streams()) memory_.spread_stream(device_.current_stream());
   return bytes;
@@ -200,6 +217,7 @@ std::string Replayer::difference(Op& op, const Results& results) const {
     const Value* value = op.outputs()[i];
     if (!value || !value->resident()) continue;
     const at::Tensor& again = results[i];
+    if (!again.defined()) return c10::str(Recipe::of(op).info().name, ", output ", i);
     const auto* first = static_cast<const char*>(storages_.data_of(*value));
     const auto* second =
         static_cast<const char*>(pointer_of(storage_of(*again.unsafeGetTensorImpl())).get());

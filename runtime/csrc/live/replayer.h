@@ -44,6 +44,12 @@ class Replayer {
   using Storages = c10::SmallVector<c10::Storage, 8>;
   using Results = c10::SmallVector<at::Tensor, 4>;
 
+  struct Burial {
+    Results results;
+    StorageTable& storages;
+    ~Burial();
+  };
+
   Results replay(Op& op, Lock& lock);
   void drop_what_nobody_lacks(Op& op, Results& results, Lock& lock);
   std::string difference(Op& op, const Results& results) const;

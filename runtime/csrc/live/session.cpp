@@ -261,11 +261,12 @@ void Session::freed(const void* data) {
 // The recorder is told of memory by threads without the engine's lock.
 void Session::lock_for_fork() {
   engine_.mutex().lock();
-  if (TraceRecorder* recorder = trace_.recorder()) recorder->mutex().lock();
+  locked_recorder_ = trace_.recorder();
+  if (locked_recorder_) locked_recorder_->mutex().lock();
 }
 
 void Session::unlock_after_fork() {
-  if (TraceRecorder* recorder = trace_.recorder()) recorder->mutex().unlock();
+  if (locked_recorder_) locked_recorder_->mutex().unlock();
   engine_.mutex().unlock();
 }
 

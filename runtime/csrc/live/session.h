@@ -276,7 +276,8 @@ class Session final : public Executor {
   StepCosts costs_of_steps_;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
-  std::atomic<std::int64_t> steps_{0};  // Of optimizers.
+  TraceRecorder* locked_recorder_ = nullptr;  // For a fork.
+  std::atomic<std::int64_t> steps_{0};        // Of optimizers.
   std::vector<std::string> exposures_;
   std::set<std::string> stayed_;
   std::set<const OperatorInfo*> repeated_;  // Of other libraries, by debug mode.

@@ -101,6 +101,7 @@ class StorageTable {
   }
   void bury(at::Tensor tensor) { dead_.tensors.push_back(std::move(tensor)); }
   bool has_dead() const { return !dead_.storages.empty() || !dead_.tensors.empty(); }
+  bool has_dead_tensors() const { return !dead_.tensors.empty(); }
   Dead take_dead() { return std::exchange(dead_, Dead()); }
   void bury_with_lock_open(Lock& lock);
 
