@@ -23,7 +23,6 @@ OLDER = {
     "conformance": "long, in 30 parts; made before results told their code",
     "hugging_face": "made before results told their code",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
-    "plan": "made before results told their code",
     "sanitizers": "says what was clean; made before results told their code",
     "tune": "long, needs the published logs; made before results told their code",
 }
