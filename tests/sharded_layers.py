@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,6 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import dtr_alloc
+from dtr_alloc import _core
+
+needs_torchs_word = pytest.mark.skipif(
+    not _core.sees_raw_access, reason="torch before 2.13: more stays in memory"
+)
 
 ROWS, WIDTH, DEPTH, STEPS = 512, 64, 4, 3
 Step = Callable[[nn.Module, int], Tensor]

@@ -342,11 +342,12 @@ def test_a_script_with_a_scope_of_its_own_is_traced_whole(tmp_path: Path) -> Non
 
 def test_a_log_without_a_folder_is_refused_before_the_script_runs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("open('ran', 'w')\n")
+    ran = tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'w').close()\n")
     done = CliRunner().invoke(main, ["trace", str(script), "-o", str(tmp_path / "none/x.log")])
     assert done.exit_code == 1
     assert "there is no folder for" in done.output
-    assert not Path("ran").exists()
+    assert not ran.exists()
 
 
 def test_a_second_recording_in_a_scope_shares_no_name_with_the_first() -> None:

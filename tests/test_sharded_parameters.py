@@ -17,7 +17,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
-from dtr_alloc import _core
 from tests.sharded_layers import (
     DEPTH,
     STEPS,
@@ -26,6 +25,7 @@ from tests.sharded_layers import (
     batch,
     gradients,
     make_model,
+    needs_torchs_word,
     one_process,
     peak_of,
     plain_step,
@@ -34,9 +34,7 @@ from tests.sharded_layers import (
     train,
 )
 
-pytestmark = pytest.mark.skipif(
-    not _core.sees_raw_access, reason="torch before 2.13: more stays in memory"
-)
+pytestmark = needs_torchs_word
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,19 +11,17 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from dtr_alloc import _core
 from tests.sharded_layers import (
     WIDTH,
     gradients,
     make_model,
+    needs_torchs_word,
     one_process,
     plain_step,
     sharded,
 )
 
-pytestmark = pytest.mark.skipif(
-    not _core.sees_raw_access, reason="torch before 2.13: more stays in memory"
-)
+pytestmark = needs_torchs_word
 
 
 @pytest.fixture(autouse=True, scope="module")
