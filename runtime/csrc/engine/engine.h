@@ -199,8 +199,9 @@ class Engine {
 
   // What the program has let go may live on because recipes read it: an input, a copy. Where no
   // more than its size rests on it, and all that is resident, that becomes constant instead, for
-  // which nothing need be run. Returns whether anything did. With shed_before_evicting() the same is done
-  // for what is behind a victim: a small result must not go, and leave a batch for its recipe.
+  // which nothing need be run. Returns whether anything did. With shed_before_evicting() the same
+  // is done for what is behind a victim: a small result must not go, and leave a batch for its
+  // recipe.
   bool shed(Value& constant);
   void shed_before_evicting() { sheds_ = true; }
 

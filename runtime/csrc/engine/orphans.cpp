@@ -8,8 +8,7 @@
 // is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
 //
 // A loss, a return or a drop costs a count for each input, and an eviction a look at 256 orphans
-// from the end of their list, where most are the last: a long recomputation of small tensors leaves
-// ten thousands of them.
+// from the end of their list: a long recomputation of small tensors leaves tens of thousands.
 // Where values are views of each other their graph may have cycles (graph/neighbours.h), in which
 // values that nobody wants keep each other wanted: such orphans go by their score. A stepping stone
 // (stepping_stones.cpp) is no orphan.
