@@ -33,6 +33,11 @@ def test_two_processes_compute_what_they_compute_without_a_budget(name: str) -> 
         assert plain > 0 or name.startswith("pipeline")  # That sends and receives.
 
 
+def test_a_thread_that_waits_for_another_process_lets_other_threads_go_on() -> None:
+    rows = two_processes(ROOT / "tests/two_groups.py")
+    assert [row["sums"] for row in rows] == [[2048.0, 2048.0]] * 2
+
+
 def test_the_page_tells_the_budgets_that_are_tried_here() -> None:
     page = (ROOT / "docs/ecosystem.md").read_text()
     told = dict(re.findall(r"\| `([^`]+)` \|.*\| (\d+) % \|", page))

@@ -119,6 +119,8 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   Guard guard(*this, engages);
   OperatorCall engaged(engine_);
   if (engages) prepare(call, engaged, *stack, guard.lock());
+  // The other process may wait for what another thread of this one is about to do.
+  if (info.waits) turn.reset();
   try {
     Guard::Opened open(guard);
     run(call, stack);

@@ -50,6 +50,9 @@ constexpr std::string_view kNeverRecorded[] = {"aten::_cudnn_init_dropout_state"
 // Collectives write what their schemas say they read, some of it after they have returned.
 constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"};
 
+// It returns when a collective is over, whose result it is given.
+constexpr std::string_view kWaits = "_c10d_functional::wait_tensor";
+
 // Made of other operators, but where nothing is differentiated its kernel reads its argument through
 // a pointer instead. It is treated as a plain operator then: see max_pool1d() below.
 constexpr std::string_view kReadsInComposite = "aten::max_pool1d";
@@ -334,6 +337,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";
   itemwise = is_itemwise(schema);
+  waits = name == kWaits;
   others = is_of_library(schema);
   promised = op.hasTag(at::Tag::pt2_compliant_tag);
   if (others) obstacle = obstacle_of(schema);
