@@ -53,6 +53,7 @@ figures: $(READY)
 	$(PYTHON) perf/eviction.py --out perf/results/eviction.json
 	$(PYTHON) perf/fidelity.py --out perf/results/fidelity.json
 	$(PYTHON) perf/device_time.py --out perf/results
+	$(PYTHON) perf/swap_overlap.py --out perf/results
 	-$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
 	$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	$(PYTHON) perf/scaling.py --out perf/results

@@ -47,6 +47,7 @@ class SessionStats:
         largest_operator_bytes: arguments and results of the largest operator so far.
         swapped_out_bytes: written to the swap.
         swapped_in_bytes: read from it.
+        swapped_ahead_bytes: of these, what was on its way before the program touched it.
         swap_ns: time that the transfers took.
         swap_waited_ns: of it, what whoever reads what comes in waited for; of a CPU scope, all.
         budget_bytes: the budget at present, or None without one.
@@ -68,6 +69,7 @@ class SessionStats:
     largest_operator_bytes: int
     swapped_out_bytes: int
     swapped_in_bytes: int
+    swapped_ahead_bytes: int
     swap_ns: int
     swap_waited_ns: int
     budget_bytes: int | None
@@ -124,7 +126,10 @@ class Session:
         ):
             rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
         if s.swapped_out_bytes:
-            moved = f"{format_size(s.swapped_in_bytes)} came back, in {s.swap_ns / 1e6:,.1f} ms"
+            moved = f"{format_size(s.swapped_in_bytes)} came back"
+            if s.swapped_ahead_bytes:
+                moved += f", {format_size(s.swapped_ahead_bytes)} ahead of its use"
+            moved += f", in {s.swap_ns / 1e6:,.1f} ms"
             if s.swap_waited_ns < s.swap_ns:
                 moved += f", of which operators waited for {s.swap_waited_ns / 1e6:,.1f} ms"
             rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))

@@ -463,9 +463,42 @@ FAULTS = (
     ),
     Fault(
         "let work read what the bus has not brought",
-        (Edit("dtr_alloc/csrc/cuda/host_tier.cpp", "events_->wait(reader, arrived);\n", "\n"),),
+        (Edit("dtr_alloc/csrc/cuda/host_tier.cpp", "events_->wait(reader, room.read);", ""),),
         "tests/test_host_tier.py::"
         "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[]",
+    ),
+    Fault(
+        "keep the memory of a copy whose tensor is gone",
+        (
+            Edit(
+                "runtime/csrc/live/swap.cpp",
+                "  if (away(op).ahead) memory_.free(leave_ahead(op));\n",
+                "\n",
+            ),
+        ),
+        "tests/test_host_tier.py::test_a_tensor_that_dies_while_it_is_on_its_way_leaves_no_memory_behind",
+    ),
+    Fault(
+        "go on bringing back what nothing foretells any more",
+        (
+            Edit(
+                "runtime/csrc/live/swapping.cpp",
+                "    give_up_ahead();\n    return;\n",
+                "    return;\n",
+            ),
+        ),
+        "tests/test_host_tier.py::test_a_program_that_turns_to_other_steps_has_nothing_on_its_way",
+    ),
+    Fault(
+        "forget when a step came to what the one before left",
+        (
+            Edit(
+                "runtime/csrc/policy/tape.cpp",
+                "if (from_step_before(value)) before_",
+                "if (false) before_",
+            ),
+        ),
+        "tests/test_host_tier.py::test_what_a_repeated_step_reads_is_on_its_way_before_it_is_read",
     ),
     Fault(
         "write to the host where a copy still reads",

@@ -179,6 +179,16 @@ def chosen() -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def overlaps() -> Iterator[str]:
+    found = measured("swap_overlap")
+    for cell in dict.fromkeys(name.split(":")[0] for name in found):
+        yield (
+            f"| {cell} | {found[f'{cell}: copied']:.1f} MiB | "
+            f"{found[f'{cell}: came back ahead of its use']:.0f} % | "
+            f"{found[f'{cell}: stood for copies']:.1f} % |"
+        )
+
+
 def swaps() -> Iterator[str]:
     found = measured("swap")
     for model in ("resnet", "gpt", "lstm", "treelstm", "unet"):
@@ -390,6 +400,6 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "docs/room.md": (advice, page_prices),
     "docs/scoring.md": (scores,),
     "docs/simulator.md": (theorem, links),
-    "docs/swap.md": (swaps,),
+    "docs/swap.md": (swaps, overlaps),
     "docs/tuning.md": (tuning,),
 }

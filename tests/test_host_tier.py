@@ -8,6 +8,7 @@ import gc
 import random
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Tiered:
         self.cuda = cuda
         self.tier = _core.HostTier(self.blocks.pool._core, 0, bytes)
         self.away: list[tuple[int, int, int]] = []
+        self.begun: list[tuple[int, int, int, int]] = []
 
     def evict(self, address: int) -> bool:
         size, value, _ = self.blocks.held[address]
@@ -63,13 +65,34 @@ class Tiered:
         """`keep`: the tier keeps the bytes as well."""
         room, size, value = self.away[at]
         address = self.blocks.pool.allocate(size, stream=self.tier.arrives_on(reader))
-        self.tier.read(room, address, size, reader)
+        self.tier.begin_read(room, address, size)
+        self.tier.finish_read(room, address, reader)
         self.cuda.expect(address, size, value, reader)
         self.blocks.held[address] = (size, value, reader)
         if not keep:
             del self.away[at]
             self.tier.give_back(room)
         return address
+
+    def begin(self, at: int) -> None:
+        """A copy that nobody has asked for yet."""
+        room, size, _ = self.away[at]
+        address = self.blocks.pool.allocate(size, stream=self.tier.arrives_on(0))
+        self.tier.begin_read(room, address, size)
+        self.begun.append((*self.away.pop(at), address))
+
+    def finish(self, at: int, reader: int) -> int:
+        room, size, value, address = self.begun.pop(at)
+        self.tier.finish_read(room, address, reader)
+        self.cuda.expect(address, size, value, reader)
+        self.blocks.held[address] = (size, value, reader)
+        self.tier.give_back(room)
+        return address
+
+    def give_up(self, at: int) -> None:
+        room, size, value, address = self.begun.pop(at)
+        self.blocks.pool.free(address)
+        self.away.append((room, size, value))
 
 
 def test_what_was_evicted_comes_back_as_it_was(cuda: FakeCuda) -> None:
@@ -98,10 +121,19 @@ def random_run(cuda: FakeCuda, seed: int, pages: int = 3, rooms: int = 4 * PAGE)
                 blocks.allocate(rng.choice(SIZES), rng.choice(tiered.streams))
         elif kind < 0.4 and blocks.held:
             tiered.evict(rng.choice(sorted(blocks.held)))
-        elif kind < 0.6 and tiered.away:
+        elif kind < 0.5 and tiered.away:
             at = rng.randrange(len(tiered.away))
             with suppress(torch.OutOfMemoryError):
                 tiered.reload(at, rng.choice(tiered.streams), keep=rng.random() < 0.5)
+        elif kind < 0.55 and tiered.away:
+            with suppress(torch.OutOfMemoryError):
+                tiered.begin(rng.randrange(len(tiered.away)))
+        elif kind < 0.6 and tiered.begun:
+            at = rng.randrange(len(tiered.begun))
+            if rng.random() < 0.3:
+                tiered.give_up(at)
+            else:
+                tiered.finish(at, rng.choice(tiered.streams))
         elif kind < 0.7 and blocks.held:
             blocks.free(rng.choice(sorted(blocks.held)))
         elif kind < 0.75 and blocks.held:
@@ -178,6 +210,39 @@ def test_others_never_wait_for_copies_that_are_not_theirs(cuda: FakeCuda) -> Non
     cuda.finish()
 
 
+def test_a_copy_that_was_begun_ahead_holds_up_only_who_reads_it(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=4, bytes=PAGE)
+    a, b, _ = tiered.streams
+    tiered.evict(tiered.blocks.allocate(PAGE, a))
+    cuda.finish()
+    tiered.begin(0)
+    for stream in (a, b):
+        tiered.blocks.allocate(PAGE, stream)
+        cuda.drain(stream)
+        assert cuda.queued(stream) == 0  # The copy has not run.
+    tiered.finish(0, b)
+    cuda.drain(b)
+    assert cuda.queued(b) > 0
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def test_a_copy_that_is_given_up_is_over_before_another_gets_its_place(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=1, bytes=PAGE)
+    a, b, _ = tiered.streams
+    tiered.evict(tiered.blocks.allocate(PAGE, a))
+    cuda.finish()
+    tiered.begin(0)
+    tiered.give_up(0)
+    tiered.blocks.allocate(PAGE, b)
+    cuda.drain(b)
+    cuda.finish()
+    tiered.blocks.free(next(iter(tiered.blocks.held)))
+    tiered.reload(0, a)
+    cuda.finish()
+    assert cuda.faults() == []
+
+
 def test_times_tell_how_long_the_bus_was_busy_and_who_waited(cuda: FakeCuda) -> None:
     cuda.timed()
     pool = Pool(4 * PAGE, "cuda")
@@ -195,7 +260,8 @@ def test_times_tell_how_long_the_bus_was_busy_and_who_waited(cuda: FakeCuda) -> 
         cuda.host_works(4 * bus)
         cuda.work(ahead, stream)  # That the device is still busy with when the copy is given.
         back = pool.allocate(PAGE, stream=tier.arrives_on(stream))
-        tier.read(room, back, PAGE, stream)
+        tier.begin_read(room, back, PAGE)
+        tier.finish_read(room, back, stream)
         cuda.host_works(20 * bus)
         busy, waited = (after - b for after, b in zip(tier.times(), before, strict=True))
         assert busy == pytest.approx(2 * bus, rel=0.05)
@@ -210,11 +276,11 @@ def test_times_tell_how_long_the_bus_was_busy_and_who_waited(cuda: FakeCuda) -> 
 
 
 def on_device(
-    budget: int | str, **mode: Any
+    budget: int | str, clock: str = "wall", **mode: Any
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[Session]]:
     """A scope on the fake device. Its swap is of the host's memory; where temporary files lie does
     not matter."""
-    scope = rematerialize(budget, swap="64MiB", swap_anywhere=True, thrash_limit=0)
+    scope = rematerialize(budget, swap="64MiB", swap_anywhere=True, thrash_limit=0, clock=clock)
     return instrumented(on_cuda=True, **mode), scope
 
 
@@ -285,6 +351,174 @@ def test_nothing_is_page_locked_after_the_start_and_the_host_never_waits(cuda: F
         assert [cuda.calls(call) for call in calls] == before
         assert before[0] == 1
         del model
+
+
+# ---- Ahead of use
+
+
+class Repeated:
+    """Steps with a wide tensor, for which others must go, and that then read what the step before
+    left: one gradient after another."""
+
+    def __init__(self, gradients: int) -> None:
+        self.kept = {n: torch.ones(1 << 16).requires_grad_() for n in range(gradients)}
+        for number, x in self.kept.items():
+            (x * float(number)).sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+    def gradient(self, number: int) -> Tensor:
+        found = self.kept[number].grad
+        assert found is not None
+        return found
+
+    def step(self) -> None:
+        torch.zeros(WIDE << 16).add(1)
+        for number in self.kept:
+            assert float(self.gradient(number)[7] + 1) == number + 1
+        self.optimizer.step()
+
+
+QUARTER_MIB, WIDE = 1 << 18, 5
+
+
+def test_what_a_repeated_step_reads_is_on_its_way_before_it_is_read(cuda: FakeCuda) -> None:
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program = Repeated(gradients=12)
+        ahead = []
+        for _ in range(6):
+            before = session.stats().swapped_ahead_bytes
+            program.step()
+            ahead.append(session.stats().swapped_ahead_bytes - before)
+            session.check()
+        assert ahead[0] == 0
+        assert ahead[-1] > 0
+        del program
+    assert cuda.faults() == []
+
+
+def test_what_is_on_its_way_gives_way_to_what_the_program_needs(cuda: FakeCuda) -> None:
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program = Repeated(gradients=12)
+        for _ in range(5):
+            program.step()
+        wide = torch.zeros(14 << 16)  # Nearly all places, where a step would begin.
+        session.check()
+        program.step()
+        del program, wide
+    assert cuda.faults() == []
+
+
+def test_what_is_on_its_way_may_be_let_go_evicted_pinned_and_taken(cuda: FakeCuda) -> None:
+    rng = random.Random(0)
+    acts: list[Callable[[Tensor], object]] = [
+        dtr_alloc.evict,
+        dtr_alloc.materialize,
+        lambda tensor: tensor.data_ptr(),
+        lambda tensor: tensor.add_(0),
+        lambda tensor: tensor.clone(),
+    ]
+    for _ in range(20):
+        mode, scope = on_device(16 * QUARTER_MIB, "logical")
+        with mode, scope as session:
+            program = Repeated(gradients=12)
+            for _ in range(3):
+                program.step()
+            for _ in range(9):
+                rng.choice(acts)(program.gradient(rng.choice([*program.kept])))
+                if rng.random() < 0.3:
+                    del program.kept[rng.choice([*program.kept])]
+                elif rng.random() < 0.2:
+                    session.release()
+                elif rng.random() < 0.2:
+                    with suppress(torch.OutOfMemoryError):  # Where too much was taken.
+                        session.resize(rng.choice([8, 12, 15]) * QUARTER_MIB)
+                    session.resize(16 * QUARTER_MIB)
+                session.check()
+                program.step()
+            for number in program.kept:
+                assert torch.unique(program.gradient(number)).tolist() == [number]
+            del program
+    assert cuda.faults() == []
+
+
+def test_a_program_that_turns_to_other_steps_has_nothing_on_its_way(cuda: FakeCuda) -> None:
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program = Repeated(gradients=12)
+        for _ in range(5):
+            program.step()
+        torch.zeros(WIDE << 16).add(1)
+        program.gradient(0)[7] + 1
+        with_copies = session.stats().live_bytes
+        torch.ones(1 << 10).exp()
+        assert session.stats().live_bytes <= with_copies - QUARTER_MIB
+        session.check()
+        program.step()
+        del program
+
+
+def test_a_tensor_that_dies_while_it_is_on_its_way_leaves_no_memory_behind(cuda: FakeCuda) -> None:
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program = Repeated(gradients=12)
+        for number in range(1, 12):
+            for _ in range(3):
+                program.step()
+            torch.zeros(WIDE << 16).add(1)
+            program.gradient(0)[7] + 1
+            del program.kept[number]
+            session.check()
+        del program
+        assert session.stats().live_bytes == 0
+
+
+def test_threads_read_what_is_on_its_way_for_either(cuda: FakeCuda) -> None:
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program = Repeated(gradients=12)
+        for _ in range(3):
+            program.step()
+
+        def read(program: Repeated) -> list[float]:
+            with dtr_alloc.join_scope():
+                numbers = [random.Random(n).randrange(12) for n in range(200)]
+                return [float(program.gradient(n)[7]) - n for n in numbers]
+
+        with ThreadPoolExecutor(2) as threads:
+            found = [threads.submit(read, program) for _ in range(2)]
+            for _ in range(20):
+                program.step()
+            assert all(one.result() == [0.0] * 200 for one in found)
+        session.check()
+        del program
+    assert cuda.faults() == []
+
+
+@pytest.mark.parametrize("call", [COPIES[1], "cuEventRecord", "cuStreamWaitEvent"])
+def test_a_copy_that_fails_ahead_is_copied_when_it_is_asked_for(cuda: FakeCuda, call: str) -> None:
+    for after in range(40):
+        mode, scope = on_device(16 * QUARTER_MIB, "logical")
+        with mode, scope as session:
+            program = Repeated(gradients=12)
+            for _ in range(3):
+                program.step()
+            cuda.fail(call, after)
+            for _ in range(3):
+                while True:
+                    try:
+                        program.step()
+                        break
+                    except RuntimeError as error:
+                        assert f"{call} failed" in str(error)
+                session.check()
+            failed = cuda.pending_failures() == 0
+            del program
+        if not failed:
+            break
+    assert after > 0
+    assert cuda.faults() == []
 
 
 def test_memory_that_is_handed_out_is_copied_first(cuda: FakeCuda) -> None:
@@ -450,4 +684,5 @@ def test_a_summary_tells_what_operators_waited_for(cuda: FakeCuda) -> None:
     session = trained_within_two_thirds()
     stats = session.stats()
     assert 0 < stats.swap_waited_ns < stats.swap_ns
-    assert re.search(r"came back, in .* ms, of which operators waited for ", session.summary())
+    told = r"came back, .* MiB ahead of its use, in .* ms, of which operators waited for "
+    assert re.search(told, session.summary())

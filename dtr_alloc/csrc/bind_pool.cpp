@@ -125,8 +125,12 @@ class PyHostTier {
     tier_->write(rooms_.at(number), reinterpret_cast<const void*>(from), bytes);
   }
 
-  void read(int number, std::uintptr_t to, Bytes bytes, Stream reader) {
-    tier_->read(rooms_.at(number), reinterpret_cast<void*>(to), bytes, reader);
+  void begin_read(int number, std::uintptr_t to, Bytes bytes) {
+    tier_->begin_read(rooms_.at(number), reinterpret_cast<void*>(to), bytes);
+  }
+
+  void finish_read(int number, std::uintptr_t to, Stream reader) {
+    tier_->finish_read(rooms_.at(number), reinterpret_cast<void*>(to), reader);
   }
 
   Tier& tier() { return *tier_; }
@@ -223,7 +227,9 @@ void bind_pool(py::module_& m) {
       .def("reserve", &PyHostTier::reserve, py::arg("bytes"))
       .def("give_back", &PyHostTier::give_back, py::arg("room"))
       .def("write", &PyHostTier::write, py::arg("room"), py::arg("address"), py::arg("bytes"))
-      .def("read", &PyHostTier::read, py::arg("room"), py::arg("address"), py::arg("bytes"),
+      .def("begin_read", &PyHostTier::begin_read, py::arg("room"), py::arg("address"),
+           py::arg("bytes"))
+      .def("finish_read", &PyHostTier::finish_read, py::arg("room"), py::arg("address"),
            py::arg("reader"))
       .def(
           "arrives_on",

@@ -3,9 +3,9 @@
 // those of a CUDA device (cuda/host_tier.cpp).
 //
 // A copy of a device is only given to a stream. Its order among other work is the tier's business.
-// A write comes after all that uses the block so far, and the block may be freed at once. Work that
-// the stream `reader` is given after a read finds the bytes there. On the host a call returns when
-// all is done.
+// A write comes after all that uses the block so far, and the block may be freed at once. A read has
+// two parts: begin_read() starts the copy, and work that the stream `reader` is given after
+// finish_read() finds the bytes there. On the host a call returns when all is done.
 
 #pragma once
 
@@ -25,17 +25,22 @@ class Tier {
   // Room for the bytes of one tensor.
   struct Room {
     Block* block = nullptr;   // Null where the tier is full.
-    void* written = nullptr;  // On a device: the event after the copy.
+    void* written = nullptr;  // On a device: the events after the copy out,
+    void* read = nullptr;     // and after the copy in that was begun.
   };
   virtual Room reserve(Bytes bytes) = 0;  // Throws nothing.
   virtual void give_back(Room& room) = 0;
 
   // Throw std::runtime_error where the system or the driver fails to, with nothing else changed.
   // What is written is the start of a live block; what is read goes to one that was allocated for
-  // work of `arrives_on(reader)`. A read may run beside any other call, but not one of its room.
+  // work of `arrives_on(reader)`, which may be freed before the read is finished. A read may run
+  // beside any other call, but not one of its room.
   virtual void write(Room& room, const void* from, Bytes bytes) = 0;
-  virtual void read(const Room& room, void* to, Bytes bytes, Stream reader) = 0;
+  virtual void begin_read(Room& room, void* to, Bytes bytes) = 0;
+  virtual void finish_read(Room&, void* /*to*/, Stream /*reader*/) {}
   virtual Stream arrives_on(Stream reader) const { return reader; }
+  // Whether a copy runs beside what the host does next.
+  virtual bool runs_beside() const { return false; }
   // What was written may be overwritten where it lay: work of any stream comes after the copies.
   virtual void let_overwrite() {}
 

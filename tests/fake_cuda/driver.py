@@ -150,7 +150,8 @@ class FakeCuda:
     def time(self, what: str) -> int:
         """The host's clock (`host`), how much of it went to calls (`driver`) and to waiting for the
         device (`waited`); how long the device was `busy`, stood `idle` between two pieces of work,
-        and when the last one ends (`end`)."""
+        and when the last one ends (`end`); how long the default stream waited for others, beyond
+        the host (`stalled`)."""
         return int(self._library.fakecuda_time(what.encode()))
 
     def capture(self, on: bool) -> None:

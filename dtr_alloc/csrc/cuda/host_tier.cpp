@@ -221,7 +221,9 @@ class HostTier final : public Tier {
   void give_back(Room& room) override {
     if (context_->forked()) return;
     const std::lock_guard lock(mutex_);
-    if (room.written) events_->give_back(room.written);
+    for (void* event : {room.written, room.read}) {
+      if (event) events_->give_back(event);
+    }
     rooms_->free(room.block);
     room = {};
   }
@@ -236,18 +238,26 @@ class HostTier final : public Tier {
     room.written = events_->record(out());
   }
 
-  // The reader waits for the copy. So whoever comes after the reader comes after the copy, and need
-  // not be told of it.
-  void read(const Room& room, void* to, Bytes bytes, Stream reader) override {
+  void begin_read(Room& room, void* to, Bytes bytes) override {
     const std::lock_guard lock(mutex_);
     rooms_->record_stream(room.block, in());
     events_->wait(in(), room.written);
     copy(context_->driver().cuMemcpyHtoDAsync_v2, reinterpret_cast<Pointer>(to),
          rooms_->data(room.block), bytes, in());
-    spans_.measure(reader, times_.waited, [&] { let_wait(reader); });
-    memory_.hand_over(memory_.find(to), reader);
+    void* const before = std::exchange(room.read, events_->record(in()));
+    if (before) events_->give_back(before);
   }
 
+  // The reader waits for the copy. So whoever comes after the reader comes after the copy, and need
+  // not be told of it.
+  void finish_read(Room& room, void* to, Stream reader) override {
+    const std::lock_guard lock(mutex_);
+    spans_.measure(reader, times_.waited, [&] { events_->wait(reader, room.read); });
+    memory_.hand_over(memory_.find(to), reader);
+    events_->give_back(std::exchange(room.read, nullptr));
+  }
+
+  bool runs_beside() const override { return true; }
   Stream arrives_on(Stream) const override { return in(); }
   void let_overwrite() override { memory_.spread_stream(out()); }
   Bytes capacity() const override { return rooms_->budget(); }
@@ -280,17 +290,6 @@ class HostTier final : public Tier {
     spans_.measure(stream, times_.busy, [&] {
       context_->driver().call(call, to, from, static_cast<std::size_t>(bytes), handle(stream));
     });
-  }
-
-  void let_wait(Stream reader) {
-    void* const arrived = events_->record(in());
-    try {
-      events_->wait(reader, arrived);
-    } catch (...) {
-      events_->give_back(arrived);
-      throw;
-    }
-    events_->give_back(arrived);
   }
 
   // The least of some rounds, of a small copy and a large one. A pool without room for them leaves

@@ -116,6 +116,8 @@ void bind_session(py::module_& m) {
                              [](const SessionStats& stats) { return stats.swap.out; })
       .def_property_readonly("swapped_in_bytes",
                              [](const SessionStats& stats) { return stats.swap.in; })
+      .def_property_readonly("swapped_ahead_bytes",
+                             [](const SessionStats& s) { return s.swap.ahead; })
       .def_property_readonly("swap_ns",
                              [](const SessionStats& stats) { return stats.swap.times.busy; })
       .def_property_readonly("swap_waited_ns",

@@ -147,6 +147,7 @@ Value& Engine::constant(Bytes size, void* home, void* data) {
 
 void Engine::unlink(Value& value) {
   if (!value.resident()) needs_after_return(value);
+  awaited_.remove(value);
   Op& op = *value.producer;
   value.producer = nullptr;
   value.history = 0;

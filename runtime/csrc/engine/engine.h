@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/csrc/engine/awaited.h"
 #include "runtime/csrc/graph/executor.h"
 #include "runtime/csrc/graph/records.h"
 #include "runtime/csrc/policy/columns.h"
@@ -172,6 +173,16 @@ class Engine {
   void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
   bool moves() const { return columns_.transfer().has_value(); }
 
+  // Bringing back ahead of use (ahead.cpp). The missing values whose copies are to begin between two
+  // operators, in order, where a tape foretells. `most`: how long all takes that may be on its way.
+  // Who begins a copy says so, and says if it was given up. A value that is passed over comes when
+  // it is touched.
+  bool foretells() const { return tapes_.foretell(); }
+  std::vector<Value*> due(Nanos most);
+  void begins_copy(Value& value);
+  void pass_over(Value& value) { awaited_.remove(value); }
+  void given_up(Value& value) { await(value); }
+
   // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
   // above all) with all locks given back and every value as exact as before.
   void materialize(Value& target, Lock& lock);
@@ -287,6 +298,9 @@ class Engine {
   void needs_after_loss(Value& value);
   void needs_after_return(Value& value);
   void find_all_needs();
+  Nanos first_need(const Value& value) const;
+  void await(Value& value);
+  void await_anew();
   void follow_wants(Value& value);
   void follow_wants_of_outputs(Op& op);
   void file_orphan(Value& value);
@@ -331,6 +345,8 @@ class Engine {
   std::vector<Value*> owned_;    // Recomputable and held by the program; resident or not.
   std::vector<Value*> orphans_;  // Among the candidates,
   std::int64_t stones_ = 0;      // and so many stepping stones.
+  Awaited awaited_;
+  Nanos link_free_at_ = 0ns;  // On the tape's time: when all copies are done that have begun.
   std::vector<Value*> garbage_;
   std::vector<Value*> changed_;  // What follow_wants() has yet to look at.
   EngineStats stats_;

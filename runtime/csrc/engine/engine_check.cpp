@@ -55,6 +55,13 @@ void Engine::check(bool idle) const {
   std::int64_t stones = 0;
   std::unordered_set<Op*> ops;
   columns_.check();
+  awaited_.check();
+  for (const auto& [need, value] : awaited_.entries()) {
+    if (!tapes_.foretell()) break;
+    const Nanos foretold = first_need(*value);
+    const bool late = need == Tapes::kNever && foretold < tapes_.begin_of(0);
+    insist(need == foretold || late, "what is awaited has its need");
+  }
   for (std::size_t row = 0; row < columns_.count(); ++row) {
     const Value* value = columns_.value(row);
     insist(value->resident() && value->producer, "a candidate is resident and has a recipe");

@@ -158,6 +158,7 @@ void Engine::lose(Value& value, Loss loss) {
   value.data = nullptr;
   for (Value* view = value.views; view; view = view->views) view->data = nullptr;
   neighbourhood_.lost(value, loss);
+  await(value);
   if (stone) renew_need(value);
   needs_after_loss(value);
   follow_wants(value);
@@ -167,6 +168,7 @@ void Engine::restore(Value& value, void* data) {
   value.data = data;
   ++value.recomputes;
   if (value.base) return;
+  awaited_.remove(value);
   neighbourhood_.returned(value);
   add_candidate(value);
   needs_after_return(value);

@@ -54,6 +54,7 @@ bool Engine::set_need(Value& value, Nanos& before) {
   }
   value.need = std::min(tapes_.next_use(value), value.behind);
   if (value.candidate != kNowhere) columns_.set_need(value.candidate, value.need);
+  if (awaited_.has(value)) awaited_.set(value, first_need(value));
   return value.need != before && passes_on(value);
 }
 
@@ -177,6 +178,7 @@ void Engine::end_step() {
   ++round_;
   neighbourhood_.foretold(tapes_.foretell());
   tapes_.foretell() ? columns_.set_all_needs(tapes_.length()) : show_all_times();
+  await_anew();
 }
 
 void Engine::another_tape() {
@@ -184,6 +186,7 @@ void Engine::another_tape() {
   neighbourhood_.foretold(tapes_.foretell());
   if (tapes_.foretell()) find_all_needs();
   show_all_times();
+  await_anew();
 }
 
 void Engine::show_all_times() {

@@ -62,6 +62,7 @@ struct Value {
   std::uint32_t need_of_round = 0;
   std::int32_t wanted_by = 0;         // Wanted values that were made from it (engine/orphans.cpp),
   std::int32_t orphan = kNowhere;     // and its place in the engine's list of orphans.
+  std::int32_t awaited = kNowhere;    // Its place among those that a copy brings back.
   std::int32_t name = 0;              // In the trace that is being recorded.
   std::uint16_t history = 0;          // Recipes behind it, as an estimate (Engine::outweighed),
   std::uint16_t walked = 0;           // and how many they were when they were last counted.

@@ -3,6 +3,7 @@
 //   Turn    One thread at a time recomputes, so that each value is recomputed once; writes in
 //           place, because a recomputation may be reading what is there before; draws random
 //           numbers, because the recipe must have the state that they were drawn from; or commits.
+//           It is given back while another process is waited for.
 //           All other operators run side by side.
 //   Guard   The engine's lock: it guards the engine and every table of the session. It is open
 //           while an operator runs.

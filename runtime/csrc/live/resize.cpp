@@ -19,6 +19,7 @@ void Session::resize(Bytes budget) {
   Turn turn(*this);
   Guard guard(*this);
   const Bytes before = memory_->budget();
+  if (memory_->live() > budget) give_up_ahead();
   memory_->set_limit(budget);  // First: blocks are handed out without the engine's lock.
   const Bytes stays = memory_->live() - (captures_ > 0 ? 0 : engine_.evictable_bytes());
   if (stays > budget) {
@@ -50,6 +51,7 @@ Bytes Session::give_back() {
   const Bytes before = memory_->stats().committed;
   {
     Guard guard(*this);
+    give_up_ahead();
     if (captures_ == 0) engine_.evict_all();
   }
   memory_->trim();

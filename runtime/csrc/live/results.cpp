@@ -126,6 +126,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   look_at_results(call, stack);
   arm_arguments(call);
   engaged.unlock();
+  reload_ahead();
   bookkeeping_ticks_ += ticks() - call.begin_ticks - call.remat_ticks - call.inside_ticks;
   if (options_.timeline) timeline_.push_back(memory_->live());
   if (detector_ && kept && call.info.others) verify_library(call.info, *kept, lock);

@@ -179,6 +179,8 @@ Block* Session::make_room(Bytes asked, Stream stream, std::string& shortage, Loc
     storages_.bury_with_lock_open(lock);  // What was shed.
     std::optional<Unlocked> open;
     if (memory_->is_torchs()) open.emplace(lock);
+    Block* block = take(asked, fit, stream, shortage);
+    if (block || fit == Fit::kCommitted || !give_up_ahead()) return block;
     return take(asked, fit, stream, shortage);
   };
   const bool may_evict = captures_ == 0 && !InOperator::state.handled;
@@ -328,6 +330,7 @@ std::optional<StepCosts> Session::step() {
   trace_.stepped();
   Guard guard(*this);
   engine_.end_step();
+  if (swap_) swap_->end_step();
   const StepCosts all{evicted_for_room_, to_nanoseconds(remat_ticks_ + search_ticks_)};
   const StepCosts before = std::exchange(costs_of_steps_, all);
   return StepCosts{all.evicted - before.evicted, all.added - before.added};

@@ -234,6 +234,9 @@ class Session final : public Executor {
   void note_movable(Call& call, c10::StorageImpl* storage);
   void reload(Op& op, Lock& lock);
   void store(Value& value);
+  void reload_ahead();
+  bool begin_ahead(Value& value);
+  bool give_up_ahead() { return swap_ && swap_->give_up_ahead(); }  // Whether there was any.
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);

@@ -1,10 +1,15 @@
 #include "runtime/csrc/live/swap.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace dtr {
 
 struct Swap::Away {
   Tier::Room room;
   bool written = false;
+  Block* ahead = nullptr;  // Where a copy goes that nobody has asked for yet,
+  bool old = false;        // and whether it was begun before the step under way.
 };
 
 Swap::Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_ptr<Tier> tier,
@@ -17,7 +22,8 @@ Swap::Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_p
                 : repeatable ? Transfer{.nanoseconds_per_byte = 2, .smallest = kSmallestMoved}
                              : Transfer{.nanoseconds_per_byte = tier_->speed().nanoseconds_per_byte,
                                         .latency = tier_->speed().latency,
-                                        .smallest = kSmallestMoved}) {}
+                                        .smallest = kSmallestMoved}),
+      runs_beside_(tier_->runs_beside()) {}
 
 // The cost of its recipe is that to write it, too.
 Op* Swap::place_for(Bytes bytes) {
@@ -46,13 +52,15 @@ bool Swap::store(Value& value) {
   if (its.written) return false;
   tier_->write(its.room, storages_.data_of(value), value.size);
   its.written = true;
-  engine_.reprice(value, value.producer->cost / 2);  // It need only be read.
+  engine_.reprice(value, transfer_.one_way(value.size));  // It need only be read.
   stats_.out += value.size;
   return true;
 }
 
 void Swap::read(Op& op, void* to, Stream reader) const {
-  tier_->read(away(op).room, to, op.outputs()[0]->size, reader);
+  Tier::Room& room = away(op).room;
+  tier_->begin_read(room, to, op.outputs()[0]->size);
+  tier_->finish_read(room, to, reader);
 }
 
 void Swap::fill(Op& op, at::DataPtr memory) {
@@ -64,7 +72,57 @@ void Swap::fill(Op& op, at::DataPtr memory) {
   ++stats_.reloads;
 }
 
-void Swap::forget(Op& op) { tier_->give_back(away(op).room); }
+void Swap::forget(Op& op) {
+  if (away(op).ahead) memory_.free(leave_ahead(op));
+  tier_->give_back(away(op).room);
+}
+
+void Swap::begin_ahead(Op& op, Block* block) {
+  Value& value = *op.outputs()[0];
+  ahead_.reserve(ahead_.size() + 1);
+  tier_->begin_read(away(op).room, memory_.data(block), value.size);
+  away(op).ahead = block;
+  away(op).old = false;
+  ahead_.push_back(&op);
+  under_way_ += block->size;
+  engine_.begins_copy(value);
+}
+
+bool Swap::arrive(Op& op, Stream reader) {
+  Away& its = away(op);
+  if (!its.ahead) return false;
+  tier_->finish_read(its.room, memory_.data(its.ahead), reader);
+  Value& value = *op.outputs()[0];
+  storages_.fill(value, leave_ahead(op));
+  stats_.in += value.size;
+  stats_.ahead += value.size;
+  ++stats_.reloads;
+  return true;
+}
+
+Block* Swap::leave_ahead(Op& op) {
+  Block* const block = std::exchange(away(op).ahead, nullptr);
+  std::erase(ahead_, &op);
+  under_way_ -= block->size;
+  return block;
+}
+
+void Swap::give_up(Op& op) {
+  memory_.free(leave_ahead(op));
+  engine_.given_up(*op.outputs()[0]);
+}
+
+bool Swap::give_up_ahead() {
+  const bool any = !ahead_.empty();
+  while (!ahead_.empty()) give_up(*ahead_.back());
+  return any;
+}
+
+void Swap::end_step() {
+  for (std::size_t i = ahead_.size(); i-- > 0;) {
+    if (std::exchange(away(*ahead_[i]).old, true)) give_up(*ahead_[i]);
+  }
+}
 
 void Swap::close() {
   stats_ = stats();

@@ -12,11 +12,16 @@
 // Each movable value has its room in the tier while it lives, in memory or not, so that an eviction
 // never finds the tier full. Where there is no room, a value stays what it would be without swap.
 //
+// Where copies run beside the program's work, a copy is begun before the program touches the value
+// (engine/ahead.cpp). Until then the value is missing as before, and the memory that the copy goes
+// to is the swap's: nobody evicts it, and who finds no other memory lets the swap give it up.
+//
 // The engine's lock is held in all calls but those that say otherwise.
 
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "dtr_alloc/csrc/tier.h"
 #include "runtime/csrc/engine/rules.h"
@@ -27,6 +32,7 @@ namespace dtr {
 struct SwapStats {
   Bytes capacity = 0, reserved = 0;
   Bytes out = 0, in = 0;  // Written and read so far.
+  Bytes ahead = 0;        // Of it, what was on its way before it was asked for.
   std::int64_t reloads = 0;
   Tier::Times times;
 };
@@ -54,19 +60,33 @@ class Swap {
   void fill(Op& op, at::DataPtr memory);  // It is back, in that memory.
   void forget(Op& op);
 
+  // Ahead of its use, where copies run beside. begin_ahead() takes the block, or throws what the
+  // tier throws. Then arrive() fills the value, for work of a stream; false where nothing was begun.
+  bool runs_beside() const { return runs_beside_; }
+  Bytes under_way() const { return under_way_; }
+  void begin_ahead(Op& op, Block* block);
+  bool arrive(Op& op, Stream reader);
+  bool give_up_ahead();  // All of it. Whether there was any.
+  void end_step();       // Gives up what was begun before the step that ends, and is not touched.
+
   SwapStats stats() const;
   void close();  // Gives the tier back. There are no values any more.
 
  private:
   struct Away;  // What an Op::reload has for a payload.
   static Away& away(Op& op) { return *static_cast<Away*>(op.payload()); }
+  Block* leave_ahead(Op& op);
+  void give_up(Op& op);
 
   Engine& engine_;
   Memory& memory_;
   StorageTable& storages_;
   std::unique_ptr<Tier> tier_;
   const Transfer transfer_;
+  const bool runs_beside_;
   SwapStats stats_;
+  std::vector<Op*> ahead_;
+  Bytes under_way_ = 0;
 };
 
 }  // namespace dtr

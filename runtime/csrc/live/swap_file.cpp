@@ -91,7 +91,7 @@ void SwapFile::write(Room& room, const void* from, Bytes bytes) {
   }
 }
 
-void SwapFile::read(const Room& room, void* to, Bytes bytes, Stream) {
+void SwapFile::begin_read(Room& room, void* to, Bytes bytes) {
   const Timer timer(busy_);
   char* data = static_cast<char*>(to);
   for (Bytes done = 0; done < bytes;) {
@@ -113,7 +113,7 @@ void SwapFile::measure() {
   write(room, buffer.data(), bytes);  // The first write finds no page there.
   busy_ = 0;
   write(room, buffer.data(), bytes);
-  read(room, buffer.data(), bytes, 0);
+  begin_read(room, buffer.data(), bytes);
   give_back(room);
   speed_.nanoseconds_per_byte = static_cast<double>(busy_.exchange(0)) / static_cast<double>(bytes);
 }

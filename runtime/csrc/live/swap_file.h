@@ -26,7 +26,7 @@ class SwapFile final : public Tier {
   Room reserve(Bytes bytes) override;
   void give_back(Room& room) override { rooms_->free(room.block); }
   void write(Room& room, const void* from, Bytes bytes) override;
-  void read(const Room& room, void* to, Bytes bytes, Stream) override;
+  void begin_read(Room& room, void* to, Bytes bytes) override;
 
   Bytes capacity() const override { return rooms_->budget(); }
   Bytes used() const override { return rooms_->live(); }

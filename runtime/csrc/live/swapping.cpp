@@ -3,6 +3,7 @@
 
 #include <ATen/record_function.h>
 
+#include <string>
 #include <utility>
 
 #include "runtime/csrc/live/hold.h"
@@ -62,20 +63,69 @@ void Session::close_swap() {
 void Session::reload(Op& op, Lock& lock) {
   const auto bytes = static_cast<std::size_t>(op.outputs()[0]->size);
   const Stream reader = device_.current_stream();
+  const auto arrived = [&] {
+    if (memory_->many_streams()) memory_->spread_stream(reader);
+  };
+  if (swap_->arrive(op, reader)) return arrived();
+  Value& value = *op.outputs()[0];
   at::DataPtr memory;
   Nanos at = 0ns;
-  {
+  engine_.begins_copy(value);  // Else another thread's operator might begin it, too.
+  try {
     const InReplay replaying;
     Unlocked open(lock);
     memory = device_.ordinary(allocate(bytes, swap_->arrives_on(reader)));
     RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
     at = EventLog::now();
     swap_->read(op, memory.get(), reader);
+  } catch (...) {
+    engine_.given_up(value);
+    throw;
   }
   swap_->fill(op, std::move(memory));
-  if (memory_->many_streams()) memory_->spread_stream(reader);
+  arrived();
   if (!events_.keeps()) return;
   events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
+}
+
+// An operator is over: begins what is due. An eighth of the budget may be under way. What fails is
+// told when the program asks for the value.
+void Session::reload_ahead() {
+  constexpr Bytes kShare = 8;
+  if (!swap_ || !swap_->runs_beside() || captures_ > 0 || InOperator::state.handled) return;
+  if (!engine_.foretells()) {
+    give_up_ahead();
+    return;
+  }
+  const Bytes most = memory_->budget() / kShare;
+  try {
+    for (Value* value : engine_.due(swap_->transfer().one_way(most))) {
+      if (value->size > most) {
+        engine_.pass_over(*value);
+      } else if (swap_->under_way() + value->size > most || !begin_ahead(*value)) {
+        return;
+      }
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+bool Session::begin_ahead(Value& value) {
+  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  std::string shortage;
+  const Stream stream = swap_->arrives_on(device_.current_stream());
+  Block* block = take(value.size, Fit::kCommitted, stream, shortage);
+  if (!block) return false;
+  try {
+    swap_->begin_ahead(*value.producer, block);
+  } catch (...) {
+    memory_->free(block);
+    throw;
+  }
+  if (events_.keeps()) {
+    events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_->live());
+  }
+  return true;
 }
 
 void Session::store(Value& value) {

@@ -29,6 +29,7 @@ void Tapes::accessed(Value& value) {
   mix(hash_, met ? place - value.access : 0);
   const Nanos now = written_.begins.back();
   if (met) written_.next[value.access] = now;
+  if (from_step_before(value)) before_->in_next_step[value.access] = now;
   written_.next.push_back(kNever);
   value.access = place;
   value.step = step_;
@@ -58,15 +59,18 @@ bool Tapes::end_operator(Nanos cost) {
 // A step like an earlier one takes its place: the times are newer.
 void Tapes::keep() {
   const auto alike = std::ranges::find_if(kept_, [this](const Tape& tape) {
-    return tape.hashes.size() == written_.hashes.size() && tape.hashes.back() == hash_;
+    return tape.hashes.size() == written_.hashes.size() &&
+           tape.hashes.back() == written_.hashes.back();
   });
   if (alike != kept_.end()) {
     written_.successor = alike->successor;
+    written_.in_next_step = std::move(alike->in_next_step);
     kept_.splice(kept_.begin(), kept_, alike);
   } else {
     kept_.emplace_front();
   }
   kept_.front() = std::exchange(written_, {});
+  kept_.front().in_next_step.resize(kept_.front().next.size(), kNever);
   if (kept_.size() <= kKept) return;
   for (Tape& tape : kept_) {
     if (tape.successor == &kept_.back()) tape.successor = nullptr;
@@ -89,12 +93,13 @@ bool Tapes::end_step() {
     if (before) before->successor = &last;
     followed_ = last.successor ? last.successor : &last;
   }
+  before_ = whole ? &kept_.front() : nullptr;
   lost_ = !followed_;
   return foretold || followed_;
 }
 
 void Tapes::forget() {
-  followed_ = nullptr;
+  followed_ = before_ = nullptr;
   kept_.clear();
   written_ = {};
   hash_ = 0;
@@ -104,6 +109,19 @@ void Tapes::forget() {
 Nanos Tapes::now() const {
   const std::size_t at = std::max<std::size_t>(written_.begins.size(), 1) - 1;
   return at < followed_->begins.size() ? followed_->begins[at] : followed_->length;
+}
+
+Nanos Tapes::begin_of(std::size_t operators) const {
+  const std::size_t at = written_.begins.size() + operators;
+  return at < followed_->begins.size() ? followed_->begins[at] : followed_->length;
+}
+
+bool Tapes::from_step_before(const Value& value) const {
+  return before_ && value.step + 1 == step_;
+}
+
+Nanos Tapes::first_use(const Value& value) const {
+  return from_step_before(value) ? before_->in_next_step[value.access] : kNever;
 }
 
 Nanos Tapes::next_use(const Value& value) const {

@@ -11,8 +11,12 @@
 // All times are the tape's own: the costs of the operators before, from the begin of the step. A
 // step that takes longer than the tape's does not come late, because both are at the same operator.
 //
+// What a step leaves to the next one, such as the state of an optimizer, has no entry in that one
+// yet. So for the last access of each value the tape remembers when the next step came to the value.
+// Only who brings values back ahead of their use asks for it (engine/ahead.cpp).
+//
 // Recomputations are not on a tape: they depend on what was evicted. Cost: 16 bytes an operator and
-// 8 an access; some nanoseconds each. Source: Belady's rule (1966) in the score of DTR; Capuchin
+// 16 an access; some nanoseconds each. Source: Belady's rule (1966) in the score of DTR; Capuchin
 // (Peng et al., ASPLOS 2020) measures accesses of a step likewise, and plans by them.
 
 #pragma once
@@ -46,7 +50,10 @@ class Tapes {
   // Of the tape that is followed: the time now, and that of a value's next use. A value of which
   // the tape knows nothing is taken to be needed behind the end of the step.
   Nanos now() const;
+  Nanos begin_of(std::size_t operators) const;  // Between two: of the one so many after the next.
   Nanos next_use(const Value& value) const;
+  // Of a value that the step before accessed and this one has not, as far as is known; else kNever.
+  Nanos first_use(const Value& value) const;
   Nanos length() const { return followed_ ? followed_->length : 0ns; }
 
  private:
@@ -54,6 +61,7 @@ class Tapes {
     std::vector<std::uint64_t> hashes;  // Of the step up to the end of each operator.
     std::vector<Nanos> begins;          // Of each operator.
     std::vector<Nanos> next;            // Of each access.
+    std::vector<Nanos> in_next_step;    // Of a value's last access: its first one in that step.
     Nanos length = 0ns;
     const Tape* successor = nullptr;  // What the step after it was like.
   };
@@ -63,10 +71,12 @@ class Tapes {
   static constexpr std::size_t kLongest = std::size_t{1} << 20;
 
   bool agrees(const Tape& tape) const;
+  bool from_step_before(const Value& value) const;
   void keep();
 
-  std::list<Tape> kept_;  // The step before is the first.
-  Tape written_;          // Of the step that is under way.
+  std::list<Tape> kept_;    // The step before is the first.
+  Tape written_;            // Of the step that is under way.
+  Tape* before_ = nullptr;  // Of the step before, the first of the kept ones; null: it is not kept.
   const Tape* followed_ = nullptr;
   bool lost_ = false;  // No tape agrees with the step any more.
   std::uint64_t hash_ = 0;

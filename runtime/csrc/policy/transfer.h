@@ -16,6 +16,7 @@ struct Transfer {
   bool takes(const Value& value) const {
     return value.size >= smallest && !(value.producer && value.producer->together);
   }
+  Nanos one_way(Bytes bytes) const { return cost(bytes) / 2; }
   Nanos cost(Bytes bytes) const {
     return latency +
            Nanos{static_cast<std::int64_t>(nanoseconds_per_byte * static_cast<double>(bytes))};

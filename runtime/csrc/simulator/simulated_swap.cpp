@@ -1,6 +1,7 @@
 // What a simulated run sends over its link, by the rules of a live swap (live/swap.h): what is not
 // recorded can only be moved, and what is evicted is moved where that is cheaper than to recompute
-// it. What was written once need not be written again.
+// it. What was written once need not be written again. Each transfer is waited for: nothing comes
+// back ahead of its use.
 
 #include "runtime/csrc/simulator/live_simulation.h"
 
@@ -29,7 +30,7 @@ void LiveSimulation::adopt_movable(std::int64_t tensor, Bytes size, void* data) 
 
 void LiveSimulation::store(Value& value) {
   if (std::exchange(away(value).written, true)) return;
-  const Nanos one_way = link_->cost(value.size) / 2;
+  const Nanos one_way = link_->one_way(value.size);
   engine_.reprice(value, one_way);
   counts_.out += value.size;
   counts_.waited += one_way;
@@ -39,7 +40,7 @@ void LiveSimulation::reload(Op& op) {
   Value& value = *op.outputs()[0];
   Block* block = allocate(value.size);
   counts_.in += value.size;
-  counts_.waited += link_->cost(value.size) / 2;
+  counts_.waited += link_->one_way(value.size);
   ++counts_.reloads;
   own(block, &value);
   engine_.restore(value, block);

@@ -49,7 +49,9 @@ void schedule(std::uintptr_t stream, const Operation& operation) {
   Clocks& clocks = world.clocks;
   std::int64_t& end = clocks.streams[stream];
   if (operation.kind == Operation::kWait) {
-    end = std::max(end, operation.event->at);
+    const std::int64_t at = operation.event->at;
+    if (stream == 0) clocks.stalled += std::max<std::int64_t>(at - std::max(end, clocks.host), 0);
+    end = std::max(end, at);
     return;
   }
   const std::int64_t begin = std::max(end, clocks.host);
@@ -118,8 +120,9 @@ FAKE std::int64_t fakecuda_time(const char* what) {
   const std::lock_guard lock(mutex);
   const Clocks& clocks = world.clocks;
   const std::map<std::string, std::int64_t> known = {
-      {"host", clocks.host}, {"driver", clocks.driver}, {"waited", clocks.waited},
-      {"busy", clocks.busy}, {"idle", clocks.idle},     {"end", clocks.end}};
+      {"host", clocks.host},      {"driver", clocks.driver}, {"waited", clocks.waited},
+      {"busy", clocks.busy},      {"idle", clocks.idle},     {"end", clocks.end},
+      {"stalled", clocks.stalled}};
   const auto at = known.find(what);
   return at == known.end() ? -1 : at->second;
 }

@@ -116,6 +116,7 @@ struct Clocks {
   std::int64_t waited = 0;                         // Of the host, for the device.
   std::int64_t busy = 0;                           // Of the device: some stream runs.
   std::int64_t idle = 0;                           // Of the device, between two pieces of work.
+  std::int64_t stalled = 0;                        // Of the default stream, for others.
   std::int64_t end = 0;                            // Of the last piece of work so far.
   std::map<std::uintptr_t, std::int64_t> streams;  // When each has run all that it was given.
 };
