@@ -9,6 +9,7 @@ recomputing nearly always, and a file system in memory saves nothing.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ def native_swap(
     Raises:
         TypeError, ValueError: the size is no size, or 0; there is a folder and no size; the folder
             does not exist, cannot be written, or lies where it should not, and `anywhere` is False.
+        RuntimeError: the disk has less room.
     """
     if swap is None:
         if folder is not None or anywhere:
@@ -56,6 +58,12 @@ def native_swap(
         raise ValueError(
             f"swap_dir {str(path)!r} lies {where} ({kind}): give a folder of a local disk, or "
             "swap_anywhere=True"
+        )
+    free = shutil.disk_usage(path).free  # Else the attempt would fill the disk for a moment.
+    if size > free:
+        raise RuntimeError(
+            f"swap of {size} bytes cannot be reserved in {path}: {format_size(free)} are free; "
+            "give swap_dir a folder of a local disk that has the room and can be written"
         )
     return {"swap": size, "swap_folder": str(path)}
 

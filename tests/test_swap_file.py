@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,13 +179,30 @@ def test_a_file_that_cannot_be_read_is_read_again_when_it_can(folder: Path) -> N
         assert torch.equal(made, expected)
 
 
-def test_a_disk_without_the_room_is_an_error_at_the_begin() -> None:
-    with (
-        pytest.raises(RuntimeError, match=r"swap of \d+ bytes cannot be reserved in .* swap_dir"),
-        dtr_alloc.rematerialize("64MiB", swap="15TiB"),
-    ):
+def test_a_disk_without_the_room_is_an_error_and_is_not_filled_to_find_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage = shutil.disk_usage(tempfile.gettempdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    text = r"swap of 2097152 bytes cannot be reserved in .*: 1 MiB are free; .* swap_dir"
+    with pytest.raises(RuntimeError, match=text), dtr_alloc.rematerialize("64MiB", swap="2MiB"):
         pass
     assert current.session() is None
+
+
+def test_a_disk_that_has_less_room_than_it_says_is_an_error_at_the_begin(folder: Path) -> None:
+    program = """
+import resource, sys, dtr_alloc
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    dtr_alloc.rematerialize("64MiB", swap="2MiB", swap_dir=sys.argv[1]).__enter__()
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert re.match(r"swap of 2097152 bytes cannot be reserved in .*swap_dir", done.stdout)
 
 
 @pytest.mark.parametrize(
