@@ -106,7 +106,7 @@ asan-torch: $(READY)
 # Does a test notice? Plants one fault at a time in a copy of the sources, builds it, runs a test.
 planted-faults: $(READY)
 	$(PYTHON) setup.py -q build_ext --inplace # Of which single files are then built anew.
-	$(PYTHON) tests/planted_faults.py
+	$(PYTHON) -m tests.planted
 
 # The same with hundreds of faults made by rule, in one build: hours, and it goes on where it was.
 mutants: $(READY)

@@ -16,7 +16,7 @@ from tests.modelled_values import Value, classes_cost, neighbourhood_cost
 from tests.pool_model import Range
 
 if TYPE_CHECKING:
-    from tests.engine_model import Model
+    from tests.eviction_model import EvictionModel
 
 EPSILON = 1
 SEARCH_BLOCK = 10
@@ -24,7 +24,7 @@ DEAR_SHARE = 0.1
 TOO_MUCH = 1 / 3
 
 
-def make_room(model: Model, asked: int, page_price: int) -> int | None:
+def make_room(model: EvictionModel, asked: int, page_price: int) -> int | None:
     """The offset of a block of `asked` bytes, a multiple of the granule; None: there is none."""
     while True:
         offset = model.pool.allocate(asked, _core.Fit.committed)
@@ -47,7 +47,7 @@ def make_room(model: Model, asked: int, page_price: int) -> int | None:
             return model.pool.allocate(asked, _core.Fit.beyond)
 
 
-def pages_to_move(model: Model, asked: int) -> int | None:
+def pages_to_move(model: EvictionModel, asked: int) -> int | None:
     """None where the bytes are not there, or no hole can have the pages."""
     pool = model.pool
     if pool.live() + asked > pool.budget:
@@ -59,7 +59,7 @@ def pages_to_move(model: Model, asked: int) -> int | None:
     return max(len(run - pool.pages) - headroom, 0)
 
 
-def moving_is_dearer(model: Model, asked: int, move: int, page_price: int) -> bool:
+def moving_is_dearer(model: EvictionModel, asked: int, move: int, page_price: int) -> bool:
     """Than to recompute what the cheapest window holds."""
     took = model.base_cost + model.remat_cost
     page = float(model.pool.page)
@@ -75,7 +75,7 @@ def moving_is_dearer(model: Model, asked: int, move: int, page_price: int) -> bo
     return move - search > window_cost(model, window)
 
 
-def windows(model: Model, asked: int) -> Iterator[list[Value]]:
+def windows(model: EvictionModel, asked: int) -> Iterator[list[Value]]:
     """The values of the shortest run that holds the request, for each last block that ends one."""
     lacking = max(model.pool.live() + asked - model.pool.budget, 1)
     evictable = {v.content.offset: v for v in model.candidates if v.content and not v.locks}
@@ -94,7 +94,7 @@ def windows(model: Model, asked: int) -> Iterator[list[Value]]:
                 break
 
 
-def backed_parts(model: Model, asked: int) -> list[Range | None]:
+def backed_parts(model: EvictionModel, asked: int) -> list[Range | None]:
     """Blocks and holes; of holes without pages for any request, the parts that have pages, and None
     for those that have none."""
     pool = model.pool
@@ -116,7 +116,7 @@ def backed_parts(model: Model, asked: int) -> list[Range | None]:
     return parts
 
 
-def window_cost(model: Model, values: list[Value]) -> int:
+def window_cost(model: EvictionModel, values: list[Value]) -> int:
     """Classes that members share count once."""
     own = sum(value.recipe.cost for value in values if value.recipe)
     kind = model.heuristic.neighbourhood
@@ -125,7 +125,7 @@ def window_cost(model: Model, values: list[Value]) -> int:
     return own + sum(neighbourhood_cost(kind, value) for value in values)
 
 
-def cheapest_window(model: Model, asked: int) -> list[Value]:
+def cheapest_window(model: EvictionModel, asked: int) -> list[Value]:
     """The first one of the least cost times bytes over staleness of all its bytes."""
     best = float("inf")
     found: list[Value] = []

@@ -1,12 +1,12 @@
-"""Faults to plant (planted_faults.py) fit today's sources and name tests that exist.
+"""Faults to plant (tests/planted) fit today's sources and name tests that exist.
 
 Planting them takes minutes, so few people do. A fault that no longer fits shows here.
 """
 
 import pytest
 
-from tests.faults import FAULTS, Fault
-from tests.planted_faults import ROOT
+from tests.planted.__main__ import FAULTS, ROOT
+from tests.planted.fault import Fault
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])

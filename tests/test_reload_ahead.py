@@ -13,7 +13,7 @@ from torch import Tensor
 
 import dtr_alloc
 from tests.fake_cuda.driver import FakeCuda
-from tests.test_host_tier import COPIES, on_device
+from tests.test_swap_on_device import COPIES, on_device
 
 
 class Repeated:

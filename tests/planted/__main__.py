@@ -2,9 +2,9 @@
 for it, which must fail. A copy without a fault comes first, on which all those tests must pass.
 `make planted-faults`; minutes, since each fault is compiled.
 
-The faults are in faults.py. A file is changed by its text, so that a fault that no longer fits its
-source is an error and not a pass. Only that file is compiled, by the command that built the
-extension; the rest is linked from there. The repository itself is not touched.
+The faults are in the files beside this one. A file is changed by its text, so that a fault that no
+longer fits its source is an error and not a pass. Only that file is compiled, by the command that
+built the extension; the rest is linked from there. The repository itself is not touched.
 """
 
 import os
@@ -18,12 +18,17 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "perf")]
+from tests.planted.engine_faults import ENGINE_FAULTS
+from tests.planted.fault import Fault
+from tests.planted.live_faults import LIVE_FAULTS
+from tests.planted.swap_faults import SWAP_FAULTS
+
+ROOT = Path(__file__).parents[2]
+FAULTS = (*LIVE_FAULTS, *ENGINE_FAULTS, *SWAP_FAULTS)
+
+sys.path.insert(0, str(ROOT / "perf"))
 
 from measurement import origin  # noqa: E402
-
-from tests.faults import FAULTS, Fault  # noqa: E402
 
 
 def compile_commands() -> dict[str, list[str]]:

@@ -1,0 +1,176 @@
+"""Faults of the engine and its policy: what is evicted, kept, and what a score counts."""
+
+from tests.planted.fault import Edit, Fault
+
+ENGINE_FAULTS = (
+    Fault(
+        "let a locked value be evicted",
+        (
+            Edit(
+                "runtime/csrc/engine/engine.cpp",
+                "bool Engine::evict_one(Shed shed) {\n",
+                "bool Engine::evict_one(Shed shed) {\n"
+                "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
+                "    Value* value = columns_.value(row);\n"
+                "    if (value->locks) return evict(*value), true;\n"
+                "  }\n",
+            ),
+        ),
+        "tests/test_session.py::test_the_pool_never_passes_the_budget_and_every_tensor_reads_right",
+    ),
+    Fault(
+        "never cut a history",
+        (
+            Edit(
+                "runtime/csrc/engine/histories.cpp",
+                "  const History history = walk(value, value.size, [](Value&) {});\n",
+                "  if (value.size >= 0) return false;\n"
+                "  const History history = walk(value, value.size, [](Value&) {});\n",
+            ),
+        ),
+        "tests/test_histories.py::test_stateful_inference_does_not_grow",
+    ),
+    Fault(
+        "count what a running operator reads as evictable",
+        (
+            Edit(
+                "runtime/csrc/engine/engine.cpp",
+                "    sum += value.locks ? 0 : round_to_granule(value.size);\n",
+                "    sum += round_to_granule(value.size);\n",
+            ),
+        ),
+        "tests/test_resize.py::test_what_a_running_operator_reads_stays",
+    ),
+    Fault(
+        "forget to tell the tape of a use",
+        (
+            Edit(
+                "runtime/csrc/policy/tape.cpp",
+                "  if (met) written_.next[value.access] = now;\n",
+                "  static_cast<void>(now);\n",
+            ),
+        ),
+        "tests/test_tape.py::test_what_is_newer_goes_on_being_kept_where_it_is_needed_first",
+    ),
+    Fault(
+        "follow a tape that the step has left",
+        (
+            Edit(
+                "runtime/csrc/policy/tape.cpp",
+                "tape.hashes[last - 1] == hash_;",
+                "true;",
+            ),
+        ),
+        "tests/test_tape.py::test_a_step_that_differs_is_followed_no_further",
+    ),
+    Fault(
+        "leave the inputs of what was evicted without its need",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "  if (tapes_.foretell()) update_needs_behind(value, Tapes::kNever);\n",
+                "  static_cast<void>(value);\n",
+            ),
+        ),
+        "tests/test_tape.py::test_needs_add_up_after_each_operator",
+    ),
+    Fault(
+        "keep a stepping stone when the program has let go what it stays for",
+        (
+            Edit(
+                "runtime/csrc/engine/stepping_stones.cpp",
+                "  if (stones_ == 0) return;\n",
+                "  return;\n",
+            ),
+        ),
+        "tests/test_stepping_stones.py::"
+        "test_memory_of_a_stone_comes_back_when_what_it_stays_for_needs_it_no_more",
+    ),
+    Fault(
+        "take a stepping stone for an orphan",
+        (
+            Edit(
+                "runtime/csrc/engine/orphans.cpp",
+                " && !value.home && !value.stone;",
+                " && !value.home;",
+            ),
+            Edit(
+                "runtime/csrc/engine/engine_check.cpp",
+                " && !value.home && !value.stone;",
+                " && !value.home;",
+            ),
+        ),
+        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+    ),
+    Fault(
+        "need a stepping stone only when what it stays for is missing",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "  return !made.resident() || (value.stone && made.owned != kNowhere);\n",
+                "  return static_cast<void>(value), !made.resident();\n",
+            ),
+        ),
+        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+    ),
+    Fault(
+        "forget to tell a stepping stone that what it stays for is back",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "    if (input.stone) renew_need(input);\n",
+                "    static_cast<void>(input);\n",
+            ),
+        ),
+        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+    ),
+    Fault(
+        "count a long lineage as if it ended",
+        (
+            Edit(
+                "runtime/csrc/policy/lineages.cpp",
+                "  return more ? kBeyond * sum : sum;\n",
+                "  return sum;\n",
+            ),
+            Edit(
+                "runtime/csrc/policy/lineages.cpp",
+                ".sum != (more ? kBeyond * sum : sum)) {",
+                ".sum != sum) {",
+            ),
+        ),
+        "tests/test_victims.py::test_a_simulation_counts_a_long_lineage_alike",
+    ),
+    Fault(
+        "stay with long lineages however much is recomputed",
+        (
+            Edit(
+                "runtime/csrc/engine/needs.cpp",
+                "  if (!foretold || kTooMuch * again <= computed",
+                "  if (!foretold || again > 0ns || kTooMuch * again <= computed",
+            ),
+        ),
+        "tests/test_tape.py::test_long_lineages_are_left_where_much_is_recomputed",
+    ),
+    Fault(
+        "count what was made from a value beside its need",
+        (
+            Edit(
+                "runtime/csrc/policy/neighbourhood.cpp",
+                "  if (by_classes()) classes_.count_readers(!is);\n",
+                "",
+            ),
+        ),
+        "tests/test_tape.py::test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it",
+    ),
+    Fault(
+        "count a small value as cheap as a transfer that it never makes",
+        (
+            Edit(
+                "runtime/csrc/policy/transfer.h",
+                "value.size >= smallest && ",
+                "value.size > 0 && ",
+            ),
+        ),
+        "tests/test_link.py::test_a_small_tensor_stays_though_its_bytes_would_move_in_no_time",
+    ),
+)

@@ -1,0 +1,237 @@
+"""Faults of the live runtime: what is recorded, replayed, handed out, and how budgets change."""
+
+from tests.planted.fault import Edit, Fault
+
+LIVE_FAULTS = (
+    Fault(
+        "drop the snapshot of the generator",
+        (
+            Edit(
+                "runtime/csrc/live/recipe.cpp",
+                "if (!info.random) return {};",
+                "return {};",
+            ),
+        ),
+        "tests/test_exactness.py::test_randomness_is_drawn_once",
+    ),
+    Fault(
+        "believe a library that says nothing of random numbers",
+        (
+            Edit(
+                "runtime/csrc/live/library_calls.cpp",
+                "    call.random = last_random_;\n",
+                "",
+            ),
+        ),
+        "tests/test_libraries.py::"
+        "test_dropout_that_says_nothing_of_its_numbers_stays_or_draws_the_same_again",
+    ),
+    Fault(
+        "record memory that a library keeps",
+        (
+            Edit(
+                "runtime/csrc/live/library_calls.cpp",
+                "         is_shared(result);",
+                "         false;",
+            ),
+        ),
+        "tests/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",
+    ),
+    Fault(
+        "let a replay cast as autocast does now",
+        (
+            Edit(
+                "runtime/csrc/live/recipe.cpp",
+                "  if (info->others) autocasting.emplace(autocast);\n",
+                "",
+            ),
+        ),
+        "tests/test_libraries.py::test_a_replay_casts_as_autocast_did",
+    ),
+    Fault(
+        "let a replay of batch norm write the running statistics",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "    argument.scratch = info.is(info.statistics, argument.argument);\n",
+                "    argument.scratch = false;\n",
+            ),
+            Edit("runtime/csrc/live/writes.cpp", "    constants_.give_copy(constant, lock);\n", ""),
+            Edit(
+                "runtime/csrc/live/replayer.cpp",
+                "  if (!written) {\n",
+                "  if (!written || value.constant()) {\n",
+            ),
+        ),
+        "tests/test_exactness.py::test_batch_norm_updates_its_running_statistics_once_per_step",
+    ),
+    Fault(
+        "forget that a write makes a new version",
+        (
+            Edit(
+                "runtime/csrc/live/results.cpp",
+                "    const std::uint16_t slot = output++;\n",
+                "    const std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
+            ),
+        ),
+        "tests/test_exactness.py::test_in_place_operators_and_writes_through_views",
+    ),
+    Fault(
+        "touch a storage that is dying in another thread",
+        (
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "  if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);\n",
+                "",
+            ),
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "  c10::raw::weak_intrusive_ptr::decref(home_storage(value));\n",
+                "",
+            ),
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "  c10::raw::weak_intrusive_ptr::decref(storage);\n",
+                "",
+            ),
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "  if (!value.home) return nullptr;\n",
+                "  if (value.home || !value.home) return home_storage(value);\n",
+            ),
+        ),
+        "tests/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
+        tries=5,
+    ),
+    Fault(
+        "keep no copy of what is handed out",
+        (
+            Edit(
+                "runtime/csrc/live/constants.cpp",
+                "  if (!constant.uses || constant.absent) return {};\n",
+                "  if (constant.size >= 0) return {};\n",
+            ),
+        ),
+        "tests/test_raw_access.py",
+    ),
+    Fault(
+        "let go what was read while its parameters were elsewhere",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);\n",
+                "",
+            ),
+        ),
+        "tests/test_sharded_parameters.py",
+    ),
+    Fault(
+        "recompute with parameters of another version",
+        (
+            Edit(
+                "runtime/csrc/live/constants.cpp",
+                "  if (checksum(storage) == before) {",
+                "  if (checksum(storage) == before || before) {",
+            ),
+        ),
+        "tests/test_sharded_versions.py",
+    ),
+    Fault(
+        "keep a budget that was refused",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "    memory_->set_limit(before);\n    throw_cannot_shrink",
+                "    throw_cannot_shrink",
+            ),
+        ),
+        "tests/test_resize.py::"
+        "test_a_budget_below_what_must_stay_is_refused_before_anything_changes",
+    ),
+    Fault(
+        "let a loan take no turn",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "void Session::lend(Bytes bytes) {\n  Turn turn(*this);\n",
+                "void Session::lend(Bytes bytes) {\n",
+            ),
+        ),
+        "tests/test_resize.py::test_loans_that_wait_for_their_turn_add_up",
+    ),
+    Fault(
+        "lend from the first budget instead of the present one",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "  const Bytes budget = memory_->budget();\n  TORCH",
+                "  const Bytes budget = options_.budget;\n  TORCH",
+            ),
+        ),
+        "tests/test_resize.py::test_what_is_lent_comes_back_also_after_an_error",
+    ),
+    Fault(
+        "give back more than was lent",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "resize(std::min(budget - bytes, memory_->largest_budget()));",
+                "resize(budget - bytes);",
+            ),
+        ),
+        "tests/test_resize.py::"
+        "test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope",
+    ),
+    Fault(
+        "leave a page that the device did not take back",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "  memory_->set_limit(budget);  // Again: gives back",
+                "  // Gives back",
+            ),
+        ),
+        "tests/test_session_on_cuda.py::"
+        "test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends",
+    ),
+    Fault(
+        "keep the pages of what is released",
+        (Edit("runtime/csrc/live/resize.cpp", "  memory_->trim();\n", ""),),
+        "tests/test_resize.py::"
+        "test_what_is_released_goes_back_to_the_system_and_returns_when_touched",
+    ),
+    Fault(
+        "let a guest pass its budget",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "return rounded <= limit_ - live_;",
+                "return rounded <= limit_;",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+    ),
+    Fault(
+        "count what a guest has freed",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "      memory->uncount(block.size);\n",
+                "",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+    ),
+    Fault(
+        "count what a guest has let go",
+        (
+            Edit(
+                "runtime/csrc/live/guest_memory.cpp",
+                "  static_cast<Counted*>(block)->memory = nullptr;\n",
+                "",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
+        "_and_stays_where_it_is",
+    ),
+)

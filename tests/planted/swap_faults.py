@@ -1,0 +1,121 @@
+"""Faults of swap: what moves, when it comes back, and who waits for a copy."""
+
+from tests.planted.fault import Edit, Fault
+
+SWAP_FAULTS = (
+    Fault(
+        "make constant what could go to the swap",
+        (
+            Edit(
+                "runtime/csrc/engine/loss.cpp",
+                "reload ? move(value, *reload) : freeze(value);",
+                "(void)reload, freeze(value);",
+            ),
+        ),
+        "tests/test_swapped_values.py::test_what_lost_its_recipe_may_still_leave_memory",
+    ),
+    Fault(
+        "believe the swap to have what was never written",
+        (Edit("runtime/csrc/live/swap.cpp", "bool written = false;", "bool written = true;"),),
+        "tests/test_swapped_values.py::test_what_is_not_recorded_leaves_memory_and_comes_back",
+    ),
+    Fault(
+        "keep the disk's room after the scope",
+        (Edit("runtime/csrc/live/swap.cpp", "  tier_.reset();\n", ""),),
+        "tests/test_swap_file.py::test_the_disk_has_its_room_back_when_the_scope_is_over",
+    ),
+    Fault(
+        "take a whole list at once where swap has its items",
+        (
+            Edit(
+                "runtime/csrc/live/itemwise.cpp",
+                "if (!swap_ || !info.itemwise) return false;",
+                "return false;",
+            ),
+        ),
+        "tests/test_swapped_values.py::test_lists_are_gone_through_item_by_item_where_they_would_fill_the_budget",
+    ),
+    Fault(
+        "copy to the host what the device is still writing",
+        (Edit("dtr_alloc/csrc/cuda/host_tier.cpp", "memory_.follow_users(block, out());\n", "\n"),),
+        "tests/test_host_tier.py::"
+        "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[]",
+    ),
+    Fault(
+        "let work read what the bus has not brought",
+        (Edit("dtr_alloc/csrc/cuda/host_tier.cpp", "events_->wait(reader, room.read);", ""),),
+        "tests/test_host_tier.py::"
+        "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[]",
+    ),
+    Fault(
+        "keep the memory of a copy whose tensor is gone",
+        (
+            Edit(
+                "runtime/csrc/live/swap.cpp",
+                "  if (away(op).ahead) memory_.free(leave_ahead(op));\n",
+                "\n",
+            ),
+        ),
+        "tests/test_reload_ahead.py::test_a_tensor_that_dies_while_it_is_on_its_way_leaves_no_memory_behind",
+    ),
+    Fault(
+        "keep what is on its way where memory is short",
+        (
+            Edit(
+                "runtime/csrc/live/session.cpp",
+                "|| !give_up_ahead()) return block;",
+                "|| true) return block;",
+            ),
+        ),
+        "tests/test_reload_ahead.py::test_what_is_on_its_way_gives_way_to_what_the_program_needs",
+    ),
+    Fault(
+        "tell of a copy that failed before anybody asked for it",
+        (
+            Edit(
+                "runtime/csrc/live/swapping.cpp",
+                "  } catch (const std::exception&) {\n  }\n",
+                "  } catch (const std::exception&) {\n    throw;\n  }\n",
+            ),
+        ),
+        "tests/test_reload_ahead.py::test_a_copy_that_fails_ahead_is_copied_when_it_is_asked_for",
+    ),
+    Fault(
+        "go on bringing back what nothing foretells any more",
+        (
+            Edit(
+                "runtime/csrc/live/swapping.cpp",
+                "    give_up_ahead();\n    return;\n",
+                "    return;\n",
+            ),
+        ),
+        "tests/test_reload_ahead.py::test_a_program_that_turns_to_other_steps_has_nothing_on_its_way",
+    ),
+    Fault(
+        "forget when a step came to what the one before left",
+        (
+            Edit(
+                "runtime/csrc/policy/tape.cpp",
+                "if (from_step_before(value)) before_",
+                "if (false) before_",
+            ),
+        ),
+        "tests/test_reload_ahead.py::test_what_a_repeated_step_reads_is_on_its_way_before_it_is_read",
+    ),
+    Fault(
+        "write to the host where a copy still reads",
+        (
+            Edit(
+                "dtr_alloc/csrc/cuda/host_tier.cpp",
+                "rooms_->record_stream(room.block, in());\n",
+                "\n",
+            ),
+        ),
+        "tests/test_host_tier.py::test_a_room_is_written_anew_only_after_it_was_read",
+    ),
+    Fault(
+        "let a stored tensor be overwritten before it is copied",
+        (Edit("runtime/csrc/live/swapping.cpp", "    swap_->let_overwrite();\n", ""),),
+        "tests/test_swap_on_device.py::test_memory_that_is_handed_out_is_copied_first",
+    ),
+)

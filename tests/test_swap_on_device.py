@@ -1,0 +1,253 @@
+"""Swap between a device and the host's page-locked memory, on the fake driver, with CPU tensors on
+the fake device's memory. The tier alone is in test_host_tier.py.
+"""
+
+import gc
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc import _core
+from dtr_alloc.runtime import swapping
+from dtr_alloc.runtime._testing import instrumented
+from dtr_alloc.runtime.scope import rematerialize
+from dtr_alloc.runtime.session import Session
+from tests.exactness import run, same
+from tests.fake_cuda.driver import FakeCuda
+from tests.swap_programs import KINDS, Make, adamw, equal, floor, make_model, train
+from tests.test_session_on_cuda import batch_norms, checkpointed, mlp
+
+COPIES = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"]
+AT_THE_START = {  # How often: a stream each way, and twelve copies to measure the bus.
+    "cuMemHostRegister_v2": 1,
+    "cuStreamCreateWithPriority": 2,
+    "cuStreamSynchronize": 12,
+}
+
+
+def on_device(
+    budget: int | str, clock: str = "wall", **mode: Any
+) -> tuple[AbstractContextManager[None], AbstractContextManager[Session]]:
+    """A scope on the fake device. Its swap is of the host's memory; where temporary files lie does
+    not matter."""
+    scope = rematerialize(budget, swap="64MiB", swap_anywhere=True, thrash_limit=0, clock=clock)
+    return instrumented(on_cuda=True, **mode), scope
+
+
+def trained_within_two_thirds(make: Make = adamw) -> Session:
+    """Of what gradients and the optimizer's state take."""
+    expected, budget = train(make_model(), make), floor(make) * 2 // 3
+    model = make_model()
+    mode, scope = on_device(budget)
+    with mode, scope as session:
+        assert equal(train(model, make), expected)
+        session.check()
+    return session
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_trains_in_less_than_its_state(cuda: FakeCuda, kind: str) -> None:
+    stats = trained_within_two_thirds(KINDS[kind]).stats()
+    assert stats.budget_bytes is not None
+    assert stats.peak_bytes <= stats.budget_bytes
+    assert stats.swapped_in_bytes > 0
+    assert cuda.faults() == []
+
+
+@pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
+def test_results_are_those_of_plain_torch_where_all_goes_out_and_in(
+    cuda: FakeCuda, program: Any
+) -> None:
+    expected = run(program)
+    mode, scope = on_device("64MiB", swap_always=True)
+    with mode, scope as session:
+        found = run(program)
+        assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+        session.check()
+    assert session.stats().swapped_in_bytes > 0
+    assert cuda.faults() == []
+
+
+@pytest.mark.parametrize(
+    ("other", "operators"),
+    [
+        (lambda: torch.ones(256, 128), 2),
+        (lambda: torch.ones(256, 128, dtype=torch.float64), 1),
+        (lambda: torch.ones(128, 256).t(), 1),
+    ],
+    ids=["alike", "another type", "another layout"],
+)
+def test_a_list_goes_item_by_item_where_its_items_have_one_kernel(
+    cuda: FakeCuda, other: Callable[[], Tensor], operators: int
+) -> None:
+    mode, scope = on_device("2MiB")
+    with mode, scope as session:
+        written = [torch.ones(256, 128), torch.ones(256, 128)]
+        read = [torch.ones(256, 128), other()]
+        before = session.stats().operators
+        torch._foreach_add_(written, read)
+        assert session.stats().operators == before + operators
+        del written, read
+
+
+def test_nothing_is_page_locked_after_the_start_and_the_host_never_waits(cuda: FakeCuda) -> None:
+    calls = ("cuMemHostRegister_v2", "cuStreamSynchronize", "cuEventSynchronize")
+    mode, scope = on_device(floor(adamw) * 2 // 3)
+    with mode, scope as session:
+        model = make_model()
+        before = [cuda.calls(call) for call in calls]
+        train(model)
+        assert session.stats().swapped_in_bytes > 0
+        assert [cuda.calls(call) for call in calls] == before
+        assert before[0] == 1
+        del model
+
+
+def test_memory_that_is_handed_out_is_copied_first(cuda: FakeCuda) -> None:
+    mode, scope = on_device("64MiB")
+    with mode, scope as session:
+        parameter = torch.ones(1 << 16).requires_grad_()
+        (parameter * 3).sum().backward()  # type: ignore[no-untyped-call]
+        gradient = parameter.grad
+        assert gradient is not None
+        twice = gradient * 2
+        expected = twice.clone()
+        cuda.manual()
+        gradient.data_ptr()
+        cuda.drain(0)
+        assert cuda.queued(0) > 0  # Whatever writes there now waits for the copy.
+        cuda.finish()
+        cuda.manual(False)
+        gradient.fill_(7)
+        dtr_alloc.evict(twice)
+        assert torch.equal(twice, expected)
+        session.check()
+        del parameter, gradient, twice, expected
+
+
+def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
+    cuda: FakeCuda,
+) -> None:
+    one, other = cuda.stream(), cuda.stream()
+    try:
+        mode, scope = on_device("64MiB")
+        with mode, scope as session:
+            _core.set_host_stream(one)
+            made = torch.empty(1 << 16).fill_(3)
+            gradient = torch.ones(1 << 16).requires_grad_()
+            (gradient * made).sum().backward()  # type: ignore[no-untyped-call]
+            assert gradient.grad is not None
+            expected = gradient.grad.clone()
+            _core.set_host_stream(other)
+            gradient.grad.sum()
+            assert dtr_alloc.evict(gradient.grad)
+            waits = cuda.calls("cuStreamWaitEvent")
+            dtr_alloc.materialize(gradient.grad)
+            # The copy for its bytes and for its new place; this stream for the copy; the first
+            # stream for this one.
+            assert cuda.calls("cuStreamWaitEvent") == waits + 4
+            assert torch.equal(gradient.grad, expected)
+            session.check()
+            del made, gradient, expected
+    finally:
+        _core.set_host_stream(0)
+        cuda.destroy_stream(one)
+        cuda.destroy_stream(other)
+
+
+@pytest.mark.parametrize(("call", "times"), AT_THE_START.items())
+def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
+    cuda: FakeCuda, call: str, times: int
+) -> None:
+    trained_within_two_thirds()
+    for after in range(times):
+        cuda.fail(call, after)
+        with pytest.raises(RuntimeError, match=f"{call} failed"):
+            trained_within_two_thirds()
+        gc.collect()
+        assert cuda.pending_failures() == 0
+        assert cuda.held() == {}
+        assert cuda.count("streams") == 1
+    trained_within_two_thirds()
+
+
+@pytest.mark.parametrize("call", ["cuMemHostUnregister", "cuStreamDestroy_v2"])
+def test_an_end_that_fails_once_leaves_nothing_behind(cuda: FakeCuda, call: str) -> None:
+    cuda.fail(call)
+    trained_within_two_thirds()
+    gc.collect()
+    assert cuda.pending_failures() == 0
+    assert cuda.held() == {}
+    assert cuda.count("streams") == 1
+
+
+def test_memory_that_cannot_be_locked_is_named(cuda: FakeCuda) -> None:
+    cuda.fail("cuMemHostRegister_v2", code=2)
+    with pytest.raises(RuntimeError, match=r"swap of 67108864 bytes cannot be page-locked: .*less"):
+        trained_within_two_thirds()
+
+
+@pytest.mark.parametrize("call", [*COPIES, "cuEventRecord", "cuStreamWaitEvent"])
+def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(cuda: FakeCuda, call: str) -> None:
+    for after in range(12):
+        mode, scope = on_device("64MiB")
+        with mode, scope as session:
+            parameter = torch.ones(1 << 16).requires_grad_()
+            (parameter * torch.arange(float(1 << 16))).sum().backward()  # type: ignore[no-untyped-call]
+            gradient = parameter.grad
+            assert gradient is not None
+            expected = gradient.clone()
+            cuda.fail(call, after)
+            failed = 0
+            for act in [dtr_alloc.evict, dtr_alloc.materialize] * 3:
+                while True:
+                    try:
+                        act(gradient)
+                        break
+                    except RuntimeError as error:
+                        assert f"{call} failed" in str(error)
+                        failed += 1
+            assert failed <= 1
+            assert torch.equal(gradient, expected)
+            session.check()
+            del gradient, expected, parameter
+        del session, scope
+        gc.collect()
+        assert cuda.held() == {}
+        if cuda.pending_failures():
+            break
+    assert after > 0
+    assert cuda.faults() == []
+
+
+def test_no_more_is_page_locked_than_the_machine_can_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal: 9000 kB\nMemAvailable: 4096 kB\n")
+    monkeypatch.setattr(swapping, "_MEMORY", memory)
+    monkeypatch.setattr(swapping, "_CONTAINER", tmp_path)
+    assert swapping.spare() == 4 << 20
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert swapping.spare() == 4 << 20
+    (tmp_path / "memory.max").write_text("1049576\n")
+    assert swapping.host_swap("1023KiB", rematerialize=True, auto=False) == 1023 << 10
+    text = r"^swap of 1 MiB would page-lock more than this machine can spare, 1 MiB: ask"
+    with pytest.raises(ValueError, match=text):
+        swapping.host_swap("1MiB", rematerialize=True, auto=False)
+
+
+def test_a_summary_tells_what_operators_waited_for(cuda: FakeCuda) -> None:
+    session = trained_within_two_thirds()
+    stats = session.stats()
+    assert 0 < stats.swap_waited_ns < stats.swap_ns
+    told = r"came back, .* MiB ahead of its use, in .* ms, of which operators waited for "
+    assert re.search(told, session.summary())
