@@ -111,6 +111,23 @@ class Allocator(_Base):
         """
         self._core.free(address)
 
+    def retire_stream(self, stream: int, *, device: int | None = None) -> None:
+        """Says that a stream is about to be destroyed that torch did not make, such as CuPy's under
+        `torch.cuda.ExternalStream`. The runtime remembers each stream that read a tensor, and would
+        have others wait for one that is gone. Call it before the stream is destroyed. With
+        ``memory="torch"`` the host waits for the stream, and torch goes on remembering it for
+        tensors that were pinned or handed out meanwhile: delete these before the stream, too.
+
+        Args:
+            stream: its handle (CUstream), such as ``cupy.cuda.Stream.ptr``.
+            device: its CUDA device. None: the one that the allocator was made for, else 0.
+
+        Raises:
+            RuntimeError: a graph is being captured, or the driver turned a call down. The call may
+                be repeated.
+        """
+        self._core.retire_stream(stream, self.device if device is None else device)
+
     def __repr__(self) -> str:
         budget = "no budget"
         if self._budget is not None:
@@ -135,16 +152,18 @@ class Guest(Allocator):
         they are: they count in the budget, and are not evicted.
 
         Raises:
-            RuntimeError: another allocator was installed since this one was made.
+            RuntimeError: another allocator was installed since this one was made, or this one was
+                removed.
         """
         self._guest.install()
 
     def remove(self) -> None:
         """Leaves torch's allocator alone again, for good: what was evicted is recomputed, and every
-        tensor is an ordinary one, where it lies. The budget no longer holds.
+        tensor is an ordinary one, where it lies. The budget no longer holds. One that was never
+        installed makes way for another allocator or scope.
 
         Raises:
-            RuntimeError: it is not installed, or another allocator was installed over it.
+            RuntimeError: it was removed before, or another allocator was installed over it.
             torch.OutOfMemoryError: the device has not the memory. It stays installed.
         """
         self._guest.remove()

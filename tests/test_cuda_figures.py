@@ -101,6 +101,62 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do(fake_driver: st
 
 
 @with_cuda
+def test_a_fraction_and_a_budget_that_changes_both_hold(fake_driver: str) -> None:
+    # The fake device has 4 GiB.
+    limits, grown, refusal = tell(
+        """
+        allocator = swap("64MiB")
+        limits = []
+        def note(act):
+            act()
+            limits.append(allocator.session.stats().budget_bytes // MIB)
+        allocator.free(allocator.allocate(MIB))
+        note(lambda: allocator.session.resize("32MiB"))
+        note(lambda: torch._C._cuda_setMemoryFraction(1.0, 0))
+        note(lambda: torch._C._cuda_setMemoryFraction(16 / 4096, 0))
+        note(lambda: allocator.session.resize("48MiB"))
+        a = allocator.allocate(12 * MIB)
+        note(lambda: torch._C._cuda_setMemoryFraction(4 / 4096, 0))
+        with allocator.session.lent("16MiB"):
+            note(lambda: torch._C._cuda_setMemoryFraction(8 / 4096, 0))
+        refusal = refused(lambda: allocator.session.resize("8MiB"))
+        note(lambda: torch._C._cuda_setMemoryFraction(1.0, 0))
+        b = allocator.allocate(30 * MIB)
+        allocator._core.check(0)
+        print(json.dumps([limits, b > 0, refusal[1]]))
+        """,
+        fake_driver,
+    )
+    assert limits == [32, 32, 16, 16, 4, 8, 48]
+    assert grown
+    assert "cannot shrink to 8.00 MiB: 12.00 MiB are read" in refusal
+
+
+@with_cuda
+def test_a_stream_that_is_about_to_be_destroyed_is_announced(fake_driver: str) -> None:
+    answers = tell(
+        f"""
+        import sys
+        sys.path.append({str(Path(__file__).parents[1])!r})
+        from tests.fake_cuda.driver import FakeCuda
+        cuda = FakeCuda({fake_driver!r})
+        allocator = swap("64MiB")
+        side = cuda.stream()
+        a = allocator.allocate(40 * MIB, stream=side)
+        allocator.free(a)
+        allocator.retire_stream(side)
+        cuda.destroy_stream(side)
+        allocator.free(allocator.allocate(40 * MIB))
+        allocator._core.check(0)
+        cuda.finish()
+        print(json.dumps([cuda.faults()]))
+        """,
+        fake_driver,
+    )
+    assert answers == [[]]  # No faults.
+
+
+@with_cuda
 def test_a_fraction_of_the_device_bounds_the_pool_below_its_budget(fake_driver: str) -> None:
     # The fake device has 4 GiB.
     before, small, large, committed = tell(

@@ -15,6 +15,7 @@ from torch import Tensor
 import dtr_alloc
 from dtr_alloc import _core
 from tests.exactness import bits, chain, same
+from tests.fake_cuda.driver import FakeCuda
 from tests.native_stand_in.guests import Open, guest_of, library, native
 from tests.native_stand_in.native import INCLUDE, Native
 from tests.swapped_allocator import tell
@@ -148,11 +149,10 @@ def test_record_stream_of_a_tracked_tensor_is_not_ignored(native: Native) -> Non
 
 
 def test_it_is_installed_late_and_removed_again(fake_driver: str) -> None:
-    early, twice, stays, gone, refusal = tell(
+    early, twice, stays, gone, again = tell(
         """
         allocator = dtr_alloc.allocator(None, memory="torch")
         core = allocator._core
-        refusal = refused(allocator.remove)
         early = core.installed()
         _core.cuda_allocator_in_use = lambda: True  # As after the first tensor on a GPU.
         allocator.install()
@@ -162,12 +162,51 @@ def test_it_is_installed_late_and_removed_again(fake_driver: str) -> None:
         allocator.remove()
         with dtr_alloc.rematerialize("1MiB"):
             pass
-        print(json.dumps([early, twice, stays, core.installed(), refusal[1]]))
+        again = [refused(allocator.install)[1], refused(allocator.remove)[1]]
+        print(json.dumps([early, twice, stays, core.installed(), again]))
         """,
         fake_driver,
     )
     assert (early, twice, stays, gone) == (False, True, "native", False)
-    assert "it was not installed" in refusal
+    assert "was removed, for good" in again[0]
+    assert "was removed, or another was installed" in again[1]
+
+
+def test_one_that_was_never_installed_makes_way(fake_driver: str) -> None:
+    budget, refusal = tell(
+        """
+        late = dtr_alloc.allocator(None, memory="torch")
+        late.remove()
+        second = dtr_alloc.allocator("8MiB", memory="torch")
+        second.install()
+        print(json.dumps([second.budget, refused(late.install)[1]]))
+        """,
+        fake_driver,
+    )
+    assert budget == 8 * MIB
+    assert "was removed, for good" in refusal
+
+
+def test_a_removal_brings_all_back_or_leaves_all_as_it_was(native: Native, cuda: FakeCuda) -> None:
+    expected = [bits(tensor) for tensor in chain(48, rows=4096)]
+    with Open(native, "16MiB") as opened:
+        native.install(True)
+        opened.guest.install()
+        tensors = chain(48, rows=4096)
+        cuda.set_capacity(32 * MIB)
+        with pytest.raises(torch.OutOfMemoryError, match="not all tensors that the program holds"):
+            opened.guest.remove()
+        assert opened.guest.installed()
+        assert opened.session.stats().budget_bytes == 16 * MIB
+        assert all(same(bits(one), want) for one, want in zip(tensors, expected, strict=True))
+        assert dtr_alloc.evict(tensors[0] + 1)
+        assert opened.session.stats().live_bytes <= 16 * MIB
+        cuda.set_capacity(64 * MIB)
+        opened.guest.remove()
+        assert not opened.guest.installed()
+        assert not any(map(dtr_alloc.is_evicted, tensors))
+        assert all(same(bits(one), want) for one, want in zip(tensors, expected, strict=True))
+        del tensors
 
 
 def test_change_current_allocator_takes_it_too(fake_driver: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -128,11 +129,33 @@ def test_a_budget_that_is_full_says_so(native: Native) -> None:
         assert native.num_ooms() == 0  # Torch was not asked.
 
 
+def test_the_budget_that_an_error_names_does(native: Native) -> None:
+    with Open(native, "16MiB") as opened:
+        assert native.hold(8 * MIB, opened.address)
+        with pytest.raises(torch.OutOfMemoryError) as refused:
+            opened.guest.allocate(9 * MIB, 0, 0)
+        named = re.search(r"raise the budget to at least ([\d.]+) MiB", str(refused.value))
+        assert named is not None
+        opened.session.resize(int(float(named[1]) * MIB))
+        opened.guest.free(opened.guest.allocate(9 * MIB, 0, 0))
+        native.drop_all()
+
+
+def test_what_is_on_its_way_does_not_pass_a_budget_that_shrinks(native: Native) -> None:
+    with Open(native, "32MiB") as opened:
+        native.during(lambda: opened.session.resize("8MiB"))
+        with pytest.raises(torch.OutOfMemoryError, match=r"budget 8\.00 MiB: 10\.00 MiB asked"):
+            opened.guest.allocate(10 * MIB, 0, 0)
+        assert native.live == 0
+
+
 def test_a_budget_changes_and_memory_is_given_back(native: Native) -> None:
     with Open(native, "60MiB") as opened:
         tensors = chain(48, rows=4096)
+        before = opened.session._core.pool_stats().committed
         opened.session.resize("16MiB")
         assert native.live <= 16 * MIB
+        assert opened.session._core.pool_stats().committed <= before - 20 * MIB
         opened.session.resize("60MiB")
         assert bool((tensors[-1] == chain(48, rows=4096)[-1]).all())
         assert opened.session.release() >= 8 * MIB
@@ -181,6 +204,43 @@ def test_an_eviction_waits_for_the_streams_that_read_the_tensor(
         assert f"recordStream {side}" in native.log()
         assert f"{x[0]:.3f} {y[0]:.3f}" == "2.718 3.718"
         opened.session.check()
+        del x, y
+
+
+def test_a_stream_that_is_gone_is_not_named_to_torch(native: Native, cuda: FakeCuda) -> None:
+    with Open(native, on_cuda=True) as opened:
+        x = torch.ones(1 << 16).exp()
+        side = cuda.stream()
+        _core.set_host_stream(side)
+        y = x + 1
+        _core.set_host_stream(0)
+        cuda.manual()
+        cuda.work(1, side)
+        opened.guest.retire_stream(side, 0)
+        assert cuda.queued(side) == 0  # The host has waited.
+        cuda.manual(False)
+        cuda.destroy_stream(side)
+        native.log()
+        assert dtr_alloc.evict(x)
+        assert not any(line.startswith("recordStream") for line in native.log())
+        assert f"{x[0]:.3f} {y[0]:.3f}" == "2.718 3.718"
+        opened.session.check()
+        del x, y
+
+
+def test_compiled_code_in_a_capture_waits_for_no_other_stream(
+    native: Native, cuda: FakeCuda
+) -> None:
+    with Open(native, on_cuda=True) as opened:
+        x = torch.ones(1 << 16).exp()
+        y = x + 1
+        native.capture(True, opened.address)
+        _core.set_host_stream(cuda.stream())
+        waits = cuda.calls("cuStreamWaitEvent")
+        assert opened.session._core.holding([x, y], [], False, lambda: 7) == 7
+        assert cuda.calls("cuStreamWaitEvent") == waits
+        _core.set_host_stream(0)
+        native.capture(False, opened.address)
         del x, y
 
 

@@ -252,6 +252,16 @@ def test_what_is_released_leaves_the_process() -> None:
         assert float(held[7][0]) == 7.0
 
 
+def test_what_a_smaller_budget_evicts_leaves_the_process() -> None:
+    with guest("256MiB") as session:
+        held = [torch.ones(1 << 14) * n for n in range(1024)]  # 64 KiB each.
+        before = resident_bytes()
+        session.resize("8MiB")
+        assert before - resident_bytes() >= 50 * MIB
+        session.resize("256MiB")
+        assert float(held[7][0]) == 7.0
+
+
 # ---- Threads and failures ------------------------------------------------------------------------
 
 

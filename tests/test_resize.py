@@ -260,6 +260,34 @@ def test_loans_that_wait_for_their_turn_add_up() -> None:
         assert session.stats().budget_bytes == 12 * MIB
 
 
+def test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile() -> None:
+    stop, tries, refused, over = threading.Event(), 300, 0, 0
+
+    def read(big: torch.Tensor) -> None:
+        with dtr_alloc.join_scope():
+            while not stop.is_set():
+                with contextlib.suppress(torch.OutOfMemoryError):  # At the small budget.
+                    big[:1].sum()
+
+    with dtr_alloc.rematerialize("32MiB") as session, contextlib.ExitStack() as last:
+        big = torch.ones(3 << 20).exp()  # 12 MiB.
+        threading.Thread(target=read, args=(big,)).start()
+        last.callback(stop.set)
+        for _ in range(tries):
+            held = [torch.ones(1 << 14) + n for n in range(64)]
+            try:
+                session.resize("8MiB")
+                over += session.stats().live_bytes > 8 * MIB
+            except torch.OutOfMemoryError:
+                refused += 1
+                over += session.stats().budget_bytes != 32 * MIB
+            session.resize("32MiB")
+            del held
+        del big
+    assert 0 < refused < tries
+    assert over == 0
+
+
 def small_gpt() -> Any:
     return gpt(layers=3, width=32, heads=2, length=16, texts=4, vocabulary=32)
 

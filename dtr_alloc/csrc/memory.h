@@ -98,6 +98,8 @@ class Memory {
   virtual Bytes budget() const = 0;
   virtual Bytes largest_budget() const = 0;  // That set_limit takes.
   virtual Bytes live() const = 0;
+  // What a block of that size counts, at most.
+  virtual Bytes charge(Bytes size) const { return round_to_granule(size); }
   virtual PoolStats stats() const = 0;
   virtual void reset_peak() = 0;
   virtual void set_limit(Bytes limit) = 0;  // The budget from now on; what is live already stays.
@@ -111,6 +113,7 @@ class Memory {
   virtual bool many_streams() const { return false; }
   virtual void gather_streams(Stream) {}
   virtual void spread_stream(Stream) {}
+  virtual void retire_stream(Stream) {}
 
   virtual Pool* pool() { return nullptr; }  // This, where it is one.
 

@@ -97,7 +97,7 @@ class Pool final : public Memory {
   // The stream has been made to wait for all that uses the block; it alone uses it from now on.
   void hand_over(Block* block, Stream stream);
   // Call it before a stream is destroyed: its name may become another stream's.
-  void retire_stream(Stream stream);
+  void retire_stream(Stream stream) override;
 
   // Graph capture: work that is recorded runs later, and no event may be asked. The host first
   // waits for everything that was freed, so that every hole is ready for every stream; from then on

@@ -33,6 +33,7 @@ def native(library: str, cuda: FakeCuda) -> Iterator[Native]:
     yield made
     made.drop_all()
     gc.collect()
+    made.install(False)
     made.takes_python(False)
     made.enable(True)
     assert made.live == 0

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "dtr_alloc/csrc/cuda/driver.h"
@@ -48,8 +49,9 @@ struct Block {
 };
 
 struct Settings {
-  int takes_python = 0;  // In malloc and free.
-  int fails = 0;         // So many requests from now on.
+  int takes_python = 0;        // In malloc and free.
+  int fails = 0;               // So many requests from now on.
+  void (*during)() = nullptr;  // Runs within the next request.
 };
 inline Settings settings;
 
@@ -76,6 +78,7 @@ class Memory {
   void* get(Count bytes, cudaStream_t stream) {
     if (bytes == 0) return nullptr;
     take_python();
+    if (auto* now = std::exchange(settings.during, nullptr)) now();
     std::unique_lock lock(mutex_);
     const Count size = (bytes + 511) / 512 * 512;
     const bool small = size <= kMib;
@@ -123,7 +126,8 @@ class Memory {
   void uses(void* data, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
     const auto at = blocks_.find(reinterpret_cast<Pointer>(data));
-    if (at == blocks_.end() || stream == at->second.segment->stream) return;
+    TORCH_CHECK(at != blocks_.end() && at->second.live, "a stream uses what is not there");
+    if (stream == at->second.segment->stream) return;
     at->second.uses.insert(stream);
   }
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -71,6 +72,15 @@ class Native:
     def fails(self, count: int) -> None:
         """The next requests are turned down, whatever there is."""
         self._library.standin_fails(count)
+
+    def during(self, now: Callable[[], None]) -> None:
+        """Runs it within the next request, once."""
+        self._during = ctypes.CFUNCTYPE(None)(now)
+        self._library.standin_during(self._during)
+
+    def install(self, on: bool) -> None:
+        """In place of torch's allocator, or not any more."""
+        self._library.standin_install(int(on))
 
     def enable(self, on: bool) -> None:
         self._library.standin_enable(int(on))

@@ -269,6 +269,13 @@ EXPORT const char* standin_log() {
 }
 EXPORT void standin_takes_python(int on) { settings.takes_python = on; }
 EXPORT void standin_fails(int count) { settings.fails = count; }
+EXPORT void standin_during(void (*now)()) { settings.during = now; }
+// Torch's allocator, in place of its own, or its own again.
+EXPORT void standin_install(int on) {
+  static CUDAAllocator* const torchs = allocator.load();
+  allocator.store(on ? &native() : torchs);
+  c10::SetAllocator(c10::kCUDA, allocator.load(), 255);
+}
 EXPORT void standin_enable(int on) { native().enable(on); }
 EXPORT long standin_frees() { return native().memory().frees(); }
 EXPORT long standin_live() { return native().memory().stats().allocated_bytes[0].current; }

@@ -141,12 +141,34 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "    memory_->set_limit(before);\n    throw_cannot_shrink",
-                "    throw_cannot_shrink",
+                "    memory_->set_limit(before);\n    throw;\n",
+                "    throw;\n",
             ),
         ),
         "tests/test_resize.py::"
         "test_a_budget_below_what_must_stay_is_refused_before_anything_changes",
+    ),
+    Fault(
+        "accept a budget that others began to fill meanwhile",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "    insist_on(memory_->live());  //",
+                "    //",
+            ),
+        ),
+        "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
+    ),
+    Fault(
+        "leave to malloc what a guest's smaller budget evicts",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "  if (!smaller || memory_->pool()) return;\n",
+                "  return;\n",
+            ),
+        ),
+        "tests/test_guest_memory.py::test_what_a_smaller_budget_evicts_leaves_the_process",
     ),
     Fault(
         "let a loan take no turn",
@@ -164,8 +186,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  const Bytes budget = memory_->budget();\n  TORCH",
-                "  const Bytes budget = options_.budget;\n  TORCH",
+                "resize(std::min(budget_ - bytes,",
+                "resize(std::min(options_.budget - bytes,",
             ),
         ),
         "tests/test_resize.py::test_what_is_lent_comes_back_also_after_an_error",
@@ -175,8 +197,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "resize(std::min(budget - bytes, memory_->largest_budget()));",
-                "resize(budget - bytes);",
+                "resize(std::min(budget_ - bytes, memory_->largest_budget()));",
+                "resize(budget_ - bytes);",
             ),
         ),
         "tests/test_resize.py::"
@@ -187,8 +209,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  memory_->set_limit(budget);  // Again: gives back",
-                "  // Gives back",
+                "  memory_->set_limit(std::min(budget, most_));  // Again",
+                "  if (!smaller) memory_->set_limit(budget);  // Again",
             ),
         ),
         "tests/test_session_on_cuda.py::"
@@ -196,7 +218,13 @@ LIVE_FAULTS = (
     ),
     Fault(
         "keep the pages of what is released",
-        (Edit("runtime/csrc/live/resize.cpp", "  memory_->trim();\n", ""),),
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "captures_ == 0) memory_->trim();",
+                "captures_ == 0) {}",
+            ),
+        ),
         "tests/test_resize.py::"
         "test_what_is_released_goes_back_to_the_system_and_returns_when_touched",
     ),

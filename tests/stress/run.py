@@ -1,7 +1,8 @@
 """Builds the stress program with a sanitizer and runs it; prints one line a part.
 
-`make asan`, `make tsan`. Needs g++ with its sanitizers, and neither torch nor a GPU. Sources that include torch, Python or
-pybind11, however indirectly, are left out. What is built stays in build/<sanitizers>.
+`make asan`, `make tsan`. Needs g++ with its sanitizers, and neither torch nor a GPU. Sources that
+include torch, Python or pybind11, however indirectly, are left out. What is built stays in
+build/<sanitizers>.
 """
 
 import argparse

@@ -234,6 +234,8 @@ class Engine {
   // Settles everything that the program holds: afterwards no operator runs again. What was moved
   // comes back where there is room for its bytes.
   void settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room);
+  // Brings back what the program holds, and freezes nothing. Whether all of it is there together.
+  bool return_all(Lock& lock);
   // Freezes what the program holds and is in memory, and calls `give_up` for the rest, which drops
   // it.
   void freeze_resident(const std::function<void(Value&)>& give_up);

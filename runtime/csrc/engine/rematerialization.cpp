@@ -199,6 +199,19 @@ void Engine::settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room) 
   }
 }
 
+bool Engine::return_all(Lock& lock) {
+  const auto missing = [](const Value* value) { return !value->resident(); };
+  std::unordered_set<const Value*> tried;
+  while (true) {
+    const auto left = std::ranges::find_if(
+        owned_, [&](Value* value) { return missing(value) && !tried.contains(value); });
+    if (left == owned_.end()) return std::ranges::none_of(owned_, missing);
+    const Held held(*this, **left);
+    tried.insert(*left);
+    materialize(*held.value(), lock);
+  }
+}
+
 void Engine::freeze_resident(const std::function<void(Value&)>& give_up) {
   while (!owned_.empty()) {
     Value& value = *owned_.back();

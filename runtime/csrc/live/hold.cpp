@@ -51,7 +51,7 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
   for (const Held& value : held) {
     if (!value.value()->resident()) session_.bring_back(*value.value(), guard.lock());
   }
-  if (session_.device_.work && session_.follow_stream()) {
+  if (session_.device_.work && session_.captures_ == 0 && session_.follow_stream()) {
     for (const Held& value : held) session_.read_on_stream(*value.value());
   }
   session_.largest_hold_ = std::max(session_.largest_hold_, bytes);

@@ -32,9 +32,7 @@ std::string handed_out(const std::vector<std::string>& exposures) {
 
 }  // namespace
 
-Bytes Refusal::least_budget() const {
-  return std::max(pool.live + round_to_granule(asked), pool.budget + kGranule);
-}
+Bytes Refusal::least_budget() const { return std::max(pool.live + charge, pool.budget + kGranule); }
 
 void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
@@ -59,8 +57,7 @@ void throw_budget_is_full(const Refusal& refusal) {
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(refusal.asked),
       " asked, ", in_mib(pool.budget - pool.live),
-      pool.live + round_to_granule(refusal.asked) <= pool.budget ? " free but in smaller pieces"
-                                                                 : " free",
+      pool.live + refusal.charge <= pool.budget ? " free but in smaller pieces" : " free",
       ", nothing left to evict: ", in_mib(refusal.locked),
       " are read by operators now running or being recomputed, ",
       in_mib(pool.live - refusal.locked),

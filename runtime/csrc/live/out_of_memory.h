@@ -11,7 +11,7 @@ namespace dtr {
 
 // What a session knows when it cannot serve a request.
 struct Refusal {
-  Bytes asked;
+  Bytes asked, charge;  // What it counts in the memory.
   const PoolStats& pool;
   Bytes locked;            // Of values that running operators and recomputations hold.
   Bytes largest_operator;  // So far.

@@ -17,33 +17,50 @@ namespace dtr {
 
 void Session::resize(Bytes budget) {
   Turn turn(*this);
-  Guard guard(*this);
-  const Bytes before = memory_->budget();
-  if (memory_->live() > budget) give_up_ahead();
-  memory_->set_limit(budget);  // First: blocks are handed out without the engine's lock.
-  const Bytes stays = memory_->live() - (captures_ > 0 ? 0 : engine_.evictable_bytes());
-  if (stays > budget) {
-    memory_->set_limit(before);
-    throw_cannot_shrink(budget, stays, before);
-  }
+  const bool smaller = budget < budget_;
+  if (smaller) shrink(budget);
+  memory_->set_limit(std::min(budget, most_));  // Again: pages that are now too many go back.
+  budget_ = budget;
+  if (!smaller || memory_->pool()) return;
   try {
+    trim();
+  } catch (const std::exception&) {  // The budget holds all the same.
+  }
+}
+
+void Session::shrink(Bytes budget) {
+  Guard guard(*this);
+  if (memory_->live() > budget) give_up_ahead();
+  const Bytes before = memory_->budget();
+  memory_->set_limit(std::min(budget, most_));  // First: no lock of ours is held to allocate.
+  const auto insist_on = [&](Bytes stays) {
+    if (stays > budget) throw_cannot_shrink(budget, stays, budget_);
+  };
+  try {
+    insist_on(memory_->live() - (captures_ > 0 ? 0 : engine_.evictable_bytes()));
     while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
       storages_.bury_with_lock_open(guard.lock());
     }
-  } catch (...) {  // The disk of the swap failed.
+    insist_on(memory_->live());  // What was to go may have been read or pinned meanwhile.
+  } catch (...) {                // Or the disk of the swap failed.
     memory_->set_limit(before);
     throw;
   }
-  memory_->set_limit(budget);  // Again: gives back the pages that are now too many.
 }
 
 // Relative to the budget of the moment, so that lenders in several threads do not undo each other.
 void Session::lend(Bytes bytes) {
   Turn turn(*this);
-  const Bytes budget = memory_->budget();
-  TORCH_CHECK_VALUE(bytes < budget, "amount ", bytes, " is not below the budget of ", budget,
+  TORCH_CHECK_VALUE(bytes < budget_, "amount ", bytes, " is not below the budget of ", budget_,
                     " bytes: nothing would be left");
-  resize(std::min(budget - bytes, memory_->largest_budget()));
+  resize(std::min(budget_ - bytes, memory_->largest_budget()));
+}
+
+// Torch's memory fraction. As there it bounds what is asked for from now on.
+void Session::bound(Bytes most) {
+  Turn turn(*this);
+  most_ = most;
+  memory_->set_limit(std::min(budget_, most));
 }
 
 Bytes Session::give_back() {
@@ -54,8 +71,13 @@ Bytes Session::give_back() {
     give_up_ahead();
     if (captures_ == 0) engine_.evict_all();
   }
-  memory_->trim();
+  trim();
   return before - memory_->stats().committed;
+}
+
+// A device must not be given memory back by torch's allocator while a graph is captured.
+void Session::trim() {
+  if (memory_->pool() || captures_ == 0) memory_->trim();
 }
 
 }  // namespace dtr

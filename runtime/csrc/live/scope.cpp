@@ -42,7 +42,7 @@ void Scope::linger() {
   lingering_ = true;
   if (session_.engine().stats().values > 0) return;
   session_.close_swap();
-  active_ = nullptr;
+  if (active() == &session_) active_ = nullptr;
 }
 
 Bytes Scope::leave() {
@@ -84,6 +84,15 @@ void Scope::commit_and(const std::function<void()>& then) {
   Session::Guard guard(session_);
   session_.engine().commit(guard.lock(), [this] { return leaving_ && spill(); });
   then();
+}
+
+void Scope::return_all() {
+  Session::Turn turn(session_);
+  Session::Guard guard(session_);
+  const bool all = session_.engine().return_all(guard.lock());
+  TORCH_CHECK_WITH(OutOfMemoryError, all,
+                   "not all tensors that the program holds fit the memory "
+                   "together: delete some, or let others free theirs");
 }
 
 void Scope::commit_before_fork() {

@@ -36,6 +36,9 @@ class Scope {
   void commit() {
     commit_and([] {});
   }
+  // What was evicted is in memory again, within the budget, and may be evicted. Throws
+  // torch.OutOfMemoryError where not all of it fits.
+  void return_all();
   void commit_before_fork();
   void abandon_in_child();  // After fork: the parent's scope is not the child's.
 

@@ -73,7 +73,8 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
                                          options.logical_clock, options.instruments.swap_always)
                 : nullptr),
       thrash_(options.thrash_limit),
-      scope_(*this) {
+      scope_(*this),
+      budget_(options.budget) {
   if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
   engine_.shed_before_evicting();
   if (swap_) engine_.move_by(swap_->transfer());
@@ -198,6 +199,7 @@ MovePrices Session::move_prices(const Pool& pool) const {
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {
   const PoolStats pool = memory_->stats();
   const Refusal refusal{.asked = asked,
+                        .charge = memory_->charge(asked),
                         .pool = pool,
                         .locked = engine_.locked_bytes(),
                         .largest_operator = engine_.stats().largest_operator,
@@ -238,11 +240,20 @@ c10::intrusive_ptr<c10::StorageImpl> Session::copy_of(const c10::StorageImpl& st
 bool Session::follow_stream() {
   const Stream current = device_.current_stream();
   if (std::find(streams_.begin(), streams_.end(), current) == streams_.end()) {
-    streams_.push_back(current);
     memory_->meet_stream(current);
     if (memory_->many_streams()) memory_->gather_streams(current);
+    streams_.push_back(current);
   }
   return memory_->many_streams();
+}
+
+void Session::retire_stream(Stream stream) {
+  Turn turn(*this);
+  Guard guard(*this);
+  TORCH_CHECK(captures_ == 0, "a stream cannot be retired while a graph is captured: its work must "
+                              "be waited for");
+  memory_->retire_stream(stream);
+  std::erase(streams_, stream);
 }
 
 void Session::read_on_stream(const Value& value) {

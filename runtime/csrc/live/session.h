@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -109,6 +110,7 @@ class Session final : public Executor {
   // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
   void begin_capture();
   void end_capture() { --captures_; }
+  void retire_stream(Stream stream);  // It is about to be destroyed.
   void lock_for_fork();
   void unlock_after_fork();
 
@@ -135,6 +137,7 @@ class Session final : public Executor {
   // Throws torch.OutOfMemoryError, and has changed nothing, where too much may not be evicted now.
   void resize(Bytes budget);
   void lend(Bytes bytes);  // The same, relative to the budget there is. Below 0: takes back.
+  void bound(Bytes most);  // Whatever the budget is: a second limit.
   Bytes give_back();       // Evicts all that may be, and returns the bytes of pages given back.
 
   void follow(const Heuristic& heuristic);  // From now on.
@@ -201,6 +204,8 @@ class Session final : public Executor {
   void link_reads(const Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
+  void shrink(Bytes budget);
+  void trim();
   bool follow_stream();  // Whether the memory has met several.
   void read_on_stream(const Value& value);
   void read_on_stream(const Call& call);
@@ -277,6 +282,7 @@ class Session final : public Executor {
   std::int64_t kernel_ticks_ = 0, remat_ticks_ = 0, search_ticks_ = 0, bookkeeping_ticks_ = 0;
   Bytes touched_bytes_ = 0, largest_hold_ = 0, evicted_for_room_ = 0;
   StepCosts costs_of_steps_;
+  Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The limit is the smaller of them.
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   TraceRecorder* locked_recorder_ = nullptr;  // For a fork.

@@ -67,6 +67,13 @@ void bind_torch_cuda(py::module_& m) {
           },
           py::arg("address"), Open())
       .def(
+          "retire_stream",
+          [](PyCudaAllocator& self, Stream stream, int device) {
+            DeviceMemory* memory = (*self).at(static_cast<c10::DeviceIndex>(device));
+            if (memory) memory->retire_stream(stream);
+          },
+          py::arg("stream"), py::arg("device"), Open())
+      .def(
           "session", [](PyCudaAllocator& self) { return (*self).session(); },
           py::return_value_policy::reference)
       .def(

@@ -87,6 +87,12 @@ void bind_guest(py::module_& m) {
           },
           py::arg("address"), Open())
       .def(
+          "retire_stream",
+          [](PyGuestAllocator& self, Stream stream, int device) {
+            (*self).retire_stream(stream, static_cast<c10::DeviceIndex>(device));
+          },
+          py::arg("stream"), py::arg("device"), Open())
+      .def(
           "session", [](PyGuestAllocator& self) { return (*self).session(); },
           py::return_value_policy::reference)
       .def(

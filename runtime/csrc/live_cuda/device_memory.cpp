@@ -151,9 +151,14 @@ void DeviceMemory::end_capture(GraphMemory::Id id) {
   if (session) session->end_capture();
 }
 
+void DeviceMemory::retire_stream(Stream stream) {
+  session ? session->retire_stream(stream) : pool.retire_stream(stream);
+}
+
 void DeviceMemory::set_fraction(double share) {
-  Bytes total = make_cuda_work(device)->total_memory();
-  pool.set_limit(std::min(budget, static_cast<Bytes>(share * static_cast<double>(total))));
+  const Bytes total = make_cuda_work(device)->total_memory();
+  const auto most = static_cast<Bytes>(share * static_cast<double>(total));
+  session ? session->bound(most) : pool.set_limit(std::min(budget, most));
   fraction = share;
 }
 

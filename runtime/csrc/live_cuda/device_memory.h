@@ -33,6 +33,7 @@ struct DeviceMemory {
   void begin_capture(GraphMemory::Id id, GraphMemory::Filter filter);
   void end_capture(GraphMemory::Id id);
 
+  void retire_stream(Stream stream);
   // Bounds the pool by a fraction of the device's memory, below its budget.
   void set_fraction(double fraction);
 

@@ -81,6 +81,8 @@ GuestAllocator::GuestAllocator(Native& native, const SessionOptions& options, De
 // ---- To come and to go
 
 void GuestAllocator::install() {
+  TORCH_CHECK(!removed_, "this allocator was removed, for good: make another by "
+                         "dtr_alloc.allocator()");
   Native* before = caching::allocator.load();
   TORCH_CHECK(before == &native_ || before == this,
               "another CUDA allocator was installed meanwhile: make dtr_alloc.allocator() after it");
@@ -90,18 +92,24 @@ void GuestAllocator::install() {
 
 void GuestAllocator::remove() {
   Native* self = this;
+  if (!installed() && !session() && !removed_) {  // It never was, or served nothing.
+    removed_ = true;
+    return;
+  }
   TORCH_CHECK(installed(),
               "this allocator is not torch's at present: it was not installed, was removed, or "
               "another was installed over it");
   if (Session* session = this->session()) {
     const Bytes limit = session->memory().budget();
     session->memory().set_limit(NativeMemory::kLargest);  // What was evicted comes back.
+    memory()->forget_cap();  // The device may have more than when it was full.
     try {
-      session->scope().leave();
+      session->scope().return_all();
     } catch (...) {
-      session->memory().set_limit(limit);
+      session->memory().set_limit(limit);  // The next request evicts what is above it.
       throw;
     }
+    session->scope().leave();
   }
   removed_ = true;
   c10::SetAllocator(c10::kCUDA, &native_, kHighest);
@@ -246,6 +254,11 @@ void GuestAllocator::attachOutOfMemoryObserver(OomObserver observer) {
 }
 
 // ---- Streams, captures and counts
+
+void GuestAllocator::retire_stream(Stream stream, DeviceIndex device) {
+  Session* session = this->session();
+  if (session && serves_ == device) session->retire_stream(stream);
+}
 
 void GuestAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
   NativeMemory* memory = this->memory();

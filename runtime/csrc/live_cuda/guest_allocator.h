@@ -44,6 +44,7 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
   bool installed() const { return c10::cuda::CUDACachingAllocator::allocator.load() == this; }
   void serve(Session& session);  // In place of one of its own, over the same memory. For tests.
 
+  void retire_stream(Stream stream, DeviceIndex device);  // It is about to be destroyed.
   void* allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream);
   Session* session() const { return session_.load(std::memory_order_acquire); }
   NativeMemory* memory() const;                    // The session's, or null.

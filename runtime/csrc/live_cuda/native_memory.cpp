@@ -18,13 +18,8 @@
 namespace dtr {
 namespace {
 
-constexpr Bytes kSmall = Bytes{1} << 20;  // Torch splits off no rest below it.
-constexpr int kMostFailures = 3;          // After which all is evicted.
-
-Bytes charge_of(Bytes size) {
-  const Bytes rounded = round_to_granule(size);
-  return rounded <= kSmall ? rounded : rounded + kSmall;
-}
+constexpr Bytes kSmall = Bytes{1} << 20;
+constexpr int kMostFailures = 3;  // After which all is evicted.
 
 Bytes current_of(const c10::CachingAllocator::StatArray& figures) {
   return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
@@ -85,8 +80,9 @@ void* NativeMemory::ask(Bytes size, Stream stream) {
 Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
   const Bytes asked = std::max(size, Bytes{1});  // Of nothing there is no address to know.
-  const Bytes charge = asked > kLargest ? asked : charge_of(asked);
+  const Bytes charge = asked > kLargest ? asked : this->charge(asked);
   failure = nullptr;
+  const std::int64_t before = shrunk_;
   if (!reserve(charge, fit)) {
     ++failures_;
     return nullptr;
@@ -102,7 +98,11 @@ Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
     give_up(charge);
     throw;
   }
-  served(charge, fit);
+  if (!served(charge, fit, before)) {
+    native_.raw_delete(data);
+    ++failures_;
+    return nullptr;
+  }
   handed_out = Block{.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data)),
                      .size = round_to_granule(asked),
                      .free = false};
@@ -122,13 +122,19 @@ bool NativeMemory::reserve(Bytes charge, Fit fit) {
   return true;
 }
 
-void NativeMemory::served(Bytes charge, Fit fit) {
+// Not where the budget has shrunk since: who shrank it did not see what was on its way.
+bool NativeMemory::served(Bytes charge, Fit fit, std::int64_t shrunk_before) {
   const std::lock_guard lock(mutex_);
   in_flight_ -= charge;
   failures_in_a_row_ = 0;
-  if (cap_ == kLargest) return;
+  if (shrunk_ != shrunk_before && bound_ > limit_) {
+    bound_ = current_of(books().allocated_bytes) + in_flight_;
+    if (bound_ > limit_) return false;
+  }
+  if (cap_ == kLargest) return true;
   cap_ = std::min(cap_ + (charge >> 10), kLargest - 1);
   if (fit == Fit::kBeyond) cap_ = std::max(cap_, bound_);  // So much there is.
+  return true;
 }
 
 // With Fit::kBeyond nothing is left to evict, and what failed is no measure for other requests.
@@ -222,11 +228,11 @@ void NativeMemory::use_on(void* data, c10::cuda::CUDAStream stream) {
 // ---- Streams
 
 // The number of a stream, which may be new. The mutex is held.
-std::size_t NativeMemory::meet(Stream stream) {
+std::int32_t NativeMemory::meet(Stream stream) {
   if (!order_) order_ = std::make_unique<Order>(device_);
-  const auto number = static_cast<std::size_t>(order_->index(stream));
-  if (number == streams_.size()) streams_.push_back(stream);
-  many_streams_ = streams_.size() > 1;
+  const std::int32_t number = order_->index(stream);
+  if (std::ranges::find(streams_, stream) == streams_.end()) streams_.push_back(stream);
+  if (streams_.size() > 1) many_streams_ = true;
   return number;
 }
 
@@ -248,15 +254,35 @@ void NativeMemory::record_every_stream(Block* block) {
 
 void NativeMemory::gather_streams(Stream stream) {
   const std::lock_guard lock(mutex_);
-  order_->gather(static_cast<std::int32_t>(meet(stream)));
+  order_->gather(meet(stream));
 }
 
 void NativeMemory::spread_stream(Stream stream) {
   const std::lock_guard lock(mutex_);
-  order_->spread(static_cast<std::int32_t>(meet(stream)));
+  order_->spread(meet(stream));
+}
+
+// Its name must not be told to torch any more, which would record an event on it. So the host waits
+// for the work that still reads tensors there.
+void NativeMemory::retire_stream(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  if (std::ranges::find(streams_, stream) == streams_.end()) return;
+  const std::int32_t number = order_->index(stream);
+  order_->retire(stream);
+  const Fence all = order_->allocated(0, number);
+  order_->freed(all);
+  order_->settle(all);
+  for (auto& [address, block] : tracked_) std::erase(block.streams, stream);
+  std::erase(streams_, stream);  // Last: a call that failed may be repeated.
 }
 
 // ---- Figures
+
+// Torch splits off no rest below a MiB.
+Bytes NativeMemory::charge(Bytes size) const {
+  const Bytes rounded = round_to_granule(size);
+  return rounded <= kSmall ? rounded : rounded + kSmall;
+}
 
 Bytes NativeMemory::live() const { return current_of(books().allocated_bytes); }
 
@@ -288,6 +314,8 @@ PoolStats NativeMemory::stats() const {
 
 void NativeMemory::set_limit(Bytes limit) {
   insist(limit >= 0 && limit <= kLargest, "a guest's limit must be within 0 and 16 TiB");
+  const std::lock_guard lock(mutex_);  // Nobody is between the look and the count.
+  if (limit < limit_) ++shrunk_;
   limit_ = limit;
 }
 

@@ -63,6 +63,7 @@ class NativeMemory final : public Memory {
   Bytes budget() const override { return limit_; }
   Bytes largest_budget() const override { return kLargest; }
   Bytes live() const override;
+  Bytes charge(Bytes size) const override;
   PoolStats stats() const override;
   void reset_peak() override { native_.resetPeakStats(device_); }
   void set_limit(Bytes limit) override;
@@ -75,6 +76,7 @@ class NativeMemory final : public Memory {
   bool many_streams() const override { return many_streams_; }
   void gather_streams(Stream stream) override;
   void spread_stream(Stream stream) override;
+  void retire_stream(Stream stream) override;
 
   // Tells torch of a stream that uses a block which it gave to a tracked tensor.
   void use_on(void* data, c10::cuda::CUDAStream stream);
@@ -100,15 +102,17 @@ class NativeMemory final : public Memory {
   c10::CachingDeviceAllocator::DeviceStats books() const { return native_.getDeviceStats(device_); }
   void* ask(Bytes size, Stream stream);
   bool reserve(Bytes charge, Fit fit);
-  void served(Bytes charge, Fit fit);
+  // Whether it may stay. `shrunk_before`: shrunk_ when it was asked for.
+  bool served(Bytes charge, Fit fit, std::int64_t shrunk_before);
   void turned_down(Bytes charge, Fit fit);
   void give_up(Bytes charge);
-  std::size_t meet(Stream stream);
+  std::int32_t meet(Stream stream);
 
   Native& native_;
   const c10::DeviceIndex device_;
   const CurrentWork work_;
   std::atomic<Bytes> limit_;
+  std::atomic<std::int64_t> shrunk_{0};  // Times that the limit did.
 
   mutable std::mutex mutex_;  // Never held while memory is asked for or given back.
   Bytes bound_ = kLargest;    // Not below the live bytes: at first, all.
@@ -116,7 +120,7 @@ class NativeMemory final : public Memory {
   Bytes cap_ = kLargest;
   int failures_in_a_row_ = 0;
   std::unordered_map<const void*, Tracked> tracked_;
-  std::vector<Stream> streams_;
+  std::vector<Stream> streams_;   // That read tracked tensors.
   std::unique_ptr<Order> order_;  // From the first stream on.
   std::atomic<bool> many_streams_{false};
   std::atomic<std::int64_t> failures_{0}, recovered_{0};
