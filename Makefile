@@ -39,8 +39,8 @@ test-newest:
 	cd .venv-newest/source && ../bin/pip install -q --upgrade --upgrade-strategy eager --no-build-isolation -e '.[dev]'
 	cd .venv-newest/source && ../bin/pytest -q -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
 
-# What the README and the documents quote, measured anew; perf/README.md tells what each shows. For
-# a quiet machine. What takes very long or needs the published logs is not here:
+# What the README and the documents quote, measured anew and written there; perf/README.md tells what
+# each shows. For a quiet machine. What takes very long or needs the published logs is not here:
 # tests/test_figures.py has the list. A limit that is missed is told, and stops nothing.
 figures: $(READY)
 	$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
@@ -62,6 +62,7 @@ figures: $(READY)
 	$(PYTHON) perf/memory_map.py
 	$(PYTHON) perf/soak.py --out perf/results/soak.json
 	$(PYTHON) perf/paper/optimum.py --out perf/results
+	$(PYTHON) -m tests.requote
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
