@@ -34,7 +34,9 @@ def replaced(text: str, sentence: str, begin: int) -> tuple[str, int] | None:
     figures = FIGURE.findall(sentence)
     for at in range(len(figures), 0, -1):
         start, end = found.span(at)
-        text = text[:start] + figures[at - 1] + text[end:]
+        to = re.search(r"\s+to\s+", found[at])
+        figure = figures[at - 1].replace(" to ", to[0] if to else " to ")
+        text = text[:start] + figure + text[end:]
     return text, found.start() + 1
 
 

@@ -8,6 +8,9 @@ def test_figures_take_the_places_of_older_ones_and_lines_stay() -> None:
     done = replaced(text, "adds 2.5 us to an operator, 7 us to dropout", 0)
     assert done is not None
     assert done[0] == "So it\nadds 2.5 us to an operator, 7\nus to dropout."
+    again = replaced(text, "adds 2.5 to 3.5 us to an operator, 7 us to dropout", 0)
+    assert again is not None
+    assert again[0] == "So it\nadds 2.5 to\n3.5 us to an operator, 7\nus to dropout."
 
 
 def test_rows_that_look_alike_are_replaced_in_their_order() -> None:
