@@ -159,11 +159,11 @@ class Guest(Allocator):
 
     def remove(self) -> None:
         """Leaves torch's allocator alone again, for good: what was evicted is recomputed, and every
-        tensor is an ordinary one, where it lies. The budget no longer holds. One that was never
-        installed makes way for another allocator or scope.
+        tensor is an ordinary one, where it lies. The budget no longer holds. One that has served
+        nothing makes way for another allocator or scope, installed or not.
 
         Raises:
-            RuntimeError: it was removed before, or another allocator was installed over it.
+            RuntimeError: it was removed before, or has served memory and is not installed now.
             torch.OutOfMemoryError: the device has not the memory. It stays installed.
         """
         self._guest.remove()

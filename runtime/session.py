@@ -259,8 +259,8 @@ class Session:
         program touches next comes back. Any thread may call this.
 
         Returns:
-            Bytes given back: by a pool to the system, with ``memory="torch"`` to malloc, which is
-                told to give back what it can.
+            Bytes given back: by a pool to the system; with ``memory="torch"`` to malloc, which is
+                told to give back what it can, or by torch's allocator to the device.
 
         Raises:
             RuntimeError: the scope is over.
