@@ -114,8 +114,8 @@ class Allocator(_Base):
     def retire_stream(self, stream: int, *, device: int | None = None) -> None:
         """Says that a stream is about to be destroyed that torch did not make, such as CuPy's under
         `torch.cuda.ExternalStream`. The runtime remembers each stream that read a tensor, and would
-        have others wait for one that is gone. Call it before the stream is destroyed. With
-        ``memory="torch"`` the host waits for the stream, and torch goes on remembering it for
+        have others wait for one that is gone. Call it before the stream is destroyed: the host
+        waits for its work. With ``memory="torch"`` torch goes on remembering the stream for
         tensors that were pinned or handed out meanwhile: delete these before the stream, too.
 
         Args:

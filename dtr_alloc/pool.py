@@ -177,8 +177,12 @@ class Pool:
         self._core.record_stream(address, stream)
 
     def retire_stream(self, stream: int) -> None:
-        """Says that a stream is about to be destroyed. Call it before that, since a new stream may
-        get the same number, and the pool would take one for the other."""
+        """Says that a stream is about to be destroyed, and waits for its work. Call it before that,
+        since a new stream may get the same number, and the pool would take one for the other.
+
+        Raises:
+            RuntimeError: A quarantine has begun, in which nothing may be waited for.
+        """
         self._core.retire_stream(stream)
 
     def begin_quarantine(self) -> None:

@@ -287,15 +287,16 @@ def test_a_host_pool_knows_the_quarantine_as_well() -> None:
 # Names of streams
 
 
-def test_a_new_stream_with_an_old_name_waits_for_the_old_one(cuda: FakeCuda) -> None:
+def test_a_stream_that_retires_is_waited_for_and_its_name_is_free(cuda: FakeCuda) -> None:
     blocks, a, _, _ = start(cuda, pages=2)
     first, kept = blocks.allocate(PAGE, a), blocks.allocate(PAGE, a)
     blocks.free(first)
     blocks.pool.retire_stream(a)
+    assert cuda.queued(a) == 0  # A stream that comes later has nothing to wait for.
     cuda.destroy_stream(a)
     assert cuda.stream() == a
     assert blocks.allocate(PAGE, a) == first
-    assert blocks.pool.stats().stream_waits == 1
+    assert blocks.pool.stats().stream_waits == 0
     cuda.drain(a)
     blocks.pool.free(kept)
     blocks.pool.check()
@@ -315,6 +316,17 @@ def test_a_stream_that_was_not_retired_is_caught(cuda: FakeCuda) -> None:
     cuda.drain(a)
     cuda.finish()
     assert cuda.faults() == [f"a read of {PAGE} bytes for 1 found 2"]
+
+
+def test_a_stream_is_not_retired_in_a_quarantine(cuda: FakeCuda) -> None:
+    blocks, a, _, _ = start(cuda)
+    blocks.allocate(PAGE, a)
+    blocks.pool.begin_quarantine()
+    with pytest.raises(RuntimeError, match="cannot be retired while a graph is captured"):
+        blocks.pool.retire_stream(a)
+    blocks.pool.end_quarantine()
+    blocks.pool.retire_stream(a)
+    assert cuda.queued(a) == 0
 
 
 def test_retiring_a_stream_that_the_pool_never_saw_does_nothing(cuda: FakeCuda) -> None:

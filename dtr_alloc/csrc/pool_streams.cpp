@@ -73,6 +73,11 @@ void Pool::hand_over(Block* block, Stream stream) {
 void Pool::retire_stream(Stream stream) {
   if (order_ == nullptr) return;
   const std::lock_guard lock(mutex_);
+  if (quarantine_ > 0) {
+    throw std::runtime_error(
+        "a stream cannot be retired while a graph is captured: its work must "
+        "be waited for");
+  }
   order_->retire(stream);
 }
 

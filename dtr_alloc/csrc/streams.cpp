@@ -74,7 +74,7 @@ void StreamOrder::freed(Fence fence) {
   std::vector<Use>& uses = fences_[fence];
   for (std::size_t i = 0; i < uses.size(); i++) {
     State& state = streams_[uses[i].stream];
-    bool recorded = state.retired;  // Its last event came after all that it was ever given.
+    bool recorded = state.retired;  // All that it was ever given is done.
     if (i > 0 && !recorded) {
       try {
         record(state);
@@ -193,8 +193,8 @@ bool StreamOrder::passed(Fence fence) const {
 
 // Makes `then` wait for all that `first` was given so far.
 void StreamOrder::order(State& first, State& then) {
-  if (!first.retired) record(first);
-  if (first.outstanding.empty()) return;
+  if (first.retired) return;
+  record(first);
   events_->wait(then.name, first.outstanding.back());
   then.waited.resize(streams_.size());
   then.waited[&first - streams_.data()] = first.recorded();
@@ -219,6 +219,8 @@ void StreamOrder::retire(Stream stream) {
   if (at == among.end()) return;
   State& state = streams_[at->second];
   record(state);
+  events_->synchronize(state.outstanding.back());
+  complete(state, state.recorded());
   state.retired = true;
   among.erase(at);
 }

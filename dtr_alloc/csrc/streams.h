@@ -100,7 +100,8 @@ class StreamOrder {
   std::size_t streams() const { return index_.size(); }  // Neither apart nor retired.
   std::size_t met() const { return streams_.size(); }    // With those.
 
-  // The stream is about to be destroyed: afterwards its name may be another stream's.
+  // The stream is about to be destroyed, and its name may then be another's. The host waits for its
+  // work: a stream that comes later would not know what to wait for.
   void retire(Stream stream);
 
   std::int64_t waits() const { return waits_; }  // Times that a stream was made to wait.

@@ -262,16 +262,11 @@ void NativeMemory::spread_stream(Stream stream) {
   order_->spread(meet(stream));
 }
 
-// Its name must not be told to torch any more, which would record an event on it. So the host waits
-// for the work that still reads tensors there.
+// Its name must not be told to torch any more, which would record an event on it.
 void NativeMemory::retire_stream(Stream stream) {
   const std::lock_guard lock(mutex_);
   if (std::ranges::find(streams_, stream) == streams_.end()) return;
-  const std::int32_t number = order_->index(stream);
   order_->retire(stream);
-  const Fence all = order_->allocated(0, number);
-  order_->freed(all);
-  order_->settle(all);
   for (auto& [address, block] : tracked_) std::erase(block.streams, stream);
   std::erase(streams_, stream);  // Last: a call that failed may be repeated.
 }
