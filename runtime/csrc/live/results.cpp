@@ -99,7 +99,8 @@ std::int64_t Session::usual_ticks(Bytes bytes) const {
 
 void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock) {
   count(call);
-  if (call.stays) {
+  const bool in_capture = captures_ > 0;  // Of one that began meanwhile.
+  if (call.stays || in_capture) {
     call.recording = false;
     engaged.undo();
   }
@@ -112,7 +113,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   engine_.note_operator(call.bytes);
   const bool recorded = engaged.op();
   tell_what_stays(call, stack);
-  if (call.info.listed && call.recordable && options_.record && !recorded) {
+  if (call.info.listed && call.recordable && options_.record && !recorded && !in_capture) {
     stayed_.insert(call.info.name +
                    ": writes a tensor of over 64 KiB, or two tensors over one memory");
   }

@@ -86,13 +86,26 @@ void Scope::commit_and(const std::function<void()>& then) {
   then();
 }
 
-void Scope::return_all() {
+// The turn lasts until the end, so that nobody else changes the limit.
+void Scope::leave_beyond_budget() {
   Session::Turn turn(session_);
-  Session::Guard guard(session_);
-  const bool all = session_.engine().return_all(guard.lock());
-  TORCH_CHECK_WITH(OutOfMemoryError, all,
-                   "not all tensors that the program holds fit the memory "
-                   "together: delete some, or let others free theirs");
+  Memory& memory = session_.memory();
+  const Bytes limit = memory.budget();
+  memory.set_limit(memory.largest_budget());
+  try {
+    {
+      Session::Guard guard(session_);
+      const bool all = session_.engine().return_all(guard.lock());
+      TORCH_CHECK_WITH(OutOfMemoryError, all,
+                       "not all tensors that the program holds fit the memory "
+                       "together: delete some, or let others free theirs");
+      session_.engine().commit(guard.lock(), [] { return false; });
+    }
+    leave();
+  } catch (...) {
+    memory.set_limit(limit);  // The next request evicts what is above it.
+    throw;
+  }
 }
 
 void Scope::commit_before_fork() {

@@ -31,14 +31,14 @@ class Scope {
   void join();   // The operators of this thread too. Not while a trace is recorded.
   void part();
   Bytes leave();  // Commits; returns the bytes that did not fit and are ordinary memory now.
+  // The same of torch's memory, with nothing evicted, whatever the budget. Throws
+  // torch.OutOfMemoryError, and all is as before, where the machine has not so much.
+  void leave_beyond_budget();
   // Makes constant all that the program holds, and calls `then` before anybody can record more.
   void commit_and(const std::function<void()>& then);
   void commit() {
     commit_and([] {});
   }
-  // What was evicted is in memory again, within the budget, and may be evicted. Throws
-  // torch.OutOfMemoryError where not all of it fits.
-  void return_all();
   void commit_before_fork();
   void abandon_in_child();  // After fork: the parent's scope is not the child's.
 

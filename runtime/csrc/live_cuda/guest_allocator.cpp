@@ -100,16 +100,8 @@ void GuestAllocator::remove() {
               "this allocator is not torch's at present: it was not installed, was removed, or "
               "another was installed over it");
   if (Session* session = this->session()) {
-    const Bytes limit = session->memory().budget();
-    session->memory().set_limit(NativeMemory::kLargest);  // What was evicted comes back.
     memory()->forget_cap();  // The device may have more than when it was full.
-    try {
-      session->scope().return_all();
-    } catch (...) {
-      session->memory().set_limit(limit);  // The next request evicts what is above it.
-      throw;
-    }
-    session->scope().leave();
+    session->scope().leave_beyond_budget();
   }
   removed_ = true;
   c10::SetAllocator(c10::kCUDA, &native_, kHighest);
