@@ -201,7 +201,7 @@ class Session:
                 one of ``measure``, or has no budget.
             RuntimeError: the scope is over.
             torch.OutOfMemoryError: more than `budget` is read by operators now running or cannot be
-                recomputed. The text names the bytes. The budget and all tensors are as before.
+                recomputed. The text names the bytes. The budget is as before.
 
         Example:
             >>> import dtr_alloc, torch

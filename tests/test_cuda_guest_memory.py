@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ pytestmark = pytest.mark.skipif(
 )
 MIB = 1 << 20
 __all__ = ["library", "native"]
+
+
+ACTS: list[Callable[[], object]] = []
+
+
+@torch.library.custom_op("test_guest::tripled", mutates_args=())
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    """Does the next of ACTS while it runs."""
+    ACTS.pop()()
+    return x * 3
 
 
 # ---- Memory that is short
@@ -224,6 +235,30 @@ def test_a_stream_that_is_gone_is_not_named_to_torch(native: Native, cuda: FakeC
         assert dtr_alloc.evict(x)
         assert not any(line.startswith("recordStream") for line in native.log())
         assert f"{x[0]:.3f} {y[0]:.3f}" == "2.718 3.718"
+        opened.session.check()
+        del x, y
+
+
+def test_a_budget_fits_where_torchs_blocks_are_larger_than_the_tensors(native: Native) -> None:
+    with Open(native, "60MiB") as opened:
+        tensors = chain(6, rows=26214)  # Of 6.4 MiB: the last in a segment has 0.8 MiB more.
+        opened.session.resize("1MiB")
+        assert opened.session.stats().live_bytes == 0
+        opened.session.resize("60MiB")
+        assert all(same(bits(one), bits(two)) for one, two in zip(tensors, tensors, strict=True))
+        del tensors
+
+
+def test_what_runs_while_a_capture_begins_is_not_recorded(native: Native) -> None:
+    with Open(native, recordable=("test_guest::*",)) as opened:
+        x = torch.ones(1 << 16).exp()
+        ACTS.append(lambda: None)
+        assert dtr_alloc.evict(tripled(x))
+        ACTS.append(lambda: native.capture(True, opened.address))
+        y = tripled(x)
+        native.capture(False, opened.address)
+        assert not dtr_alloc.evict(y)  # The graph may have its address.
+        assert f"{y[0]:.3f}" == "8.155"
         opened.session.check()
         del x, y
 

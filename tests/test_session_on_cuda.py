@@ -237,6 +237,26 @@ def test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends(
         held.clear()
 
 
+def test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was(
+    cuda: FakeCuda, rows: Tensor
+) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        assert all(map(dtr_alloc.evict, held))  # Free pages, which a smaller budget gives back.
+        evictions = session.stats().evictions
+        cuda.fail("cuMemUnmap")
+        with pytest.raises(RuntimeError, match="cuMemUnmap failed"):
+            session.resize(11 * PAGE)
+        assert session.stats().budget_bytes == 16 * PAGE
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        assert session.stats().evictions == evictions
+        with session.lent(4 * PAGE):
+            assert session.stats().budget_bytes == 12 * PAGE
+        assert session.stats().budget_bytes == 16 * PAGE
+        session.check()
+        held.clear()
+
+
 def test_what_is_released_goes_back_to_the_device_and_returns_when_touched(
     cuda: FakeCuda, rows: Tensor
 ) -> None:

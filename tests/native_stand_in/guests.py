@@ -40,10 +40,18 @@ def native(library: str, cuda: FakeCuda) -> Iterator[Native]:
     made.reset()
 
 
-def scope(native: Native, budget: int | str = LARGEST_BUDGET, **options: Any) -> Any:
+def scope(
+    native: Native,
+    budget: int | str = LARGEST_BUDGET,
+    *,
+    recordable: tuple[str, ...] = (),
+    **options: Any,
+) -> Any:
     """Its tensors lie in the stand-in's memory."""
     with instrumented(native=native.address, **options):
-        opened = dtr_alloc.rematerialize(budget, clock="logical", thrash_limit=0)
+        opened = dtr_alloc.rematerialize(
+            budget, clock="logical", thrash_limit=0, recordable=recordable
+        )
         session = opened.__enter__()
     return opened, session
 

@@ -149,12 +149,24 @@ LIVE_FAULTS = (
         "test_a_budget_below_what_must_stay_is_refused_before_anything_changes",
     ),
     Fault(
+        "keep a limit that the driver failed to set",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "  try {\n    memory_->set_limit(limit);  // First",
+                "  memory_->set_limit(limit);\n  try {  // First",
+            ),
+        ),
+        "tests/test_session_on_cuda.py::"
+        "test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was",
+    ),
+    Fault(
         "accept a budget that others began to fill meanwhile",
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "    insist_on(memory_->live());  //",
-                "    //",
+                "  insist_on(memory_->live());  // What",
+                "  // What",
             ),
         ),
         "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
@@ -209,8 +221,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  memory_->set_limit(std::min(budget, most_));  // Again",
-                "  if (!smaller) memory_->set_limit(budget);  // Again",
+                "      memory_->set_limit(limit);  // Again",
+                "      // Again",
             ),
         ),
         "tests/test_session_on_cuda.py::"

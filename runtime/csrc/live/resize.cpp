@@ -18,8 +18,17 @@ namespace dtr {
 void Session::resize(Bytes budget) {
   Turn turn(*this);
   const bool smaller = budget < budget_;
-  if (smaller) shrink(budget);
-  memory_->set_limit(std::min(budget, most_));  // Again: pages that are now too many go back.
+  const Bytes before = memory_->budget(), limit = std::min(budget, most_);
+  try {
+    memory_->set_limit(limit);  // First: no lock of ours is held to allocate.
+    if (smaller) {
+      shrink(budget);
+      memory_->set_limit(limit);  // Again: pages that are now too many go back.
+    }
+  } catch (...) {  // Or the disk of the swap failed, or a device's driver.
+    memory_->set_limit(before);
+    throw;
+  }
   budget_ = budget;
   if (!smaller || memory_->pool()) return;
   try {
@@ -28,24 +37,19 @@ void Session::resize(Bytes budget) {
   }
 }
 
+// Torch's blocks are larger than the tensors in them: what goes is known once it has gone.
 void Session::shrink(Bytes budget) {
   Guard guard(*this);
   if (memory_->live() > budget) give_up_ahead();
-  const Bytes before = memory_->budget();
-  memory_->set_limit(std::min(budget, most_));  // First: no lock of ours is held to allocate.
   const auto insist_on = [&](Bytes stays) {
     if (stays > budget) throw_cannot_shrink(budget, stays, budget_);
   };
-  try {
-    insist_on(memory_->live() - (captures_ > 0 ? 0 : engine_.evictable_bytes()));
-    while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
-      storages_.bury_with_lock_open(guard.lock());
-    }
-    insist_on(memory_->live());  // What was to go may have been read or pinned meanwhile.
-  } catch (...) {                // Or the disk of the swap failed.
-    memory_->set_limit(before);
-    throw;
+  if (captures_ > 0) insist_on(memory_->live());
+  if (!memory_->is_torchs()) insist_on(memory_->live() - engine_.evictable_bytes());
+  while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
+    storages_.bury_with_lock_open(guard.lock());
   }
+  insist_on(memory_->live());  // What was to go may have been read or pinned meanwhile.
 }
 
 // Relative to the budget of the moment, so that lenders in several threads do not undo each other.

@@ -134,7 +134,8 @@ class Session final : public Executor {
   void content_is_back(const at::Tensor& tensor);
 
   // A new limit, up to the largest that the memory can have (resize.cpp). Evicts what is above it.
-  // Throws torch.OutOfMemoryError, and has changed nothing, where too much may not be evicted now.
+  // Throws torch.OutOfMemoryError, and the budget is as before, where too much may not be evicted
+  // now.
   void resize(Bytes budget);
   void lend(Bytes bytes);  // The same, relative to the budget there is. Below 0: takes back.
   void bound(Bytes most);  // Whatever the budget is: a second limit.
