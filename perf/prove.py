@@ -4,8 +4,8 @@ last line that the proof printed, and how long it took.
 `make test` is kept short, so what takes longer is proved here before a release, or before an issue
 is called done. Each proof is a command that works by itself; its whole output is in build/proofs.
 A failed proof does not end the run. Some hours on two cores, and 10 GB of disk for check-cuda. So
-the table may be filled in several runs: `--only` leaves the rows of other proofs as they are, if
-they are of the same C++. A row names the commit that it is of.
+the table may be filled in several runs, also at one time: `--only` leaves the rows of other proofs
+as they are, if they are of the same C++. A row names the commit that it is of.
 
     python perf/prove.py [--only exact,faults] [--quick] [--out perf/results]
 """
@@ -103,15 +103,18 @@ def main() -> int:
         parser.error(f"no such proof: {', '.join(unknown)}; there are {', '.join(PROOFS)}")
     names = ["parity"] if options.quick else names
     table = options.out / "proofs.txt" if options.out else None
-    rows = kept(table) if table else {}
+    failed = False
     for name in names:
-        rows[name] = prove(name)
-        print(rows[name], end="", flush=True)
-        if table:
-            table.parent.mkdir(parents=True, exist_ok=True)
-            told = [rows[one] for one in PROOFS if one in rows]
-            table.write_text("".join([f"{origin()}\n\n", *told]))
-    return 1 if any(rows[name].startswith("FAILED") for name in names) else 0
+        row = prove(name)
+        print(row, end="", flush=True)
+        failed |= row.startswith("FAILED")
+        if not table:
+            continue
+        rows = kept(table) | {name: row}  # Read anew: another run may have filled in some.
+        table.parent.mkdir(parents=True, exist_ok=True)
+        told = [rows[one] for one in PROOFS if one in rows]
+        table.write_text("".join([f"{origin()}\n\n", *told]))
+    return int(failed)
 
 
 if __name__ == "__main__":
