@@ -72,7 +72,7 @@ ENGINE_FAULTS = (
                 "  static_cast<void>(value);\n",
             ),
         ),
-        "tests/test_tape.py::test_needs_add_up_after_each_operator",
+        "tests/test_tape_of_any_program.py::test_needs_add_up_after_each_operator",
     ),
     Fault(
         "keep a stepping stone when the program has let go what it stays for",
