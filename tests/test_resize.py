@@ -261,7 +261,16 @@ def test_loans_that_wait_for_their_turn_add_up() -> None:
 
 
 def test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile() -> None:
-    stop, tries, refused, over = threading.Event(), 300, 0, 0
+    stop, tries, refused, over, disturbed = threading.Event(), 300, 0, 0, []
+
+    def compute() -> None:
+        """What fits each budget that is not refused."""
+        with dtr_alloc.join_scope():
+            while not stop.is_set():
+                try:
+                    (torch.ones(1 << 14) + 1).neg_()
+                except torch.OutOfMemoryError as error:
+                    disturbed.append(str(error))
 
     def read(big: torch.Tensor) -> None:
         with dtr_alloc.join_scope():
@@ -272,6 +281,7 @@ def test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile() -> Non
     with dtr_alloc.rematerialize("32MiB") as session, contextlib.ExitStack() as last:
         big = torch.ones(3 << 20).exp()  # 12 MiB.
         threading.Thread(target=read, args=(big,)).start()
+        threading.Thread(target=compute).start()
         last.callback(stop.set)
         for _ in range(tries):
             held = [torch.ones(1 << 14) + n for n in range(64)]
@@ -286,6 +296,32 @@ def test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile() -> Non
         del big
     assert 0 < refused < tries
     assert over == 0
+    assert disturbed == []
+
+
+def test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads() -> None:
+    stop, refused = threading.Event(), 0
+
+    def ask(session: dtr_alloc.Session) -> None:
+        nonlocal refused
+        while not stop.is_set():
+            with pytest.raises(torch.OutOfMemoryError, match="cannot shrink to"):
+                session.resize("2MiB")
+            refused += 1
+
+    with dtr_alloc.rematerialize("64MiB") as session, contextlib.ExitStack() as last:
+        kept = torch.zeros(MIB)
+        dtr_alloc.pin(kept)
+        asker = threading.Thread(target=ask, args=(session,))
+        asker.start()
+        last.callback(stop.set)
+        while refused < 1000 and asker.is_alive():
+            held = [torch.ones(1 << 14) + n for n in range(16)]
+            del held
+        assert session.stats().evictions == 0
+        del kept
+    asker.join(60)
+    assert refused >= 1000
 
 
 def small_gpt() -> Any:

@@ -53,7 +53,8 @@ class Session::Guard {
 // A thread that waits gives Python's lock away meanwhile: the owner of the turn may need it.
 class Session::Turn {
  public:
-  explicit Turn(Session& session) : mutex_(session.turn_) {
+  explicit Turn(Session& session) : Turn(session.turn_) {}
+  explicit Turn(std::recursive_mutex& mutex) : mutex_(mutex) {
     if (!mutex_.try_lock()) wait();
   }
   ~Turn() { mutex_.unlock(); }

@@ -3,11 +3,13 @@
 //
 // Any thread may ask. The engine's lock makes it one step for all others: an operator that runs
 // keeps its arguments, and whatever allocates next finds the new limit. The turn is taken first, so
-// that no recomputation is under way, which would hold values that may go a moment later.
+// that no recomputation is under way, which would hold values that may go a moment later. A request
+// that fails meanwhile is made again afterwards, since the budget may have been refused.
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/out_of_memory.h"
@@ -15,10 +17,31 @@
 
 namespace dtr {
 
+// While it lives a limit is set that may be refused.
+class Session::Resizing {
+ public:
+  explicit Resizing(Resizes& resizes) : resizes_(resizes), alone_(resizes.mutex) {
+    ++resizes_.under_way;
+  }
+  ~Resizing() {
+    ++resizes_.ended;
+    --resizes_.under_way;
+  }
+
+ private:
+  Resizes& resizes_;
+  const Turn alone_;
+};
+
 void Session::resize(Bytes budget) {
   Turn turn(*this);
   const bool smaller = budget < budget_;
+  if (smaller) {
+    Guard guard(*this);
+    refuse_what_cannot_fit(budget);
+  }
   const Bytes before = memory_->budget(), limit = std::min(budget, most_);
+  const Resizing resizing(resizes_);
   try {
     memory_->set_limit(limit);  // First: no lock of ours is held to allocate.
     if (smaller) {
@@ -37,19 +60,25 @@ void Session::resize(Bytes budget) {
   }
 }
 
-// Torch's blocks are larger than the tensors in them: what goes is known once it has gone.
+// Torch's blocks are larger than the tensors in them: how much of them goes is known once they have
+// gone. The engine's lock is held.
+void Session::refuse_what_cannot_fit(Bytes budget) {
+  if (memory_->live() > budget) give_up_ahead();
+  if (captures_ > 0) return insist_on(budget, memory_->live());
+  if (!memory_->is_torchs()) insist_on(budget, memory_->live() - engine_.evictable_bytes());
+}
+
+void Session::insist_on(Bytes budget, Bytes stays) const {
+  if (stays > budget) throw_cannot_shrink(budget, stays, budget_);
+}
+
 void Session::shrink(Bytes budget) {
   Guard guard(*this);
-  if (memory_->live() > budget) give_up_ahead();
-  const auto insist_on = [&](Bytes stays) {
-    if (stays > budget) throw_cannot_shrink(budget, stays, budget_);
-  };
-  if (captures_ > 0) insist_on(memory_->live());
-  if (!memory_->is_torchs()) insist_on(memory_->live() - engine_.evictable_bytes());
+  refuse_what_cannot_fit(budget);  // Others had no limit to heed until now.
   while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
     storages_.bury_with_lock_open(guard.lock());
   }
-  insist_on(memory_->live());  // What was to go may have been read or pinned meanwhile.
+  insist_on(budget, memory_->live());  // What was to go may have been read or pinned meanwhile.
 }
 
 // Relative to the budget of the moment, so that lenders in several threads do not undo each other.

@@ -154,7 +154,7 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   if (!block) {
     const std::int64_t begin = ticks();
     Guard guard(*this);
-    if (!fails) block = make_room(asked, stream, shortage, guard.lock());
+    if (!fails) block = find_room(asked, stream, shortage, guard);
     if (!block) out_of_memory(asked, shortage);
     data = memory_->data(block);  // Before the lock opens, and what died may run code.
     const std::int64_t passed = ticks() - begin;
@@ -164,6 +164,25 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && !InOperator::state.replaying) recorder->allocated(data, asked);
   return data;
+}
+
+// What fails by a limit that is then refused is asked for again. Each try needs another resize. The
+// turn is not waited for: a kernel may hold a lock of torch's that a replay waits for.
+Block* Session::find_room(Bytes asked, Stream stream, std::string& shortage, Guard& guard) {
+  constexpr int kTries = 8;
+  std::int64_t ended = resizes_.ended;
+  Block* block = make_room(asked, stream, shortage, guard.lock());
+  const auto disturbed = [&] { return resizes_.under_way > 0 || resizes_.ended != ended; };
+  for (int i = 0; !block && i < kTries && disturbed(); ++i) {
+    {
+      Guard::Opened open(guard);
+      const Turn over(resizes_.mutex);
+    }
+    ended = resizes_.ended;
+    shortage.clear();
+    block = make_room(asked, stream, shortage, guard.lock());
+  }
+  return block;
 }
 
 Block* Session::take(Bytes asked, Fit fit, Stream stream, std::string& shortage) {

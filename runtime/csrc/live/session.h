@@ -90,7 +90,8 @@ class Session final : public Executor {
 
   class Guard;  // The locks: locks.h.
   class Turn;
-  class Reading;  // Code that reads through pointers: hold.h.
+  class Resizing;  // resize.cpp
+  class Reading;   // Code that reads through pointers: hold.h.
   class Hold;
 
   static Session* active() { return Scope::active(); }
@@ -110,7 +111,8 @@ class Session final : public Executor {
   // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
   void begin_capture();
   void end_capture() { --captures_; }
-  void retire_stream(Stream stream);  // It is about to be destroyed.
+  bool forget_refusal() { return refused_.exchange(0) != 0; }  // Whether the budget refused.
+  void retire_stream(Stream stream);                           // It is about to be destroyed.
   void lock_for_fork();
   void unlock_after_fork();
 
@@ -205,6 +207,8 @@ class Session final : public Executor {
   void link_reads(const Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
+  void refuse_what_cannot_fit(Bytes budget);
+  void insist_on(Bytes budget, Bytes stays) const;
   void shrink(Bytes budget);
   void trim();
   bool follow_stream();  // Whether the memory has met several.
@@ -256,6 +260,7 @@ class Session final : public Executor {
   c10::intrusive_ptr<c10::StorageImpl> copy_of(const c10::StorageImpl& storage, Bytes bytes,
                                                Lock& lock);
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
+  Block* find_room(Bytes asked, Stream stream, std::string& shortage, Guard& guard);
   Block* make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock);
   MovePrices move_prices(const Pool& pool) const;
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
@@ -284,6 +289,11 @@ class Session final : public Executor {
   Bytes touched_bytes_ = 0, largest_hold_ = 0, evicted_for_room_ = 0;
   StepCosts costs_of_steps_;
   Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The limit is the smaller of them.
+  struct Resizes {
+    std::recursive_mutex mutex;  // Whoever has it may set a limit that is then refused.
+    std::atomic<int> under_way{0};
+    std::atomic<std::int64_t> ended{0};
+  } resizes_;
   std::vector<Stream> streams_;  // That have run operators on tracked tensors.
   std::atomic<int> captures_{0};
   TraceRecorder* locked_recorder_ = nullptr;  // For a fork.
