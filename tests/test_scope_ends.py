@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -226,3 +227,23 @@ def test_what_a_failed_end_made_ordinary_is_freed_when_the_program_drops_it() ->
     del kept
     assert session.stats().live_bytes <= before - (4 << 20)
     del lost
+
+
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_what_others_leave_no_room_for_comes_back_beyond_the_budget(
+    memory: Literal["pool", "torch"],
+) -> None:
+    with dtr_alloc.rematerialize("8MiB", memory=memory) as session:
+        x = torch.ones(1 << 17).exp()
+        filled = []
+        for _ in range(4):  # 8 MiB, which nobody may evict.
+            filled.append(torch.zeros(1 << 19))
+            filled[-1].numpy()
+        assert dtr_alloc.is_evicted(x)
+    assert f"{x[7]:.3f}" == "2.718"
+    assert session.stats().budget_bytes == 8 << 20
+    session.check()
+    with dtr_alloc.rematerialize("8MiB", memory=memory):
+        pass
+    del x, filled
+    assert session.stats().live_bytes == 0

@@ -80,7 +80,8 @@ inline Node* Pool::usable_block(Site site, Bytes size, std::int32_t user, bool r
 Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
   const std::lock_guard lock(mutex_);
-  const Bytes rounded = size > budget_ ? size : round_to_granule(std::max(size, Bytes{1}));
+  const Bytes rounded =
+      size > arena_->capacity() ? size : round_to_granule(std::max(size, Bytes{1}));
   if (rounded > limit_ - live_) {
     failures_++;
     return nullptr;
@@ -282,6 +283,11 @@ PoolStats Pool::stats() const {
 }
 
 Bytes Pool::budget() const { return limit_; }
+
+Bytes Pool::largest_budget() const {
+  const std::lock_guard lock(mutex_);
+  return budget_;
+}
 
 Bytes Pool::live() const {
   const std::lock_guard lock(mutex_);

@@ -106,14 +106,16 @@ class Pool final : public Memory {
   void end_quarantine();
 
   // Bounds live bytes and pages below the budget from now on; what is live already stays. Throws
-  // std::invalid_argument unless 0 <= limit <= the budget given to create().
+  // std::invalid_argument unless 0 <= limit <= largest_budget().
   void set_limit(Bytes limit) override;
+  // The scope is over, and what it leaves must have a place: as much as there are addresses for.
+  void lift_budget();
 
   Bytes trim() override;  // Gives the pages of holes back; returns the bytes given back.
   void reset_peak() override;
   PoolStats stats() const override;
   Bytes budget() const override;  // Or the limit set below it.
-  Bytes largest_budget() const override { return budget_; }
+  Bytes largest_budget() const override;
   Bytes live() const override;
   const Arena& arena() const;
   // Times that pages were made, moved or given back: the host was busy with them. Lock-free.
@@ -193,7 +195,7 @@ class Pool final : public Memory {
   std::int64_t from_holes(std::int64_t count, const Take& take);
 
   const std::unique_ptr<Arena> arena_;
-  const Bytes budget_;
+  Bytes budget_;
   std::atomic<Bytes> limit_;  // Up to the budget.
   const std::unique_ptr<Blocks> blocks_;
   const std::unique_ptr<Holes> holes_;

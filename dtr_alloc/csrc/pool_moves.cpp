@@ -242,11 +242,17 @@ Bytes Pool::trim() {
   }));
 }
 
+void Pool::lift_budget() {
+  const std::lock_guard lock(mutex_);
+  budget_ = limit_ = arena_->capacity();
+  pages_->set_limit(limit_);
+}
+
 void Pool::set_limit(Bytes limit) {
+  const std::lock_guard lock(mutex_);
   if (limit < 0 || limit > budget_) {
     throw std::invalid_argument("the limit of a pool must be between 0 and its budget");
   }
-  const std::lock_guard lock(mutex_);
   pages_->set_limit(limit);
   limit_ = limit;
   const std::int64_t surplus = pages_->committed() - pages_->limit();

@@ -50,10 +50,12 @@ Bytes Scope::leave() {
     Scope& scope;
     ~Close() {
       scope.leaving_ = false;
+      scope.lower_budget();
       scope.linger();
     }
   } close{*this};
   leaving_ = true;
+  session_.forget_refusal();
   session_.trace().end_watch(SessionTrace::Watch::kOver);
   commit();
   if (Pool* pool = session_.memory().pool()) pool->trim();
@@ -82,7 +84,9 @@ void Scope::commit_and(const std::function<void()>& then) {
   } let_go{*this};
   Session::Turn turn(session_);
   Session::Guard guard(session_);
-  session_.engine().commit(guard.lock(), [this] { return leaving_ && spill(); });
+  session_.engine().commit(guard.lock(), [this] {
+    return leaving_ && (spill() || (session_.forget_refusal() && lift_budget()));
+  });
   then();
 }
 
@@ -124,6 +128,25 @@ void Scope::abandon_in_child() {
     session_.engine().freeze_resident([this](Value& value) { session_.storages().lose(value); });
   }
   linger();
+}
+
+// What remains is brought back though it does not fit: nothing else can go.
+bool Scope::lift_budget() {
+  if (lifted_from_ > 0) return false;
+  Memory& memory = session_.memory();
+  lifted_from_ = memory.budget();
+  Pool* pool = memory.pool();
+  pool ? pool->lift_budget() : memory.set_limit(memory.largest_budget());
+  return true;
+}
+
+// What is live above it stays, and its pages go back as it dies.
+void Scope::lower_budget() {
+  if (lifted_from_ == 0) return;
+  try {
+    session_.memory().set_limit(lifted_from_);
+  } catch (const std::exception&) {  // The system did not take a page back: it stays for now.
+  }
 }
 
 // What outlives the scope and does not fit the budget together becomes ordinary memory: nothing is

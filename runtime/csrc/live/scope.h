@@ -57,6 +57,8 @@ class Scope {
  private:
   void linger();
   bool spill();
+  bool lift_budget();
+  void lower_budget();
 
   static inline std::atomic<Session*> active_{nullptr};
 
@@ -64,7 +66,7 @@ class Scope {
   int joined_ = 0;
   bool lingering_ = false, leaving_ = false, forked_ = false;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> outliving_;
-  Bytes spilled_ = 0;
+  Bytes spilled_ = 0, lifted_from_ = 0;
 };
 
 }  // namespace dtr
