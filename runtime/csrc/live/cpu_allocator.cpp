@@ -6,6 +6,7 @@
 
 #include "runtime/csrc/live/device.h"
 #include "runtime/csrc/live/guest_memory.h"
+#include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/session.h"
 
 namespace dtr {
@@ -22,8 +23,7 @@ class CpuAllocator final : public at::Allocator {
     // ordinary memory, because what they make could not be evicted.
     bool ours = session && session->serves(c10::kCPU) && Scope::records_this_thread();
     if (!ours) return ordinary->allocate(bytes);
-    void* data = bytes ? session->allocate(bytes, host_stream) : nullptr;
-    return session->storages().device().ordinary(data);
+    return session->storages().device().ordinary(bytes ? allocate(*session, bytes) : nullptr);
   }
 
   // Serves memory from inside and from outside a scope alike.
@@ -34,6 +34,16 @@ class CpuAllocator final : public at::Allocator {
   }
 
  private:
+  // For torch's own code, outside of any operator, nobody else adds the advice.
+  static void* allocate(Session& session, std::size_t bytes) {
+    try {
+      return session.allocate(bytes, host_stream);
+    } catch (const c10::OutOfMemoryError& error) {
+      if (InOperator::state.depth > 0) throw;
+      session.rethrow_with_advice(error);
+    }
+  }
+
   static void any_deleter(void* data) {
     if (Pool::owner_of(data) || GuestMemory::holds(data)) return scope_deleter(data);
     ordinary->raw_deallocate(data);
