@@ -241,7 +241,9 @@ def allocator(
     place = native_scorer(scorer)
     check_thrash_limit(thrash_limit)
     vouched = libraries.checked(recordable)
-    on_cpu = f'on CPU use `with dtr_alloc.rematerialize({budget!r}, device="cpu"):`'
+    same = "" if memory == "pool" else ', memory="torch"'
+    some = "8GiB" if budget is None else budget
+    on_cpu = f'on CPU use `with dtr_alloc.rematerialize({some!r}, device="cpu"{same}):`'
     if torch.version.cuda is None:
         raise RuntimeError(
             f"dtr_alloc.allocator() serves CUDA devices, and torch {torch.__version__} is built "

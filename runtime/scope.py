@@ -76,7 +76,7 @@ def rematerialize(
 
     Args:
         budget: bytes, or a text such as ``"2GiB"``, up to 16 TiB; None records
-            everything but never evicts.
+            everything, and evicts only by hand (``evict``, ``Session.release``).
         device: ``"cpu"``.
         memory: ``"pool"``: tensors come from a pool of our own, which is faster with large tensors,
             and whose pages the budget bounds too; ``"torch"``: torch's own allocator makes each

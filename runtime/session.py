@@ -193,8 +193,8 @@ class Session:
 
         Args:
             budget: bytes, or a text such as ``"2GiB"``, up to the budget that the scope was opened
-                with: so many addresses were reserved. With ``memory="torch"`` none were, and the
-                budget may be any.
+                with: so many addresses were reserved. With ``memory="torch"`` none were, and it may
+                be up to 16 TiB.
 
         Raises:
             TypeError, ValueError: `budget` is no size, or above the scope's first, or the scope is
@@ -277,7 +277,7 @@ class Session:
 
     def _insist_budget(self) -> None:
         if not self._has_budget:
-            raise ValueError("this scope has no budget: open it with the largest it may ever need")
+            raise ValueError("this scope has no budget: open it by rematerialize, with the largest it may ever need")
 
     def _is_open(self) -> bool:
         return current.session() is self._core

@@ -95,7 +95,7 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do(fake_driver: st
     assert plain[0] == served[0] == "OutOfMemoryError"
     assert "budget of 67108864 bytes on CUDA device 0: 1048576 bytes asked, 0 free" in plain[1]
     assert "raise the budget to at least 68157440" in plain[1]
-    assert "budget 64.00 MiB: 1.00 MiB asked, 0.00 KiB free, nothing left to evict" in served[1]
+    assert "budget 64.00 MiB: 1.00 MiB asked, 0 B free, nothing left to evict" in served[1]
     assert "raise the budget to at least 65.00 MiB" in served[1]
     assert stats == 1
 

@@ -161,6 +161,41 @@ LIVE_FAULTS = (
         "test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was",
     ),
     Fault(
+        "set a budget that is refused for others to see",
+        (
+            Edit(
+                "runtime/csrc/live/resize.cpp",
+                "    Guard guard(*this);\n    refuse_what_cannot_fit(budget);\n",
+                "",
+            ),
+        ),
+        "tests/test_resize.py::"
+        "test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",
+    ),
+    Fault(
+        "let a request fail by a budget that is then refused",
+        (
+            Edit(
+                "runtime/csrc/live/session.cpp",
+                "  for (int i = 0; !block && i < kTries && disturbed();",
+                "  for (int i = kTries; !block && i < kTries && disturbed();",
+            ),
+        ),
+        "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
+    ),
+    Fault(
+        "leave evicted at a scope's end what others leave no room for",
+        (
+            Edit(
+                "runtime/csrc/live/scope.cpp",
+                "(session_.forget_refusal() && lift_budget())",
+                "false",
+            ),
+        ),
+        "tests/test_scope_ends.py::"
+        "test_what_others_leave_no_room_for_comes_back_beyond_the_budget",
+    ),
+    Fault(
         "accept a budget that others began to fill meanwhile",
         (
             Edit(

@@ -11,6 +11,7 @@ namespace {
 constexpr Bytes kKib = 1 << 10, kMib = 1 << 20;
 
 std::string in_mib(Bytes bytes) {
+  if (bytes < kKib) return std::to_string(bytes) + " B";
   const bool small = bytes < kMib;
   char text[32];
   std::snprintf(text, sizeof text, small ? "%.2f KiB" : "%.2f MiB",
@@ -23,6 +24,9 @@ std::string enough_mib(Bytes bytes) {
   const Bytes unit = bytes < kMib ? kKib : kMib;
   return in_mib(((bytes * 100 + unit - 1) / unit * unit + 99) / 100);
 }
+
+// A smaller budget may have come while more was live.
+Bytes free_of(const PoolStats& pool) { return std::max<Bytes>(pool.budget - pool.live, 0); }
 
 std::string handed_out(const std::vector<std::string>& exposures) {
   std::string list;
@@ -38,15 +42,13 @@ void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
                    in_mib(refusal.asked),
                    " asked and within the budget, but the machine has not the memory (", machine,
-                   ") and nothing is left to evict; other programs may hold it: lower the "
-                   "budget to about ",
-                   in_mib(refusal.pool.committed), ", or stop them");
+                   ") and nothing is left to evict: free memory of other programs, or of this one "
+                   "outside of the scope; another budget does not help");
 }
 
 void throw_nothing_is_evicted_here(const Refusal& refusal) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   in_mib(refusal.asked), " asked, ",
-                   in_mib(refusal.pool.budget - refusal.pool.live),
+                   in_mib(refusal.asked), " asked, ", in_mib(free_of(refusal.pool)),
                    " free; this torch hides what tensor subclasses and dispatch modes call, so "
                    "nothing is evicted inside them: raise the budget to at least ",
                    enough_mib(refusal.least_budget()), ", or take torch 2.13 or later");
@@ -56,7 +58,7 @@ void throw_budget_is_full(const Refusal& refusal) {
   const PoolStats& pool = refusal.pool;
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(refusal.asked),
-      " asked, ", in_mib(pool.budget - pool.live),
+      " asked, ", in_mib(free_of(pool)),
       pool.live + refusal.charge <= pool.budget ? " free but in smaller pieces" : " free",
       ", nothing left to evict: ", in_mib(refusal.locked),
       " are read by operators now running or being recomputed, ",
