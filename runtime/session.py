@@ -277,7 +277,10 @@ class Session:
 
     def _insist_budget(self) -> None:
         if not self._has_budget:
-            raise ValueError("this scope has no budget: open it by rematerialize, with the largest it may ever need")
+            raise ValueError(
+                "this scope has no budget: open it by rematerialize, with the largest it may ever "
+                "need"
+            )
 
     def _is_open(self) -> bool:
         return current.session() is self._core
