@@ -169,8 +169,7 @@ LIVE_FAULTS = (
                 "",
             ),
         ),
-        "tests/test_resize.py::"
-        "test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",
+        "tests/test_resize.py::test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",
     ),
     Fault(
         "let a request fail by a budget that is then refused",
@@ -192,8 +191,7 @@ LIVE_FAULTS = (
                 "false",
             ),
         ),
-        "tests/test_scope_ends.py::"
-        "test_what_others_leave_no_room_for_comes_back_beyond_the_budget",
+        "tests/test_scope_ends.py::test_what_others_leave_no_room_for_comes_back_beyond_the_budget",
     ),
     Fault(
         "accept a budget that others began to fill meanwhile",
