@@ -198,7 +198,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  insist_on(memory_->live());  // What",
+                "  insist_on(budget, memory_->live());  // What",
                 "  // What",
             ),
         ),
