@@ -116,7 +116,8 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     if not known or (found is None and not begun):
         return (
             "; the first step is not over, and a later request may need more: run two steps in "
-            "dtr_alloc.measure() before this scope, and this text will know, or run dtr-alloc plan"
+            "dtr_alloc.measure() before this scope, and this text will know, or run "
+            "dtr-alloc plan SCRIPT"
         )
     if found is None:
         return f"; a later request may need more: {what} needed less than this one"

@@ -241,7 +241,8 @@ def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
     if not on_cpu:
         raise ValueError(
             f'device {device!r} has no scope; only "cpu" has. On CUDA, directly after the imports: '
-            "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(budget))"
+            "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(budget)), which takes "
+            'memory="torch" as well'
         )
     if isinstance(current.scope(), CudaScope):
         raise RuntimeError(
