@@ -82,7 +82,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_part_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
     done = command("--only", "tests,dmeo", "--out", str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr.strip().startswith("run.py: no part is named dmeo; there are probe, tests, ")
+    assert done.stderr.strip().startswith("run.py: no part is named dmeo; there are tests, exact, ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,8 +92,8 @@ def test_the_list_has_every_part_and_its_limit() -> None:
 
 
 def test_parts_run_in_the_order_of_their_worth_however_they_are_named() -> None:
-    assert [p.name for p in parts.chosen("scoring,probe,gpt")] == ["probe", "gpt", "scoring"]
-    assert [p.name for p in parts.chosen(None)][:2] == ["probe", "tests"]
+    assert [p.name for p in parts.chosen("scoring,probe,gpt")] == ["gpt", "probe", "scoring"]
+    assert [p.name for p in parts.chosen(None)][:2] == ["tests", "exact"]
 
 
 def test_the_calls_in_the_documents_run_every_part_once() -> None:
@@ -165,6 +165,25 @@ def test_a_part_has_its_own_limit_and_no_more_than_what_is_left(tmp_path: Path) 
     call(tmp_path, [part("short", note, 20), part("long", note, 400)], seconds=100)
     assert left[0] == pytest.approx(20, abs=1)
     assert left[1] == pytest.approx(100, abs=2)
+
+
+def test_parts_without_a_clock_run_side_by_side_and_before_the_others(tmp_path: Path) -> None:
+    order: list[str] = []
+    both = threading.Barrier(2, timeout=20)
+
+    def untimed(given: Work) -> None:
+        order.append("untimed")
+        both.wait()
+
+    parts_ = [
+        part("timed", lambda given: order.append("timed")),
+        Part("one", untimed, 30, "?", timed=False),
+        Part("two", untimed, 30, "?", timed=False),
+    ]
+    code, document = call(tmp_path, parts_)
+    assert code == 0
+    assert {part["state"] for part in document["parts"].values()} == {"done"}
+    assert order == ["untimed", "untimed", "timed"]
 
 
 # Scripts.

@@ -2,7 +2,7 @@
 
 Eager runs twice. Where an operator adds in any order eager differs from itself; what differs then
 is named and not compared. Everything else must be equal without a limit and at each budget: losses,
-gradients, parameters.
+gradients, parameters. Times mean nothing here, since several processes share the device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from work import Work
 
 MODELS = ("resnet", "gpt", "lstm", "treelstm", "unet")
 RATIOS = (0.7, 0.5, 0.3)
+BUDGETS = (("dtr_alloc", None), *(("dtr_alloc", ratio) for ratio in RATIOS))
+SWAP_BUDGETS = (("swap", 0.3), ("swap", 0.2))
 
 
 def budget_of(eager: dict[str, Any], ratio: float) -> int:
@@ -24,43 +26,42 @@ def budget_of(eager: dict[str, Any], ratio: float) -> int:
 
 
 def compare(
-    work: Work,
-    model: str,
-    extra: list[object],
-    label: str,
-    limit: float,
-    way: str = "dtr_alloc",
-    ratios: tuple[float | None, ...] = (None, *RATIOS),
-) -> Any:
-    """Adds a result for eager and one for each budget; returns eager's."""
+    work: Work, model: str, extra: list[object], budgets: tuple[tuple[str, float | None], ...]
+) -> None:
+    """Adds a result for eager, for eager again, and one for each way and share in `budgets`; two
+    run at a time."""
     base = ["--model", model, "--device", work.device, *extra]
-    eager = work.script(f"{label} eager", "train.py", *base, limit=limit)
-    if "checksums" not in eager:
-        work.add(f"{label} eager", eager, "")
-        return eager
-    reference = eager.pop("checksums")
-    seconds = min(eager["step_seconds"])
-    work.add(f"{label} eager", eager, f"{seconds * 1e3:9.1f} ms a step, deterministic")
-    again = work.script(f"{label} eager again", "train.py", *base, limit=limit)
-    second = again.pop("checksums", None)
-    if second is not None:  # Else nothing is left out, and what follows may differ for that.
-        again["differing"] = [k for k, v in reference.items() if second.get(k) != v]
-        reference = {k: v for k, v in reference.items() if second.get(k) == v}
-    differing = len(again.get("differing", []))
-    line = f"differs from itself in {differing}, not compared" if differing else "the same again"
-    work.add(f"{label} eager again", again, line if second is not None else "")
-    for ratio in ratios if work.cuda else ratios[-2:-1]:
-        budget = [] if ratio is None else ["--memory", budget_of(eager, ratio)]
-        name = f"{label} {'no limit' if ratio is None else f'budget {ratio:.1f}'}"
-        found = work.script(name, "train.py", *base, "--way", way, *budget, limit=limit)
-        sums = found.pop("checksums", None)
-        if sums is None:
-            work.add(name, found, "")
-            continue
-        found["differing"] = [key for key, value in reference.items() if sums.get(key) != value]
-        found["slowdown"] = min(found["step_seconds"]) / seconds
-        work.add(name, found, f"x{found['slowdown']:6.2f}  {verdict(found, len(reference))}")
-    return eager
+
+    def trained(name: str, *way: object) -> dict[str, Any]:
+        return work.script(name, "train.py", *base, *way, limit=120)
+
+    first, second_run = f"{model} eager", f"{model} eager again"
+    with ThreadPoolExecutor(2) as pool:
+        eager, again = pool.map(trained, (first, second_run))
+        if (reference := eager.pop("checksums", None)) is None:
+            work.add(first, eager, "")
+            work.add(second_run, again, "")
+            return
+        work.add(first, eager, f"{len(reference)} tensors and losses")
+        line = ""
+        if (second := again.pop("checksums", None)) is not None:
+            again["differing"] = [k for k, v in reference.items() if second.get(k) != v]
+            reference = {k: v for k, v in reference.items() if second.get(k) == v}
+            line = f"differs from itself in {len(again['differing'])}, which are not compared"
+        work.add(second_run, again, line if again.get("differing") else "the same")
+
+        def at(budget: tuple[str, float | None]) -> None:
+            way, ratio = budget
+            memory = [] if ratio is None else ["--memory", budget_of(eager, ratio)]
+            name = f"{model} {way} {'no limit' if ratio is None else f'{ratio:.1f}'}"
+            found = trained(name, "--way", way, *memory)
+            if (sums := found.pop("checksums", None)) is None:
+                work.add(name, found, "")
+                return
+            found["differing"] = [key for key, value in reference.items() if sums.get(key) != value]
+            work.add(name, found, verdict(found, len(reference)))
+
+        list(pool.map(at, budgets))
 
 
 def verdict(found: dict[str, Any], compared: int) -> str:
@@ -68,19 +69,22 @@ def verdict(found: dict[str, Any], compared: int) -> str:
     said = f"DIFFERS in {differing} of {compared}" if differing else f"bit for bit, {compared}"
     counts = found.get("counts", {})
     evictions = counts.get("session.evictions", 0)
-    return f"{said}, {evictions} evictions, {counts.get('pool.remaps', 0)} remaps"
+    moved = counts.get("session.swapped_out_bytes", 0) / (1 << 30)
+    return (
+        f"{said}, {evictions} evictions, {counts.get('pool.remaps', 0)} remaps, "
+        f"{moved:.2f} GiB swapped out"
+    )
 
 
 def demo(work: Work) -> None:
-    """Small models side by side: their times mean nothing."""
-    with ThreadPoolExecutor(5 if work.cuda else 2) as pool:
-        futures = [pool.submit(compare, work, m, [], f"{m} (shared)", 60) for m in MODELS]
-    for future in futures:
-        future.result()
+    budgets = BUDGETS if work.cuda else BUDGETS[2:3]
+    with ThreadPoolExecutor(len(MODELS) if work.cuda else 1) as pool:
+        list(pool.map(lambda model: compare(work, model, [], budgets), MODELS))
 
 
-def gpt(work: Work) -> None:
-    model, extra = "gpt1b", ["--batch", 8, "--steps", 4]
-    if not work.cuda:
-        model, extra = "gpt-tiny", ["--batch", 8, "--steps", 2]
-    compare(work, model, list(extra), model, 60)
+def exact(work: Work) -> None:
+    if work.cuda:
+        extra: list[object] = ["--batch", 4, "--steps", 4]
+        compare(work, "gpt1b", extra, (*BUDGETS, *SWAP_BUDGETS))
+    else:
+        compare(work, "gpt-tiny", ["--batch", 8, "--steps", 2], (BUDGETS[2], SWAP_BUDGETS[0]))

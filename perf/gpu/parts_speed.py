@@ -17,6 +17,7 @@ from work import Work, trouble_of
 
 GIB = 1 << 30
 SWAP_RATIOS = (0.3, 0.2)
+PERSISTENT = 16  # Bytes a parameter: itself, its gradient, two moments, in fp32.
 ANCHORS = {"cuda": ("gpt1b", "resnet50", "bert-large"), "cpu": ("gpt-tiny", "resnet-tiny")}
 FIXED = {"cuda": 40 * GIB, "cpu": 24 << 20}  # Memory for the largest batch.
 BATCH_MODEL = {"cuda": "gpt1b", "cpu": "gpt-tiny"}
@@ -72,18 +73,12 @@ def anchors(work: Work) -> None:
 
 
 def gpt(work: Work) -> None:
-    """Exactness first, then the same budgets at full speed."""
-    parts_exact.gpt(work)
     model = BATCH_MODEL[work.device]
     found = speed(work, f"{model} speed stock", model, "stock", limit=60)
     eager = found.get("1x", {})
     if "held_peak_bytes" not in eager:
         return
-    parameters = work.report.results(work.part).get(f"{model} eager", {}).get("parameters")
-    if parameters is None:
-        return
-    # Parameters, gradients, two moments, in fp32.
-    fixed = {"persistent_bytes": 16 * parameters}
+    fixed = {"persistent_bytes": PERSISTENT * eager["parameters"]}
     for ratio in (1.3, *parts_exact.RATIOS) if work.cuda else (0.5,):
         budget = parts_exact.budget_of(eager | fixed, ratio)
         name = f"{model} speed budget {ratio:.1f}"
@@ -91,17 +86,15 @@ def gpt(work: Work) -> None:
 
 
 def swap(work: Work) -> None:
-    """Exact with a swap in little memory; then the same budgets with and without it at full speed.
-    The last lies below what gradients and the optimizer's state take."""
+    """With and without it. The last budget lies below what gradients and the optimizer's state
+    take."""
     model = BATCH_MODEL[work.device]
-    extra = ["--batch", 8, "--steps", 3 if work.cuda else 2]
-    eager = parts_exact.compare(work, model, extra, model, 60, way="swap", ratios=SWAP_RATIOS)
     stock = speed(work, f"{model} speed stock", model, "stock", limit=40).get("1x", {})
-    if "held_peak_bytes" not in stock or "parameters" not in eager:
+    if "held_peak_bytes" not in stock:
         return
-    fixed = {"persistent_bytes": 16 * eager["parameters"]}
+    fixed = {"persistent_bytes": PERSISTENT * stock["parameters"]}
     budgets = {f"{r:.1f}": parts_exact.budget_of(stock | fixed, r) for r in SWAP_RATIOS}
-    budgets["half of what cannot be recomputed"] = 8 * eager["parameters"] + (64 << 20)
+    budgets["half of what cannot be recomputed"] = 8 * stock["parameters"] + (64 << 20)
     for label, budget in budgets.items() if work.cuda else list(budgets.items())[:1]:
         for way in ("dtr_alloc", "swap"):
             name = f"{model} {way} {label}"

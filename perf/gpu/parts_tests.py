@@ -37,32 +37,33 @@ def outcomes(text: str) -> dict[str, str]:
 
 
 def tests(work: Work) -> None:
-    output = work.report.out / "tests.txt"
+    """All but those that need the whole card."""
+    beside = ["-n", "8"] if importlib.util.find_spec("xdist") and work.cuda else []
+    pytest(work, work.report.out / "tests.txt", "not alone", beside)
+
+
+def full_card(work: Work) -> None:
+    """Those that do, one by one. There are none without a GPU."""
+    if not work.cuda:
+        work.add("tests/gpu", {}, "these need a GPU")
+        return
+    pytest(work, work.report.out / "full_card.txt", "alone", [])
+
+
+def pytest(work: Work, output: Path, marked: str, extra: list[str]) -> None:
     output.write_text("")
-    beside = ["-n", "6"] if importlib.util.find_spec("xdist") and work.cuda else []
-    killed = False
     # A warning of another package's there must not fail all of them.
-    pytest = [sys.executable, "-m", "pytest", "-v", "-rA", "--tb=short", "-W", "default"]
-    pytest += ["-p", "no:cacheprovider"]
-    where = work.named or ("tests/gpu",)
-    kind = "gpu" if work.cuda else "not gpu"
+    command = [sys.executable, "-m", "pytest", "-v", "-rA", "--tb=short", "-W", "default"]
+    command += ["-p", "no:cacheprovider", *extra]
+    command += ["-m", f"{'gpu' if work.cuda else 'not gpu'} and {marked}"]
+    command += work.named or ("tests/gpu",)
     env = work.env | {"COLUMNS": "200", "PYTHONSAFEPATH": "1"}
-    # What is kept back of the time is for those that come after.
-    for chosen, extra, kept in (
-        (f"{kind} and not alone", beside, min(40, work.left() / 5)),
-        (f"{kind} and alone", [], 2),
-    ):
-        command = [*pytest, *extra, "-m", chosen, *where]
 
-        def look() -> None:
-            tell(work, output, "unfinished")
+    def look() -> None:
+        tell(work, output, "unfinished")
 
-        limit = max(work.left() - kept, 1)
-        code = ended(command, limit, output, env=env, cwd=ROOT, look=look)
-        killed |= code is None
-        with output.open("a") as file:
-            file.write("\n")
-    tell(work, output, "killed" if killed else "ended")
+    code = ended(command, max(work.left() - 2, 1), output, env=env, cwd=ROOT, look=look)
+    tell(work, output, "killed" if code is None else "ended")
 
 
 def tell(work: Work, output: Path, state: str) -> None:

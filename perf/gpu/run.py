@@ -19,6 +19,8 @@ import signal
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -55,20 +57,26 @@ def run_part(part: Part, work: Work) -> str:
 
 
 def run(report: Report, chosen: list[Part], work: Work) -> int:
-    """Runs parts in turn until the time of this call is up; 1 if one did not come to its end."""
-    end = work.deadline
-    states = {}
-    for part in chosen:
-        left = end - time.monotonic()
-        if left < 10:
+    """Runs parts until the time of this call is up, side by side where they measure no time, then
+    the others in turn; 1 if one did not come to its end."""
+
+    def one(part: Part) -> str:
+        now = time.monotonic()
+        if work.deadline - now < 10:
             report.skip(part.name, "no time left in this call")
-            states[part.name] = "skipped"
-            continue
+            return "skipped"
         print(f"-- {part.name}: {part.question}", flush=True)
-        work.part, work.deadline = part.name, time.monotonic() + min(part.limit, left)
-        states[part.name] = run_part(part, work)
-    print("-- " + ", ".join(f"{name}: {state}" for name, state in states.items()), flush=True)
-    return int(any(state != "done" for state in states.values()))
+        deadline = min(work.deadline, now + part.limit)
+        return run_part(part, replace(work, part=part.name, deadline=deadline))
+
+    beside = [part for part in chosen if not part.timed]
+    in_turn = [part for part in chosen if part.timed]
+    with ThreadPoolExecutor(max(len(beside), 1)) as pool:
+        states = list(pool.map(one, beside))
+    states += [one(part) for part in in_turn]
+    named = zip([*beside, *in_turn], states, strict=True)
+    print("-- " + ", ".join(f"{part.name}: {state}" for part, state in named), flush=True)
+    return int(any(state != "done" for state in states))
 
 
 def arguments_of(given: list[str] | None = None) -> argparse.Namespace:

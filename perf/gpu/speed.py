@@ -97,6 +97,7 @@ def measure(
         "batch": batch,
         "per_second": batch * training.model.items / median,
         "unit": training.model.unit,
+        "parameters": sum(p.numel() for p in training.made.parameters()),
         "step_seconds": seconds,
         **memory.figures(),
         "during_timed_steps": changed,

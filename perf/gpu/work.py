@@ -91,3 +91,5 @@ class Part:
     run: Callable[[Work], None]
     limit: float
     question: str
+    timed: bool = True
+    """Whether its figures are of time: then nothing else runs meanwhile."""

@@ -33,6 +33,7 @@ import dtr_alloc
 MIB = 1 << 20
 Program = Callable[..., Any]
 _scopes = ExitStack()
+TELL_A_HANG = "import faulthandler\nfaulthandler.dump_traceback_later(100, exit=True)"
 
 
 class Watched:
@@ -115,7 +116,7 @@ def in_process(text: str, expect: int = 0) -> Any:
         file.write_text(text)
         done = subprocess.run(
             [sys.executable, str(file)],
-            env=os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+            env=os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1"},
             capture_output=True,
             text=True,
             cwd=folder,
@@ -142,7 +143,7 @@ def text_of(program: Program, *arguments: object, needs: Iterable[Any] = ()) -> 
     parts = [inspect.getsource(part) for part in (here, *needs, program)]
     values = ", ".join(map(repr, arguments))
     return "\n\n".join(
-        [*parts, f"deterministic()\nprint(json.dumps({program.__name__}({values})))"]
+        [*parts, TELL_A_HANG, f"deterministic()\nprint(json.dumps({program.__name__}({values})))"]
     )
 
 

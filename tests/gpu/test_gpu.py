@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.programs import in_process
+from tests.gpu.programs import TELL_A_HANG, in_process
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +41,7 @@ def sums(net):
 
 
 def tell(program: str) -> Any:
-    return in_process(PRELUDE + textwrap.dedent(program))
+    return in_process(TELL_A_HANG + PRELUDE + textwrap.dedent(program))
 
 
 TRAIN = """
