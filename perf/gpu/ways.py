@@ -5,7 +5,7 @@
     checkpoint  stock, each block of the model checkpointed
     selective   stock, each block checkpointed but for what is dear
     dtr_alloc   the budget is the memory
-    swap        dtr_alloc, with half of the host's memory, at most 64 GiB, to swap to (swap.md)
+    swap        dtr_alloc, with a third of the host's memory, at most 32 GiB, to swap to (swap.md)
     guest       stock, and dtr_alloc evicts where it is full (guest.md)
 
 A CUDA process can choose its allocator once, before it uses CUDA, so each way is a process. Without
@@ -51,7 +51,7 @@ def install(allocator: str, budget: int) -> Any:
 
 
 def host_share() -> int:
-    return min(swapping.spare() // 2, 64 << 30)
+    return min(swapping.spare() // 3, 32 << 30)  # Locking them takes seconds.
 
 
 def how(error: torch.OutOfMemoryError) -> str:
