@@ -71,11 +71,11 @@ def least_of_tiles(
     n,
     clock,
     epsilon,
-    cost_exp,
-    size_exp,
-    staleness_exp,
-    fragmentation,
-    log2_recompute_penalty,
+    cost_exp: tl.float64,  # Else a launch from Python would pass 32 bits.
+    size_exp: tl.float64,
+    staleness_exp: tl.float64,
+    fragmentation: tl.float64,
+    log2_recompute_penalty: tl.float64,
     block: tl.constexpr,
     general: tl.constexpr,  # Whether there are powers, free neighbours or a penalty.
 ):

@@ -43,14 +43,17 @@ QUERY = {
 
 
 def commit(named: str | None) -> dict[str, Any]:
-    """The commit, and whether files differ from it."""
+    """The commit, and whether files differ from it. A name given goes before what git says, which
+    may have come along without what was committed last."""
+    if named:
+        return {"commit": named, "dirty": None}
     try:
         git = ["git", "-C", str(ROOT)]
         hash_ = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True, stderr=-3).strip()
         changed = subprocess.check_output([*git, "status", "--porcelain"], text=True, stderr=-3)
         return {"commit": hash_, "dirty": bool(changed.strip())}
     except (OSError, subprocess.CalledProcessError):
-        return {"commit": named or "unknown: no git here", "dirty": None}
+        return {"commit": "unknown: no git here", "dirty": None}
 
 
 def torch_facts(env: dict[str, str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from work import Work, trouble_of
 GIB = 1 << 30
 SWAP_RATIOS = (0.3, 0.2)
 PERSISTENT = 16  # Bytes a parameter: itself, its gradient, two moments, in fp32.
-ANCHORS = {"cuda": ("gpt1b", "resnet50", "bert-large"), "cpu": ("gpt-tiny", "resnet-tiny")}
+ANCHORS = {"cuda": ("resnet50", "bert-large", "gpt1b"), "cpu": ("gpt-tiny", "resnet-tiny")}
 FIXED = {"cuda": 40 * GIB, "cpu": 24 << 20}  # Memory for the largest batch.
 BATCH_MODEL = {"cuda": "gpt1b", "cpu": "gpt-tiny"}
 WAYS = ("dtr_alloc", "stock", "checkpoint", "expandable", "selective")  # First what matters.

@@ -8,6 +8,7 @@ marked `alone` fill the card; they come last, one by one.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from collections import Counter
@@ -38,7 +39,11 @@ def outcomes(text: str) -> dict[str, str]:
 
 def tests(work: Work) -> None:
     """All but those that need the whole card."""
-    beside = ["-n", "8"] if importlib.util.find_spec("xdist") and work.cuda else []
+    beside = (
+        ["-n", str(3 * (os.cpu_count() or 4) // 4)]
+        if importlib.util.find_spec("xdist") and work.cuda
+        else []
+    )
     pytest(work, work.report.out / "tests.txt", "not alone", beside)
 
 

@@ -89,7 +89,7 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540, help="for this call")
     parser.add_argument("--build", type=Path, help="folder of what is compiled; build/gpu")
     parser.add_argument("--build-only", action="store_true", help="build and go")
-    parser.add_argument("--commit", help="what to call the code where there is no git")
+    parser.add_argument("--commit", help="what to call the code, instead of asking git")
     parser.add_argument("--tests", nargs="+", default=[], help="files for the part tests")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(given)

@@ -17,8 +17,8 @@ from tests.gpu.programs import backward, compared, result, swap, told, trained
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
-def convolutions(device: str, budget: int | None, benchmark: bool, channels_last: bool) -> Any:
-    if benchmark and device == "cuda":
+def convolutions(device: str, budget: int | None, search: bool, channels_last: bool) -> Any:
+    if search and device == "cuda":
         torch.use_deterministic_algorithms(False)
     watched = swap(device, budget)
     width, side, count = (64, 64, 16) if device == "cuda" else (8, 16, 4)
@@ -34,7 +34,7 @@ def convolutions(device: str, budget: int | None, benchmark: bool, channels_last
     net = net.to(memory_format=kind)
     x = torch.randn(count, width, side, side, device=device).to(memory_format=kind)
     losses = []
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=search):
         for _ in range(3):
             net.zero_grad()
             loss = net(x).square().mean()
@@ -65,7 +65,7 @@ def test_with_cudnns_benchmark_results_are_near_and_a_difference_is_told(device:
     print(f"plain torch differs from itself in {unstable}")
 
 
-def touched_in_backward(device: str, budget: int, benchmark: bool) -> Any:
+def touched_in_backward(device: str, budget: int, search: bool) -> Any:
     """A convolution's result, evicted by hand, and brought back in the thread of the backward
     pass; is it the same?"""
     if device == "cuda":
@@ -74,7 +74,7 @@ def touched_in_backward(device: str, budget: int, benchmark: bool) -> Any:
     torch.manual_seed(0)
     conv: Any = torch.nn.Conv2d(32, 48, 3, padding=1).to(device)
     x = torch.randn(8, 32, 40, 40, device=device)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=search):
         with torch.no_grad():
             y = conv(x)
         before = y.clone()
@@ -89,15 +89,15 @@ def touched_in_backward(device: str, budget: int, benchmark: bool) -> Any:
 
 
 @devices
-@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("search", [False, True])
 def test_a_convolution_brought_back_by_autograds_thread_is_the_same(
-    device: str, benchmark: bool
+    device: str, search: bool
 ) -> None:
-    gone, difference = told(touched_in_backward, device, 256 << 20, benchmark)
+    gone, difference = told(touched_in_backward, device, 256 << 20, search)
     assert gone
-    print(f"benchmark {benchmark}: the largest difference is {difference}")
+    print(f"benchmark {search}: the largest difference is {difference}")
     assert difference < 1e-4
-    if not benchmark:
+    if not search:
         assert difference == 0
 
 
