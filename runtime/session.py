@@ -137,6 +137,9 @@ class Session:
         if self._chooser is not None:
             rows.append(("heuristic", "", self._chooser.told()))
         rows += self._compiled_code(s.budget_bytes)
+        for name, refused in self._core.caught().items():
+            note = f"{name} went on without it, perhaps with other last bits"
+            rows.append(("refused", format_size(refused), note))
         rows += [("memory taken", "", text) for text in self._core.exposures()]
         return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
 

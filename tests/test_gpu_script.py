@@ -44,10 +44,17 @@ time.sleep(60)
 """
 
 
-def call(out: Path, chosen: list[Part], seconds: float = 60, before: Path | None = None) -> Any:
+def call(
+    out: Path,
+    chosen: list[Part],
+    seconds: float = 60,
+    before: Path | None = None,
+    fill: bool = False,
+) -> Any:
     """Runs parts as one call does; returns the exit code and what gpu.json says then."""
     report = Report(out, {"commit": "0123456789abcdef", "dirty": False}, before)
-    code = run.run(report, chosen, Work(report, "", "cpu", time.monotonic() + seconds, ENV))
+    deadline = time.monotonic() + seconds
+    code = run.run(report, chosen, Work(report, "", "cpu", deadline, ENV, fill=fill))
     return code, json.loads((out / "gpu.json").read_text())
 
 
@@ -139,6 +146,32 @@ def test_a_part_that_runs_again_replaces_its_own_results_and_says_when(tmp_path:
     assert [(old["part"], old["results"]["figure"]["value"]) for old in document["replaced"]] == [
         ("one", 1)
     ]
+
+
+def test_a_call_that_fills_runs_only_what_an_earlier_one_did_not_come_to(tmp_path: Path) -> None:
+    ran = script(
+        tmp_path,
+        "import sys; from pathlib import Path; Path(sys.argv[-1]).write_text('{\"a\": 1}')",
+    )
+
+    def body(given: Work) -> None:
+        for name in ("first", "second"):
+            found = given.script(name, ran, limit=30)
+            given.add(name, found, f"{found}")
+
+    def only_one(given: Work) -> None:
+        given.add("first", {"a": 7}, "7")
+        given.add("second", {"unfinished": "not begun: no time left"}, "")
+
+    call(tmp_path, [part("one", only_one)])
+    code, document = call(tmp_path, [part("one", body)], fill=True)
+    assert code == 0
+    results = document["parts"]["one"]["results"]
+    assert results["first"]["a"] == 7
+    assert results["first"]["call"] == "1"
+    assert results["second"]["a"] == 1
+    assert set(document["calls"]) == {"1", "2"}
+    assert document["replaced"] == []
 
 
 def test_a_part_that_crashes_leaves_the_others_whole(tmp_path: Path) -> None:

@@ -69,12 +69,13 @@ def verdict(found: dict[str, Any], compared: int) -> str:
     said = f"DIFFERS in {differing} of {compared}" if differing else f"bit for bit, {compared}"
     counts = found.get("counts", {})
     evictions = counts.get("session.evictions", 0)
-    refused = counts.get("num_ooms", 0)  # And caught by the library that had asked.
     moved = counts.get("session.swapped_out_bytes", 0) / (1 << 30)
-    return (
-        f"{said}, {evictions} evictions, {counts.get('pool.remaps', 0)} remaps, "
-        f"{moved:.2f} GiB swapped out, {refused} requests refused"
-    )
+    said += f", {evictions} evictions, {counts.get('pool.remaps', 0)} remaps"
+    if moved:
+        said += f", {moved:.2f} GiB swapped out"
+    for name, refused in found.get("caught", {}).items():
+        said += f"; {name} went on without {refused / (1 << 20):.0f} MiB"
+    return said
 
 
 def demo(work: Work) -> None:

@@ -21,7 +21,7 @@ PERSISTENT = 16  # Bytes a parameter: itself, its gradient, two moments, in fp32
 ANCHORS = {"cuda": ("resnet50", "bert-large", "gpt1b"), "cpu": ("gpt-tiny", "resnet-tiny")}
 FIXED = {"cuda": 40 * GIB, "cpu": 24 << 20}  # Memory for the largest batch.
 BATCH_MODEL = {"cuda": "gpt1b", "cpu": "gpt-tiny"}
-WAYS = ("dtr_alloc", "stock", "checkpoint", "expandable", "selective")  # First what matters.
+WAYS = ("dtr_alloc", "stock", "checkpoint", "selective", "expandable")  # First what matters.
 
 
 def rate(run: dict[str, Any]) -> str:
@@ -58,18 +58,15 @@ def speed(
 
 
 def anchors(work: Work) -> None:
+    times = ["--times", 1, 2, 3]
+    memory: dict[str, int] = {}
     for model in ANCHORS[work.device]:
-        first = speed(work, f"{model} stock", model, "stock", "--times", 1, 2, 3, limit=60).get(
-            "1x", {}
-        )
-        memory = first.get("held_peak_bytes")
-        if memory is None:
-            continue
-        for way in WAYS:
-            if way == "stock":
-                continue
-            bound = ["--memory", memory, "--times", 1, 2, 3]
-            speed(work, f"{model} {way}", model, way, *bound, limit=60)
+        runs = speed(work, f"{model} stock", model, "stock", *times, limit=60)
+        if held := runs.get("1x", {}).get("held_peak_bytes"):
+            memory[model] = held
+    for way in WAYS:
+        for model, held in memory.items() if way != "stock" else ():
+            speed(work, f"{model} {way}", model, way, "--memory", held, *times, limit=60)
 
 
 def gpt(work: Work) -> None:

@@ -39,11 +39,7 @@ def outcomes(text: str) -> dict[str, str]:
 
 def tests(work: Work) -> None:
     """All but those that need the whole card."""
-    beside = (
-        ["-n", str(3 * (os.cpu_count() or 4) // 4)]
-        if importlib.util.find_spec("xdist") and work.cuda
-        else []
-    )
+    beside = ["-n", str(os.cpu_count())] if importlib.util.find_spec("xdist") and work.cuda else []
     pytest(work, work.report.out / "tests.txt", "not alone", beside)
 
 

@@ -2,7 +2,8 @@
 
 A call may end at any moment, and another on a fresh machine goes on. So gpu.json is the union of
 calls: each part says which call it is of, when it ran, and whether it came to its end. A part that
-runs again takes the place of its older results, which go to the end of the file (`replaced`).
+runs again takes the place of its older results, which go to the end of the file (`replaced`). A
+call that fills goes on within a part instead: it keeps the results that are whole.
 """
 
 from __future__ import annotations
@@ -38,21 +39,30 @@ class Report:
         self.document["calls"][self._call] = {"date": now(), **call}
         self._write()
 
-    def begin(self, part: str, **facts: Any) -> None:
-        """From now on `part` has no results but those to come. Until `end` it is unfinished."""
+    def begin(self, part: str, fill: bool = False, **facts: Any) -> None:
+        """From now on `part` has no results but those to come, and if it is to be filled those
+        that are whole. Until `end` it is unfinished."""
         with self._lock:
             parts = self.document["parts"]
-            if part in parts:
+            kept = {}
+            if part in parts and fill:
+                old = parts.pop(part)
+                kept = {
+                    name: {"call": old["call"], **found}
+                    for name, found in old["results"].items()
+                    if not found.keys() & {"unfinished", "failed"}
+                }
+            elif part in parts:
                 self.document["replaced"].append({"part": part, **parts.pop(part)})
             state = {"state": "unfinished", "call": self._call, "date": now(), **facts}
-            parts[part] = state | {"results": {}}
+            parts[part] = state | {"results": kept}
             self._began[part] = time.monotonic()
             self._write()
 
     def put(self, part: str, name: str, found: dict[str, Any], line: str) -> None:
         """Writes a result, which may take the place of one of that name."""
         with self._lock:
-            self.document["parts"][part]["results"][name] = {"line": line, **found}
+            self.document["parts"][part]["results"][name] = found | {"line": line}
             self._write()
 
     def add(self, part: str, name: str, found: dict[str, Any], line: str) -> None:
@@ -82,6 +92,11 @@ class Report:
         found: dict[str, Any] = self.document["parts"][part]["results"]
         return found
 
+    def whole(self, part: str, name: str) -> dict[str, Any] | None:
+        """A result that was kept from an earlier call, if there is one."""
+        found = self.document["parts"][part]["results"].get(name, {})
+        return dict(found) if "call" in found else None
+
     def text(self) -> str:
         """The table."""
         lines = []
@@ -96,6 +111,8 @@ class Report:
     def _write(self) -> None:
         used = {part["call"] for part in self.document["parts"].values()} | {self._call}
         used |= {part["call"] for part in self.document["replaced"]}
+        results = [part["results"].values() for part in self.document["parts"].values()]
+        used |= {found["call"] for of_part in results for found in of_part if "call" in found}
         calls = self.document["calls"]
         self.document["calls"] = {number: calls[number] for number in calls if number in used}
         write_json(self.out / "gpu.json", self.document)

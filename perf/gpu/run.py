@@ -38,7 +38,7 @@ THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 def run_part(part: Part, work: Work) -> str:
     """Runs it whatever it does; returns how it ended."""
-    work.report.begin(part.name, gpu=facts.gpu_now() if work.cuda else {})
+    work.report.begin(part.name, work.fill, gpu=facts.gpu_now() if work.cuda else {})
     try:
         part.run(work)
     except Exception:
@@ -90,6 +90,7 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--build", type=Path, help="folder of what is compiled; build/gpu")
     parser.add_argument("--build-only", action="store_true", help="build and go")
     parser.add_argument("--commit", help="what to call the code, instead of asking git")
+    parser.add_argument("--fill", action="store_true", help="keep results of earlier calls")
     parser.add_argument("--tests", nargs="+", default=[], help="files for the part tests")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(given)
@@ -119,7 +120,8 @@ def main() -> int:
     before = RESULTS / "gpu.json" if arguments.device == "cuda" else None
     report = Report(out, call | {"seconds_to_build": time.monotonic() - begin}, before)
     deadline = begin + arguments.seconds
-    work = Work(report, "", arguments.device, deadline, env, tuple(arguments.tests))
+    named = tuple(arguments.tests)
+    work = Work(report, "", arguments.device, deadline, env, named, arguments.fill)
     return run(report, chosen, work)
 
 

@@ -101,6 +101,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in job.model.parameters()),
         "checksums": sums,
         "counts": counts,
+        "caught": memory.caught(),
     }
 
 

@@ -132,8 +132,7 @@ class Memory:
     def counts(self) -> dict[str, float]:
         """All that the allocator and the runtime count, by name."""
         found: dict[str, float] = {}
-        session = self._session if self._allocator is None else self._allocator.session
-        if session is not None:
+        if (session := self._session_of_ours()) is not None:
             found |= _numbers(session._core.stats(), "session")
         if self._allocator is not None:
             found |= _numbers(self._allocator._core.pool_stats(0), "pool")
@@ -143,6 +142,14 @@ class Memory:
             stats = torch.cuda.memory_stats()
             found |= {name: stats.get(name, 0) for name in ("num_alloc_retries", "num_ooms")}
         return found
+
+    def _session_of_ours(self) -> Any:
+        return self._session if self._allocator is None else self._allocator.session
+
+    def caught(self) -> dict[str, int]:
+        """Operators that went on without memory, and the bytes that they were refused first."""
+        session = self._session_of_ours()
+        return {} if session is None else dict(session._core.caught())
 
     def figures(self) -> dict[str, Any]:
         """Peaks since `clear`, and what the whole process has of the device now: pages that an

@@ -32,6 +32,8 @@ class Work:
     env: dict[str, str]
     named: tuple[str, ...] = ()
     """Files of tests, for the part that runs tests; all if empty."""
+    fill: bool = False
+    """Whether results that an earlier call has found are kept."""
 
     @property
     def cuda(self) -> bool:
@@ -51,6 +53,8 @@ class Work:
     ) -> dict[str, Any]:
         """What the script found, for the result `name`: perhaps with `failed` or `unfinished`.
         `settings` are further variables of its process."""
+        if self.fill and (kept := self.report.whole(self.part, name)):
+            return kept
         limit = min(limit, self.left())
         if limit < LEAST_SECONDS:
             return {"unfinished": "not begun: no time left"}

@@ -69,7 +69,8 @@ def launched(device: str, budget: int) -> Any:
         kept = [torch.full((2 << 20,), 1.0, device=device).mul(i).sin() for i in range(40)]
         graph.replay()
         right.append(float(answer) == (2 * turn + 1) * 3 * (1 << 20))
-        float(torch.stack([k[0] for k in kept]).sum())  # Brings all of them back.
+        for k in kept:
+            float(k[0])  # Brings it back.
     return [all(right), watched.evictions() > 0]
 
 

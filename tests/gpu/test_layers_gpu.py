@@ -56,7 +56,11 @@ def test_convolutions_and_batch_norm_replayed_in_backward_are_exact(
 
 @devices
 def test_with_cudnns_benchmark_results_are_near_and_a_difference_is_told(device: str) -> None:
-    plain, found = compared(convolutions, device, 0.6, True, True)
+    # Searching takes workspaces of any size; 60 % of the peak without them makes it evict.
+    budget = int(told(convolutions, device, None, False, True)["peak"] * 0.6)
+    plain = told(convolutions, device, None, True, True)
+    found = told(convolutions, device, budget, True, True)
+    assert found["evictions"] > 0
     assert found["losses"] == pytest.approx(plain["losses"], rel=1e-3)
     differing = sum(a != b for a, b in zip(plain["sums"], found["sums"], strict=True))
     print(f"with benchmark {differing} of {len(plain['sums'])} tensors differ")
@@ -96,7 +100,7 @@ def test_a_convolution_brought_back_by_autograds_thread_is_the_same(
     gone, difference = told(touched_in_backward, device, 256 << 20, search)
     assert gone
     print(f"benchmark {search}: the largest difference is {difference}")
-    assert difference < 1e-4
+    assert difference < 1e-2  # In TF32.
     if not search:
         assert difference == 0
 
@@ -126,7 +130,7 @@ def recurrent(device: str, budget: int | None, kind: str) -> Any:
 @devices
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_a_recurrent_layer_replayed_in_backward_is_exact(device: str, kind: str) -> None:
-    plain, found = compared(recurrent, device, 0.8, kind)
+    plain, found = compared(recurrent, device, 0.9, kind)  # Little above cuDNN's workspaces.
     assert found["sums"] == plain["sums"]
 
 

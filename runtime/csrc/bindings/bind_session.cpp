@@ -199,6 +199,7 @@ void bind_session(py::module_& m) {
       .def("exposures", &Session::exposures)
       .def("note_stayed", &Session::note_stayed)
       .def("stayed", &Session::stayed)
+      .def("caught", &Session::caught)
       .def(
           "reading",
           [](Session& session, const at::Tensor& tensor) {

@@ -13,7 +13,7 @@ namespace dtr {
 class InOperator {
  public:
   explicit InOperator(bool by_handler = false) : before_(state.handled) {
-    ++state.depth;
+    if (state.depth++ == 0) state.refused = 0;
     state.handled |= by_handler;
   }
   ~InOperator() {
@@ -30,6 +30,7 @@ class InOperator {
     bool first_run = false;         // The operator never ran before, and does more than later.
     bool making_room = false;       // What is evicted goes for want of memory.
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
+    std::int64_t refused = 0;       // Bytes that the operator asked for in vain.
   };
   static thread_local State state;
 

@@ -329,6 +329,7 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     call.info.handle.redispatchBoxed(call.keys, stack);
   }
+  if (thread.refused > 0 || some_untold_) tell_of_caught(call.info);
   call.first_run = std::exchange(thread.first_run, false);
   call.inside_ticks = ticks() - start;
   call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);

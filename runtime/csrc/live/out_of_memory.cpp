@@ -88,4 +88,15 @@ void throw_thrashing(Bytes budget, double ratio, double limit) {
                    ", or set thrash_limit=0 to go on regardless");
 }
 
+std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least) {
+  const std::string text =
+      c10::str(name, " went on without ", in_mib(asked), " that it asked for and the ",
+               at_least > 0 ? "budget" : "machine",
+               " has not: cuDNN, for one, then takes another algorithm, and results may differ in "
+               "their last "
+               "bits from those of a run with more memory");
+  if (at_least == 0) return text;
+  return text + "; for the same results raise the budget to at least " + enough_mib(at_least);
+}
+
 }  // namespace dtr

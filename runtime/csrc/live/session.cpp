@@ -63,7 +63,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
           [this](const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
             return copy_of(storage, bytes, lock);
           },
-          [this] { refused_ = 0; }),
+          [this] { forget_refusal(); }),
       replayer_(engine_, *memory_, storages_, device_, detector_.get(),
                 [this](Bytes bytes) {
                   return device_.ordinary(allocate(bytes, device_.current_stream()));
@@ -87,6 +87,7 @@ void Session::recompute(Op& op, Lock& lock) {
   const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
   if (op.reload) return reload(op, lock);
   const Bytes bytes = replayer_.recompute(op, lock);
+  note_caught(Recipe::of(op).info());
   const std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
   remat_ticks_ += passed;
   thrash_.recomputed(passed);
@@ -213,29 +214,6 @@ Block* Session::make_room(Bytes asked, Stream stream, std::string& shortage, Loc
 // A repeatable run must not hang on what a machine can do.
 MovePrices Session::move_prices(const Pool& pool) const {
   return options_.logical_clock ? MovePrices::usual(pool.arena().page()) : pool.move_prices();
-}
-
-void Session::out_of_memory(Bytes asked, const std::string& shortage) {
-  const PoolStats pool = memory_->stats();
-  const Refusal refusal{.asked = asked,
-                        .charge = memory_->charge(asked),
-                        .pool = pool,
-                        .locked = engine_.locked_bytes(),
-                        .largest_operator = engine_.stats().largest_operator,
-                        .forked = scope_.forked(),
-                        .exposures = exposures_};
-  refused_ = 0;  // Of an error that nobody took on.
-  if (!shortage.empty()) throw_machine_is_full(refusal, shortage);
-  if (InOperator::state.handled) throw_nothing_is_evicted_here(refusal);
-  refused_ = refusal.least_budget();
-  throw_budget_is_full(refusal);
-}
-
-void Session::rethrow_with_advice(const c10::OutOfMemoryError& error) {
-  const Bytes at_least = refused_.exchange(0);
-  const Adviser adviser = adviser_;
-  if (at_least == 0 || !adviser) throw;
-  TORCH_CHECK_WITH(OutOfMemoryError, false, error.msg(), adviser(at_least));
 }
 
 // Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads

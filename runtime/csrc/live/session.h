@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -111,8 +112,8 @@ class Session final : public Executor {
   // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
   void begin_capture();
   void end_capture() { --captures_; }
-  bool forget_refusal() { return refused_.exchange(0) != 0; }  // Whether the budget refused.
-  void retire_stream(Stream stream);                           // It is about to be destroyed.
+  bool forget_refusal();              // Whether the budget refused.
+  void retire_stream(Stream stream);  // It is about to be destroyed.
   void lock_for_fork();
   void unlock_after_fork();
 
@@ -130,6 +131,7 @@ class Session final : public Executor {
   std::vector<std::string> exposures() const;
   void note_stayed(std::string what_and_why);  // It is not recorded.
   std::vector<std::string> stayed() const;
+  std::map<std::string, Bytes> caught() const;  // Operators that went on without memory.
   bool is_evicted(const at::Tensor& tensor) const;
   // A library takes the content of a tensor, a parameter, and brings it back: constants.h.
   void content_goes(const at::Tensor& tensor, Constants::Stays stays);
@@ -263,7 +265,11 @@ class Session final : public Executor {
   Block* find_room(Bytes asked, Stream stream, std::string& shortage, Guard& guard);
   Block* make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock);
   MovePrices move_prices(const Pool& pool) const;
+
+  // In refusals.cpp.
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
+  void note_caught(const OperatorInfo& info);     // With the engine's lock.
+  void tell_of_caught(const OperatorInfo& info);  // Without any lock of ours but the turn.
   void watch_for_thrash();
 
   const SessionOptions options_;
@@ -300,6 +306,9 @@ class Session final : public Executor {
   std::atomic<std::int64_t> steps_{0};        // Of optimizers.
   std::vector<std::string> exposures_;
   std::set<std::string> stayed_;
+  std::map<std::string, Bytes> caught_;  // What each operator was refused first.
+  std::vector<std::string> untold_;
+  std::atomic<bool> some_untold_{false};
   std::set<const OperatorInfo*> repeated_;  // Of other libraries, by debug mode.
   std::atomic<Bytes> refused_{0};  // By the last error: the budget that would have served it.
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
