@@ -116,7 +116,8 @@ def recurrent(device: str, budget: int | None, kind: str) -> Any:
     losses = []
     for _ in range(3):
         y = torch.tanh(before(x))
-        y = torch.nn.functional.gelu(y * 2)
+        for _ in range(8):  # As large together as cuDNN's workspaces, which a budget must hold.
+            y = torch.nn.functional.gelu(y * 2)
         z, _ = layer(y)
         loss = torch.sigmoid(after(torch.tanh(z))).square().mean()
         del y, z
@@ -130,7 +131,7 @@ def recurrent(device: str, budget: int | None, kind: str) -> Any:
 @devices
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_a_recurrent_layer_replayed_in_backward_is_exact(device: str, kind: str) -> None:
-    plain, found = compared(recurrent, device, 0.9, kind)  # Little above cuDNN's workspaces.
+    plain, found = compared(recurrent, device, 0.8, kind)
     assert found["sums"] == plain["sums"]
 
 
