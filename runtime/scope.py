@@ -262,11 +262,13 @@ def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
             scope.wait_for_threads()
         finally:
             spilled = _leave(scope, failed, undo)
+    for text in scope.core.take_untold():
+        warnings.warn(text, stacklevel=6)  # The line of the program that leaves the scope.
     if spilled and not failed:
         warnings.warn(
             "tensors that outlive the scope do not fit its budget together: "
             f"{format_size(spilled)} of them now lie in ordinary memory",
-            stacklevel=6,  # The line of the program that leaves the scope.
+            stacklevel=6,
         )
 
 

@@ -1,11 +1,14 @@
 """An operator that is refused memory, catches the error and goes on: cuDNN takes another algorithm
 then, whose results may differ in the last bits from those of a run with more memory. Nobody would
-know, so it is told."""
+know, so it is told. Where cuDNN finds no algorithm at all, its own error is told what was refused.
+"""
 
+import contextlib
 import re
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,24 +16,35 @@ from torch import Tensor
 
 import dtr_alloc
 
-WARNING = r"went on without 4096\.00 MiB that it asked for and the budget has not: "
+GIB = 1 << 30
+WARNING = r"double asked for 4096\.00 MiB, was refused it, and went on with less memory\. "
 Operator = Callable[[Tensor], Tensor]
+
+
+def ask_in_vain(bytes_: int) -> None:
+    with contextlib.suppress(torch.OutOfMemoryError):
+        torch.empty(bytes_, dtype=torch.uint8)
 
 
 @pytest.fixture
 def stubborn() -> Operator:
-    """Doubles, and asks for a workspace of 4 GiB without which it can do."""
-    name = f"stubborn_{uuid.uuid4().hex}::double"
+    """Doubles, and asks for workspaces of up to 4 GiB without which it can do."""
 
-    @torch.library.custom_op(name, mutates_args=())
+    @torch.library.custom_op(f"stubborn_{uuid.uuid4().hex}::double", mutates_args=())
     def double(x: Tensor) -> Tensor:
-        try:
-            torch.empty(4 << 30, dtype=torch.uint8)
-        except torch.OutOfMemoryError:
-            return x * 2
-        return x + x
+        ask_in_vain(4 * GIB)
+        ask_in_vain(GIB)
+        return x * 2
 
     return double
+
+
+def evicted_and_out_of_reach(session: dtr_alloc.Session, stubborn: Operator, x: Tensor) -> Tensor:
+    """What stubborn made when there was memory, in a budget that has less now."""
+    y = stubborn(x)
+    session.resize("32MiB")
+    assert dtr_alloc.evict(y)
+    return y
 
 
 def test_an_operator_that_goes_on_without_memory_is_told_of_once(
@@ -44,20 +58,12 @@ def test_an_operator_that_goes_on_without_memory_is_told_of_once(
         # Torch hands warnings of operators that are written in Python to the terminal.
         said = capfd.readouterr().err
         assert len(re.findall(WARNING, said)) == 1
-        assert "raise the budget to at least 4096.0" in said
+        assert re.search(r"start again with a budget of at least 4\d\d\d\.\d\d MiB", said)
         row = next(line for line in session.summary().splitlines() if line.startswith("refused"))
         assert "4 GiB" in row
         assert "double went on without it" in row
         session.check()
         del found
-
-
-def evicted_and_out_of_reach(session: dtr_alloc.Session, stubborn: Operator, x: Tensor) -> Tensor:
-    """What stubborn made when there was memory, in a budget that has less now."""
-    y = stubborn(x)
-    session.resize("32MiB")
-    assert dtr_alloc.evict(y)
-    return y
 
 
 def test_so_is_one_that_is_refused_when_it_is_recomputed(stubborn: Operator) -> None:
@@ -69,6 +75,15 @@ def test_so_is_one_that_is_refused_when_it_is_recomputed(stubborn: Operator) -> 
         assert torch.equal(z, x * 2 + 1)
         session.check()
         del y, z
+
+
+def test_where_no_operator_follows_the_end_of_the_scope_tells(stubborn: Operator) -> None:
+    x = torch.ones(1024)
+    told = pytest.warns(UserWarning, match=WARNING)
+    with told as warned, dtr_alloc.rematerialize("5GiB") as session:
+        y = evicted_and_out_of_reach(session, stubborn, x)
+    assert warned[0].filename == __file__
+    assert torch.equal(y, x * 2)
 
 
 def test_where_a_warning_is_an_error_the_program_goes_on_after_it(stubborn: Operator) -> None:
@@ -84,10 +99,37 @@ def test_where_a_warning_is_an_error_the_program_goes_on_after_it(stubborn: Oper
         del y, z
 
 
-def test_an_error_that_reaches_the_program_is_no_secret(stubborn: Operator) -> None:
+def test_an_error_that_reaches_the_program_is_no_secret() -> None:
     with dtr_alloc.rematerialize("32MiB") as session:
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(4 << 30, dtype=torch.uint8)
+            torch.empty(4 * GIB, dtype=torch.uint8)
         x = torch.ones(1024) + 1
         assert "refused" not in session.summary()
         del x
+
+
+@pytest.fixture
+def broken() -> Iterator[Operator]:
+    """Does without, and then fails in torch: it promised to return nothing."""
+    make: Any = torch.library.Library  # It has no types.
+    library = make(f"broken_{uuid.uuid4().hex}", "DEF")
+    library.define("nothing(Tensor x) -> ()")
+
+    def nothing(x: Tensor) -> Tensor:
+        ask_in_vain(4 * GIB if x.numel() > 1 else 0)
+        return x
+
+    library.impl("nothing", nothing, "CPU")
+    yield getattr(torch.ops, library.ns).nothing.default
+    library._destroy()
+
+
+def test_another_error_of_an_operator_is_told_what_was_refused_before(broken: Operator) -> None:
+    with dtr_alloc.rematerialize("32MiB"):
+        with pytest.raises(RuntimeError, match="to return None") as failed:
+            broken(torch.ones(1024))
+        assert "dtr_alloc had refused the operator 4096.00 MiB" in str(failed.value)
+        assert "raise the budget to at least 4" in str(failed.value)
+        with pytest.raises(RuntimeError, match="to return None") as failed:
+            broken(torch.ones(1))
+        assert "refused" not in str(failed.value)

@@ -147,7 +147,7 @@ class Memory:
         return self._session if self._allocator is None else self._allocator.session
 
     def caught(self) -> dict[str, int]:
-        """Operators that went on without memory, and the bytes that they were refused first."""
+        """Operators that went on without memory, and the most that each was refused."""
         session = self._session_of_ours()
         return {} if session is None else dict(session._core.caught())
 

@@ -137,6 +137,41 @@ LIVE_FAULTS = (
         "tests/test_sharded_versions.py",
     ),
     Fault(
+        "name the last request that an operator was refused, not the largest",
+        (
+            Edit(
+                "runtime/csrc/live/refusals.cpp",
+                "thread.refused = std::max(thread.refused, asked);",
+                "thread.refused = asked;",
+            ),
+        ),
+        "tests/test_caught_refusals.py::"
+        "test_an_operator_that_goes_on_without_memory_is_told_of_once",
+    ),
+    Fault(
+        "say nothing of what a replay was refused",
+        (
+            Edit(
+                "runtime/csrc/live/session.cpp",
+                "  note_caught(Recipe::of(op).info());\n",
+                "",
+            ),
+        ),
+        "tests/test_caught_refusals.py::test_so_is_one_that_is_refused_when_it_is_recomputed",
+    ),
+    Fault(
+        "leave an error as it is that a refusal may have caused",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "    if (outermost) Session::add_refusal(error);\n",
+                "",
+            ),
+        ),
+        "tests/test_caught_refusals.py::"
+        "test_another_error_of_an_operator_is_told_what_was_refused_before",
+    ),
+    Fault(
         "keep a budget that was refused",
         (
             Edit(

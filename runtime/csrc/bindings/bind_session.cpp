@@ -200,6 +200,7 @@ void bind_session(py::module_& m) {
       .def("note_stayed", &Session::note_stayed)
       .def("stayed", &Session::stayed)
       .def("caught", &Session::caught)
+      .def("take_untold", &Session::take_untold)
       .def(
           "reading",
           [](Session& session, const at::Tensor& tensor) {

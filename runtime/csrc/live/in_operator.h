@@ -13,7 +13,7 @@ namespace dtr {
 class InOperator {
  public:
   explicit InOperator(bool by_handler = false) : before_(state.handled) {
-    if (state.depth++ == 0) state.refused = 0;
+    if (state.depth++ == 0) state.refused = state.at_least = 0;
     state.handled |= by_handler;
   }
   ~InOperator() {
@@ -30,7 +30,9 @@ class InOperator {
     bool first_run = false;         // The operator never ran before, and does more than later.
     bool making_room = false;       // What is evicted goes for want of memory.
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
-    std::int64_t refused = 0;       // Bytes that the operator asked for in vain.
+    // The largest request in vain since this operator began, and a budget that would have served
+    // all of them; 0 where none would.
+    std::int64_t refused = 0, at_least = 0;
   };
   static thread_local State state;
 

@@ -92,12 +92,17 @@ void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::S
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   Session* session = Session::active();
   if (!session) return info.handle.redispatchBoxed(keys, stack);
+  const bool outermost = InOperator::state.depth == 0;
   try {
     session->execute(info, keys, stack);
   } catch (const c10::OutOfMemoryError& error) {
-    if (InOperator::state.depth > 0) throw;
+    if (!outermost) throw;
     session->rethrow_with_advice(error);
+  } catch (c10::Error& error) {
+    if (outermost) Session::add_refusal(error);
+    throw;
   }
+  if (outermost) session->tell_of_caught();
 }
 
 void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
@@ -329,10 +334,13 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     call.info.handle.redispatchBoxed(call.keys, stack);
   }
-  if (thread.refused > 0 || some_untold_) tell_of_caught(call.info);
   call.first_run = std::exchange(thread.first_run, false);
   call.inside_ticks = ticks() - start;
   call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);
+  if (thread.refused > 0) {
+    std::lock_guard guard(engine_.mutex());
+    note_caught(call.info);
+  }
   if (!call.sample.first) return;
   const bool paged = pool && pool->page_calls() != page_calls;
   const bool disturbed = thread.search_ticks != search || paged;

@@ -89,14 +89,20 @@ void throw_thrashing(Bytes budget, double ratio, double limit) {
 }
 
 std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least) {
-  const std::string text =
-      c10::str(name, " went on without ", in_mib(asked), " that it asked for and the ",
-               at_least > 0 ? "budget" : "machine",
-               " has not: cuDNN, for one, then takes another algorithm, and results may differ in "
-               "their last "
-               "bits from those of a run with more memory");
+  const std::string text = c10::str(
+      name, " asked for ", in_mib(asked), ", was refused it, and went on with less memory. ",
+      "A library such as cuDNN takes another algorithm then, and keeps to it in this process: "
+      "results may differ in their last bits from those of a run with more memory");
   if (at_least == 0) return text;
-  return text + "; for the same results raise the budget to at least " + enough_mib(at_least);
+  return text + ". For the same results start again with a budget of at least " +
+         enough_mib(at_least);
+}
+
+std::string refused_before(Bytes asked, Bytes at_least) {
+  const std::string text =
+      c10::str("dtr_alloc had refused the operator ", in_mib(asked), ", which may be the cause");
+  if (at_least == 0) return text;
+  return text + ": raise the budget to at least " + enough_mib(at_least);
 }
 
 }  // namespace dtr

@@ -29,8 +29,9 @@ struct Refusal {
 [[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);
 [[noreturn]] void throw_thrashing(Bytes budget, double ratio, double limit);
 
-// The warning of an operator that caught such an error. `at_least`: the budget that would have
-// served it, or 0 where the machine is full.
+// The warning of an operator that caught such an error, and what another error of its is told.
+// `at_least`: the budget that would have served it, or 0 where none would.
 std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least);
+std::string refused_before(Bytes asked, Bytes at_least);
 
 }  // namespace dtr

@@ -1,10 +1,11 @@
 // What becomes of a request that cannot be served. It ends in torch.OutOfMemoryError, to which the
 // operator's caller adds advice. But an operator may catch the error and go on with less: cuDNN
 // takes another algorithm then, whose results may differ in their last bits from those of a run with
-// more memory. No error reaches the program, so the session warns, once for each operator. A replay
-// holds the engine's lock, under which no Python code may run: its warning comes with the next
-// operator.
+// more memory. No error reaches the program, so the session warns, once for each operator, when the
+// operator is over and no lock of ours is held. A replay's warning waits for that, too. Or cuDNN
+// finds no algorithm at all: then its own error is told what was refused before.
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/csrc/live/in_operator.h"
@@ -23,45 +24,61 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                         .largest_operator = engine_.stats().largest_operator,
                         .forked = scope_.forked(),
                         .exposures = exposures_};
-  forget_refusal();  // Of an error that nobody took on.
-  InOperator::state.refused = asked;
-  if (!shortage.empty()) throw_machine_is_full(refusal, shortage);
-  if (InOperator::state.handled) throw_nothing_is_evicted_here(refusal);
-  refused_ = refusal.least_budget();
+  InOperator::State& thread = InOperator::state;
+  if (thread.depth == 0) forget_refusal();  // Of an error that nobody took on.
+  // What no such device has is refused without us as well.
+  const bool possible = !device_.work || asked <= device_.work->total_memory();
+  if (possible) thread.refused = std::max(thread.refused, asked);
+  if (!shortage.empty()) {
+    thread.at_least = 0;
+    throw_machine_is_full(refusal, shortage);
+  }
+  if (thread.handled) throw_nothing_is_evicted_here(refusal);
+  thread.at_least = std::max(thread.at_least, refusal.least_budget());
   throw_budget_is_full(refusal);
 }
 
 void Session::rethrow_with_advice(const c10::OutOfMemoryError& error) {
-  const Bytes at_least = refused_.exchange(0);
+  const Bytes at_least = InOperator::state.at_least;
+  forget_refusal();
   const Adviser adviser = adviser_;
   if (at_least == 0 || !adviser) throw;
   TORCH_CHECK_WITH(OutOfMemoryError, false, error.msg(), adviser(at_least));
 }
 
+void Session::add_refusal(c10::Error& error) {
+  const InOperator::State& thread = InOperator::state;
+  if (thread.refused > 0) error.add_context(refused_before(thread.refused, thread.at_least));
+  forget_refusal();
+}
+
 bool Session::forget_refusal() {
   InOperator::state.refused = 0;
-  return refused_.exchange(0) != 0;
+  return std::exchange(InOperator::state.at_least, 0) != 0;
 }
 
 // An operator of this thread has ended well. If it was refused something it caught the error.
 void Session::note_caught(const OperatorInfo& info) {
-  const Bytes asked = std::exchange(InOperator::state.refused, 0);
+  const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
   if (asked == 0) return;
-  const Bytes at_least = refused_.exchange(0);
-  if (!caught_.emplace(info.name, asked).second) return;
-  untold_.push_back(went_on_without(info.name, asked, at_least));
-  some_untold_ = true;
+  forget_refusal();
+  Bytes& most = caught_[info.name];
+  if (most == 0) {
+    untold_.push_back(went_on_without(info.name, asked, at_least));
+    some_untold_ = true;
+  }
+  most = std::max(most, asked);
 }
 
-void Session::tell_of_caught(const OperatorInfo& info) {
-  std::vector<std::string> texts;
-  {
-    std::lock_guard guard(engine_.mutex());
-    note_caught(info);
-    texts = std::exchange(untold_, {});
-    some_untold_ = false;
-  }
-  for (const std::string& text : texts) TORCH_WARN(text);
+std::vector<std::string> Session::take_untold() {
+  std::lock_guard guard(engine_.mutex());
+  some_untold_ = false;
+  return std::exchange(untold_, {});
+}
+
+void Session::tell_of_caught() {
+  if (!some_untold_) return;
+  for (const std::string& text : take_untold()) TORCH_WARN(text);
 }
 
 std::map<std::string, Bytes> Session::caught() const {

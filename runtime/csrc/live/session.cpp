@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "runtime/csrc/engine/make_room.h"
@@ -86,8 +87,11 @@ void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks();
   const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
   if (op.reload) return reload(op, lock);
+  InOperator::State& thread = InOperator::state;
+  const auto outer = std::pair(std::exchange(thread.refused, 0), std::exchange(thread.at_least, 0));
   const Bytes bytes = replayer_.recompute(op, lock);
   note_caught(Recipe::of(op).info());
+  std::tie(thread.refused, thread.at_least) = outer;
   const std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
   remat_ticks_ += passed;
   thrash_.recomputed(passed);
@@ -140,7 +144,7 @@ void Session::bring_back(Value& value, Lock& lock) {
 void Session::watch_for_thrash() {
   const std::optional<double> ratio = thrash_.exceeded();
   if (!ratio) return;
-  refused_ = memory_->budget() + kGranule;
+  InOperator::state.at_least = memory_->budget() + kGranule;
   throw_thrashing(memory_->budget(), *ratio, options_.thrash_limit);
 }
 
@@ -156,11 +160,11 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     const std::int64_t begin = ticks();
     Guard guard(*this);
     if (!fails) block = find_room(asked, stream, shortage, guard);
-    if (!block) out_of_memory(asked, shortage);
-    data = memory_->data(block);  // Before the lock opens, and what died may run code.
     const std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
     InOperator::state.search_ticks += passed;
+    if (!block) out_of_memory(asked, shortage);
+    data = memory_->data(block);  // Before the lock opens, and what died may run code.
   }
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && !InOperator::state.replaying) recorder->allocated(data, asked);

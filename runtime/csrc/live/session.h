@@ -112,7 +112,7 @@ class Session final : public Executor {
   // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
   void begin_capture();
   void end_capture() { --captures_; }
-  bool forget_refusal();              // Whether the budget refused.
+  static bool forget_refusal();       // This thread's; whether the budget refused.
   void retire_stream(Stream stream);  // It is about to be destroyed.
   void lock_for_fork();
   void unlock_after_fork();
@@ -161,6 +161,9 @@ class Session final : public Executor {
   using Adviser = std::string (*)(Bytes at_least);
   static void set_adviser(Adviser adviser) { adviser_ = adviser; }
   [[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error);
+  static void add_refusal(c10::Error& error);  // That may have led to it.
+  void tell_of_caught();                       // Warns. Likewise without locks.
+  std::vector<std::string> take_untold();      // Warnings that no operator came to give.
 
   SessionStats stats() const;
   void reset_peak() { memory_->reset_peak(); }
@@ -268,8 +271,7 @@ class Session final : public Executor {
 
   // In refusals.cpp.
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
-  void note_caught(const OperatorInfo& info);     // With the engine's lock.
-  void tell_of_caught(const OperatorInfo& info);  // Without any lock of ours but the turn.
+  void note_caught(const OperatorInfo& info);
   void watch_for_thrash();
 
   const SessionOptions options_;
@@ -306,11 +308,10 @@ class Session final : public Executor {
   std::atomic<std::int64_t> steps_{0};        // Of optimizers.
   std::vector<std::string> exposures_;
   std::set<std::string> stayed_;
-  std::map<std::string, Bytes> caught_;  // What each operator was refused first.
+  std::map<std::string, Bytes> caught_;  // The most that each operator was refused.
   std::vector<std::string> untold_;
   std::atomic<bool> some_untold_{false};
-  std::set<const OperatorInfo*> repeated_;  // Of other libraries, by debug mode.
-  std::atomic<Bytes> refused_{0};  // By the last error: the budget that would have served it.
+  std::set<const OperatorInfo*> repeated_;               // Of other libraries, by debug mode.
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   static inline std::atomic<Adviser> adviser_{nullptr};
 };
