@@ -31,13 +31,14 @@ def replaced(text: str, sentence: str, begin: int) -> tuple[str, int] | None:
     found = pattern(sentence).search(text, begin)
     if found is None:
         return None
+    before = len(text)
     figures = FIGURE.findall(sentence)
     for at in range(len(figures), 0, -1):
         start, end = found.span(at)
         to = re.search(r"\s+to\s+", found[at])
         figure = figures[at - 1].replace(" to ", to[0] if to else " to ")
         text = text[:start] + figure + text[end:]
-    return text, found.start() + 1
+    return text, found.end() + len(text) - before
 
 
 def replaced_row(text: str, row: str) -> str | None:

@@ -31,3 +31,10 @@ def test_a_row_with_other_words_is_found_by_its_first_cells() -> None:
 def test_words_that_are_nowhere_are_found_nowhere() -> None:
     assert replaced("It adds 1 us.", "it takes 1 us", 0) is None
     assert replaced_row("| gpt | 1 |\n", "| unet | 1 |") is None
+
+
+def test_two_sentences_that_begin_with_a_figure_are_each_replaced() -> None:
+    text = "at 30 % 1,234 a second, at 20 % 5,678 a second"
+    first, end = replaced(text, "11 a second", 0) or ("", 0)
+    both, _ = replaced(first, "2,222 a second", end) or ("", 0)
+    assert both == "at 30 % 11 a second, at 20 % 2,222 a second"
