@@ -105,7 +105,7 @@ def gpu_details() -> Iterator[str]:
     resnet = on_a_gpu("anchors")["resnet50 checkpoint"]["runs"]
     rates = [resnet[times]["per_second"] for times in ("1x", "2x")]
     assert "out of memory" in resnet["3x"]
-    yield f"{rates[0]:,.0f} images a second at once the batch, {rates[1]:,.0f} at twice"
+    yield f"{rates[0]:,.0f} images a second at the single batch, {rates[1]:,.0f} at twice"
     gpt = {name: found.get("runs", {}).get("1x", {}) for name, found in on_a_gpu("swap").items()}
     for share in (0.3, 0.2):
         alone, both = (gpt[f"gpt1b {way} {share}"]["per_second"] for way in ("dtr_alloc", "swap"))
@@ -121,6 +121,11 @@ def gpu_details() -> Iterator[str]:
     )
     move = on_a_gpu("remap")["remap"]
     yield f"{move['idle']['microseconds_a_page']:.0f} us to move one"
+
+
+def gpu_page() -> Iterator[str]:
+    move = on_a_gpu("remap")["remap"]["idle"]["microseconds_a_page"]
+    yield f"On an H200 a page of 2 MiB takes {move:.0f} us to move"
 
 
 def operators() -> Iterator[str]:
@@ -460,7 +465,7 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "docs/allocator.md": (scores_on_the_host,),
     "docs/exactness.md": (conformance,),
     "docs/plan.md": (plans,),
-    "docs/room.md": (advice, page_prices),
+    "docs/room.md": (advice, page_prices, gpu_page),
     "docs/scoring.md": (scores,),
     "docs/simulator.md": (theorem, links),
     "docs/swap.md": (swaps, overlaps),
