@@ -72,6 +72,37 @@ def test_a_program_larger_than_the_device_runs_and_seldom_fails_natively(native:
         del tensors, tensor
 
 
+def refusals(native: Native, tensors: list[torch.Tensor], rounds: int) -> int:
+    """Of torch, while the program reads all tensors again and again."""
+    before = native.retries
+    for _ in range(rounds):
+        for tensor in tensors:
+            tensor[:1].clone()
+    return native.retries - before
+
+
+def test_the_longer_memory_is_short_the_seldomer_torch_refuses(native: Native) -> None:
+    with Open(native) as opened:
+        tensors = chain(96, rows=4096)  # 96 MiB, of 64.
+        refused = refusals(native, tensors, 150)  # Some 26 where the cap rises evenly.
+        opened.session.check()
+        del tensors
+    assert 2 <= refused <= 8
+
+
+def test_memory_that_a_neighbour_gives_back_is_used_again(native: Native) -> None:
+    with Open(native) as opened:
+        native.hold(40 * MIB)
+        tensors = chain(48, rows=4096)  # 48 MiB, of 24.
+        refusals(native, tensors, 60)
+        native.drop_all()
+        refusals(native, tensors, 400)
+        before = opened.session.stats().evictions
+        refusals(native, tensors, 10)
+        assert opened.session.stats().evictions == before
+        del tensors
+
+
 def test_when_nothing_is_left_to_evict_the_error_is_torchs_and_observers_hear_once(
     native: Native,
 ) -> None:

@@ -132,9 +132,21 @@ bool NativeMemory::served(Bytes charge, Fit fit, std::int64_t shrunk_before) {
     if (bound_ > limit_) return false;
   }
   if (cap_ == kLargest) return true;
-  cap_ = std::min(cap_ + (charge >> 10), kLargest - 1);
+  raise_cap(charge);
   if (fit == Fit::kBeyond) cap_ = std::max(cap_, bound_);  // So much there is.
   return true;
+}
+
+void NativeMemory::raise_cap(Bytes charge) {
+  cap_ = std::min(cap_ + (charge >> rise_), kLargest - 1);
+  if (rise_ == kFastestRise || cap_ - refused_at_ <= refused_at_ >> 6) return;
+  --rise_;
+  refused_at_ = cap_;
+}
+
+void NativeMemory::drop_cap() {
+  cap_ = kLargest;
+  rise_ = kFastestRise;
 }
 
 // With Fit::kBeyond nothing is left to evict, and what failed is no measure for other requests.
@@ -144,10 +156,12 @@ void NativeMemory::turned_down(Bytes charge, Fit fit) {
   in_flight_ -= charge;
   bound_ = current_of(books().allocated_bytes) + in_flight_;
   if (fit == Fit::kBeyond) {
-    cap_ = kLargest;
+    drop_cap();
     failures_in_a_row_ = 0;
     return;
   }
+  if (failures_in_a_row_ == 0) rise_ = std::min(rise_ + 1, kSlowestRise);
+  refused_at_ = bound_ + charge;
   const Bytes surplus = bound_ >> 6 << 2 * std::min(failures_in_a_row_, kMostFailures);
   cap_ = std::min(cap_, bound_ - surplus);
   ++failures_in_a_row_;
@@ -171,7 +185,7 @@ void NativeMemory::forget_bound() {
 
 void NativeMemory::forget_cap() {
   const std::lock_guard lock(mutex_);
-  cap_ = kLargest;
+  drop_cap();
 }
 
 // ---- What a session tracks

@@ -13,8 +13,11 @@
 // tensors are evicted before torch is asked. The surplus is a sixty-fourth of the live bytes, and
 // four times more after each failure in a row, so that the fourth evicts all. Then torch is asked a
 // last time, and the cap is forgotten if it refuses. What torch serves raises the cap by a
-// thousandth of its size, since the device's other users may go. Single victims are evicted, not
-// neighbours: torch gives back whole segments, and large tensors have segments of their own.
+// thousandth of its size, since the device's other users may go. But where none goes, the cap only
+// meets the next refusal, which on a GPU takes as long as some steps of a training. So it rises half
+// as fast after each, sixteen times slower at last, and twice as fast again when it is a sixty-fourth
+// above what was refused then. Single victims are evicted, not neighbours: torch gives back whole
+// segments, and large tensors have segments of their own.
 //
 // A block of more than 1 MiB may have up to 1 MiB more than was asked (torch splits no less off),
 // and is charged so. roundup_power2_divisions and max_split_size may pass the budget by more.
@@ -90,6 +93,8 @@ class NativeMemory final : public Memory {
   std::exception_ptr take_failure();
 
  private:
+  static constexpr int kFastestRise = 10, kSlowestRise = 14;
+
   struct Tracked : Block {
     std::vector<Stream> streams;  // That read it, besides the one it was made for.
   };
@@ -106,6 +111,8 @@ class NativeMemory final : public Memory {
   bool served(Bytes charge, Fit fit, std::int64_t shrunk_before);
   void turned_down(Bytes charge, Fit fit);
   void give_up(Bytes charge);
+  void raise_cap(Bytes charge);
+  void drop_cap();
   std::int32_t meet(Stream stream);
 
   Native& native_;
@@ -119,6 +126,8 @@ class NativeMemory final : public Memory {
   Bytes in_flight_ = 0;       // Asked for, and perhaps not yet in torch's books.
   Bytes cap_ = kLargest;
   int failures_in_a_row_ = 0;
+  int rise_ = kFastestRise;  // The cap's: a request's size, so often halved.
+  Bytes refused_at_ = 0;     // What would have been live with the last refused request.
   std::unordered_map<const void*, Tracked> tracked_;
   std::vector<Stream> streams_;   // That read tracked tensors.
   std::unique_ptr<Order> order_;  // From the first stream on.
