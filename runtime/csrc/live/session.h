@@ -162,7 +162,7 @@ class Session final : public Executor {
   static void set_adviser(Adviser adviser) { adviser_ = adviser; }
   [[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error);
   static void add_refusal(c10::Error& error);  // That may have led to it.
-  void tell_of_caught();                       // Warns. Likewise without locks.
+  void tell_of_caught();                       // Warns; called without any of our locks.
   std::vector<std::string> take_untold();      // Warnings that no operator came to give.
 
   SessionStats stats() const;
@@ -272,6 +272,7 @@ class Session final : public Executor {
   // In refusals.cpp.
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
   void note_caught(const OperatorInfo& info);
+
   void watch_for_thrash();
 
   const SessionOptions options_;
