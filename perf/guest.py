@@ -6,11 +6,11 @@ Recording costs what the pool with it takes over the pool without; a guest shoul
 most a hundredth more, over plain eager.
 
 Processor time of one thread. Each way runs in a process of its own, as a user's program does,
-because a way leaves malloc's heap in pieces for the next one. The ways follow each other in an
-order that is drawn anew for each round. Other users of the machine only ever add time. So the
-figure of a process is the tenth percentile of its steps, and a way's is the median of its
-processes. On shared cores two processes of one way differ by two hundredths: one run does not show
-that the limit holds.
+because a way leaves malloc's heap in pieces for the next one. The four processes are there at the
+same time and take turns, a step each, in an order that is drawn anew for each turn. So a machine
+that is slower for some seconds is so for all of them. A ratio is the median over the turns. Two
+processes of one way still differ by a hundredth, by where their memory happens to lie: so the
+figure is the median over several such foursomes.
 
 Malloc is told to keep what it has. Otherwise it gives memory back and takes it again, for 2,000
 page faults in one process and 50,000 in the next, and they decide the figure.
@@ -24,13 +24,14 @@ import argparse
 import multiprocessing
 import os
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -82,32 +83,55 @@ class Program:
         self._optimizer.zero_grad()
 
 
-def step_seconds(name: str, way: str, steps: int) -> float:
-    """The tenth percentile of the steps, after three that are not counted."""
+scopes = ExitStack()  # That this process never leaves.
+running: Callable[[], None]  # What this process runs in its turns.
+
+
+def begin(name: str, way: str) -> None:
+    """Opens the way's scope in this process, for good, and trains three steps, not counted."""
+    global running
     torch.set_num_threads(1)
     program = Program(MODELS[name])
-    took = []
-    with WAYS[way]() as session:
-        if session is not None:
-            end_first_steps()
-        for _ in range(steps + 3):
-            began = time.process_time()
-            program.step()
-            took.append(time.process_time() - began)
-    return sorted(took[3:])[steps // 10]
+    session = scopes.enter_context(WAYS[way]())
+    if session is not None:
+        end_first_steps()
+    running = program.step
+    for _ in range(3):
+        running()
+
+
+def step_seconds() -> float:
+    """The processor time of the next step in this process."""
+    began = time.process_time()
+    running()
+    return time.process_time() - began
+
+
+def turns(name: str, steps: int, draw: random.Random) -> list[dict[str, float]]:
+    """The seconds of each way's step in each turn."""
+    fresh = partial(ProcessPoolExecutor, 1, multiprocessing.get_context("spawn"), begin)
+    with ExitStack() as processes:
+        ways = {way: processes.enter_context(fresh((name, way))) for way in WAYS}
+        return [
+            {
+                way: ways[way].submit(step_seconds).result()
+                for way in draw.sample([*WAYS], len(WAYS))
+            }
+            for _ in range(steps)
+        ]
 
 
 def measured(name: str, rounds: int, steps: int) -> list[Measurement]:
     draw = random.Random(name)
-    took: dict[str, list[float]] = {way: [] for way in WAYS}
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for _ in range(rounds):
-            for way in draw.sample(list(WAYS), len(WAYS)):
-                took[way].append(pool.apply(step_seconds, (name, way, steps)))
-    step = {way: statistics.median(seconds) for way, seconds in took.items()}
-    recording, guest = step["recorded"] / step["pool"], step["guest"] / step["eager"]
+    foursomes = [turns(name, steps, draw) for _ in range(rounds)]
+
+    def over(one: str, other: str) -> float:
+        return median(median(turn[one] / turn[other] for turn in run) for run in foursomes)
+
+    eager = median(median(turn["eager"] for turn in run) for run in foursomes)
+    recording, guest = over("recorded", "pool"), over("guest", "eager")
     return [
-        Measurement(f"{name}: plain eager", step["eager"] * 1e3, "ms"),
+        Measurement(f"{name}: plain eager", eager * 1e3, "ms"),
         Measurement(f"{name}: recording, over the pool without", recording, "x"),
         Measurement(f"{name}: a guest over plain eager", guest, "x"),
         Measurement(f"{name}: the one more than the other", guest - recording, "", MORE),
