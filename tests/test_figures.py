@@ -23,7 +23,6 @@ OLDER = {
     "budget_floor": "long; made before results told their code",
     "conformance": "long, in 30 parts; made before results told their code",
     "fragmentation": "needs the published logs",
-    "guest": "wants a quieter machine than there was",
     "hugging_face": "made before results told their code",
     "link": "needs the published logs",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
