@@ -59,13 +59,16 @@ def rss_bytes() -> int:
 
 
 def commit() -> str:
-    """The commit of this checkout, with a "+" where files differ from it; "unknown" without git."""
+    """The commit of this checkout, with a "+" where files but for results differ from it; "unknown"
+    without git."""
+    but_results = [":(top)", ":(top,exclude)perf/results"]
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         name = subprocess.run(
             [*git, "rev-parse", "--short", "HEAD"], capture_output=True, check=True
         )
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode != 0
+        difference = [*git, "diff", "--quiet", "HEAD", "--", *but_results]
+        changed = subprocess.run(difference, check=False).returncode != 0
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name.stdout.decode().strip() + "+" * changed
