@@ -1,6 +1,8 @@
 """The rules that make faults by lot (tests/mutants): what each makes of a line, and which it leaves
 alone."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.fences import ROOT
@@ -70,3 +72,19 @@ def test_what_was_once_missed_is_still_a_line_of_the_sources() -> None:
     missed = once_missed(ROOT)
     assert len({fault.key for fault in missed}) == len(missed) == 16
     assert all(fault.old in fault.planted and fault.new in fault.planted for fault in missed)
+
+
+def test_a_lot_stays_where_other_lines_change(tmp_path: Path) -> None:
+    source = tmp_path / "dtr_alloc/csrc/f.cpp"
+    source.parent.mkdir(parents=True)
+    lines = [f"  if (a{n} < b{n}) f(a{n}, b{n});\n" for n in range(100)]
+
+    def drawn() -> set[str]:
+        source.write_text("void f() {\n" + "".join(lines) + "}\n")
+        return {fault.key for fault in faults(tmp_path, 20, seed=1)}
+
+    before = drawn()
+    del lines[50:60]
+    after = drawn()
+    lost = sum(f"b{n})" in key for n in range(50, 60) for key in before)
+    assert len(before & after) == 20 - lost

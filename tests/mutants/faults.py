@@ -12,7 +12,7 @@ not compile is left out.
 
 from __future__ import annotations
 
-import random
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -76,14 +76,18 @@ class Fault:
 
 
 def faults(root: Path, count: int, seed: int) -> list[Fault]:
-    """`count` of them, by lot, in the order of their files and lines."""
+    """`count` of them, by lot, in the order of their files and lines. A line's lot is its text's
+    alone: where other lines change, the same faults are drawn, and their verdicts stay of use."""
+
+    def lot(text: str) -> bytes:
+        return hashlib.sha256(f"{seed} {text}".encode()).digest()
+
     by_line: dict[tuple[str, int], list[Fault]] = {}
     for fault in every(root):
         by_line.setdefault((fault.path, fault.line), []).append(fault)
-    draw = random.Random(seed)
-    each = [draw.choice(of_line) for of_line in by_line.values()]
-    drawn = draw.sample(each, min(count, len(each)))
-    return sorted(drawn, key=lambda fault: (fault.path, fault.line))
+    each = [min(of_line, key=lambda fault: lot(fault.key)) for of_line in by_line.values()]
+    each.sort(key=lambda fault: lot(f"{fault.path} {fault.nth} {fault.old}"))
+    return sorted(each[:count], key=lambda fault: (fault.path, fault.line))
 
 
 def once_missed(root: Path) -> list[Fault]:
