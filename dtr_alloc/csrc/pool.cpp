@@ -4,9 +4,8 @@
 // (pages.h). This file cuts, merges and counts. The pool's other members are in pool_moves.cpp
 // (pages taken from holes), pool_streams.cpp (devices) and pool_registry.cpp (all pools).
 //
-// Measured on one core of an AMD EPYC, warm: an allocate and a free of a small block take 20 ns
-// together where a hole has its size and 33 ns where a larger one is cut and merged, 12 of them for
-// the two locks.
+// An allocate and a free of a small block take less time where a hole has its size than where a
+// larger one is cut and merged. perf/throughput.py measures both together.
 
 #include "dtr_alloc/csrc/pool.h"
 

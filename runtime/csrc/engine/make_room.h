@@ -24,8 +24,8 @@ Bytes scope_addresses(Bytes budget);
 // next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer
 // than either remedy alone. Then windows are evicted, as if pages could not move, until the program
 // recomputes so much that windows must be wrong for it, and the prices decide after all. The
-// published U-Net, at 0.5 of its peak and 80 us a page, so takes 1.29 times its own time, and 1.51
-// times where pages always move (`python perf/page_prices.py`).
+// published U-Net, at half of its peak and 80 us a page, so takes less time than where pages always
+// move (`python perf/page_prices.py`).
 enum class Remedy { kMove, kEvict };
 Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrices& prices,
                       Nanos move, const std::function<Nanos()>& recompute);
