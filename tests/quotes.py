@@ -1,35 +1,12 @@
 """The sentences of the documents that quote a result, each made of the result's own figures."""
 
-import csv
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
 from statistics import fmean
-from typing import Any
 
-from tests import gpu_quotes
-from tests.fences import ROOT
-
-MIB = 1 << 20
-
-
-@cache
-def result(stem: str) -> Any:
-    return json.loads((ROOT / f"perf/results/{stem}.json").read_text())
-
-
-@cache
-def measured(stem: str) -> dict[str, float]:
-    return {one["name"]: one["value"] for one in result(stem)["measurements"]}
-
-
-def span(values: Iterator[float] | list[float], digits: int) -> str:
-    """The least and the largest; one where they look alike."""
-    found = list(values)
-    least, largest = f"{min(found):.{digits}f}", f"{max(found):.{digits}f}"
-    return least if least == largest else f"{least} to {largest}"
+from tests import gpu_quotes, simulator_quotes
+from tests.result_files import MIB, measured, result, span, text
 
 
 def demo() -> Iterator[str]:
@@ -59,6 +36,9 @@ def real_size() -> Iterator[str]:
                 else "not run"
             )
         yield f"| {' | '.join(cells)} |"
+    pool = [row for row in result("real_size")["rows"] if row["way"] == "eager in the pool"]
+    grown = [f"{row['resident_bytes'] / MIB:,.0f}" for row in pool]
+    yield f"without a budget it grows by {' and '.join(grown)} MiB"
 
 
 def operators() -> Iterator[str]:
@@ -105,17 +85,20 @@ def throughput() -> Iterator[str]:
     ns = result("throughput")["ns_per_pair"]
     of = {name: f"{took:.0f}" for name, took in ns["steady, small, 10,000 live"].items()}
     yield (
-        f"{of['virtual']} without memory behind them, {of['host']} with; jemalloc "
+        f"10,000 live blocks of up to 16 KiB, replaced at random: {of['virtual']} without memory "
+        f"behind them, {of['host']} with; jemalloc "
         f"{of['jemalloc']}, mimalloc {of['mimalloc']}, tcmalloc {of['tcmalloc']}."
     )
     of = {name: f"{took:,.0f}" for name, took in ns["steady, large, 200 live"].items()}
     yield (
-        f"{of['host']}; tcmalloc {of['tcmalloc']}, jemalloc {of['jemalloc']}, mimalloc "
+        f"200 live blocks of 1 to 64 MiB: {of['host']}; tcmalloc {of['tcmalloc']}, jemalloc "
+        f"{of['jemalloc']}, mimalloc "
         f"{of['mimalloc']}, torch {of['torch']}."
     )
     ms = {name: took / 1e6 for name, took in ns["touch, 64 MiB"].items()}
     yield (
-        f"{ms['host']:.2f} ms; tcmalloc {ms['tcmalloc']:.2f} ms, torch {ms['torch']:.1f} ms, "
+        f"64 MiB allocated, written and freed, again and again: {ms['host']:.2f} ms; tcmalloc "
+        f"{ms['tcmalloc']:.2f} ms, torch {ms['torch']:.1f} ms, "
         f"with huge pages {ms['torch_thp']:.1f}, jemalloc {ms['jemalloc']:.1f}, mimalloc "
         f"{ms['mimalloc']:.1f}."
     )
@@ -123,49 +106,6 @@ def throughput() -> Iterator[str]:
     yield f"by tens: {', '.join(f'{took:.0f}' for took in growth)}."
     four = ns["threads, 4"]
     yield f"Four threads at once: {four['host']:.0f}; mimalloc {four['mimalloc']:.0f}."
-
-
-WAYS = {
-    "dtr": "`dtr`, blocks lie where they lie",
-    "megengine as published": "MegEngine as published",
-    "megengine": "MegEngine's terms on the paper's score",
-    "window": "windows",
-    "window, two-ended": "windows, two-ended placement",
-    "megengine as published + remap": "MegEngine as published, pages move",
-    "dtr + remap": "`dtr`, pages move",
-    "window + remap": "windows, pages move",
-    "window, two-ended + remap": "windows, two-ended placement, pages move",
-    "default": "`dtr` in a scope",
-    "bytes": "the paper's simulator: bytes alone",
-}
-
-
-def fragmentation() -> Iterator[str]:
-    lines = (ROOT / "perf/results/fragmentation.txt").read_text().splitlines()
-    found = {way: cells for way, *cells in (re.split(r" {2,}", line.strip()) for line in lines)}
-    for way, name in WAYS.items():
-        feasible, again, to_dtr, holes, _, wasted, *_ = found[way]
-        cells = [name, feasible.split()[0], f"{float(again):.3f}", f"{float(to_dtr):.2f}"]
-        if way == "bytes":
-            yield f"| {' | '.join(cells)} | | |"
-            continue
-        digits = 4 if "remap" in way or way == "default" else 3
-        cells += [f"{float(holes):.{digits}f}", f"{100 * float(wasted):.0f} %"]
-        if way == "default":
-            cells = [f"**{cell}**" for cell in cells]
-        yield f"| {' | '.join(cells)} |"
-    dtr, megengine = found["dtr + remap"], found["megengine + remap"]
-    yield (
-        f"`megengine` is feasible in {megengine[0].split()[0]} cells and `dtr` in "
-        f"{dtr[0].split()[0]}. The mean of `megengine` against plain `dtr` is "
-        f"{float(megengine[2]):.2f}, that of `dtr` is {float(dtr[2]):.2f}."
-    )
-
-
-def windows() -> Iterator[str]:
-    us = measured("decision_cost")
-    among = [us[name] for name in us if name.endswith("a window among 1,000")]
-    yield f"a search costs {span(among, 0)} ns a block"
 
 
 def chosen() -> Iterator[str]:
@@ -200,37 +140,6 @@ def swaps() -> Iterator[str]:
                 times = found.get(f"{model}: at {place}, {way}: step")
                 cells.append("refused" if times is None else f"{times:.2f}")
         yield f"| {' | '.join(cells)} |"
-
-
-def links() -> Iterator[str]:
-    with open(ROOT / "perf/results/link.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    at = {
-        (row["trace"], row["link"]): float(row["overhead"]) if row["status"] == "ok" else None
-        for row in rows
-        if row["budget"] == "0.3" and row["leave_by"] != "swap"
-    }
-    for link in ("10GB/s", "50GB/s"):
-        ratios: dict[bool, list[float]] = {True: [], False: []}
-        for trace in dict.fromkeys(row["trace"] for row in rows):
-            found, drop = at[trace, link], at[trace, ""]
-            if found is not None and drop is not None:
-                ratios["(published)" in trace].append(found / drop)
-        yield (
-            f"At {link[:-4]} GB a second `both` has {span(ratios[False], 2)} of that overhead on "
-            f"our traces and {span(ratios[True], 2)} on the {len(ratios[True])} published"
-        )
-
-
-def floors_with_orphans() -> Iterator[str]:
-    least: dict[str, list[str]] = {}
-    text = (ROOT / "perf/paper/results/orphans_dtr-logs.txt").read_text()
-    for line in text.split("\n\n")[1].splitlines()[1:]:
-        log, way, *_, smallest = re.split(r" {2,}", line)
-        if way != "dtr, orphans first":
-            least.setdefault(log.removeprefix("tv_"), []).append(f"{float(smallest):.2f}")
-    for log, shares in least.items():
-        yield f"| {log} | {' | '.join(shares)} |"
 
 
 def one_score() -> str:
@@ -294,21 +203,10 @@ def plans() -> Iterator[str]:
         yield f"| {' | '.join(cells)} | {redone[0]:,.0f}, {redone[1]:,.0f} |"
     errors = [abs(row["error"]) for row in rows]
     within = sum(error <= 0.1 for error in errors)
-    yield f"{within} of {len(errors)} predictions are within 10 %; the mean error is"
-    yield f"the mean error is {fmean(errors):.1%}"
-
-
-def page_prices() -> Iterator[str]:
-    lines = (ROOT / "perf/results/page_prices.txt").read_text().splitlines()[3:]
-    over = {}
-    for trace, share, us, *_, last in map(str.split, filter(None, lines)):
-        if last != "-":
-            over[trace, share, us] = float(last)
-    near = sum(ratio <= 0.01 for ratio in over.values())
-    yield f"Of the {len(over)} cells that run, {near} are at most 1 % above the better"
-    at = {us: f"{100 * over['tv_densenet121', '0.3', us]:.0f} %" for us in ("20", "80")}
-    yield f"it is {at['20']} above at 20 us, and {at['80']} at 80 us"
-    yield f"U-Net at 0.5 is {100 * over['unet', '0.5', '20']:.0f} % above at 20 us"
+    yield (
+        f"{within} of {len(errors)} predictions are within 10 %; the mean error is "
+        f"{fmean(errors):.1%}"
+    )
 
 
 def advice() -> Iterator[str]:
@@ -330,31 +228,10 @@ def conformance() -> Iterator[str]:
         "evictions, no difference"
     )
     skipped = sum(sum(total["skipped_cases"].values()) for total in totals)
-    yield f"{skipped} of the {of['cases']:,} (an operator, module or optimizer at one type)"
-
-
-def theorem() -> Iterator[str]:
-    with open(ROOT / "perf/paper/results/theorem_linear.csv", newline="") as file:
-        rows = {
-            (row["bound"], row["heuristic"], int(row["N"])): row for row in csv.DictReader(file)
-        }
-
-    def times_n(n: int) -> str:
-        return f"{float(rows['2 sqrt N', 'dtr', n]['/ N']):.2f} N"
-
     yield (
-        f"`dtr` runs {times_n(16384)} operators again at N = 16,384 and {times_n(65536)} at 65,536"
+        f"{skipped} of the {of['cases']:,} (an operator, module or optimizer at one type), "
+        f"{100 * skipped / of['cases']:.1f} %"
     )
-    again = int(rows["2 sqrt N", "dtr, staleness ^ 0.5", 65536]["run again"])
-    yield f"it runs N - {65536 - again} again at 65,536"
-    logs = [float(row["/ N log2 N"]) for key, row in rows.items() if key[:2] == ("log2 N", "dtr")]
-    yield f"`dtr` runs {span(logs, 2)} N log2(N), from 64 layers to 65,536"
-
-
-def tuning() -> Iterator[str]:
-    text = (ROOT / "perf/results/tune.txt").read_text()
-    before, after = re.findall(r"^ *mean +(\S+) +(\S+)", text, re.MULTILINE)[0]
-    yield f"the mean overhead fell from {before} to {after}"
 
 
 def odd_batches() -> Iterator[str]:
@@ -392,18 +269,43 @@ def guests() -> Iterator[str]:
     )
 
 
+def mutants() -> Iterator[str]:
+    noticed, all_ = re.findall(r"^(\d+) of (\d+) faults are noticed", text("mutants"), re.M)[0]
+    yield f"{noticed} of {all_} noticed, {100 * int(noticed) / int(all_):.1f} %"
+
+
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (gpu_quotes.batches, gpu_quotes.budgets, demo, real_size, operators, checkpoints),
-    "docs/heuristics.md": (chosen, floors_with_orphans),
+    "docs/heuristics.md": (chosen, simulator_quotes.floors_with_orphans),
     "docs/guest.md": (guests,),
     "docs/odd_batches.md": (odd_batches,),
-    "perf/README.md": (gpu_quotes.details, peers, throughput, fragmentation, windows, device_time),
-    "docs/allocator.md": (scores_on_the_host,),
+    "perf/README.md": (
+        gpu_quotes.exactness,
+        gpu_quotes.tests,
+        gpu_quotes.speeds,
+        gpu_quotes.bus,
+        gpu_quotes.bus_of_short_runs,
+        gpu_quotes.pages,
+        gpu_quotes.seconds,
+        peers,
+        throughput,
+        simulator_quotes.fragmentation,
+        simulator_quotes.scope,
+        simulator_quotes.windows,
+        device_time,
+        mutants,
+    ),
+    "docs/allocator.md": (scores_on_the_host, gpu_quotes.crossover),
     "docs/exactness.md": (conformance,),
     "docs/plan.md": (plans,),
-    "docs/room.md": (advice, page_prices, gpu_quotes.page),
+    "docs/room.md": (
+        advice,
+        gpu_quotes.page,
+        simulator_quotes.page_prices,
+        simulator_quotes.cells_of_a_pool,
+    ),
     "docs/scoring.md": (scores,),
-    "docs/simulator.md": (theorem, links),
-    "docs/swap.md": (swaps, overlaps),
-    "docs/tuning.md": (tuning,),
+    "docs/simulator.md": (simulator_quotes.theorem, simulator_quotes.links),
+    "docs/swap.md": (swaps, overlaps, gpu_quotes.bus),
+    "docs/tuning.md": (simulator_quotes.tuning,),
 }
