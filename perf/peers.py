@@ -2,12 +2,12 @@
 
 The demo's models are trained by each peer, and by us under a budget that is the peer's own peak:
 the bytes that it allocates beside the parameters, measured in a scope that evicts nothing. In each
-round eager, the peer and we train in turn, so that a machine that slows down does so for all. Eager
-and the peer train twice: in our pool, which is faster than malloc at large blocks, and without it.
-The first tells what recomputation costs, the second what a user gains. A slowdown is the median
-over rounds of the round's median step over eager's, in processor time. Whether the losses,
-gradients, parameters, buffers and optimizer state equal eager's to the bit is checked for all. One
-thread.
+round eager, the peer and we train in turn, in an order that is drawn anew, so that a machine that
+slows down does so for all. Eager and the peer train twice: in our pool, which is faster than malloc
+at large blocks, and without it. The first tells what recomputation costs, the second what a user
+gains. A slowdown is the median over rounds of the round's median step over eager's, in processor
+time. Whether the losses, gradients, parameters, buffers and optimizer state equal eager's to the
+bit is checked for all. One thread.
 
 The peers, on the modules that a user of each would choose (a block of gpt or resnet, a pair of
 convolutions of unet):
@@ -31,6 +31,7 @@ import argparse
 import functools
 import json
 import math
+import random
 import statistics
 import sys
 import time
@@ -164,6 +165,7 @@ def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
     eager = in_pool(make, plan)
     fixed = eager.gradient_bytes + eager.optimizer_bytes
     activations = eager.stats[-1].peak_bytes - fixed
+    draw = random.Random(model)
     rows = []
     for peer in peers:
         row = Row(model, peer)
@@ -180,20 +182,31 @@ def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
         row.peak_bytes = measured.stats[-1].peak_bytes
         row.share = (row.peak_bytes - fixed) / activations
         found: dict[str, list[float]] = {"slowdown": [], "plain": [], "ours": [], "ours_plain": []}
+        ways: dict[str, Callable[[], Training]] = {
+            "plain": functools.partial(plainly, make, plan),
+            "pool": functools.partial(in_pool, make, plan),
+            "peer": functools.partial(plainly, remade, plan),
+            "peer in pool": functools.partial(in_pool, remade, plan),
+            "ours": functools.partial(train, make, plan, budgeted(row.peak_bytes)),
+        }
         for _ in range(plan.rounds):
-            plain, pool = plainly(make, plan), in_pool(make, plan)
-            theirs, theirs_in_pool = plainly(remade, plan), in_pool(remade, plan)
-            found["slowdown"].append(median_step(theirs_in_pool) / median_step(pool))
-            found["plain"].append(median_step(theirs) / median_step(plain))
-            row.identical = row.identical is not False and theirs.digests == plain.digests
-            try:
-                own = train(make, plan, budgeted(row.peak_bytes))
-            except torch.OutOfMemoryError as error:
-                row.note = str(error)
-                continue
-            found["ours"].append(median_step(own) / median_step(pool))
-            found["ours_plain"].append(median_step(own) / median_step(plain))
-            row.ours_identical = row.ours_identical is not False and own.digests == plain.digests
+            ran: dict[str, Training] = {}
+            for way in draw.sample([*ways], len(ways)):
+                try:
+                    ran[way] = ways[way]()
+                except torch.OutOfMemoryError as error:
+                    if way != "ours":
+                        raise
+                    row.note = str(error)
+            step = {way: median_step(training) for way, training in ran.items()}
+            found["slowdown"].append(step["peer in pool"] / step["pool"])
+            found["plain"].append(step["peer"] / step["plain"])
+            same = {way: training.digests == ran["plain"].digests for way, training in ran.items()}
+            row.identical = row.identical is not False and same["peer"]
+            if "ours" in ran:
+                found["ours"].append(step["ours"] / step["pool"])
+                found["ours_plain"].append(step["ours"] / step["plain"])
+                row.ours_identical = row.ours_identical is not False and same["ours"]
         for name, values in found.items():
             setattr(row, name, statistics.median(values) if values else None)
         print(f"{model}, {peer}: {row.slowdown:.2f} of eager", flush=True)
