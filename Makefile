@@ -22,9 +22,11 @@ demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
 
 # Minutes; what CI runs. Hypothesis draws the same examples each time (tests/conftest.py). A test
-# that hangs, in C++ perhaps, ends the run with the stacks of all threads.
+# that hangs, in C++ perhaps, fails with the stacks of all threads. Each core has a process that runs
+# file by file.
+PYTEST := pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 test: $(READY)
-	.venv/bin/pytest -q -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
+	.venv/bin/$(PYTEST) -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
 
 # Hours, and other examples each time.
 test-all: $(READY)
@@ -37,7 +39,7 @@ test-newest:
 	rm -rf .venv-newest/source && mkdir -p .venv-newest/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-newest/source
 	cd .venv-newest/source && ../bin/pip install -q --upgrade --upgrade-strategy eager --no-build-isolation -e '.[dev]'
-	cd .venv-newest/source && ../bin/pytest -q -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
+	cd .venv-newest/source && ../bin/$(PYTEST) -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
 
 # What the README and the documents quote, measured anew and written there; perf/README.md tells what
 # each shows. For a quiet machine. What takes very long or needs the published logs is not here:
@@ -72,11 +74,11 @@ check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
 # The sources are copied, so that another torch's build does not take the place of .venv's.
 check-cuda-%:
 	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
-	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib optuna scipy pytest expecttest
+	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib optuna scipy pytest pytest-xdist expecttest
 	rm -rf .venv-cuda/$*/source/tests .venv-cuda/$*/source/build && mkdir -p .venv-cuda/$*/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-cuda/$*/source
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .
-	cd .venv-cuda/$*/source && ../bin/pytest -q -m "not slow" $(ARGS)
+	cd .venv-cuda/$*/source && ../bin/$(PYTEST) -m "not slow" $(ARGS)
 
 # On a machine with a GPU, with the system's python and its torch, no network. perf/gpu/run.py
 # builds what it needs and works without make just as well: make gpu ARGS="--only probe,tests".
