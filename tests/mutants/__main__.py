@@ -47,6 +47,8 @@ NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of ot
     *("test_rooms.py", "test_troubleshooting.py", "test_planted_faults.py", "test_docs.py"),
     *("test_figures.py", "test_quoted_figures.py", "test_package.py", "test_perf_scripts.py"),
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
+    *("test_prove.py", "test_limits.py", "test_gpu_largest_batch.py", "requote.py"),
+    *("quotes.py", "gpu_quotes.py", "simulator_quotes.py", "result_files.py"),
 }
 LONGEST = 180.0  # Seconds of a test file, to be of use here.
 ENOUGH = 420.0  # Seconds of tests that let a fault pass.
@@ -175,7 +177,8 @@ def state(name: str = "") -> str:
     digest = hashlib.sha256(code().encode())
     for file in sorted((ROOT / "tests").rglob("*.*")):
         read = not name or not file.name.startswith("test_") or file.name == Path(name).name
-        if read and file.suffix in {".py", ".h", ".cpp"} and "mutants" not in file.parts:
+        read = read and file.name not in NO_CODE and not {"mutants", "planted"} & {*file.parts}
+        if read and file.suffix in {".py", ".h", ".cpp"}:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
