@@ -61,7 +61,7 @@ def rss_bytes() -> int:
 def commit() -> str:
     """The commit of this checkout, with a "+" where files but for results differ from it; "unknown"
     without git."""
-    but_results = [":(top)", ":(top,exclude)perf/results"]
+    but_results = [":(top)", *(f":(top,exclude){one}/results" for one in ("perf", "perf/paper"))]
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         name = subprocess.run(
@@ -92,15 +92,23 @@ def program() -> list[str]:
     return ["-m", module.name.removesuffix(".__main__")] if module else sys.argv[:1]
 
 
+def processor() -> str:
+    """The processor's model, as Linux or else Python names it; empty where neither does."""
+    about = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:(.*)$", about.read_text() if about.exists() else "", re.M)
+    return " ".join((found[1] if found else platform.processor()).split())
+
+
 def provenance() -> dict[str, str]:
     """The command that is running, what it measures, and what it runs on."""
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} used"
     return {
         "command": shlex.join(["python", *program(), *sys.argv[1:]]),
         "commit": commit(),
         "code": code(),
         "torch": version("torch"),
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} used",
+        "machine": ", ".join(filter(None, (platform.machine(), processor(), threads))),
         "load": f"{LOAD:.1f}",
     }
 

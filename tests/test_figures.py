@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from measurement import code
+from measurement import code, processor, provenance
 
 from tests.fences import DOCUMENTS, ROOT
 
@@ -101,3 +101,13 @@ def test_comments_and_spaces_leave_the_code_as_it_is(
     assert code() == first
     source.write_text("int one() { return 2; }\n")
     assert code() != first
+
+
+def test_a_result_names_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    if listed is None:
+        pytest.skip("this kernel names no model")
+    assert listed[1].split() == processor().split()
+    assert f", {processor()}, " in provenance()["machine"]
+    monkeypatch.setattr("measurement.processor", lambda: "")
+    assert ", , " not in provenance()["machine"]
