@@ -239,6 +239,8 @@ def main() -> int:
                     if status != "ok":
                         report.print(f"{found.model} at {percent} %: {status}\n")
         draw(options.out / "budget_floor.png", cells)
+    kept = sum(found.kept for found in floors)
+    print(f"{kept} of {len(floors)}: no budget fails above one that works, and training agrees")
     return 0 if all(found.kept for found in floors) else 1
 
 

@@ -144,6 +144,7 @@ def main() -> int:
             )
     if options.out is not None:
         write_json(options.out, provenance() | {"rows": rows})
+    print(f"{sum(bool(row['identical']) for row in rows)} of {len(rows)} runs are identical")
     return 0 if all(row["identical"] for row in rows) else 1
 
 

@@ -113,11 +113,11 @@ def provenance() -> dict[str, str]:
     }
 
 
-def origin() -> str:
-    """The same in one line, the first of a text."""
+def origin(command: str = "") -> str:
+    """The same in one line, the first of a text; of another command than this, if it is given."""
     about = provenance()
     return (
-        f"$ {about['command']}   # {about['commit']}, code {about['code']}, "
+        f"$ {command or about['command']}   # {about['commit']}, code {about['code']}, "
         f"torch {about['torch']}, {about['machine']}, load {about['load']}"
     )
 
@@ -147,5 +147,8 @@ def report(measurements: list[Measurement], out: Path | None) -> int:
     for m in measurements:
         limit = "" if m.limit is None else f"limit {m.limit:g}{'' if m.kept else '  PASSED OVER'}"
         print(f"{m.name:<{width}}  {m.value:>12,.3f} {m.unit:<8} {limit}".rstrip())
+    limited = [m.kept for m in measurements if m.limit is not None]
+    if limited:
+        print(f"{sum(limited)} of {len(limited)} limits are kept")
     save(measurements, out)
     return 0 if all(m.kept for m in measurements) else 1

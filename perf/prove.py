@@ -1,11 +1,12 @@
-"""The slow proofs, one after the other, in one table: what the project claims, whether it held, the
-last line that the proof printed, and how long it took.
+"""The slow proofs, one after the other, in one table: what the project claims, of which rules of
+DESIGN.md, whether it held, the figure that the proof came to, and how long it took.
 
 `make test` is kept short, so what takes longer is proved here before a release, or before an issue
 is called done. Each proof is a command that works by itself; its whole output is in build/proofs.
 A failed proof does not end the run. Some hours on two cores, and 10 GB of disk for check-cuda. So
 the table may be filled in several runs, also at one time: `--only` leaves the rows of other proofs
-as they are, if they are of the same C++. A row names the commit that it is of.
+as they are, if they are of the same C++. A row names the commit that it is of. With `--out` a proof
+that has a result of its own writes it there too; two of them write theirs to perf/results always.
 
     python perf/prove.py [--only exact,faults] [--quick] [--out perf/results]
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -26,57 +28,117 @@ ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build/proofs"
 PYTHON = sys.executable
 ROW = re.compile(r"^(?:ok|FAILED) +[\d.]+ min +\S+ +(\w+) .*\n.*\n", re.M)
+FILE, FOLDER, PRINTED, ITSELF = "--out FILE", "--out FOLDER", "what it prints", "by itself"
 
 
 class Proof(NamedTuple):
-    """A claim, and the command that exits with 0 where it holds."""
+    """A claim, the command that exits with 0 where it holds, the rules of DESIGN.md that it stands
+    for, and where it has one: the name of its result, and how that is written."""
 
     claim: str
     command: tuple[str, ...]
+    rules: str
+    result: str = ""
+    written: str = ""
+
+    def into(self, out: Path | None) -> tuple[str, ...]:
+        """The command that writes the result into this folder."""
+        if out is None or self.written not in (FILE, FOLDER):
+            return self.command
+        return (*self.command, "--out", str(out / self.result if self.written == FILE else out))
 
 
 PYTEST = (str(Path(PYTHON).with_name("pytest")), "-q")
+MAKE = ("make", "-s")  # Silent: what is printed is the proof's.
 PROOFS = {
     "exact": Proof(
         "Every operator, module and optimizer of PyTorch's own tests has eager's bits",
         (*PYTEST, "-k", "test_every_case_is_exact"),
+        "3 to 5", "conformance.json", ITSELF,
     ),
     "parity": Proof(
         "The simulator decides as the paper's simulator does",
         (*PYTEST, "tests/test_reference_parity.py"),
+        "2",
     ),
     "fidelity": Proof(
-        "The live runtime decides as the simulator does", (PYTHON, "perf/fidelity.py")
+        "The live runtime decides as the simulator does",
+        (PYTHON, "perf/fidelity.py"),
+        "2, 7", "fidelity.json", FILE,
     ),
     "scripts": Proof(
-        "Every measurement runs", (*PYTEST, "-m", "slow", "tests/test_perf_scripts.py")
+        "Every measurement runs", (*PYTEST, "-m", "slow", "tests/test_perf_scripts.py"), "none"
     ),
-    "faults": Proof("A fault in any rule of DESIGN.md is noticed", ("make", "planted-faults")),
+    "faults": Proof(
+        "A fault in any rule of DESIGN.md is noticed",
+        (*MAKE, "planted-faults"),
+        "1 to 10", "planted_faults.txt", PRINTED,
+    ),
     "mutants": Proof(
         "Tests notice nine faults of ten that are drawn by lot",
-        ("make", "mutants", "ARGS=--count 230"),
+        (*MAKE, "mutants", "ARGS=--count 230"),
+        "1 to 10", "mutants.txt", ITSELF,
     ),
-    "memory": Proof("Nothing touches freed memory, torch's included", ("make", "asan-torch")),
+    "memory": Proof(
+        "Nothing touches freed memory, torch's included", (*MAKE, "asan-torch"), "9, 10"
+    ),
     "sanitizers": Proof(
-        "Pool and engine are clean under threads and sanitizers", ("make", "asan", "tsan")
+        "Pool and engine are clean under threads and sanitizers",
+        (*MAKE, "asan", "tsan"),
+        "9, 10", "sanitizers.txt", PRINTED,
     ),
-    "soak": Proof("Nothing grows over a long training", (PYTHON, "perf/soak.py")),
-    "floors": Proof("Every budget above one that works does too", (PYTHON, "perf/budget_floor.py")),
-    "cuda": Proof("Builds with CUDA pass all tests that need no GPU", ("make", "check-cuda")),
-}
+    "soak": Proof(
+        "Nothing grows over a long training", (PYTHON, "perf/soak.py"),
+        "7, 8, 10", "soak.json", FILE,
+    ),
+    "floors": Proof(
+        "Every budget above one that works does too",
+        (PYTHON, "perf/budget_floor.py"),
+        "8", "budget_floor.txt", FOLDER,
+    ),
+    "cuda": Proof(
+        "Builds with CUDA pass all tests that need no GPU", (*MAKE, "check-cuda"), "1 to 10"
+    ),
+}  # fmt: skip
 
 
-def prove(name: str) -> str:
-    """Runs one proof; returns its row."""
+def prove(name: str, out: Path | None) -> str:
+    """Runs one proof, and writes its result into the folder `out` if given; returns its row."""
     proof = PROOFS[name]
     LOGS.mkdir(parents=True, exist_ok=True)
     of, begin = commit(), time.monotonic()
+    told = origin(shlex.join(proof.command))
     with (LOGS / f"{name}.log").open("w") as log:
-        done = subprocess.run(proof.command, cwd=ROOT, stdout=log, stderr=log, check=False)
+        done = subprocess.run(proof.into(out), cwd=ROOT, stdout=log, stderr=log, check=False)
     minutes = (time.monotonic() - begin) / 60
+    text = printed((LOGS / f"{name}.log").read_text())
+    if out and proof.written == PRINTED:
+        (ROOT / out / proof.result).write_text(f"{result(told, text)}\n")
     verdict = "ok" if done.returncode == 0 else "FAILED"
     head = f"{verdict:<6} {minutes:>5.1f} min  {of:<8}  {name:<10} "
-    return f"{head}{proof.claim}\n{'':>{len(head)}}{last(name)}\n"
+    return f"{head}{proof.claim}\n{'':>{len(head)}}rules {proof.rules}: {figure(text)}\n"
+
+
+def printed(log: str) -> str:
+    """What a proof printed, without the codes of colours and what make says of itself."""
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", log)
+    lines = [line.rstrip() for line in text.splitlines()]
+    return "\n".join(line for line in lines if not re.match(r"make(\[\d+\])?: ", line)).strip()
+
+
+def result(told: str, text: str) -> str:
+    """A result's text: from the proof's own first line on if it has one, else under `told`."""
+    own = re.search(r"^\$ .*  # ", text, re.M)
+    return text[own.start() :] if own else f"{told}\n{text}"
+
+
+def figure(text: str) -> str:
+    """What a proof came to: how many parts are clean, each sum of pytest, or the last line."""
+    if parts := re.findall(r"^-fsanitize=\S+ \w+: (clean|FAILED),", text, re.M):
+        return f"{parts.count('clean')} of {len(parts)} clean"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["nothing was printed"]
+    sums = [line for line in lines if re.match(r"\d+ (passed|failed)\b.* in [\d.]+s", line)]
+    return "; ".join(sums) if lines[-1] in sums else lines[-1]
 
 
 def kept(table: Path) -> dict[str, str]:
@@ -87,34 +149,30 @@ def kept(table: Path) -> dict[str, str]:
     return {found[1]: found[0] for found in ROW.finditer(text)}
 
 
-def last(name: str) -> str:
-    """The last line that a proof printed, without the codes of colours."""
-    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", (LOGS / f"{name}.log").read_text())
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "nothing was printed"
-
-
 def main() -> int:
     """Runs what is asked for; returns 1 where a proof failed."""
     parser = argparse.ArgumentParser(description="The slow proofs in one table.")
     parser.add_argument("--only", help=f"of {', '.join(PROOFS)}; separated by commas")
     parser.add_argument("--quick", action="store_true", help="the parity alone")
-    parser.add_argument("--out", type=Path, help="write proofs.txt here")
+    parser.add_argument("--out", type=Path, help="write proofs.txt and results here")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(PROOFS)
     if unknown := [name for name in names if name not in PROOFS]:
         parser.error(f"no such proof: {', '.join(unknown)}; there are {', '.join(PROOFS)}")
     names = ["parity"] if options.quick else names
-    table = options.out / "proofs.txt" if options.out else None
+    out = options.out.resolve() if options.out else None
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        out = out.relative_to(ROOT) if out.is_relative_to(ROOT) else out  # As commands name it.
     failed = False
     for name in names:
-        row = prove(name)
+        row = prove(name, out)
         print(row, end="", flush=True)
         failed |= row.startswith("FAILED")
-        if not table:
+        if not out:
             continue
+        table = ROOT / out / "proofs.txt"
         rows = kept(table) | {name: row}  # Read anew: another run may have filled in some.
-        table.parent.mkdir(parents=True, exist_ok=True)
         told = [rows[one] for one in PROOFS if one in rows]
         table.write_text("".join([f"{origin()}\n\n", *told]))
     return int(failed)

@@ -72,6 +72,8 @@ def main() -> int:
     driver = str(program.with_name("libfakecuda.so"))
     environment = {**os.environ, **OPTIONS, "DTR_ALLOC_LIBCUDA": driver}
     failures = 0
+    compiler = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True)
+    print(compiler.stdout.splitlines()[0], flush=True)
     for part in PARTS:
         begin = time.perf_counter()
         done = subprocess.run([str(program), part], env=environment, capture_output=True, text=True)
