@@ -8,7 +8,7 @@ divided by size and staleness, one of them, or neither. A picture for each cost.
 
 from __future__ import annotations
 
-from study import lowest, named, options, overhead_at, table
+from study import lowest, named, options, overhead_at, tell
 
 from dtr_alloc import sweep
 from dtr_alloc.runtime.heuristic import ABLATIONS
@@ -36,13 +36,13 @@ def main() -> None:
             curve = [r for r in results if (r.trace, r.heuristic) == (trace, name)]
             row[trace] = f"{lowest(curve):.1f}  {overhead_at(curve, 0.7):>6}"
         rows.append(row)
-    print("least budget, and overhead at 0.7")
-    table(rows)
+    told = "A cell: the least budget, and the overhead at 0.7"
+    tell(chosen.file("ablations.txt"), chosen.begun, rows, told)
     write_csv(chosen.file("ablations.csv"), results)
     for cost, what in COSTS.items():
         of_cost = [r for r in results if r.heuristic.split("_")[0] == cost]
         if of_cost:
-            plot(of_cost, chosen.file(f"ablations_{cost}.png"), title=f"Score with {what}")
+            plot(of_cost, chosen.file("ablations.png", cost), title=f"Score with {what}")
 
 
 if __name__ == "__main__":

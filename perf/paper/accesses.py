@@ -10,7 +10,7 @@ matter to it. Runs that failed count up to their end, and are drawn hollow.
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from study import named, options, ratio, table, write_rows
+from study import named, options, ratio, tell, write_rows
 
 from dtr_alloc import sweep
 from dtr_alloc.runtime.sweep import BUDGETS
@@ -62,8 +62,8 @@ def main() -> None:
         panel.set_xlabel("budget, share of the peak without one", fontsize=7)
     panels[0].set_ylabel("storages visited", fontsize=8)
     panels[0].legend(fontsize=7, frameon=False)
-    print("storages visited, at most, in a run that was not cut off; and for each score")
-    table(rows)
+    told = "Storages visited, at most, in a run that was not cut off; and for each score"
+    tell(chosen.file("accesses.txt"), chosen.begun, rows, told)
     write_rows(
         chosen.file("accesses.csv"),
         [

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from study import options, table, write_rows
+from study import options, tell, write_rows
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 
@@ -114,7 +114,7 @@ def main() -> None:
                 "planned ops/N": max(game.planned / game.nodes for game in own),
             }
         )
-    table(rows)
+    tell(chosen.file("adversary.txt"), chosen.begun, rows)
     write_rows(chosen.file("adversary.csv"), [vars(game) for game in games])
     figure = Figure(figsize=(5, 4), layout="constrained", dpi=130)
     axes = figure.subplots()

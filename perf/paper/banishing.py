@@ -10,7 +10,7 @@ and so does the baseline here; the paper's simulator recomputes views under all 
 
 from __future__ import annotations
 
-from study import lowest, named, options, overhead_at, table
+from study import lowest, named, options, overhead_at, tell
 
 from dtr_alloc import SimulationResult, sweep
 from dtr_alloc.runtime.heuristic import Policy
@@ -42,7 +42,7 @@ def main() -> None:
             }
         )
     rows.sort(key=lambda row: str(row["trace"]))
-    table(rows)
+    tell(chosen.file("banishing.txt"), chosen.begun, rows)
     write_csv(chosen.file("banishing.csv"), results)
     plot(results, chosen.file("banishing.png"), title="What becomes of what is let go")
 

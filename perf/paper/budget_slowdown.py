@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from study import Options, lowest, named, options, overhead_at, table
+from study import Options, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import Heuristic, SimulationResult, sweep
 from dtr_alloc.runtime.plot import plot
@@ -59,7 +59,7 @@ def main() -> None:
                 "0.1": overhead_at(curve, 0.1),
             }
         )
-    table(rows)
+    tell(chosen.file("budget_slowdown.txt"), chosen.begun, rows)
     write_csv(chosen.file("budget_slowdown.csv"), results)
     plot(results, chosen.file("budget_slowdown.png"), title="Computation against memory")
 

@@ -14,20 +14,13 @@ least a hundredth of the program's own time.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import multiprocessing
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 from matplotlib.figure import Figure
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from measurement import origin
-from study import Row, options, table
+from study import Row, options, tell
 
 from dtr_alloc.runtime.auto import CANDIDATES
 from dtr_alloc.runtime.plot import short_name
@@ -98,7 +91,7 @@ def picture(curves_of: dict[str, tuple[list[float], list[float]]], at: Sequence[
 
 def main() -> None:
     """Prints the table, and writes it and the picture."""
-    asked, begun = options(__doc__, logs=True), origin()
+    asked = options(__doc__, logs=True)
     logs = [path for path in asked.logs if short_name(str(path)) in TRACES] or asked.logs
     at = range(FROM, TO - 1, -100 if asked.quick else -1)
     own = multiprocessing.get_context("spawn")
@@ -110,10 +103,7 @@ def main() -> None:
         for name, both in found.items()
         for way, curve in zip(("dtr", "best of auto's"), both, strict=True)
     ]
-    table(rows)
-    with asked.file("fine_budgets.txt").open("w") as file, contextlib.redirect_stdout(file):
-        print(begun, end="\n\n")
-        table(rows)
+    tell(asked.file("fine_budgets.txt"), asked.begun, rows)
     picture(found, at).savefig(asked.file("fine_budgets.png"), dpi=120)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from study import options, table, write_rows
+from study import options, tell, write_rows
 
 from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.simulate import Simulator
@@ -103,7 +103,7 @@ def main() -> None:
             {"heuristic": result.heuristic, "budget": drawn.budget, "tensor": tensor, "event": kind}
             for tensor, kind in result.events.tolist()
         ]
-    table(rows)
+    tell(chosen.file("linear_memory.txt"), chosen.begun, rows)
     write_rows(chosen.file("linear_memory.csv"), events)
     figure.savefig(chosen.file("linear_memory.png"))
 

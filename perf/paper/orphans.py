@@ -12,16 +12,10 @@ twice the time.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
-
-from measurement import origin
-from study import Row, lowest, named, options, overhead_at, table
+from study import Row, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import Heuristic, SimulationResult, sweep
 from dtr_alloc.runtime.heuristic import Policy
@@ -58,7 +52,7 @@ def mean_of(rows: Sequence[Row], way: str) -> str:
 
 def main() -> None:
     """Prints a table, and the means over all logs at 0.7, 0.5 and 0.4; writes both."""
-    chosen, begun = options(__doc__, logs=True), origin()
+    chosen = options(__doc__, logs=True)
     budgets = SHARES[:3] if chosen.quick else tuple(dict.fromkeys((*SHARES, *HUNDREDTHS)))
     rows: list[Row] = []
     for way, (heuristic, policy) in WAYS.items():
@@ -70,13 +64,8 @@ def main() -> None:
         for trace in dict.fromkeys(result.trace for result in results):
             rows.append(row(trace, way, [one for one in results if one.trace == trace]))
     rows.sort(key=lambda one: str(one["trace"]))
-    with chosen.file("orphans.txt").open("w") as file:
-        for out in (sys.stdout, file):
-            with contextlib.redirect_stdout(out):
-                print(begun, end="\n\n")
-                table(rows)
-                for way in WAYS:
-                    print(mean_of(rows, way))
+    means = [mean_of(rows, way) for way in WAYS]
+    tell(chosen.file("orphans.txt"), chosen.begun, rows, *means)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 from matplotlib.figure import Figure
-from study import options, table, write_rows
+from study import options, tell, write_rows
 
 import dtr_alloc
 from dtr_alloc.demo import MODELS, Comparison, Job, Plan
@@ -73,7 +73,8 @@ def main() -> None:
             shares = {part: found[part] / found["step"] for part in (*PARTS.values(), REST)}
             budget = "none" if ratio is None else f"{ratio}"
             rows.append({"model": name, "budget": budget, "step ms": found["step"]} | shares)
-    table([{k: round(v, 3) if isinstance(v, float) else v for k, v in r.items()} for r in rows])
+    short = [{k: round(v, 3) if isinstance(v, float) else v for k, v in r.items()} for r in rows]
+    tell(chosen.file("overhead_profile.txt"), chosen.begun, short)
     write_rows(chosen.file("overhead_profile.csv"), rows)
     figure = Figure(figsize=(0.55 * len(rows) + 2.5, 3.6), layout="constrained", dpi=130)
     axes = figure.subplots()

@@ -1,18 +1,24 @@
 """What the scripts of this folder share: their options, where logs come from, tables and files.
 
-Each script answers one question of the paper and writes a picture and the numbers behind it to
-results/. Logs are those of `--logs`, or else our own in perf/traces. The name of a result tells
-which: published logs give figures, but are not ours to keep here.
+Each script answers one question of the paper and writes a picture, the numbers behind it and a text
+to results/. The text has the table, and in its first line where all three come from. Logs are those
+of `--logs`, or else our own in perf/traces. The name of a result tells which: published logs give
+figures, but are not ours to keep here.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from measurement import origin
 
 from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.plot import short_name
@@ -32,12 +38,14 @@ class Options:
     out: Path
     jobs: int | None
     tag: str
+    begun: str
+    """Where results come from; files may change while a script runs."""
 
-    def file(self, name: str) -> Path:
-        """Where a result goes."""
+    def file(self, name: str, part: str = "") -> Path:
+        """Where a result goes, or a part of one."""
         stem, suffix = name.rsplit(".", 1)
         self.out.mkdir(parents=True, exist_ok=True)
-        return self.out / (f"{stem}_{self.tag}.{suffix}" if self.tag else name)
+        return self.out / f"{'_'.join(filter(None, (stem, self.tag, part)))}.{suffix}"
 
 
 def options(description: str | None, *, logs: bool = False) -> Options:
@@ -50,14 +58,14 @@ def options(description: str | None, *, logs: bool = False) -> Options:
         parser.add_argument("--jobs", type=int, help="processes (default: one a core)")
     given = parser.parse_args()
     if not logs:
-        return Options(given.quick, (), given.out, 1, "")
+        return Options(given.quick, (), given.out, 1, "", origin())
     folder: Path = given.logs or OWN
     found = sorted([*folder.glob("*.log"), *folder.glob("*.log.gz")])
     if not found:
         sys.exit(f"{folder} holds no *.log or *.log.gz: name a folder of logs with --logs")
     tag = "own" if given.logs is None else folder.resolve().name
     kept = found[:2] if given.quick else found
-    return Options(given.quick, tuple(kept), given.out, given.jobs, tag)
+    return Options(given.quick, tuple(kept), given.out, given.jobs, tag, origin())
 
 
 def named(results: Iterable[SimulationResult]) -> list[SimulationResult]:
@@ -98,6 +106,16 @@ def table(rows: Sequence[Row]) -> None:
         first, *rest = zip(line, widths, strict=True)
         print("  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip())
     print()
+
+
+def tell(path: Path, begun: str, rows: Sequence[Row], *lines: str) -> None:
+    """Prints the table and the lines, and writes them to a text under where they come from."""
+    with path.open("w") as file:
+        for out in (sys.stdout, file):
+            with contextlib.redirect_stdout(out):
+                print(begun, end="\n\n")
+                table(rows)
+                print("\n".join(lines), end="\n" if lines else "")
 
 
 def _shown(value: object) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from study import options, table, write_rows
+from study import options, tell, write_rows
 
 from dtr_alloc.runtime.heuristic import Heuristic, name_of
 from dtr_alloc.runtime.simulate import Simulator
@@ -105,14 +105,14 @@ def main() -> None:
         }
         for one in counts
     ]
-    table(rows)
+    fits = []
     figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=130)
     for axes, bound in zip(figure.subplots(1, 2), BOUNDS, strict=True):
         for name in dict.fromkeys(one.heuristic for one in counts):
             curve = [c for c in counts if (c.bound, c.heuristic) == (bound, name)]
             factor, error = log_factor(curve)
             last = curve[-1]
-            print(
+            fits.append(
                 f"{bound}, {name}: {last.again / last.layers:.3f} N at N = {last.layers:,};"
                 f" {factor:.3f} N log2 N within {error:.0%}; N^{exponent(curve):.3f}"
             )
@@ -130,6 +130,7 @@ def main() -> None:
         axes.set_ylabel("run again / N", fontsize=8)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=7, frameon=False)
+    tell(chosen.file("theorem_linear.txt"), chosen.begun, rows, *fits)
     write_rows(chosen.file("theorem_linear.csv"), rows)
     figure.savefig(chosen.file("theorem_linear.png"))
 
