@@ -1,7 +1,8 @@
 """Runs a part of a database with a progress bar, and keeps what came out in one JSON file.
 
 The whole takes tens of minutes, so it runs in parts, and each part's figures are stored under its
-name with the torch they hold for. The totals are sums over the parts that ran with this torch.
+name with the commit and the C++ that they are of. The totals are sums over the parts that ran with
+this torch. The file's own `code` names one state of the C++ only where all parts are of it.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measurement import provenance, write_json
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -18,6 +20,7 @@ from tests.conformance.cases import DATABASES, PARTS, cases
 from tests.conformance.comparison import Tally, compare
 
 RESULTS = Path(__file__).parents[2] / "perf" / "results" / "conformance.json"
+OF_A_PART = ("commit", "code")
 
 
 def compare_with_progress(database: str, part: int, most: int) -> tuple[Tally, float]:
@@ -41,15 +44,17 @@ def record(database: str, part: int, most: int, tally: Tally, seconds: float) ->
     """Stores a part's figures in place of those that it had."""
     stored: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     parts = stored.get("parts", {}) if stored.get("torch") == torch.__version__ else {}
+    about = provenance()
     figures = {**vars(tally), "most_samples_of_a_case": most, "seconds": round(seconds, 1)}
-    parts[f"{database} {part}"] = figures
+    parts[f"{database} {part}"] = figures | {key: about[key] for key in OF_A_PART}
     document = {
+        **about,
         "command": 'make test-all ARGS="-k test_every_case_is_exact"',
-        "torch": torch.__version__,
+        "code": " or ".join(sorted({figures.get("code", "unknown") for figures in parts.values()})),
         "totals": {d: _total(d, parts) for d in DATABASES},
         "parts": dict(sorted(parts.items())),
     }
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(RESULTS, document)
 
 
 def _total(database: str, parts: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +66,6 @@ def _total(database: str, parts: dict[str, Any]) -> dict[str, Any]:
                 total[name] = dict(Counter(total.get(name, {})) + Counter(figure))
             elif isinstance(figure, list):
                 total[name] = total.get(name, 0) + len(figure)
-            elif name != "most_samples_of_a_case":
+            elif name not in ("most_samples_of_a_case", *OF_A_PART):
                 total[name] = round(total.get(name, 0) + figure, 1)
     return total

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from measurement import code, provenance
 from torch import Tensor
 
 from dtr_alloc.runtime import current
+from tests.conformance import report
 from tests.conformance.cases import DATABASES, PARTS, cases
 from tests.conformance.comparison import Tally, compare
 from tests.conformance.report import RESULTS, compare_with_progress, record
@@ -69,6 +71,25 @@ def test_the_results_that_are_kept_are_of_every_case_and_skip_few() -> None:
     tried = sum(totals[database]["cases"] for database in DATABASES)
     skipped = sum(sum(totals[database]["skipped_cases"].values()) for database in DATABASES)
     assert skipped <= tried / 100
+
+
+def test_a_part_that_runs_again_replaces_its_own_figures_and_tells_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "conformance.json"
+    kept.write_text(json.dumps({"torch": torch.__version__, "parts": {"modules 1": {"checks": 5}}}))
+    monkeypatch.setattr(report, "RESULTS", kept)
+    record("modules", 0, 2, Tally(checks=3), 1.0)
+    found = json.loads(kept.read_text())
+    assert found["code"] == f"{code()} or unknown"
+    assert found["parts"]["modules 0"]["code"] == code()
+    assert found["totals"]["modules"]["checks"] == 8
+    assert found["totals"]["modules"]["parts_run"] == f"2 of {PARTS}"
+    record("modules", 1, 2, Tally(checks=4), 1.0)
+    found = json.loads(kept.read_text())
+    assert found["code"] == code()
+    assert found["totals"]["modules"]["checks"] == 7
+    assert provenance().keys() <= found.keys()
 
 
 def test_the_documentation_shows_the_table_of_skips() -> None:
