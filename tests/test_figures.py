@@ -51,14 +51,10 @@ LONG = "minutes on a machine that does something else too"
 TIMES = "has times: for a quiet machine"
 PAPER_OLDER = {
     "paper/ablations_dtr-logs": LOGS,
-    "paper/ablations_own": LONG,
     "paper/accesses_dtr-logs": LOGS,
-    "paper/accesses_own": LONG,
     "paper/adversary": LONG,
     "paper/banishing_dtr-logs": LOGS,
-    "paper/banishing_own": LONG,
     "paper/budget_slowdown_dtr-logs": LOGS,
-    "paper/budget_slowdown_own": LONG,
     "paper/orphans_dtr-logs": LOGS,
     "paper/overhead_profile": TIMES,
     "paper/theorem_linear": TIMES,
