@@ -54,50 +54,50 @@ PROOFS = {
     "exact": Proof(
         "Every operator, module and optimizer of PyTorch's own tests has eager's bits",
         (*PYTEST, "-k", "test_every_case_is_exact"),
-        "3 to 5", "conformance.json", ITSELF,
+        "rules 3 to 5", "conformance.json", ITSELF,
     ),
     "parity": Proof(
         "The simulator decides as the paper's simulator does",
         (*PYTEST, "tests/test_reference_parity.py"),
-        "2",
+        "rule 2",
     ),
     "fidelity": Proof(
         "The live runtime decides as the simulator does",
         (PYTHON, "perf/fidelity.py"),
-        "2, 7", "fidelity.json", FILE,
+        "rules 2, 7", "fidelity.json", FILE,
     ),
     "scripts": Proof(
-        "Every measurement runs", (*PYTEST, "-m", "slow", "tests/test_perf_scripts.py"), "none"
+        "Every measurement runs", (*PYTEST, "-m", "slow", "tests/test_perf_scripts.py"), "no rule"
     ),
     "faults": Proof(
         "A fault in any rule of DESIGN.md is noticed",
         (*MAKE, "planted-faults"),
-        "1 to 10", "planted_faults.txt", PRINTED,
+        "rules 1 to 10", "planted_faults.txt", PRINTED,
     ),
     "mutants": Proof(
         "Tests notice nine faults of ten that are drawn by lot",
         (*MAKE, "mutants", "ARGS=--count 230"),
-        "1 to 10", "mutants.txt", ITSELF,
+        "rules 1 to 10", "mutants.txt", ITSELF,
     ),
     "memory": Proof(
-        "Nothing touches freed memory, torch's included", (*MAKE, "asan-torch"), "9, 10"
+        "Nothing touches freed memory, torch's included", (*MAKE, "asan-torch"), "rules 9, 10"
     ),
     "sanitizers": Proof(
         "Pool and engine are clean under threads and sanitizers",
         (*MAKE, "asan", "tsan"),
-        "9, 10", "sanitizers.txt", PRINTED,
+        "rules 9, 10", "sanitizers.txt", PRINTED,
     ),
     "soak": Proof(
         "Nothing grows over a long training", (PYTHON, "perf/soak.py"),
-        "7, 8, 10", "soak.json", FILE,
+        "rules 7, 8, 10", "soak.json", FILE,
     ),
     "floors": Proof(
         "Every budget above one that works does too",
         (PYTHON, "perf/budget_floor.py"),
-        "8", "budget_floor.txt", FOLDER,
+        "rule 8", "budget_floor.txt", FOLDER,
     ),
     "cuda": Proof(
-        "Builds with CUDA pass all tests that need no GPU", (*MAKE, "check-cuda"), "1 to 10"
+        "Builds with CUDA pass all tests that need no GPU", (*MAKE, "check-cuda"), "rules 1 to 10"
     ),
 }  # fmt: skip
 
@@ -116,7 +116,7 @@ def prove(name: str, out: Path | None) -> str:
         (ROOT / out / proof.result).write_text(f"{result(told, text)}\n")
     verdict = "ok" if done.returncode == 0 else "FAILED"
     head = f"{verdict:<6} {minutes:>5.1f} min  {of:<8}  {name:<10} "
-    return f"{head}{proof.claim}\n{'':>{len(head)}}rules {proof.rules}: {figure(text)}\n"
+    return f"{head}{proof.claim}\n{'':>{len(head)}}{proof.rules}: {figure(text)}\n"
 
 
 def printed(log: str) -> str:
