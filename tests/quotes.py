@@ -1,11 +1,13 @@
 """The sentences of the documents that quote a result, each made of the result's own figures."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
 from statistics import fmean
 
 from tests import gpu_quotes, simulator_quotes
+from tests.fences import ROOT
 from tests.result_files import MIB, measured, result, span, text
 
 
@@ -274,6 +276,13 @@ def mutants() -> Iterator[str]:
     yield f"{noticed} of {all_} noticed, {100 * int(noticed) / int(all_):.1f} %"
 
 
+def limits() -> Iterator[str]:
+    for path in sorted((ROOT / "perf/results").glob("*.json")):
+        for one in json.loads(path.read_text()).get("measurements", ()):
+            if not one.get("kept", True):
+                yield f"| {one['name']} | {one['limit']:.3f} | {one['value']:.3f} |"
+
+
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (gpu_quotes.batches, gpu_quotes.budgets, demo, real_size, operators, checkpoints),
     "docs/heuristics.md": (chosen, simulator_quotes.floors_with_orphans),
@@ -294,6 +303,7 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
         simulator_quotes.windows,
         device_time,
         mutants,
+        limits,
     ),
     "docs/allocator.md": (scores_on_the_host, gpu_quotes.crossover),
     "docs/exactness.md": (conformance,),
