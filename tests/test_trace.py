@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import os
 import pickle
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from dtr_alloc.runtime.trace import Trace, TraceError
 from dtr_alloc.runtime.trace.format import Call, Constant, Mutate, Release, Result, line_count
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, RELEASE, Schedule
+from tests.reference_data import reference
 from tests.trace_lines import (
     annotate,
     call,
@@ -23,9 +23,6 @@ from tests.trace_lines import (
     release,
     text_of,
 )
-
-ROOT = Path(__file__).parent.parent
-REFERENCE = Path(os.environ.get("DTR_REFERENCE", ROOT.parent / "shared" / "reference"))
 
 
 def test_keys_in_lower_case_are_passed_over_and_kept_with_operators(log: Path) -> None:
@@ -142,10 +139,8 @@ def eager_peak_bytes(schedule: Schedule) -> int:
 
 @pytest.mark.parametrize("name", ["lstm", "resnet32", "tv_densenet121", "unet"])
 def test_a_log_of_the_paper_is_what_the_paper_counts(name: str, tmp_path: Path) -> None:
-    log = REFERENCE / "dtr-logs" / f"{name}.log.gz"
-    if not log.is_file():
-        pytest.skip(f"{log} is absent; DTR_REFERENCE names the folder that has dtr-logs")
-    with open(REFERENCE / "simrd-results.csv") as file:
+    log = reference(f"dtr-logs/{name}.log.gz")
+    with open(reference("simrd-results.csv")) as file:
         expected = next(row for row in csv.DictReader(file) if row["log"] == name)
     trace = Trace.load(log)
     found = trace.schedule()
