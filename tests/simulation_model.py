@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator
 
 from dtr_alloc.runtime.heuristic import Heuristic
-from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, Schedule
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 
 INF = float("inf")
 
@@ -87,7 +87,9 @@ class SimulationModel:
         self.times_made = [0] * count
         self.node: list[Node | None] = [None] * count
         self.region = [[Side(), Side()] for _ in range(count)]
+        self.scores_regions = heuristic.neighbourhood in ("full", "ancestors")  # They are slow.
         self.pool: list[int] = []
+        self.evicted: list[int] = []  # Storages in order, those let go among them.
         self.clock = 1
         self.memory = self.peak = self.model = self.remat = 0
         self.evictions = self.eager = self.rematerializations = self.collateral = 0
@@ -103,7 +105,7 @@ class SimulationModel:
                     self.external[self.storage[operand]] += 1
                 elif kind == PIN:
                     self.pin(operand)
-                else:
+                elif kind == RELEASE:
                     self.release(self.storage[operand])
         except RunStoppedError as reason:
             self.status = str(reason)
@@ -188,7 +190,8 @@ class SimulationModel:
             assert node
             node.root().value -= self.own_cost(storage)
             self.node[storage] = None
-        self.rebuild_regions(back)
+        if self.scores_regions:
+            self.rebuild_regions(back)
 
     def make_room(self, size: int) -> None:
         while self.memory + size > self.budget:
@@ -213,9 +216,11 @@ class SimulationModel:
         self.memory -= self.size[storage]
         self.pool.remove(storage)
         self.evictions += 1
+        self.evicted.append(storage)
         for tensor in self.tensors[storage]:
             self.defined[tensor] = False
-        self.absorb(storage)
+        if self.scores_regions:
+            self.absorb(storage)
         self.merge(storage)
 
     # Which one goes.

@@ -168,6 +168,10 @@ def figures_of_model(
 ) -> dict[str, object]:
     model = SimulationModel(schedule, budget, heuristic, limit, releases)
     model.run()
+    return figures_of(model)
+
+
+def figures_of(model: SimulationModel) -> dict[str, object]:
     return {
         "status": model.status,
         "peak": model.peak,
