@@ -25,8 +25,9 @@ demo: $(READY)
 # that hangs, in C++ perhaps, fails with the stacks of all threads. Each core has a process that runs
 # file by file.
 PYTEST := pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
+HANGS := -o faulthandler_timeout=590 --timeout 600 --timeout-method thread
 test: $(READY)
-	.venv/bin/$(PYTEST) -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
+	.venv/bin/$(PYTEST) -m "not slow" $(HANGS) $(ARGS)
 
 # Hours, and other examples each time.
 test-all: $(READY)
@@ -39,7 +40,7 @@ test-newest:
 	rm -rf .venv-newest/source && mkdir -p .venv-newest/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-newest/source
 	cd .venv-newest/source && ../bin/pip install -q --upgrade --upgrade-strategy eager --no-build-isolation -e '.[dev]'
-	cd .venv-newest/source && ../bin/$(PYTEST) -m "not slow" --timeout 600 --timeout-method thread $(ARGS)
+	cd .venv-newest/source && ../bin/$(PYTEST) -m "not slow" $(HANGS) $(ARGS)
 
 # What the README and the documents quote, measured anew and written there; perf/README.md tells what
 # each shows. For a quiet machine. What takes very long or needs the published logs is not here:

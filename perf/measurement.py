@@ -61,7 +61,8 @@ def rss_bytes() -> int:
 def commit() -> str:
     """The commit of this checkout, with a "+" where files but for results differ from it; "unknown"
     without git."""
-    but_results = [":(top)", *(f":(top,exclude){one}/results" for one in ("perf", "perf/paper"))]
+    results = ("perf/results", "perf/paper/results", "docs/demo.png")
+    but_results = [":(top)", *(f":(top,exclude){one}" for one in results)]
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         name = subprocess.run(

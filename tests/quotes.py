@@ -1,14 +1,12 @@
 """The sentences of the documents that quote a result, each made of the result's own figures."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
 from statistics import fmean
 
 from tests import gpu_quotes, simulator_quotes
-from tests.fences import ROOT
-from tests.result_files import MIB, measured, result, span, text
+from tests.result_files import MIB, limited, measured, result, span, text
 
 
 def demo() -> Iterator[str]:
@@ -277,10 +275,9 @@ def mutants() -> Iterator[str]:
 
 
 def limits() -> Iterator[str]:
-    for path in sorted((ROOT / "perf/results").glob("*.json")):
-        for one in json.loads(path.read_text()).get("measurements", ()):
-            if not one.get("kept", True):
-                yield f"| {one['name']} | {one['limit']:.3f} | {one['value']:.3f} |"
+    for _, one in limited():
+        if not one["kept"]:
+            yield f"| {one['name']} | {one['limit']:.3f} | {one['value']:.3f} |"
 
 
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {

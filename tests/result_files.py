@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,14 @@ def result(stem: str) -> Any:
 @cache
 def measured(stem: str) -> dict[str, float]:
     return {one["name"]: one["value"] for one in result(stem)["measurements"]}
+
+
+def limited() -> Iterator[tuple[str, dict[str, Any]]]:
+    """What may have a limit, with the name of its result."""
+    for path in sorted((ROOT / "perf/results").glob("[!.]*.json")):
+        for one in result(path.stem).get("measurements", ()):
+            if one.keys() >= {"limit", "kept"}:
+                yield path.stem, one
 
 
 def text(stem: str) -> str:

@@ -42,11 +42,11 @@ def compiler() -> list[str]:
 
 
 def cuda_headers() -> Path:
-    """The folder of CUDA's headers: a toolkit's, or that of a package."""
+    """The folder of CUDA's headers: that of a package, or a toolkit's."""
     packages = Path(sysconfig.get_path("purelib"))
-    folders = [Path(home) / "include" for home in (CUDA_HOME, "/usr/local/cuda") if home]
+    folders = [packages / "triton/backends/nvidia/include"]
     folders += sorted(packages.glob("nvidia/cu*/include"), reverse=True)
-    folders += [packages / "triton/backends/nvidia/include"]
+    folders += [Path(home) / "include" for home in (CUDA_HOME, "/usr/local/cuda") if home]
     for folder in folders:
         if (folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists():
             return folder

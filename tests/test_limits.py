@@ -4,29 +4,10 @@ A result says of each measurement whether it is within its limit. `make figures`
 is missed, so nobody sees it unless a document tells.
 """
 
-import json
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from tests.fences import ROOT
-
-RESULTS = ROOT / "perf/results"
-
-
-def measurements(document: Any) -> Iterator[dict[str, Any]]:
-    """All that may have a limit, however deep in a result."""
-    if isinstance(document, dict) and document.keys() >= {"limit", "kept"}:
-        yield document
-    parts = document.values() if isinstance(document, dict) else document
-    for part in parts if isinstance(document, dict | list) else ():
-        yield from measurements(part)
-
-
-def measured() -> list[tuple[str, dict[str, Any]]]:
-    """Each with the name of its result."""
-    paths = sorted(RESULTS.glob("*.json"))
-    return [(path.stem, m) for path in paths for m in measurements(json.loads(path.read_text()))]
+from tests.result_files import limited
 
 
 def told() -> list[tuple[str, ...]]:
@@ -39,7 +20,7 @@ def told() -> list[tuple[str, ...]]:
 def test_the_table_names_exactly_the_limits_that_are_missed_with_their_figures() -> None:
     missed = [
         (name, m["name"], f"{m['limit']:.3f}", f"{m['value']:.3f}", m["unit"])
-        for name, m in measured()
+        for name, m in limited()
         if not m["kept"]
     ]
     assert sorted(row[:5] for row in told()) == sorted(missed)
@@ -52,7 +33,7 @@ def test_each_row_of_the_table_says_what_is_known() -> None:
 
 
 def test_a_result_says_of_each_limit_whether_it_is_kept() -> None:
-    assert sum(m["limit"] is not None for _, m in measured()) > 40
-    for name, m in measured():
+    assert sum(m["limit"] is not None for _, m in limited()) > 40
+    for name, m in limited():
         kept = m["limit"] is None or m["value"] <= m["limit"]
         assert m["kept"] == kept, f"{name}: {m['name']}"

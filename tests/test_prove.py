@@ -1,6 +1,7 @@
 """The table of the slow proofs: what a row says, and which results are written beside it."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -48,11 +49,22 @@ def test_what_a_proof_prints_is_kept_under_where_it_comes_from(
     found = (tmp_path / "a.txt").read_text()
     if written is None:
         first, _, rest = found.partition("\n")
-        assert first.startswith(f"$ {sys.executable} -c ")
+        assert first.startswith(f"$ {shlex.quote(sys.executable)} -c ")
         assert ", code " in first
         assert rest == "17 of 17\n"
     else:
         assert found == written
+
+
+def test_a_proof_that_skips_all_has_failed_and_leaves_the_last_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = (sys.executable, "-c", "print('ss\\n2 skipped in 0.1s')")
+    monkeypatch.setattr(prove, "PROOFS", {"one": Proof("It says so", say, "", "a.txt", PRINTED)})
+    monkeypatch.setattr(prove, "LOGS", tmp_path / "logs")
+    (tmp_path / "a.txt").write_text("17 of 17\n")
+    assert prove.prove("one", tmp_path).startswith("FAILED")
+    assert (tmp_path / "a.txt").read_text() == "17 of 17\n"
 
 
 def test_a_result_is_written_only_where_one_is_asked_for(

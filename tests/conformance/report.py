@@ -49,6 +49,7 @@ def record(database: str, part: int, most: int, tally: Tally, seconds: float) ->
     parts[f"{database} {part}"] = figures | {key: about[key] for key in OF_A_PART}
     document = {
         **about,
+        "torch": torch.__version__,  # With what it was built for, unlike the version of a package.
         "command": 'make test-all ARGS="-k test_every_case_is_exact"',
         "code": " or ".join(sorted({figures.get("code", "unknown") for figures in parts.values()})),
         "totals": {d: _total(d, parts) for d in DATABASES},

@@ -49,7 +49,7 @@ NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of ot
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
     *("test_cuda_compiles.py", "test_reference_data.py", "test_prove.py", "test_limits.py"),
     *("test_gpu_largest_batch.py", "requote.py"),
-    *("quotes.py", "gpu_quotes.py", "simulator_quotes.py", "result_files.py"),
+    *("report.py", "quotes.py", "gpu_quotes.py", "simulator_quotes.py", "result_files.py"),
 }
 LONGEST = 180.0  # Seconds of a test file, to be of use here.
 ENOUGH = 420.0  # Seconds of tests that let a fault pass.
@@ -176,12 +176,22 @@ def equivalents() -> dict[str, str]:
 def state(name: str = "") -> str:
     """Stands for the C++ and a test file, with what test files share; without a name, for all."""
     digest = hashlib.sha256(code().encode())
+    names = imported(Path(name).stem) if name else set()
     for file in sorted((ROOT / "tests").rglob("*.*")):
-        read = not name or not file.name.startswith("test_") or file.name == Path(name).name
-        read = read and file.name not in NO_CODE and not {"mutants", "planted"} & {*file.parts}
+        inside = file.relative_to(ROOT / "tests").parts
+        read = not name or not file.name.startswith("test_") or file.stem in names
+        read = read and file.name not in NO_CODE and inside[0] not in ("mutants", "planted")
         if read and file.suffix in {".py", ".h", ".cpp"}:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+@functools.cache
+def imported(name: str) -> set[str]:
+    """A test file and those that it imports, directly or not."""
+    (file,) = (ROOT / "tests").rglob(f"{name}.py")
+    found = re.findall(r"^ *from tests\.(?:\w+\.)*(test_\w+) import", file.read_text(), re.M)
+    return {name}.union(*map(imported, found))
 
 
 def state_of(by: str, pattern: str) -> str:

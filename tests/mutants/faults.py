@@ -76,8 +76,9 @@ class Fault:
 
 
 def faults(root: Path, count: int, seed: int) -> list[Fault]:
-    """`count` of them, by lot, in the order of their files and lines. A line's lot is its text's
-    alone: where other lines change, the same faults are drawn, and their verdicts stay of use."""
+    """`count` of them, by lot, in the order of their files and lines. A line's lot is its
+    file's and its text's: where other lines change, the same faults are drawn, and their verdicts
+    stay of use."""
 
     def lot(text: str) -> bytes:
         return hashlib.sha256(f"{seed} {text}".encode()).digest()
