@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc.runtime._testing import instrumented
+from tests.fake_cuda.driver import FakeCuda
 
 GIB = 1 << 30
 WARNING = r"double asked for 4096\.00 MiB, was refused it, and went on with less memory\. "
@@ -66,6 +68,22 @@ def test_an_operator_that_goes_on_without_memory_is_told_of_once(
         assert "double went on without it" in row
         session.check()
         del found
+
+
+def test_of_a_device_is_told_what_it_has_and_not_what_it_has_not(
+    cuda: FakeCuda, stubborn: Operator
+) -> None:
+    cuda.set_capacity(2 * GIB)
+    x = torch.ones(1024)
+    with instrumented(on_cuda=True), dtr_alloc.rematerialize("32MiB") as session:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y = stubborn(x)
+        assert torch.equal(y, x * 2)
+        row = next(line for line in session.summary().splitlines() if line.startswith("refused"))
+        assert "1 GiB" in row
+        session.check()
+        del y
 
 
 def test_so_is_one_that_is_refused_when_it_is_recomputed(stubborn: Operator) -> None:

@@ -196,6 +196,28 @@ def test_a_failure_while_a_failure_is_undone_is_made_good_later(
     live_with(cuda, doing, after)
 
 
+@pytest.mark.parametrize("next_is", ["a release", "a request"])
+def test_a_page_that_was_not_released_is_so_at_the_next_chance(
+    cuda: FakeCuda, next_is: str
+) -> None:
+    pool = Pool(8 * PAGE, "cuda")
+    blocks = [pool.allocate(PAGE) for _ in range(4)]
+    pool.free(blocks[0])
+    cuda.fail("cuMemRelease")
+    with suppress(RuntimeError):
+        pool.trim()
+    assert cuda.used() == 4 * PAGE
+    if next_is == "a release":
+        pool.free(blocks[3])
+        pool.trim()
+        assert cuda.used() == 2 * PAGE
+    else:
+        pool.allocate(PAGE)
+        assert cuda.used() == 4 * PAGE
+    pool.check()
+    assert cuda.faults() == []
+
+
 def test_a_page_whose_unmapping_failed_is_still_the_pool_s(cuda: FakeCuda) -> None:
     pool, blocks = alternating(cuda)
     cuda.fail("cuMemUnmap", after=2)
