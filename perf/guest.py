@@ -8,9 +8,9 @@ most a hundredth more, over plain eager.
 Processor time of one thread. Each way runs in a process of its own, as a user's program does,
 because a way leaves malloc's heap in pieces for the next one. The four processes are there at the
 same time and take turns, a step each, in an order that is drawn anew for each turn. So a machine
-that is slower for some seconds is so for all of them. A ratio is the median over the turns. Two
-processes of one way still differ by a hundredth, by where their memory happens to lie: so the
-figure is the median over several such foursomes.
+that is slower for some seconds is so for all of them. A ratio is the median over the turns. Where
+memory happens to lie differs from process to process, so the figure is the median over several such
+foursomes.
 
 Malloc is told to keep what it has. Otherwise it gives memory back and takes it again, for 2,000
 page faults in one process and 50,000 in the next, and they decide the figure.

@@ -166,6 +166,13 @@ def test_what_a_document_quotes_is_made_by_make_or_listed_here(name: str) -> Non
     assert not (made and name in APART), "`make figures` makes it: not APART"
 
 
+@pytest.mark.parametrize("document", QUOTING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_document_says_where_it_quotes_an_earlier_build(document: Path) -> None:
+    older = named(document) & (OLDER.keys() | PAPER_OLDER.keys())
+    said = "earlier build" in " ".join(document.read_text().split())
+    assert said or not older - {"memory_map"}, f"{document.name} quotes {', '.join(sorted(older))}"
+
+
 def test_every_result_that_a_document_quotes_exists() -> None:
     assert {*QUOTED} <= {*results()}
 
