@@ -176,10 +176,10 @@ def equivalents() -> dict[str, str]:
 def state(name: str = "") -> str:
     """Stands for the C++ and a test file, with what test files share; without a name, for all."""
     digest = hashlib.sha256(code().encode())
-    names = imported(Path(name).stem) if name else set()
+    files = imported(ROOT / name) if name else set()
     for file in sorted((ROOT / "tests").rglob("*.*")):
         inside = file.relative_to(ROOT / "tests").parts
-        read = not name or not file.name.startswith("test_") or file.stem in names
+        read = not name or not file.name.startswith("test_") or file in files
         read = read and file.name not in NO_CODE and inside[0] not in ("mutants", "planted")
         if read and file.suffix in {".py", ".h", ".cpp"}:
             digest.update(file.read_bytes())
@@ -187,11 +187,11 @@ def state(name: str = "") -> str:
 
 
 @functools.cache
-def imported(name: str) -> set[str]:
+def imported(file: Path) -> set[Path]:
     """A test file and those that it imports, directly or not."""
-    (file,) = (ROOT / "tests").rglob(f"{name}.py")
-    found = re.findall(r"^ *from tests\.(?:\w+\.)*(test_\w+) import", file.read_text(), re.M)
-    return {name}.union(*map(imported, found))
+    names = re.findall(r"^ *from (tests\.(?:\w+\.)*test_\w+) import", file.read_text(), re.M)
+    of = (ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in names)
+    return {file}.union(*map(imported, of))
 
 
 def state_of(by: str, pattern: str) -> str:
