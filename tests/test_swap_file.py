@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -106,14 +106,15 @@ def test_what_a_failing_disk_keeps_at_the_end_is_read_when_it_works_again(folder
         pass
 
 
-def test_the_swap_holds_no_more_than_it_was_given() -> None:
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_the_swap_holds_no_more_than_it_was_given(memory: Literal["pool", "torch"]) -> None:
     def made() -> Tensor:
         x = torch.ones(1 << 16, requires_grad=True)
         x.sum().backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
         return x.grad
 
-    with dtr_alloc.rematerialize("64MiB", swap=300 << 10):
+    with dtr_alloc.rematerialize("64MiB", swap=300 << 10, memory=memory):
         one, other = made(), made()
         assert dtr_alloc.evict(one)
         assert not dtr_alloc.evict(other)

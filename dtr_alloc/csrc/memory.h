@@ -81,7 +81,8 @@ class Memory {
   // for a block that the budget allows; std::invalid_argument where size is negative.
   virtual Block* allocate(Bytes size, Fit fit, Stream stream) = 0;
   virtual void free(Block* block) = 0;
-  virtual Block* find(const void* data) const = 0;  // The live block that starts there, or null.
+  // The live block that starts there, or null. What a session tracks not every memory finds.
+  virtual Block* find(const void* data) const = 0;
   // Counts the block no longer, for good: it lives on as ordinary memory. False where it cannot.
   virtual bool let_go(Block*) { return false; }
 
@@ -89,7 +90,7 @@ class Memory {
   // Python's lock, so it is asked, and given memory back, while no lock of ours is held. It knows a
   // block only while a session tracks what lies there: from adopt() to disown().
   virtual bool is_torchs() const { return false; }
-  // The live block that starts there.
+  // The live block that starts there, which a session tracks from now on.
   virtual Block* adopt(void* data, Bytes) { return find(data); }
   virtual void disown(Block*) {}  // Whoever has the address frees it by torch's deleter.
 

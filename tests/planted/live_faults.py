@@ -323,7 +323,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/guest_memory.cpp",
-                "      memory->uncount(block.size);\n",
+                "  if (memory) memory->uncount(counted.size);\n",
                 "",
             ),
         ),

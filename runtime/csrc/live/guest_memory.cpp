@@ -1,12 +1,14 @@
 #include "runtime/csrc/live/guest_memory.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -24,30 +26,70 @@ namespace {
 struct Counted : Block {
   at::DataPtr data;
   GuestMemory* memory = nullptr;  // Null: counted no longer.
+  bool listed = false;            // Found by its address.
 };
 
 // The blocks' own memory comes in slabs. One asked of malloc for each block would lie between the
-// tensors' memory, and hold up what malloc joins and gives back.
+// tensors' memory, and hold up what malloc joins and gives back. By `next` a block is in the list
+// of its bucket, or in that of the spare ones. A bucket for each block is made with the slab, so
+// nothing but a new slab asks for memory.
 struct Table {
   static constexpr std::size_t kSlab = 4096;
 
   std::mutex mutex;
-  ska::flat_hash_map<const void*, Counted*> blocks;
   std::vector<std::unique_ptr<Counted[]>> slabs;
-  Block* spare = nullptr;  // A list, by `next`.
+  std::vector<Block*> buckets;  // As many as a power of two.
+  Block* spare = nullptr;
 
   // A spare one, which stays spare until take().
   Counted& next() {
-    if (!spare) {
-      slabs.push_back(std::make_unique<Counted[]>(kSlab));
-      for (std::size_t i = 0; i < kSlab; ++i) put_back(slabs.back()[i]);
-    }
+    if (!spare) grow();
     return static_cast<Counted&>(*spare);
   }
   void take() { spare = spare->next; }
   void put_back(Counted& block) {
     block.next = spare;
     spare = &block;
+  }
+
+  Counted* find(const void* data) {
+    for (Block* at = buckets.empty() ? nullptr : bucket(data); at; at = at->next) {
+      if (static_cast<Counted*>(at)->data.get() == data) return static_cast<Counted*>(at);
+    }
+    return nullptr;
+  }
+  void list(Counted& block) {
+    Block*& first = bucket(block.data.get());
+    block.next = first;
+    first = &block;
+    block.listed = true;
+  }
+  void unlist(Counted& block) {
+    Block** at = &bucket(block.data.get());
+    while (*at != &block) at = &(*at)->next;
+    *at = block.next;
+    block.listed = false;
+  }
+
+ private:
+  Block*& bucket(const void* data) {
+    constexpr std::uint64_t kGoldenRatio = 0x9E3779B97F4A7C15;
+    const auto hash = reinterpret_cast<std::uintptr_t>(data) * kGoldenRatio;
+    return buckets[(hash >> 32) & (buckets.size() - 1)];
+  }
+
+  void grow() {
+    auto slab = std::make_unique<Counted[]>(kSlab);
+    std::vector<Block*> more(std::bit_ceil((slabs.size() + 1) * kSlab));
+    slabs.push_back(std::move(slab));
+    if (more.size() > buckets.size()) spread_over(std::move(more));
+    for (std::size_t i = 0; i < kSlab; ++i) put_back(slabs.back()[i]);
+  }
+  void spread_over(std::vector<Block*> more) {
+    more.swap(buckets);
+    for (Block* at : more) {
+      while (at) list(static_cast<Counted&>(*std::exchange(at, at->next)));
+    }
   }
 };
 
@@ -70,7 +112,7 @@ void GuestMemory::unlock_all() { table().mutex.unlock(); }
 
 bool GuestMemory::holds(const void* data) {
   const std::lock_guard lock(table().mutex);
-  return table().blocks.count(data) > 0;
+  return table().find(data) != nullptr;
 }
 
 // What the machine has not is no error of the budget's.
@@ -98,14 +140,14 @@ Block* GuestMemory::allocate(Bytes size, Fit, Stream) {
     ++failures_;
     return nullptr;
   }
+  insist(!table().find(data.get()), "an allocator must not hand out memory that is in use");
   Counted& block = table().next();
-  const bool fresh = table().blocks.emplace(data.get(), &block).second;
-  insist(fresh, "an allocator must not hand out memory that is in use");
   table().take();
-  block.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data.get()));
+  block.data = std::move(data);
+  table().list(block);
+  block.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(block.data.get()));
   block.size = rounded;
   block.free = false;
-  block.data = std::move(data);
   block.memory = this;
   live_ += rounded;
   peak_ = std::max(peak_, live_.load());
@@ -121,30 +163,46 @@ void GuestMemory::uncount(Bytes size) {
 }
 
 // The memory itself is given back after the lock.
-void GuestMemory::free(const void* data) {
-  at::DataPtr freed;
-  GuestMemory* over = nullptr;
-  {
-    const std::lock_guard lock(table().mutex);
-    const auto found = table().blocks.find(data);
-    insist(found != table().blocks.end(), "a block must not be freed twice");
-    Counted& block = *found->second;
-    if (GuestMemory* memory = block.memory) {
-      memory->uncount(block.size);
-      if (memory->over()) over = memory;
-    }
-    freed = std::move(block.data);
-    block = {};
-    table().blocks.erase(found);
-    table().put_back(block);
-  }
-  delete over;
+void GuestMemory::free(Block& block, std::unique_lock<std::mutex> lock) {
+  auto& counted = static_cast<Counted&>(block);
+  insist(!counted.free, "a block must not be freed twice");
+  GuestMemory* memory = counted.memory;
+  if (memory) memory->uncount(counted.size);
+  const std::unique_ptr<GuestMemory> over(memory && memory->over() ? memory : nullptr);
+  if (counted.listed) table().unlist(counted);
+  const at::DataPtr freed = std::move(counted.data);
+  counted = {};
+  table().put_back(counted);
+  lock.unlock();
 }
+
+void GuestMemory::free(const void* data) {
+  std::unique_lock lock(table().mutex);
+  Counted* const block = table().find(data);
+  insist(block != nullptr, "what is freed must be a block that no session tracks");
+  free(*block, std::move(lock));
+}
+
+void GuestMemory::free(Block* block) { free(*block, std::unique_lock(table().mutex)); }
 
 Block* GuestMemory::find(const void* data) const {
   const std::lock_guard lock(table().mutex);
-  const auto found = table().blocks.find(data);
-  return found != table().blocks.end() && found->second->memory == this ? found->second : nullptr;
+  Counted* const block = table().find(data);
+  return block && block->memory == this ? block : nullptr;
+}
+
+Block* GuestMemory::adopt(void* data, Bytes) {
+  const std::lock_guard lock(table().mutex);
+  Counted* const block = table().find(data);
+  if (!block || block->memory != this) return nullptr;
+  table().unlist(*block);
+  return block;
+}
+
+void GuestMemory::disown(Block* block) {
+  const std::lock_guard lock(table().mutex);
+  auto& counted = *static_cast<Counted*>(block);
+  if (!counted.listed) table().list(counted);
 }
 
 bool GuestMemory::let_go(Block* block) {
@@ -209,13 +267,16 @@ void GuestMemory::check() const {
   const std::lock_guard lock(table().mutex);
   Bytes live = 0;
   std::int64_t count = 0;
-  for (const auto& [address, block] : table().blocks) {
-    insist(block->data.get() == address && this->data(block) == address,
-           "a block must be found by its address");
-    if (block->memory != this) continue;
-    insist(block->size > 0 && block->size % kGranule == 0, "a block must be whole granules");
-    live += block->size;
-    ++count;
+  for (const auto& slab : table().slabs) {
+    for (const Counted& block : std::span(slab.get(), Table::kSlab)) {
+      if (block.memory != this) continue;
+      insist(data(&block) == block.data.get(), "a block must say where it lies");
+      insist(table().find(data(&block)) == (block.listed ? &block : nullptr),
+             "a block must be found by its address where no session tracks it, and only there");
+      insist(block.size > 0 && block.size % kGranule == 0, "a block must be whole granules");
+      live += block.size;
+      ++count;
+    }
   }
   insist(live == live_, "live bytes must be the sum of the live blocks");
   insist(count == allocations_ - frees_, "every allocated block must be live until freed");

@@ -4,20 +4,22 @@
 // A block is what that allocator gave, and is freed by the deleter that it came with. In between
 // the tensor carries our deleter (cpu_allocator.h), which finds the block by its address: a
 // DataPtr's context must stay the data pointer, which torch compares, and a header before the data
-// would break whoever frees by the pointer alone. All scopes share one table, since tensors outlive
-// scopes.
+// would break whoever frees by the pointer alone. A tensor that a session tracks has the value as
+// its context, and the value knows the block. So the table has the others only, from disown() to
+// adopt(), and stays small. All scopes share it, since tensors outlive scopes.
 //
 // The budget bounds bytes, rounded to granules as a pool rounds them. It does not bound what malloc
 // holds besides: its headers, and what it keeps of freed blocks. Nothing is known of holes.
 //
 // Every member is thread-safe. One mutex for the table, never held while memory is asked for or
-// given back. An allocation and its free cost a look-up in the table each.
+// given back.
 
 #pragma once
 
 #include <c10/core/Allocator.h>
 
 #include <atomic>
+#include <mutex>
 
 #include "dtr_alloc/csrc/memory.h"
 
@@ -35,8 +37,10 @@ class GuestMemory final : public Memory {
   static void unlock_all();
 
   Block* allocate(Bytes size, Fit fit, Stream stream) override;
-  void free(Block* block) override { free(data(block)); }
+  void free(Block* block) override;
   Block* find(const void* data) const override;
+  Block* adopt(void* data, Bytes size) override;
+  void disown(Block* block) override;
   bool let_go(Block* block) override;
 
   Bytes budget() const override { return limit_; }
@@ -54,6 +58,7 @@ class GuestMemory final : public Memory {
   GuestMemory(at::Allocator& allocator, Bytes budget)
       : Memory(0), allocator_(allocator), limit_(budget) {}
 
+  static void free(Block& block, std::unique_lock<std::mutex> lock);
   void retire() override;
   bool over() const { return retired_ && allocations_ == frees_; }
   void uncount(Bytes size);

@@ -190,7 +190,7 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
 // The value takes the memory of the storage that a replay made.
 void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by) {
   const bool fits = static_cast<Bytes>(made->nbytes()) == value.size;
-  Block* block = fits ? storages_.adopt(made) : nullptr;
+  auto block = fits ? storages_.adopt(made) : StorageTable::Adopted();
   TORCH_CHECK(!by.others || block, by.name,
               " made ", made->nbytes(), " bytes when it ran again on the same arguments, and ",
               value.size, " at first; pin its results: dtr_alloc.pin(result)");
@@ -200,7 +200,7 @@ void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& b
   at::DataPtr& pointer = pointer_of(made);
   pointer.release_context();
   pointer = at::DataPtr();
-  storages_.fill(value, block);
+  storages_.fill(value, block.release());
 }
 
 // Only what the tensor shows is compared: bytes that no element covers are never initialised.

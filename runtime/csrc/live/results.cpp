@@ -36,11 +36,11 @@ void Session::adopt_result(Call& call, Op& op, std::uint16_t output,
   c10::StorageImpl* storage = storage_of(tensor);
   const auto bytes = static_cast<Bytes>(storage->nbytes());
   if (!worth_evicting(tensor, bytes) || call.has_argument_over(storage)) return;
-  Block* block = storages_.adopt(storage);
+  StorageTable::Adopted block = storages_.adopt(storage);
   if (!block) return;
   call.bytes += bytes;
-  Value& value = engine_.write(op, output, bytes, storage, block);
-  storages_.attach(storage, value, block);
+  Value& value = engine_.write(op, output, bytes, storage, block.get());
+  storages_.attach(storage, value, block.release());
   if (call.info.blank) engine_.keep_until_used(value);
 }
 

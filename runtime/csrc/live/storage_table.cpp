@@ -40,10 +40,11 @@ Block* StorageTable::block_of(const c10::StorageImpl* storage) const {
   return memory_.find(pointer.get());
 }
 
-Block* StorageTable::adopt(const c10::StorageImpl* storage) {
+StorageTable::Adopted StorageTable::adopt(const c10::StorageImpl* storage) {
   const at::DataPtr& pointer = pointer_of(storage);
-  if (pointer.get_deleter() != device_.deleter) return nullptr;
-  return memory_.adopt(pointer.get(), static_cast<Bytes>(storage->nbytes()));
+  const bool ours = pointer.get_deleter() == device_.deleter;
+  const auto bytes = static_cast<Bytes>(storage->nbytes());
+  return Adopted(ours ? memory_.adopt(pointer.get(), bytes) : nullptr, Disown{&memory_});
 }
 
 at::DataPtr StorageTable::ordinary(Block* block) {

@@ -20,6 +20,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -68,8 +69,14 @@ class StorageTable {
   static Value* value_of(const at::Tensor& tensor);
   // The block of an ordinary storage that lies in this session's memory, else null.
   Block* block_of(const c10::StorageImpl* storage) const;
-  Block* adopt(const c10::StorageImpl* storage);  // The same, of a storage about to be tracked.
-  at::DataPtr ordinary(Block* block);             // Its memory, which nobody tracks from now on.
+  // The same, of a storage about to be tracked. Whoever tracks it releases it first.
+  struct Disown {
+    Memory* memory = nullptr;
+    void operator()(Block* block) const { memory->disown(block); }
+  };
+  using Adopted = std::unique_ptr<Block, Disown>;
+  Adopted adopt(const c10::StorageImpl* storage);
+  at::DataPtr ordinary(Block* block);  // Its memory, which nobody tracks from now on.
   void* data_of(const Block& block) const { return memory_.data(&block); }
   void* data_of(const Value& value) const;                    // Resident; a constant's too.
   const void* key_of(const c10::StorageImpl* storage) const;  // Of a trace (trace_recorder.h).

@@ -37,11 +37,11 @@ Op* Swap::place_for(Bytes bytes) {
 
 Value* Swap::adopt(c10::StorageImpl* storage) {
   const auto bytes = static_cast<Bytes>(storage->nbytes());
-  Block* block = storages_.adopt(storage);
+  StorageTable::Adopted block = storages_.adopt(storage);
   Op* op = block ? place_for(bytes) : nullptr;
   if (!op) return nullptr;
-  Value& value = engine_.write(*op, 0, bytes, storage, block);
-  storages_.attach(storage, value, block);
+  Value& value = engine_.write(*op, 0, bytes, storage, block.get());
+  storages_.attach(storage, value, block.release());
   engine_.finish_reload(*op);
   engine_.accessed(value);
   return &value;
