@@ -262,12 +262,14 @@ def guests() -> Iterator[str]:
         f"a guest takes {span(guest, 2)} times as long as plain eager on the demo's five models, "
         f"where recording alone takes {span(recording, 2)} times as long in a pool"
     )
-    mean = found.pop("mean: the one more than the other")
-    more = [x for name, x in found.items() if name.endswith("more than the other")]
+    more = {name: x for name, x in found.items() if name.endswith("more than the other")}
+    mean = more.pop("mean: the one more than the other")
     yield (
-        f"A guest adds {mean:.3f} more than recording does in the mean of the five, and from "
-        f"{min(more):.3f} to {max(more):.3f} on one of them"
+        f"What a guest adds, less what recording adds, is {mean:.3f} in the mean of the five, and "
+        f"{min(more.values()):.3f} to {max(more.values()):.3f} on one of them"
     )
+    low, high = (found[f"lstm: a quarter of the processes {side}"] for side in ("below", "above"))
+    yield f"of lstm a quarter of the processes is below {low:.3f}, and a quarter above {high:.3f}"
 
 
 def mutants() -> Iterator[str]:
