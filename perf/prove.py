@@ -87,6 +87,17 @@ PROOFS = {
         (*MAKE, "asan", "tsan"),
         "rules 9, 10", "sanitizers.txt", PRINTED,
     ),
+    "resizes": Proof(
+        "A budget that changes at any time holds, and no bit changes",
+        (*PYTEST, "-m", "slow", "tests/test_resize.py", "tests/test_guest_suites.py",
+         "tests/test_examples.py", "-k", "another_thread or thousand"),
+        "rules 8, 9",
+    ),
+    "guests": Proof(
+        "The demo's models train exactly where memory is torch's",
+        (*PYTEST, "-m", "slow", "tests/test_guest_memory.py"),
+        "rules 3, 8",
+    ),
     "soak": Proof(
         "Nothing grows over a long training", (PYTHON, "perf/soak.py"),
         "rules 7, 8, 10", "soak.json", FILE,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc.demo import MODELS as DEMO
 from dtr_alloc.demo import Job, Plan
 from dtr_alloc.demo.models import gpt, lstm, resnet, treelstm, unet
 from dtr_alloc.demo.train import train
@@ -56,18 +57,26 @@ def resident_bytes() -> int:
 # ---- The budget ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_demos_models_train_exactly_at_shares_of_their_activations(name: str) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=f"small {name}") for name, make in MODELS.items()),
+        *(pytest.param(make, id=name, marks=pytest.mark.slow) for name, make in DEMO.items()),
+    ],
+)
+def test_the_demos_models_train_exactly_at_shares_of_their_activations(
+    make: Callable[[], Job],
+) -> None:
     plan = Plan(steps=2)
-    eager = train(MODELS[name], plan, None)
-    free = train(MODELS[name], plan, partial(guest, "1TiB"))
+    eager = train(make, plan, None)
+    free = train(make, plan, partial(guest, "1TiB"))
     assert free.digests == eager.digests
     assert free.stats[-1].evictions == 0
     fixed = free.gradient_bytes + free.optimizer_bytes
     peak = free.stats[-1].peak_bytes
     for share in (0.7, 0.5, 0.3):
         budget = fixed + int(share * (peak - fixed))
-        tight = train(MODELS[name], plan, partial(guest, budget, thrash_limit=0))
+        tight = train(make, plan, partial(guest, budget, thrash_limit=0))
         assert tight.digests == eager.digests
         assert tight.stats[-1].evictions > 0
         assert tight.stats[-1].peak_bytes <= budget
