@@ -1,21 +1,22 @@
 """Two training programs on one budget, which goes to and fro between them.
 
-    python examples/two_programs_one_budget.py [alternations]
+    python examples/two_programs_one_budget.py [alternations] [pool | torch]
 
 Each program is a process of its own. A broker, here the parent process, sends each its budget. A
 thread of the program calls `session.resize`, which returns when the new budget holds, and answers.
 Only then does the other program get more. So the two never hold more than the total together, and
-both train on without a pause. A smaller budget costs time, and no bit of a result.
+both train on without a pause. A smaller budget costs time, and no bit of a result. The second
+argument is whose memory the tensors are in (docs/guest.md).
 """
 
+import argparse
 import hashlib
 import json
 import multiprocessing
-import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -60,10 +61,10 @@ def obey(broker: Connection, session: Session, over: threading.Event) -> None:
         over.set()
 
 
-def train(seed: int, broker: Connection) -> None:
+def train(seed: int, memory: Literal["pool", "torch"], broker: Connection) -> None:
     """The program: steps until the broker says that it is over, then tells what came of it."""
     program, over, steps = Program(seed), threading.Event(), 0
-    with dtr_alloc.rematerialize(MUCH) as session:
+    with dtr_alloc.rematerialize(MUCH, memory=memory) as session:
         session.resize(LITTLE)
         broker.send("ready")
         thread = threading.Thread(target=obey, args=(broker, session, over), daemon=True)
@@ -76,11 +77,11 @@ def train(seed: int, broker: Connection) -> None:
     broker.send({"steps": steps, "result": program.result(), "again": stats.rematerializations})
 
 
-def main(alternations: int = 20) -> dict[str, Any]:
+def main(alternations: int = 20, memory: Literal["pool", "torch"] = "pool") -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     ends = {name: context.Pipe() for name in SEED_OF}
     programs = [
-        context.Process(target=train, args=(seed, ends[name][1]), daemon=True)
+        context.Process(target=train, args=(seed, memory, ends[name][1]), daemon=True)
         for name, seed in SEED_OF.items()
     ]
     for program in programs:
@@ -119,4 +120,7 @@ def main(alternations: int = 20) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*map(int, sys.argv[1:2]))))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("alternations", nargs="?", type=int, default=20)
+    parser.add_argument("memory", nargs="?", choices=["pool", "torch"], default="pool")
+    print(json.dumps(main(**vars(parser.parse_args()))))

@@ -150,17 +150,19 @@ def test_the_trainer_runs_on_where_a_batch_needs_half_as_much_again() -> None:
     assert "step 6 " in told
 
 
-def test_two_programs_take_turns_with_the_larger_part_of_one_budget() -> None:
-    alternate(20)
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_two_programs_take_turns_with_the_larger_part_of_one_budget(memory: str) -> None:
+    alternate(20, memory)
 
 
 @pytest.mark.slow  # Minutes.
-def test_two_programs_take_turns_a_thousand_times() -> None:
-    alternate(1000)
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_two_programs_take_turns_a_thousand_times(memory: str) -> None:
+    alternate(1000, memory)
 
 
-def alternate(times: int) -> None:
-    command = [sys.executable, str(EXAMPLES / "two_programs_one_budget.py"), str(times)]
+def alternate(times: int, memory: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "two_programs_one_budget.py"), str(times), memory]
     row = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=600).stdout)
     assert row["identical"]
     assert row["kept"]
