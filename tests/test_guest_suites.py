@@ -31,7 +31,7 @@ SUITES = [
     import_module(f"tests.test_{name}")
     for name in (
         *("exactness", "failures", "histories", "models", "mutation"),
-        *("raw_access", "resize", "session", "threads"),
+        *("raw_access", "resize", "session", "steps", "threads"),
     )
 ]
 
