@@ -81,7 +81,8 @@ class Memory {
   // for a block that the budget allows; std::invalid_argument where size is negative.
   virtual Block* allocate(Bytes size, Fit fit, Stream stream) = 0;
   virtual void free(Block* block) = 0;
-  // The live block that starts there, or null. What a session tracks not every memory finds.
+  // The live block that starts there, or null. A guest on the host finds none that a session tracks,
+  // one on a device no other.
   virtual Block* find(const void* data) const = 0;
   // Counts the block no longer, for good: it lives on as ordinary memory. False where it cannot.
   virtual bool let_go(Block*) { return false; }
@@ -90,9 +91,9 @@ class Memory {
   // Python's lock, so it is asked, and given memory back, while no lock of ours is held. It knows a
   // block only while a session tracks what lies there: from adopt() to disown().
   virtual bool is_torchs() const { return false; }
-  // The live block that starts there, which a session tracks from now on.
+  // The live block that starts there, which a session tracks from now on, or null.
   virtual Block* adopt(void* data, Bytes) { return find(data); }
-  virtual void disown(Block*) {}  // Whoever has the address frees it by torch's deleter.
+  virtual void disown(Block*) {}  // No session tracks it: whoever has the address frees it.
 
   void* data(const Block* block) const { return reinterpret_cast<void*>(base_ + block->offset); }
 

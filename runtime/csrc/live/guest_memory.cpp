@@ -31,8 +31,8 @@ struct Counted : Block {
 
 // The blocks' own memory comes in slabs. One asked of malloc for each block would lie between the
 // tensors' memory, and hold up what malloc joins and gives back. By `next` a block is in the list
-// of its bucket, or in that of the spare ones. A bucket for each block is made with the slab, so
-// nothing but a new slab asks for memory.
+// of its bucket, where no session tracks it, or in that of the spare ones. A bucket for each block
+// is made with the slab, so nothing but a new slab asks for memory.
 struct Table {
   static constexpr std::size_t kSlab = 4096;
 
@@ -80,9 +80,9 @@ struct Table {
 
   void grow() {
     auto slab = std::make_unique<Counted[]>(kSlab);
-    std::vector<Block*> more(std::bit_ceil((slabs.size() + 1) * kSlab));
+    const std::size_t wanted = std::bit_ceil((slabs.size() + 1) * kSlab);
+    if (wanted > buckets.size()) spread_over(std::vector<Block*>(wanted));
     slabs.push_back(std::move(slab));
-    if (more.size() > buckets.size()) spread_over(std::move(more));
     for (std::size_t i = 0; i < kSlab; ++i) put_back(slabs.back()[i]);
   }
   void spread_over(std::vector<Block*> more) {
@@ -179,7 +179,7 @@ void GuestMemory::free(Block& block, std::unique_lock<std::mutex> lock) {
 void GuestMemory::free(const void* data) {
   std::unique_lock lock(table().mutex);
   Counted* const block = table().find(data);
-  insist(block != nullptr, "what is freed must be a block that no session tracks");
+  insist(block != nullptr, "what is freed must be a live block that no session tracks");
   free(*block, std::move(lock));
 }
 
@@ -202,6 +202,7 @@ Block* GuestMemory::adopt(void* data, Bytes) {
 void GuestMemory::disown(Block* block) {
   const std::lock_guard lock(table().mutex);
   auto& counted = *static_cast<Counted*>(block);
+  insist(!counted.free, "a block that is disowned must be live");
   if (!counted.listed) table().list(counted);
 }
 
@@ -269,10 +270,11 @@ void GuestMemory::check() const {
   std::int64_t count = 0;
   for (const auto& slab : table().slabs) {
     for (const Counted& block : std::span(slab.get(), Table::kSlab)) {
+      insist(table().find(block.data.get()) == (block.listed ? &block : nullptr),
+             "a block must be found by its address where no session tracks it, and only there");
+      insist(block.free == (block.data.get() == nullptr), "a block must have memory while live");
       if (block.memory != this) continue;
       insist(data(&block) == block.data.get(), "a block must say where it lies");
-      insist(table().find(data(&block)) == (block.listed ? &block : nullptr),
-             "a block must be found by its address where no session tracks it, and only there");
       insist(block.size > 0 && block.size % kGranule == 0, "a block must be whole granules");
       live += block.size;
       ++count;

@@ -2,11 +2,11 @@
 // tensors must stay ordinary ones, each an allocation of its own.
 //
 // A block is what that allocator gave, and is freed by the deleter that it came with. In between
-// the tensor carries our deleter (cpu_allocator.h), which finds the block by its address: a
-// DataPtr's context must stay the data pointer, which torch compares, and a header before the data
-// would break whoever frees by the pointer alone. A tensor that a session tracks has the value as
-// its context, and the value knows the block. So the table has the others only, from disown() to
-// adopt(), and stays small. All scopes share it, since tensors outlive scopes.
+// the tensor carries our deleter (cpu_allocator.h), which finds the block by its address in a table:
+// a DataPtr's context must stay the data pointer, which torch compares, and a header before the data
+// would break whoever frees by the pointer alone. While a session tracks the tensor, from adopt() to
+// disown(), the context is the value, which knows the block, and the table does without it. All
+// scopes share the table, since tensors outlive scopes.
 //
 // The budget bounds bytes, rounded to granules as a pool rounds them. It does not bound what malloc
 // holds besides: its headers, and what it keeps of freed blocks. Nothing is known of holes.
@@ -30,8 +30,9 @@ class GuestMemory final : public Memory {
   // Of a budget up to kLargest.
   static Handle create(at::Allocator& allocator, Bytes budget);
 
-  static bool holds(const void* data);  // Whether a live block of any guest starts there.
-  static void free(const void* data);   // ... which must be so.
+  // Whether a live block of any guest starts there, which no session tracks.
+  static bool holds(const void* data);
+  static void free(const void* data);  // ... which must be so.
   // Around fork(), so that a child does not inherit the table's lock.
   static void lock_all();
   static void unlock_all();

@@ -59,6 +59,11 @@ class StorageTable {
     c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8> storages;
     std::vector<at::Tensor> tensors;
   };
+  struct Disown {
+    Memory* memory = nullptr;
+    void operator()(Block* block) const { memory->disown(block); }
+  };
+  using Adopted = std::unique_ptr<Block, Disown>;
 
   StorageTable(Engine& engine, Memory& memory, const SessionDevice& device, SessionTrace& trace)
       : engine_(engine), memory_(memory), device_(device), trace_(trace) {}
@@ -69,12 +74,8 @@ class StorageTable {
   static Value* value_of(const at::Tensor& tensor);
   // The block of an ordinary storage that lies in this session's memory, else null.
   Block* block_of(const c10::StorageImpl* storage) const;
-  // The same, of a storage about to be tracked. Whoever tracks it releases it first.
-  struct Disown {
-    Memory* memory = nullptr;
-    void operator()(Block* block) const { memory->disown(block); }
-  };
-  using Adopted = std::unique_ptr<Block, Disown>;
+  // The same, of a storage about to be tracked. The block is disowned again unless it is released
+  // to attach() or fill().
   Adopted adopt(const c10::StorageImpl* storage);
   at::DataPtr ordinary(Block* block);  // Its memory, which nobody tracks from now on.
   void* data_of(const Block& block) const { return memory_.data(&block); }
