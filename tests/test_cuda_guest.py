@@ -6,7 +6,11 @@ Only CUDA builds of torch have the headers and the class, so `make check-cuda` r
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import re
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -73,7 +77,7 @@ SERVED = {
     "memory history": ("recordHistory 1 5 2 1 1", "isHistoryEnabled"),
     "checkpoints of a graph's memory": ("getCheckpointState 0 9", "setCheckpointPoolState 0 1"),
     "a MemPool with an allocator": ("createOrIncrefPool 0 9 1", "setUseOnOOM 0 9 1"),
-    "tensors shared with other processes": ("shareIpcHandle", "getIpcDevPtr x"),
+    "tensors shared with other processes": ("shareIpcHandle 0", "getIpcDevPtr x"),
     "direct access from another GPU": ("enablePeerAccess 0 1",),
     "pages told to NCCL": ("attachAllocatorTraceTracker",),
     "expandable segments": ("getExpandableSegmentSizes 0",),
@@ -98,20 +102,100 @@ def test_what_a_pool_refuses_reaches_torch_while_a_session_evicts(
         del tensors
 
 
-def test_a_free_reaches_the_allocator_that_made_the_block(native: Native) -> None:
-    """Blocks are held before, with and after the guest, and die whenever they do."""
-    native.hold(MIB)
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(True, id="as torch.multiprocessing does"),
+        pytest.param(
+            False,
+            id="past its methods",
+            marks=pytest.mark.skipif(not _core.sees_raw_access, reason="torch before 2.13"),
+        ),
+    ],
+)
+def test_a_tensor_shared_with_another_process_stays_where_it_is(native: Native, told: bool) -> None:
     with Open(native) as opened:
-        native.hold(MIB, opened.address)
-        kept = torch.ones(1 << 18).exp()
-        assert native.live == 3 * MIB + kept.nbytes - MIB
-    native.hold(MIB, opened.address)
-    frees = native.frees
-    native.drop_all()
-    assert native.frees == frees + 3
-    assert native.live == kept.nbytes
-    del kept
-    assert native.live == 0
+        tensors = chain(24, rows=4096)  # 24 MiB, of 64.
+        shared = tensors[8]
+        assert dtr_alloc.evict(shared)
+        dtr_alloc.materialize(shared)
+        assert dtr_alloc.evict(tensors[9])
+        if told:
+            shared._typed_storage()  # type: ignore[no-untyped-call]
+        native.log()
+        place = native.share(shared, opened.address)
+        assert native.log() == [f"shareIpcHandle {place}"]
+        assert not dtr_alloc.evict(shared)
+        assert native.hold(50 * MIB, opened.address)
+        assert opened.session.stats().evictions > 12
+        assert not dtr_alloc.is_evicted(shared)
+        assert native.place(shared) == place
+        ctypes.memset(place, 0, 4)  # What the other process writes is seen.
+        assert shared[0, :2].tolist() == [0, shared[1, 1]]
+        native.drop_all()
+        assert same(bits(tensors[9]), bits(chain(10, rows=4096)[9]))
+        opened.session.check()
+        del tensors, shared
+
+
+def test_a_free_reaches_the_allocator_that_made_the_block(native: Native) -> None:
+    """At six moments a block of each that made one dies, and a tensor of the guest's, whatever is
+    installed then. The other allocator has memory and a deleter of its own."""
+    made: dict[str, list[Callable[[], object]]] = {}
+    numbers = itertools.count()
+
+    def make(maker: str) -> None:
+        blocks = [next(numbers) for _ in range(6) if native.hold(MIB, native.installed)]
+        made[maker] = [partial(native.drop, number) for number in blocks]
+
+    def freed() -> dict[str, tuple[int, int]]:
+        """Frees that reached torch's allocator, and the other, when a block of each maker died."""
+        found = {}
+        for maker, deaths in made.items():
+            before = native.frees, native.other_frees
+            deaths.pop()()
+            found[maker] = native.frees - before[0], native.other_frees - before[1]
+        return found
+
+    native.install()
+    make("torch's, before")
+    with Open(native) as opened:
+        opened.guest.install()
+        assert native.installed == opened.address
+        make("the guest")
+        tensors = [torch.ones(1 << 18) for _ in range(6)]
+        made["the guest, a tensor"] = [tensors.pop] * 6
+        native.install(native.other)
+        make("the other, meanwhile")
+        expected = dict.fromkeys(made, (1, 0)) | {"the other, meanwhile": (0, 1)}
+        assert freed() == expected
+        native.install(opened.address)
+        assert freed() == expected
+        opened.guest.remove()
+        assert native.installed == native.address
+        make("torch's, after")
+        expected["torch's, after"] = (1, 0)
+        assert freed() == expected
+        native.install(native.other)
+        assert freed() == expected
+    native.install()
+    assert freed() == expected
+    with Open(native) as opened:
+        opened.guest.install()
+        assert freed() == expected
+
+
+def test_what_is_freed_by_its_address_reaches_torchs_allocator(native: Native) -> None:
+    native.install()
+    early = native.raw_alloc(MIB)
+    with Open(native) as opened:
+        opened.guest.install()
+        late = opened.guest.allocate(2 * MIB, 0, 0)
+        torch.cuda.caching_allocator_delete(early)  # type: ignore[no-untyped-call]
+        assert native.live == 2 * MIB
+        opened.guest.remove()
+        torch.cuda.caching_allocator_delete(late)  # type: ignore[no-untyped-call]
+        assert native.live == 0
 
 
 def test_captures_pools_and_streams_are_forwarded_in_order(native: Native) -> None:
@@ -190,7 +274,7 @@ def test_one_that_was_never_installed_makes_way(fake_driver: str) -> None:
 def test_a_removal_brings_all_back_or_leaves_all_as_it_was(native: Native, cuda: FakeCuda) -> None:
     expected = [bits(tensor) for tensor in chain(48, rows=4096)]
     with Open(native, "16MiB") as opened:
-        native.install(True)
+        native.install()
         opened.guest.install()
         tensors = chain(48, rows=4096)
         cuda.set_capacity(32 * MIB)

@@ -52,4 +52,5 @@ def _guests(library: str, fake_driver: str) -> Iterator[None]:
         yield
     torch._C._set_mkldnn_enabled(True)
     gc.collect()
+    assert native.strays == 0
     native.reset()

@@ -33,10 +33,10 @@ def native(library: str, cuda: FakeCuda) -> Iterator[Native]:
     yield made
     made.drop_all()
     gc.collect()
-    made.install(False)
+    made.uninstall()
     made.takes_python(False)
     made.enable(True)
-    assert made.live == 0
+    assert (made.live, made.other_live, made.strays) == (0, 0, 0)
     made.reset()
 
 

@@ -31,7 +31,7 @@ using dtr::cuda::Physical;
 using dtr::cuda::Pointer;
 using Count = std::size_t;
 
-constexpr Count kMib = Count{1} << 20;
+constexpr Count kMib = Count{1} << 20, kAll = ~Count{0};
 
 struct Segment {
   Pointer base;
@@ -109,13 +109,17 @@ class Memory {
     return reinterpret_cast<void*>(found->first);
   }
 
+  // A stray is counted, since an error within a deleter ends the process.
   void put(void* data) {
     if (!data) return;
     take_python();
     const std::lock_guard lock(mutex_);
     ++frees_;
     const auto at = blocks_.find(reinterpret_cast<Pointer>(data));
-    TORCH_CHECK(at != blocks_.end() && at->second.live, "the stand-in did not give this");
+    if (at == blocks_.end() || !at->second.live) {
+      ++strays_;
+      return;
+    }
     at->second.live = false;
     bump(stats_.allocated_bytes, -static_cast<std::int64_t>(at->second.size));
     bump(stats_.allocation, -1);
@@ -149,7 +153,21 @@ class Memory {
   }
 
   void observe(OutOfMemoryObserver observer) { observers_.push_back(std::move(observer)); }
+  // The share of the device that all segments may have together.
+  void set_fraction(double share) {
+    const std::lock_guard lock(mutex_);
+    Count total = 0;
+    driver<int(unsigned)>("cuInit")(0);
+    driver<int(Count*, int)>("cuDeviceTotalMem_v2")(&total, 0);
+    most_ = static_cast<Count>(share * static_cast<double>(total));
+  }
+  void begin_anew() {
+    const std::lock_guard lock(mutex_);
+    most_ = kAll;
+    strays_ = 0;
+  }
   long frees() const { return frees_; }
+  long strays() const { return strays_; }  // Frees of what it had not given.
   DeviceStats stats() const {
     const std::lock_guard lock(mutex_);
     return stats_;
@@ -184,6 +202,7 @@ class Memory {
   std::map<Pointer, Block>::iterator grow(Count size, cudaStream_t stream, bool small) {
     Count bytes = (size + 2 * kMib - 1) / (2 * kMib) * (2 * kMib);
     if (!small && size < 10 * kMib) bytes = 20 * kMib;
+    if (static_cast<Count>(stats_.reserved_bytes[0].current) + bytes > most_) return blocks_.end();
     dtr::cuda::AllocationProp prop{};
     prop.type = dtr::cuda::kMemoryPinned;
     prop.location = {dtr::cuda::kLocationDevice, 0};
@@ -229,7 +248,8 @@ class Memory {
   std::deque<std::unique_ptr<Segment>> segments_;
   std::vector<OutOfMemoryObserver> observers_;
   DeviceStats stats_{};
-  long frees_ = 0;
+  Count most_ = kAll;
+  long frees_ = 0, strays_ = 0;
 };
 
 }  // namespace stand_in

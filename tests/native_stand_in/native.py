@@ -37,17 +37,22 @@ def build(folder: Path) -> str:
 
 
 class Native:
-    """All allocators are addresses; 0 is the stand-in itself. There is one in a process."""
+    """All allocators are addresses; 0 is the stand-in itself. There is one in a process, and one
+    other, as a library brings it, with memory of its own."""
 
     def __init__(self, library: str, driver: str) -> None:
         os.environ["DTR_ALLOC_LIBCUDA"] = driver
         self._library = ctypes.CDLL(library)
         for name in ("call_all", "log"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
-        for name in ("address", "frees", "live", "peak", "num_ooms", "retries"):
+        for name in (
+            *("address", "other", "installed", "frees", "other_frees", "strays"),
+            *("live", "other_live", "peak", "num_ooms", "retries", "raw_alloc", "share", "place"),
+        ):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
         self._observers: list[object] = []
         self.address: int = self._library.standin_address()
+        self.other: int = self._library.standin_other()
 
     def call_all(self, allocator: int = 0) -> str:
         """Calls every virtual; returns what they returned."""
@@ -60,7 +65,8 @@ class Native:
         return told.decode().splitlines()
 
     def __getattr__(self, name: str) -> int:
-        """Figures: frees, live, peak, retries."""
+        """Figures: frees, strays, live, peak, retries, other_frees, other_live; and the allocator
+        that torch has: installed."""
         return int(getattr(self._library, f"standin_{name}")())
 
     def num_ooms(self, allocator: int = 0) -> int:
@@ -78,9 +84,13 @@ class Native:
         self._during = ctypes.CFUNCTYPE(None)(now)
         self._library.standin_during(self._during)
 
-    def install(self, on: bool) -> None:
-        """In place of torch's allocator, or not any more."""
-        self._library.standin_install(int(on))
+    def install(self, allocator: int = 0) -> None:
+        """In place of what torch has."""
+        self._library.standin_install(ctypes.c_long(allocator))
+
+    def uninstall(self) -> None:
+        """Torch has its own again."""
+        self._library.standin_uninstall()
 
     def enable(self, on: bool) -> None:
         self._library.standin_enable(int(on))
@@ -91,6 +101,32 @@ class Native:
     def hold(self, size: int, allocator: int = 0) -> bool:
         """Takes a block as a tensor does; whether there was one."""
         return bool(self._library.standin_hold(ctypes.c_long(allocator), ctypes.c_size_t(size)))
+
+    def drop(self, number: int) -> None:
+        """Frees one of the blocks that were taken, counted from the last `drop_all`."""
+        self._library.standin_drop(ctypes.c_size_t(number))
+
+    def raw_alloc(self, size: int) -> int:
+        """An address, which nobody frees of itself."""
+        return int(self._library.standin_raw_alloc(ctypes.c_size_t(size)))
+
+    def empty_cache(self, allocator: int = 0) -> None:
+        self._library.standin_empty_cache(ctypes.c_long(allocator))
+
+    def set_fraction(self, fraction: float, allocator: int = 0) -> None:
+        """Of the device, for all that torch holds."""
+        self._library.standin_set_fraction(ctypes.c_long(allocator), ctypes.c_double(fraction))
+
+    def share(self, tensor: torch.Tensor, allocator: int = 0) -> int:
+        """Hands its memory to another process, as torch would; returns the address."""
+        shared = self._library.standin_share(
+            ctypes.c_long(allocator), ctypes.c_void_p(tensor._cdata)
+        )
+        return int(shared)
+
+    def place(self, tensor: torch.Tensor) -> int:
+        """The address of its content, which nobody is told of; 0 where it is evicted."""
+        return int(self._library.standin_place(ctypes.c_void_p(tensor._cdata)))
 
     def drop_all(self) -> None:
         self._library.standin_drop_all()

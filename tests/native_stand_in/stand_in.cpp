@@ -3,6 +3,8 @@
 // It is a model of what a guest meets: memory as torch keeps it (memory.h), figures, observers, a
 // deleter that recordStream insists on, and Python's lock where memory history takes it. Every call
 // is logged, so that a test can compare what a guest was asked with what it asked.
+//
+// Another of its kind, with memory and a deleter of its own, stands in for what a library brings.
 
 #include <c10/core/TensorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -27,9 +29,9 @@ using c10::MempoolId_t;
 
 class StandIn final : public CUDAAllocator {
  public:
-  StandIn() { log_.reserve(1 << 20); }  // Some tests count the bytes that a program takes.
-
-  static void dispose(void* data);
+  StandIn(const char* name, c10::DeleterFnPtr dispose) : name_(name), dispose_(dispose) {
+    log_.reserve(1 << 20);  // Some tests count the bytes that a program takes.
+  }
 
   Memory& memory() { return memory_; }
   std::string take_log() {
@@ -54,7 +56,7 @@ class StandIn final : public CUDAAllocator {
     log_in_const("is_simple_data_ptr");
     return CUDAAllocator::is_simple_data_ptr(data);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &dispose; }
+  c10::DeleterFnPtr raw_deleter() const override { return dispose_; }
   void copy_data(void*, const void*, Count bytes) const override {
     log_in_const("copy_data " + std::to_string(bytes));
   }
@@ -96,6 +98,7 @@ class StandIn final : public CUDAAllocator {
   }
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     log("setMemoryFraction ", fraction, " ", int(device));
+    memory_.set_fraction(fraction);
   }
   std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
     log("getExpandableSegmentSizes ", int(device));
@@ -155,8 +158,8 @@ class StandIn final : public CUDAAllocator {
     log("checkPoolLiveAllocations ", int(device), " ", id.first, " ", expected.size());
     return true;
   }
-  ShareableHandle shareIpcHandle(void*) override {
-    log("shareIpcHandle");
+  ShareableHandle shareIpcHandle(void* data) override {
+    log("shareIpcHandle ", reinterpret_cast<std::uintptr_t>(data));
     return {5, "handle"};
   }
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
@@ -205,7 +208,7 @@ class StandIn final : public CUDAAllocator {
     log("setCheckpointPoolState ", int(device), " ", state != nullptr);
     return {};
   }
-  std::string name() override { return "native"; }
+  std::string name() override { return name_; }
 
   // Of later torches than 2.11.
   void markCaptureBegin(DeviceIndex device) { log("markCaptureBegin ", int(device)); }
@@ -229,6 +232,8 @@ class StandIn final : public CUDAAllocator {
   }
 
  private:
+  const std::string name_;
+  const c10::DeleterFnPtr dispose_;
   Memory memory_;
   std::mutex mutex_;  // Of the log.
   std::string log_;
@@ -236,11 +241,15 @@ class StandIn final : public CUDAAllocator {
 };
 
 StandIn& native() {
-  static StandIn& instance = *new StandIn;
+  static StandIn& instance =
+      *new StandIn("native", [](void* data) { native().memory().put(data); });
   return instance;
 }
 
-void StandIn::dispose(void* data) { native().memory().put(data); }
+StandIn& other() {
+  static StandIn& instance = *new StandIn("other", [](void* data) { other().memory().put(data); });
+  return instance;
+}
 
 CUDAAllocator& allocator_at(std::uintptr_t address) {
   return address ? *reinterpret_cast<CUDAAllocator*>(address) : native();
@@ -251,16 +260,32 @@ std::vector<c10::DataPtr>& held() {
   return instance;
 }
 
+void install_in_torch(CUDAAllocator* chosen) {
+  allocator.store(chosen);
+  c10::SetAllocator(c10::kCUDA, chosen, 255);
+}
+
+CUDAAllocator* torchs() {
+  static CUDAAllocator* const before_all = allocator.load();
+  return before_all;
+}
+
 }  // namespace
 
 // `address`: of the allocator to call; 0 for the stand-in.
 EXPORT std::uintptr_t standin_address() {
   return reinterpret_cast<std::uintptr_t>(static_cast<CUDAAllocator*>(&native()));
 }
+EXPORT std::uintptr_t standin_other() {
+  return reinterpret_cast<std::uintptr_t>(static_cast<CUDAAllocator*>(&other()));
+}
+EXPORT std::uintptr_t standin_installed() {
+  return reinterpret_cast<std::uintptr_t>(allocator.load());
+}
 EXPORT const char* standin_call_all(std::uintptr_t address) {
   static std::string told;
   try {
-    told = call_all(allocator_at(address), &StandIn::dispose);
+    told = call_all(allocator_at(address), native().raw_deleter());
   } catch (const std::exception& error) {
     told = error.what();
   }
@@ -274,15 +299,18 @@ EXPORT const char* standin_log() {
 EXPORT void standin_takes_python(int on) { settings.takes_python = on; }
 EXPORT void standin_fails(int count) { settings.fails = count; }
 EXPORT void standin_during(void (*now)()) { settings.during = now; }
-// Torch's allocator, in place of its own, or its own again.
-EXPORT void standin_install(int on) {
-  static CUDAAllocator* const torchs = allocator.load();
-  allocator.store(on ? &native() : torchs);
-  c10::SetAllocator(c10::kCUDA, allocator.load(), 255);
+// In place of what torch has; and torch's own again.
+EXPORT void standin_install(std::uintptr_t address) {
+  torchs();
+  install_in_torch(&allocator_at(address));
 }
+EXPORT void standin_uninstall() { install_in_torch(torchs()); }
 EXPORT void standin_enable(int on) { native().enable(on); }
 EXPORT long standin_frees() { return native().memory().frees(); }
+EXPORT long standin_other_frees() { return other().memory().frees(); }
+EXPORT long standin_strays() { return native().memory().strays() + other().memory().strays(); }
 EXPORT long standin_live() { return native().memory().stats().allocated_bytes[0].current; }
+EXPORT long standin_other_live() { return other().memory().stats().allocated_bytes[0].current; }
 EXPORT long standin_peak() { return native().memory().stats().allocated_bytes[0].peak; }
 EXPORT long standin_num_ooms(std::uintptr_t address) {
   return allocator_at(address).getDeviceStats(0).num_ooms;
@@ -291,7 +319,10 @@ EXPORT long standin_retries() { return native().memory().stats().num_alloc_retri
 EXPORT void standin_reset() {
   native().memory().reset_failures();
   native().memory().reset_peak();
-  native().memory().flush();
+  for (Memory* memory : {&native().memory(), &other().memory()}) {
+    memory->begin_anew();
+    memory->flush();
+  }
   native().take_log();
 }
 // Whether it was served: the block is then the next one held, from 0 on.
@@ -303,7 +334,16 @@ EXPORT int standin_hold(std::uintptr_t address, Count bytes) {
     return 0;
   }
 }
+EXPORT void standin_drop(Count number) { held()[number].clear(); }
 EXPORT void standin_drop_all() { held().clear(); }
+// Without a deleter: to be freed by its address.
+EXPORT std::uintptr_t standin_raw_alloc(Count bytes) {
+  return reinterpret_cast<std::uintptr_t>(native().raw_alloc(bytes));
+}
+EXPORT void standin_empty_cache(std::uintptr_t address) { allocator_at(address).emptyCache(); }
+EXPORT void standin_set_fraction(std::uintptr_t address, double fraction) {
+  allocator_at(address).setMemoryFraction(fraction, 0);
+}
 EXPORT void standin_observe(std::uintptr_t address, void (*told)(long)) {
   allocator_at(address).attachOutOfMemoryObserver(
       [told](std::int64_t, Count bytes, Count, Count) { told(static_cast<long>(bytes)); });
@@ -325,4 +365,22 @@ EXPORT void standin_record_stream(std::uintptr_t address, const void* tensor,
       data, c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED,
                                   c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0),
                                               static_cast<c10::StreamId>(stream))));
+}
+// As torch's _share_cuda_ does: the address goes to the allocator, and then the storage has a
+// counted pointer that holds the one it had. Returns the address.
+EXPORT std::uintptr_t standin_share(std::uintptr_t address, const void* tensor) {
+  const c10::Storage storage = static_cast<const c10::TensorImpl*>(tensor)->unsafe_storage();
+  void* const data = storage.mutable_data();
+  allocator_at(address).shareIpcHandle(data);
+  auto* const before = new c10::DataPtr;
+  c10::DataPtr counted(
+      data, before, [](void* held) { delete static_cast<c10::DataPtr*>(held); }, storage.device());
+  *before = storage.set_data_ptr(std::move(counted));
+  return reinterpret_cast<std::uintptr_t>(data);
+}
+// Where the content of a tensor lies, without telling anybody; 0 of one that is evicted.
+EXPORT std::uintptr_t standin_place(const void* tensor) {
+  auto* storage =
+      static_cast<const c10::TensorImpl*>(tensor)->unsafe_storage().unsafeGetStorageImpl();
+  return reinterpret_cast<std::uintptr_t>(storage->_mutable_data_ptr_no_checks().get());
 }
