@@ -56,53 +56,6 @@ def test_a_request_that_fails_natively_succeeds_after_an_eviction(native: Native
         opened.session.check()
 
 
-def test_a_program_larger_than_the_device_runs_and_seldom_fails_natively(native: Native) -> None:
-    expected = [bits(tensor) for tensor in chain(160, rows=4096)]
-    with Open(native) as opened:
-        tensors = chain(160, rows=4096)  # 160 MiB, of 64.
-        first = native.retries
-        for tensor, want in zip(tensors, expected, strict=True):
-            assert same(bits(tensor), want)
-        assert opened.session.stats().evictions > 100
-        assert first <= 4
-        # A last one may fail when the cap has risen: a thousandth of what is allocated.
-        assert native.retries - first <= 4
-        assert native.num_ooms(opened.address) == 0
-        opened.session.check()
-        del tensors, tensor
-
-
-def refusals(native: Native, tensors: list[torch.Tensor], rounds: int) -> int:
-    """Of torch, while the program reads all tensors again and again."""
-    before = native.retries
-    for _ in range(rounds):
-        for tensor in tensors:
-            tensor[:1].clone()
-    return native.retries - before
-
-
-def test_the_longer_memory_is_short_the_seldomer_torch_refuses(native: Native) -> None:
-    with Open(native) as opened:
-        tensors = chain(96, rows=4096)  # 96 MiB, of 64.
-        refused = refusals(native, tensors, 150)  # Some 26 where the cap rises evenly.
-        opened.session.check()
-        del tensors
-    assert 2 <= refused <= 8
-
-
-def test_memory_that_a_neighbour_gives_back_is_used_again(native: Native) -> None:
-    with Open(native) as opened:
-        native.hold(40 * MIB)
-        tensors = chain(48, rows=4096)  # 48 MiB, of 24.
-        refusals(native, tensors, 60)
-        native.drop_all()
-        refusals(native, tensors, 400)
-        before = opened.session.stats().evictions
-        refusals(native, tensors, 10)
-        assert opened.session.stats().evictions == before
-        del tensors
-
-
 def test_when_nothing_is_left_to_evict_the_error_is_torchs_and_observers_hear_once(
     native: Native,
 ) -> None:
