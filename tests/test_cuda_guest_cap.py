@@ -10,6 +10,7 @@ import torch
 
 from dtr_alloc import _core
 from tests.exactness import bits, chain, same
+from tests.fake_cuda.driver import FakeCuda
 from tests.native_stand_in.guests import Open, library, native
 from tests.native_stand_in.native import Native
 
@@ -54,16 +55,28 @@ def test_the_longer_memory_is_short_the_seldomer_torch_refuses(native: Native) -
     assert 2 <= refused <= 8
 
 
-def test_memory_that_a_neighbour_gives_back_is_used_again(native: Native) -> None:
+def test_memory_that_a_neighbour_gives_back_is_used_again(native: Native, cuda: FakeCuda) -> None:
+    cuda.set_others(24 * MIB)  # By another process, so that it is not in torch's books.
     with Open(native) as opened:
-        native.hold(40 * MIB)
-        tensors = chain(48, rows=4096)  # 48 MiB, of 24.
+        tensors = chain(48, rows=4096)  # 48 MiB, of 40.
         refusals(native, tensors, 60)
-        native.drop_all()
+        cuda.set_others(0)
         refusals(native, tensors, 400)
         before = opened.session.stats().evictions
         refusals(native, tensors, 10)
         assert opened.session.stats().evictions == before
+        del tensors
+
+
+def test_a_cap_that_was_forgotten_is_learnt_anew(native: Native) -> None:
+    """The same number of refusals again: the cap rises as fast as at first."""
+    with Open(native) as opened:
+        tensors = chain(96, rows=4096)  # 96 MiB, of 64.
+        opened.session.release()
+        first = refusals(native, tensors, 100)
+        assert first > 1
+        opened.session.release()
+        assert refusals(native, tensors, 100) == first
         del tensors
 
 
