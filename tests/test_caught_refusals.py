@@ -71,19 +71,34 @@ def test_an_operator_that_goes_on_without_memory_is_told_of_once(
 
 
 def test_of_a_device_is_told_what_it_has_and_not_what_it_has_not(
-    cuda: FakeCuda, stubborn: Operator
+    cuda: FakeCuda, stubborn: Operator, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cuda.set_capacity(2 * GIB)
     x = torch.ones(1024)
     with instrumented(on_cuda=True), dtr_alloc.rematerialize("32MiB") as session:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             y = stubborn(x)
+        said = capfd.readouterr().err + "".join(str(one.message) for one in warned)
+        assert "double asked for 1024.00 MiB" in said
+        assert re.search(r"start again with a budget of at least 10\d\d\.\d\d MiB", said)
         assert torch.equal(y, x * 2)
         row = next(line for line in session.summary().splitlines() if line.startswith("refused"))
         assert "1 GiB" in row
         session.check()
         del y
+
+
+def test_no_budget_is_advised_for_more_than_the_device_has(cuda: FakeCuda) -> None:
+    cuda.set_capacity(2 * GIB)
+    with instrumented(on_cuda=True), dtr_alloc.rematerialize("32MiB"):
+        with pytest.raises(torch.OutOfMemoryError) as refused:
+            torch.empty(4 * GIB, dtype=torch.uint8)
+        assert re.search(
+            r"4096\.00 MiB asked, and the device has 2048\.00 MiB in all, so no budget helps",
+            str(refused.value),
+        )
+        assert "raise the budget" not in str(refused.value)
 
 
 def test_so_is_one_that_is_refused_when_it_is_recomputed(stubborn: Operator) -> None:

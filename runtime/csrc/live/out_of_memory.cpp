@@ -46,6 +46,12 @@ void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
                    "outside of the scope; another budget does not help");
 }
 
+void throw_device_is_too_small(const Refusal& refusal, Bytes device) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
+                   in_mib(refusal.asked), " asked, and the device has ", in_mib(device),
+                   " in all, so no budget helps: ask for less, as with a smaller batch");
+}
+
 void throw_nothing_is_evicted_here(const Refusal& refusal) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
                    in_mib(refusal.asked), " asked, ", in_mib(free_of(refusal.pool)),
@@ -75,7 +81,7 @@ void throw_budget_is_full(const Refusal& refusal) {
 void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "the budget cannot shrink to ", in_mib(asked), ": ",
                    in_mib(stays),
-                   " are read by operators now running or cannot be recomputed; it stays ",
+                   " are in use by operators now running or cannot be recomputed; it stays ",
                    in_mib(budget), ": resize it to at least ", enough_mib(stays),
                    ", or try again when less is in use, such as between two steps");
 }

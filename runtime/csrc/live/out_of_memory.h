@@ -22,8 +22,9 @@ struct Refusal {
 };
 
 // Each throws torch.OutOfMemoryError. `machine`: what the machine said, which has less memory than
-// the budget.
+// the budget. `device`: the bytes that it has in all.
 [[noreturn]] void throw_machine_is_full(const Refusal& refusal, const std::string& machine);
+[[noreturn]] void throw_device_is_too_small(const Refusal& refusal, Bytes device);
 [[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);  // Inside a handler.
 [[noreturn]] void throw_budget_is_full(const Refusal& refusal);
 [[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);

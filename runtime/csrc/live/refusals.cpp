@@ -27,11 +27,15 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
   InOperator::State& thread = InOperator::state;
   if (thread.depth == 0) forget_refusal();  // Of an error that nobody took on.
   // What no such device has is refused without us as well.
-  const bool possible = !device_.work || asked <= device_.work->total_memory();
-  if (possible) thread.refused = std::max(thread.refused, asked);
+  const Bytes most = device_.work ? device_.work->total_memory() : asked;
+  if (asked <= most) thread.refused = std::max(thread.refused, asked);
   if (!shortage.empty()) {
     thread.at_least = 0;
     throw_machine_is_full(refusal, shortage);
+  }
+  if (asked > most) {
+    thread.at_least = 0;
+    throw_device_is_too_small(refusal, most);
   }
   if (thread.handled) throw_nothing_is_evicted_here(refusal);
   thread.at_least = std::max(thread.at_least, refusal.least_budget());
