@@ -203,8 +203,8 @@ class Session:
             TypeError, ValueError: `budget` is no size, or above the scope's first, or the scope is
                 one of ``measure``, or has no budget.
             RuntimeError: the scope is over.
-            torch.OutOfMemoryError: more than `budget` is read by operators now running or cannot be
-                recomputed. The text names the bytes. The budget is as before.
+            torch.OutOfMemoryError: more than `budget` is in use by operators now running or cannot
+                be recomputed. The text names the bytes. The budget is as before.
 
         Example:
             >>> import dtr_alloc, torch

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -136,12 +138,55 @@ def test_the_budget_that_an_error_names_does(native: Native) -> None:
         native.drop_all()
 
 
-def test_what_is_on_its_way_does_not_pass_a_budget_that_shrinks(native: Native) -> None:
+def test_a_budget_that_shrinks_evicts_for_what_is_on_its_way(native: Native) -> None:
     with Open(native, "32MiB") as opened:
-        native.during(lambda: opened.session.resize("8MiB"))
-        with pytest.raises(torch.OutOfMemoryError, match=r"budget 8\.00 MiB: 10\.00 MiB asked"):
-            opened.guest.allocate(10 * MIB, 0, 0)
-        assert native.live == 0
+        tensors = chain(64, rows=4096)
+        evictions = [opened.session.stats().evictions]
+
+        def shrink() -> None:
+            opened.session.resize("16MiB")
+            opened.session.reset_peak()
+            evictions.append(opened.session.stats().evictions)
+
+        native.during(shrink)
+        opened.guest.free(opened.guest.allocate(8 * MIB, 0, 0))
+        assert evictions[1] >= evictions[0] + 16
+        assert 8 * MIB <= native.peak <= 16 * MIB
+        del tensors
+
+
+def test_a_budget_without_room_for_what_is_on_its_way_is_refused(native: Native) -> None:
+    refused = []
+    with Open(native, "32MiB") as opened:
+
+        def shrink() -> None:
+            try:
+                opened.session.resize("8MiB")
+            except torch.OutOfMemoryError as error:
+                refused.append(str(error))
+
+        native.during(shrink)
+        opened.guest.free(opened.guest.allocate(10 * MIB, 0, 0))
+        opened.session.resize("8MiB")
+    assert len(refused) == 1
+    assert "cannot shrink to 8.00 MiB: 11.00 MiB are in use" in refused[0]
+
+
+def test_a_request_that_is_just_being_served_is_not_counted_twice(native: Native) -> None:
+    """The budget has room for it once, and another thread looks at the books while they change."""
+    with Open(native, "32MiB") as opened, ThreadPoolExecutor(1) as pool:
+        assert native.hold(2 * MIB, opened.address)
+        resized = []
+
+        def look() -> None:
+            resized.append(pool.submit(opened.session.resize, "12MiB"))
+            time.sleep(0.3)  # It waits for the books by now.
+
+        native.booked(look)
+        block = opened.guest.allocate(6 * MIB, 0, 0)
+        resized[0].result(60)
+        opened.guest.free(block)
+        native.drop_all()
 
 
 def test_a_budget_changes_and_memory_is_given_back(native: Native) -> None:

@@ -84,6 +84,11 @@ class Native:
         self._during = ctypes.CFUNCTYPE(None)(now)
         self._library.standin_during(self._during)
 
+    def booked(self, now: Callable[[], None]) -> None:
+        """Runs it at the end of the next request, once, while nobody else can read the books."""
+        self._booked = ctypes.CFUNCTYPE(None)(now)
+        self._library.standin_booked(self._booked)
+
     def install(self, allocator: int = 0) -> None:
         """In place of what torch has."""
         self._library.standin_install(ctypes.c_long(allocator))

@@ -299,6 +299,7 @@ EXPORT const char* standin_log() {
 EXPORT void standin_takes_python(int on) { settings.takes_python = on; }
 EXPORT void standin_fails(int count) { settings.fails = count; }
 EXPORT void standin_during(void (*now)()) { settings.during = now; }
+EXPORT void standin_booked(void (*now)()) { settings.booked = now; }
 // In place of what torch has; and torch's own again.
 EXPORT void standin_install(std::uintptr_t address) {
   torchs();

@@ -20,6 +20,7 @@ namespace {
 
 constexpr Bytes kSmall = Bytes{1} << 20;
 constexpr int kMostFailures = 3;  // After which all is evicted.
+constexpr int kMostLooks = 8;
 
 Bytes current_of(const c10::CachingAllocator::StatArray& figures) {
   return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
@@ -82,7 +83,6 @@ Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
   const Bytes asked = std::max(size, Bytes{1});  // Of nothing there is no address to know.
   const Bytes charge = asked > kLargest ? asked : this->charge(asked);
   failure = nullptr;
-  const std::int64_t before = shrunk_;
   if (!reserve(charge, fit)) {
     ++failures_;
     return nullptr;
@@ -98,11 +98,7 @@ Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
     give_up(charge);
     throw;
   }
-  if (!served(charge, fit, before)) {
-    native_.raw_delete(data);
-    ++failures_;
-    return nullptr;
-  }
+  served(charge, fit);
   handed_out = Block{.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data)),
                      .size = round_to_granule(asked),
                      .free = false};
@@ -110,31 +106,27 @@ Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
 }
 
 bool NativeMemory::reserve(Bytes charge, Fit fit) {
-  const std::lock_guard lock(mutex_);
-  const Bytes limit = fit == Fit::kBeyond ? limit_.load() : std::min(limit_.load(), cap_);
-  if (charge > limit) return false;
-  if (bound_ > limit - charge) {
-    bound_ = current_of(books().allocated_bytes) + in_flight_;
-    if (bound_ > limit - charge) return false;
+  std::unique_lock lock(mutex_);
+  const auto room = [&] {
+    return (fit == Fit::kBeyond ? limit_.load() : std::min(limit_.load(), cap_)) - charge;
+  };
+  if (room() < 0) return false;
+  if (bound_ > room()) {
+    bound_ = look(lock);  // Which opens it: the limit may be another one now.
+    if (bound_ > room()) return false;
   }
   bound_ += charge;
   in_flight_ += charge;
   return true;
 }
 
-// Not where the budget has shrunk since: who shrank it did not see what was on its way.
-bool NativeMemory::served(Bytes charge, Fit fit, std::int64_t shrunk_before) {
+void NativeMemory::served(Bytes charge, Fit fit) {
   const std::lock_guard lock(mutex_);
-  in_flight_ -= charge;
+  answer(charge);
   failures_in_a_row_ = 0;
-  if (shrunk_ != shrunk_before && bound_ > limit_) {
-    bound_ = current_of(books().allocated_bytes) + in_flight_;
-    if (bound_ > limit_) return false;
-  }
-  if (cap_ == kLargest) return true;
+  if (cap_ == kLargest) return;
   raise_cap(charge);
   if (fit == Fit::kBeyond) cap_ = std::max(cap_, bound_);  // So much there is.
-  return true;
 }
 
 void NativeMemory::raise_cap(Bytes charge) {
@@ -151,10 +143,10 @@ void NativeMemory::drop_cap() {
 
 // With Fit::kBeyond nothing is left to evict, and what failed is no measure for other requests.
 void NativeMemory::turned_down(Bytes charge, Fit fit) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   ++recovered_;
-  in_flight_ -= charge;
-  bound_ = current_of(books().allocated_bytes) + in_flight_;
+  answer(charge);
+  bound_ = look(lock);
   if (fit == Fit::kBeyond) {
     drop_cap();
     failures_in_a_row_ = 0;
@@ -169,7 +161,7 @@ void NativeMemory::turned_down(Bytes charge, Fit fit) {
 
 void NativeMemory::give_up(Bytes charge) {
   const std::lock_guard lock(mutex_);
-  in_flight_ -= charge;
+  answer(charge);
 }
 
 std::exception_ptr NativeMemory::take_failure() {
@@ -181,6 +173,7 @@ std::exception_ptr NativeMemory::take_failure() {
 void NativeMemory::forget_bound() {
   const std::lock_guard lock(mutex_);
   bound_ = kLargest;
+  ++changes_;
 }
 
 void NativeMemory::forget_cap() {
@@ -293,7 +286,29 @@ Bytes NativeMemory::charge(Bytes size) const {
   return rounded <= kSmall ? rounded : rounded + kSmall;
 }
 
-Bytes NativeMemory::live() const { return current_of(books().allocated_bytes); }
+Bytes NativeMemory::live() const {
+  std::unique_lock lock(mutex_);
+  return look(lock);
+}
+
+// A request is in flight until the books have it, and for a moment longer. The books may be torch's
+// alone for long, while it asks the driver for memory. So our lock is open meanwhile: else that
+// request would wait for us once it is served, and be counted twice.
+Bytes NativeMemory::look(std::unique_lock<std::mutex>& lock) const {
+  for (int i = 0; i < kMostLooks; ++i) {
+    const std::int64_t before = changes_;
+    lock.unlock();
+    const Bytes booked = current_of(books().allocated_bytes);
+    lock.lock();
+    if (changes_ == before) return booked + in_flight_;
+  }
+  return current_of(books().allocated_bytes) + in_flight_;  // Others never rest.
+}
+
+void NativeMemory::answer(Bytes charge) {
+  in_flight_ -= charge;
+  ++changes_;
+}
 
 PoolStats NativeMemory::stats() const {
   const auto books = this->books();
@@ -324,7 +339,6 @@ PoolStats NativeMemory::stats() const {
 void NativeMemory::set_limit(Bytes limit) {
   insist(limit >= 0 && limit <= kLargest, "a guest's limit must be within 0 and 16 TiB");
   const std::lock_guard lock(mutex_);  // Nobody is between the look and the count.
-  if (limit < limit_) ++shrunk_;
   limit_ = limit;
 }
 

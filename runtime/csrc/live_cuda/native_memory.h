@@ -4,9 +4,10 @@
 // A tensor keeps the DataPtr that torch's allocator made, deleter and all: torch compares deleters
 // in many places (Tensor.record_stream, the trees of CUDA graphs), and so blocks from before and
 // after our time need no care. It follows that nobody tells when an untracked block is freed. So
-// live bytes are read from torch's books (allocated_bytes), behind a bound that most requests are
-// settled by. It is below them only by what torch was asked past us (resize_ of a storage from
-// before). A Block exists while a session tracks what lies there.
+// live bytes are those of torch's books (allocated_bytes), and of requests that are not in them yet.
+// They are read behind a bound that most requests are settled by. It is below them only by what
+// torch was asked past us (resize_ of a storage from before). A Block exists while a session tracks
+// what lies there.
 //
 // A request that torch turns down is dear: torch first waits for streams and gives back all that it
 // had kept. So what was live then, less a surplus, is a second limit from then on, the cap, and
@@ -65,7 +66,7 @@ class NativeMemory final : public Memory {
 
   Bytes budget() const override { return limit_; }
   Bytes largest_budget() const override { return kLargest; }
-  Bytes live() const override;
+  Bytes live() const override;  // With what is asked for just now.
   Bytes charge(Bytes size) const override;
   PoolStats stats() const override;
   void reset_peak() override { native_.resetPeakStats(device_); }
@@ -107,10 +108,12 @@ class NativeMemory final : public Memory {
   c10::CachingDeviceAllocator::DeviceStats books() const { return native_.getDeviceStats(device_); }
   void* ask(Bytes size, Stream stream);
   bool reserve(Bytes charge, Fit fit);
-  // Whether it may stay. `shrunk_before`: shrunk_ when it was asked for.
-  bool served(Bytes charge, Fit fit, std::int64_t shrunk_before);
+  void served(Bytes charge, Fit fit);
   void turned_down(Bytes charge, Fit fit);
   void give_up(Bytes charge);
+  // With the mutex held: what is live, or will be once torch has answered; and that it has.
+  Bytes look(std::unique_lock<std::mutex>& lock) const;
+  void answer(Bytes charge);
   void raise_cap(Bytes charge);
   void drop_cap();
   std::int32_t meet(Stream stream);
@@ -119,11 +122,11 @@ class NativeMemory final : public Memory {
   const c10::DeviceIndex device_;
   const CurrentWork work_;
   std::atomic<Bytes> limit_;
-  std::atomic<std::int64_t> shrunk_{0};  // Times that the limit did.
 
   mutable std::mutex mutex_;  // Never held while memory is asked for or given back.
   Bytes bound_ = kLargest;    // Not below the live bytes: at first, all.
   Bytes in_flight_ = 0;       // Asked for, and perhaps not yet in torch's books.
+  std::int64_t changes_ = 0;  // Of what the books or in_flight_ say, but for requests that begin.
   Bytes cap_ = kLargest;
   int failures_in_a_row_ = 0;
   int rise_ = kFastestRise;  // The cap's: a request's size, so often halved.
