@@ -6,8 +6,8 @@ round eager, the peer and we train in turn, in an order that is drawn anew, so t
 slows down does so for all. Eager and the peer train twice: in our pool, which is faster than malloc
 at large blocks, and without it. The first tells what recomputation costs, the second what a user
 gains. A slowdown is the median over rounds of the round's median step over eager's, in processor
-time. Whether the losses, gradients, parameters, buffers and optimizer state equal eager's to the
-bit is checked for all. One thread.
+time; peers.json has those on the wall too. Whether the losses, gradients, parameters,
+buffers and optimizer state equal eager's to the bit is checked for all. One thread.
 
 The peers, on the modules that a user of each would choose (a block of gpt or resnet, a pair of
 convolutions of unet):
@@ -38,7 +38,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,8 @@ class Row:
     ours_plain: float | None = None
     """Ours over eager without our pool."""
     ours_identical: bool | None = None
+    wall: dict[str, float] = field(default_factory=dict)
+    """The four slowdowns on the wall."""
     note: str = ""
 
 
@@ -156,8 +158,23 @@ def budgeted(budget: int) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: dtr_alloc.rematerialize(budget, device="cpu")
 
 
-def median_step(training: Training) -> float:
-    return statistics.median(training.processor_ns[1:])
+def slowdowns(ran: dict[str, Training], clock: str) -> dict[str, float]:
+    """Of one round, by the names of `Row`."""
+    step = {way: statistics.median(getattr(one, clock)[1:]) for way, one in ran.items()}
+    found = {
+        "slowdown": step["peer in pool"] / step["pool"],
+        "plain": step["peer"] / step["plain"],
+    }
+    if "ours" in step:
+        found["ours"] = step["ours"] / step["pool"]
+        found["ours_plain"] = step["ours"] / step["plain"]
+    return found
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Of each slowdown over the rounds that have it."""
+    names = dict.fromkeys(name for one in rounds for name in one)
+    return {name: statistics.median(one[name] for one in rounds if name in one) for name in names}
 
 
 def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
@@ -181,7 +198,8 @@ def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
             continue
         row.peak_bytes = measured.stats[-1].peak_bytes
         row.share = (row.peak_bytes - fixed) / activations
-        found: dict[str, list[float]] = {"slowdown": [], "plain": [], "ours": [], "ours_plain": []}
+        processor: list[dict[str, float]] = []
+        wall: list[dict[str, float]] = []
         ways: dict[str, Callable[[], Training]] = {
             "plain": functools.partial(plainly, make, plan),
             "pool": functools.partial(in_pool, make, plan),
@@ -198,17 +216,15 @@ def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
                     if way != "ours":
                         raise
                     row.note = str(error)
-            step = {way: median_step(training) for way, training in ran.items()}
-            found["slowdown"].append(step["peer in pool"] / step["pool"])
-            found["plain"].append(step["peer"] / step["plain"])
+            processor.append(slowdowns(ran, "processor_ns"))
+            wall.append(slowdowns(ran, "step_ns"))
             same = {way: training.digests == ran["plain"].digests for way, training in ran.items()}
             row.identical = row.identical is not False and same["peer"]
             if "ours" in ran:
-                found["ours"].append(step["ours"] / step["pool"])
-                found["ours_plain"].append(step["ours"] / step["plain"])
                 row.ours_identical = row.ours_identical is not False and same["ours"]
-        for name, values in found.items():
-            setattr(row, name, statistics.median(values) if values else None)
+        for name, value in medians(processor).items():
+            setattr(row, name, value)
+        row.wall = medians(wall)
         print(f"{model}, {peer}: {row.slowdown:.2f} of eager", flush=True)
     return rows
 

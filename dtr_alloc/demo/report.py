@@ -114,6 +114,8 @@ def figures(comparison: Comparison) -> dict[str, Any]:
                 "step_ms": row.step_ms,
                 "slowdown": row.slowdown,
                 "slowdown_plain": row.slowdown_plain,
+                "slowdown_wall": row.slowdown_wall,
+                "slowdown_plain_wall": row.slowdown_plain_wall,
                 "remat_share": row.remat_share,
                 "search_share": row.search_share,
                 "bookkeeping_share": row.bookkeeping_share,

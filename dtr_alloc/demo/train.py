@@ -81,7 +81,8 @@ class Row:
 
     `ratio` is None without a budget. An infeasible row has no measurements but the floor, and the
     runtime's error. Counts are of one training of `Plan.steps` steps. `slowdown` is over eager in
-    the pool, `slowdown_plain` over plain eager. Shares are of the wall time of the timed steps.
+    the pool, `slowdown_plain` over plain eager, both in processor time; the same two on the wall
+    follow. Shares are of the wall time of the timed steps.
     """
 
     ratio: float | None
@@ -95,6 +96,8 @@ class Row:
     step_ms: float = 0.0
     slowdown: float = 0.0
     slowdown_plain: float = 0.0
+    slowdown_wall: float = 0.0
+    slowdown_plain_wall: float = 0.0
     remat_share: float = 0.0
     search_share: float = 0.0
     bookkeeping_share: float = 0.0
@@ -324,11 +327,12 @@ def _step_ms(trainings: list[Training]) -> float:
     return statistics.median(steps) / 1e6 if steps else 0.0
 
 
-def _slowdown(trainings: list[Training], base: list[Training]) -> float:
-    return statistics.median(
-        statistics.median(training.processor_ns[1:]) / statistics.median(eager.processor_ns[1:])
-        for training, eager in zip(trainings, base, strict=True)
-    )
+def _slowdown(trainings: list[Training], base: list[Training], clock: str) -> float:
+    def step(training: Training) -> float:
+        steps: list[int] = getattr(training, clock)
+        return statistics.median(steps[1:])
+
+    return statistics.median(step(a) / step(b) for a, b in zip(trainings, base, strict=True))
 
 
 def _add_times(
@@ -340,8 +344,10 @@ def _add_times(
     if not trainings:
         return
     row.step_ms = _step_ms(trainings)
-    row.slowdown = _slowdown(trainings, pool)
-    row.slowdown_plain = _slowdown(trainings, plain)
+    row.slowdown = _slowdown(trainings, pool, "processor_ns")
+    row.slowdown_plain = _slowdown(trainings, plain, "processor_ns")
+    row.slowdown_wall = _slowdown(trainings, pool, "step_ns")
+    row.slowdown_plain_wall = _slowdown(trainings, plain, "step_ns")
     steps = [ns for training in trainings for ns in training.step_ns[1:]]
 
     def share(counter: str) -> float:
