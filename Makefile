@@ -76,7 +76,7 @@ check-cuda: $(CUDA_TORCHES:%=check-cuda-%)
 check-cuda-%:
 	test -x .venv-cuda/$*/bin/pip || $(CUDA_PYTHON) -m venv .venv-cuda/$*
 	.venv-cuda/$*/bin/pip install -q torch==$* numpy click rich ninja 'setuptools>=77' wheel hypothesis matplotlib optuna scipy pytest pytest-xdist expecttest
-	rm -rf .venv-cuda/$*/source/tests .venv-cuda/$*/source/build && mkdir -p .venv-cuda/$*/source
+	rm -rf .venv-cuda/$*/source && mkdir -p .venv-cuda/$*/source
 	git ls-files -z | tar -c --null -T - | tar -x -C .venv-cuda/$*/source
 	cd .venv-cuda/$*/source && ../bin/pip install -q --no-build-isolation --no-deps -e .
 	cd .venv-cuda/$*/source && ../bin/$(PYTEST) -m "not slow" $(ARGS)
