@@ -166,9 +166,9 @@ ENGINE_FAULTS = (
         "count a small value as cheap as a transfer that it never makes",
         (
             Edit(
-                "runtime/csrc/policy/transfer.h",
-                "value.size >= smallest && ",
-                "value.size > 0 && ",
+                "runtime/csrc/simulator/live_simulation.cpp",
+                "engine_.move_by(*link_);",
+                "engine_.move_by({link_->nanoseconds_per_byte, link_->latency, 1});",
             ),
         ),
         "tests/test_link.py::test_a_small_tensor_stays_though_its_bytes_would_move_in_no_time",

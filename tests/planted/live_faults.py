@@ -4,6 +4,17 @@ from tests.planted.fault import Edit, Fault
 
 LIVE_FAULTS = (
     Fault(
+        "record the backward pass",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "return in_optimizer || torch::autograd::get_current_graph_task_id() >= 0;",
+                "return in_optimizer;",
+            ),
+        ),
+        "tests/test_record_trace.py::test_results_that_cannot_be_recomputed_are_marked",
+    ),
+    Fault(
         "drop the snapshot of the generator",
         (
             Edit(
