@@ -171,7 +171,7 @@ class Guest(Allocator):
 
 
 def allocator(
-    budget: int | str | None,
+    budget: int | str | None = None,
     device: int | str | torch.device | None = None,
     rematerialize: bool = True,
     heuristic: str | Heuristic = DEFAULT,

@@ -24,6 +24,8 @@ def test_a_torch_without_cuda_is_told_what_is_missing() -> None:
     [
         ({"budget": "8"}, 'budget "8" is not a size'),
         ({"budget": 0}, "budget 0 is not above zero"),
+        ({}, 'budget None with memory="pool": the pool needs a size'),
+        ({"swap": "1GiB", "memory": "torch"}, 'swap with memory="torch"'),
         ({"budget": "1GiB", "device": "cpu"}, 'device "cpu" is not a CUDA device'),
         ({"budget": "1GiB", "device": -1}, "device -1 is not the number of a CUDA device"),
         ({"budget": "1GiB", "heuristic": "best"}, "best"),
@@ -33,7 +35,6 @@ def test_a_torch_without_cuda_is_told_what_is_missing() -> None:
         ({"budget": "1GiB", "swap": "15TiB"}, "would page-lock more than this machine can spare"),
         ({"budget": "1GiB", "swap": "1GiB", "rematerialize": False}, "swap goes with rematerial"),
         ({"budget": "1GiB", "swap": "1GiB", "heuristic": "auto"}, "swap goes with rematerialize"),
-        ({"budget": None, "swap": "1GiB", "memory": "torch"}, 'swap with memory="torch"'),
     ],
 )
 def test_an_argument_that_is_not_understood_changes_nothing(

@@ -309,7 +309,7 @@ def test_another_allocator_than_torchs_own_is_refused(fake_driver: str) -> None:
     (text,) = tell(
         """
         swap("64MiB", rematerialize=False)
-        print(json.dumps(refused(lambda: dtr_alloc.allocator(None, memory="torch"))[1:]))
+        print(json.dumps(refused(lambda: dtr_alloc.allocator(memory="torch"))[1:]))
         """,
         fake_driver,
     )
