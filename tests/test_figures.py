@@ -29,7 +29,6 @@ FIRST_LINE = re.compile(
 # Results of other code than today's, and why they stay.
 OLDER = {
     "auto_models": "long",
-    "conformance": "long, in 30 parts; made before results told their code",
     "fragmentation": "needs the published logs",
     "hugging_face": "made before results told their code",
     "link": "needs the published logs",
