@@ -268,7 +268,7 @@ def guests() -> Iterator[str]:
         f"What a guest adds, less what recording adds, is {mean:.3f} in the mean of the five, and "
         f"{min(more.values()):.3f} to {max(more.values()):.3f} on one of them"
     )
-    yield f"{sum(x > 0.01 for x in more.values())} of the five are above it"
+    yield f"{sum(x > 0.01 for x in more.values())} of the five models are above a hundredth"
     low, high = (found[f"lstm: a quarter of the processes {side}"] for side in ("below", "above"))
     yield f"of lstm a quarter of the processes is below {low:.3f}, and a quarter above {high:.3f}"
 
