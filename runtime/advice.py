@@ -7,7 +7,8 @@ halving, without the program. What an optimizer made at the end of the last step
 there from the next one's begin on: the steps are simulated with that as well. 3 % are added,
 because live decisions follow times, which are measured anew. Of several steps more is known than of
 one (gradients that are kept, shapes that vary); before a whole one nobody can know, and the text
-says so.
+says so. It also says so where the whole ones would have run: then the batch is an odd one, of which
+only the part until the request is known.
 
 A search takes up to two seconds, once for each state of the program in which a request fails.
 """
@@ -33,6 +34,7 @@ from dtr_alloc.size import LARGEST_BUDGET
 
 _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
+_BEYOND = 0.9  # What runs in so much of the request's budget has no such request.
 _HOPELESS = 20.0  # Recomputing more often than this is far below the live limit, and no use.
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -112,7 +114,8 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
         what = f"{steps} seen so far"
     if not known and seen.watch == _core.Watch.long:
         return "; a later request may need more: no step was over when it became too long to keep"
-    found = _smallest(known, rules, at_least) if known else None
+    simulators = list(_simulators(known))
+    found = _smallest(simulators, rules, at_least) if known else None
     if not known or (found is None and not begun):
         return (
             "; the first step is not over, and a later request may need more: run two steps in "
@@ -121,6 +124,9 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
         )
     if found is None:
         return f"; a later request may need more: {what} needed less than this one"
+    if seen.steps and _run(simulators, rules, int(_BEYOND * at_least)) is not None:
+        what += f" and of this one until here, {_enough(found)} do; a later request may need more"
+        return f"; by a simulation of {what}"
     return f"; by a simulation of {what}, {_enough(found)} do"
 
 
@@ -130,16 +136,18 @@ def _agree(seen: _Seen, before: _Seen) -> bool:
     return calls == list(islice(before.calls(), len(calls)))
 
 
-def _smallest(known: Sequence[_Seen], rules: Rules, at_least: int) -> int | None:
-    """The smallest budget from `at_least` on in which all of it runs, and some; None where it takes
-    less even without a budget."""
-    end = time.monotonic() + _SECONDS
-    simulators = []
+def _simulators(known: Iterable[_Seen]) -> Iterator[Simulator]:
     for seen in known:
         records = seen.records.tolist()
         for run in (records, with_later_state(records)):
             if run:
-                simulators.append(Simulator(trace_of(run, seen.operators)))
+                yield Simulator(trace_of(run, seen.operators))
+
+
+def _smallest(simulators: Sequence[Simulator], rules: Rules, at_least: int) -> int | None:
+    """The smallest budget from `at_least` on in which all of it runs, and some; None where it takes
+    less even without a budget."""
+    end = time.monotonic() + _SECONDS
     low, high = at_least, _run(simulators, rules, LARGEST_BUDGET)
     assert high is not None
     if high < low:

@@ -12,9 +12,12 @@ until then there is none to ask, and nothing can be evicted.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from abc import ABC, abstractmethod
+
+import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.advice import Adviser
@@ -124,7 +127,9 @@ class CpuScope(OpenScope):
         self.core.part()
 
     def before_fork(self) -> None:
-        self.core.commit_before_fork()
+        # To recompute one takes more room than it has itself. A child that reads it is told.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.core.commit_before_fork()
 
     def advise(self, at_least: int) -> str:
         return self._adviser.advise(at_least)

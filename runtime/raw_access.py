@@ -10,8 +10,10 @@ time a pointer leaves C++, an evicted tensor has none.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -40,7 +42,13 @@ _EXPOSING = (
 )
 # Of these, what `torch.save`, `deepcopy` and `is_shared` call themselves, to read.
 _STORAGES = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__")
-_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# Code that takes memory for the program's line, which is the one to name.
+_BETWEEN = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    "<frozen ",
+    copy.__file__,
+    pickle.__file__,
+)
 
 
 # Gives the session of the scope that is open, if it has one by now.
@@ -139,7 +147,7 @@ def _tell(
 ) -> None:
     """Notes the line of the program that took the memory, once each."""
     frame = sys._getframe(2)
-    while frame.f_back and frame.f_code.co_filename.startswith((_FOLDER, "<frozen ")):
+    while frame.f_back and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     place = (frame.f_code.co_filename, frame.f_lineno)
     if place in told:

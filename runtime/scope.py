@@ -267,7 +267,7 @@ def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
     if spilled and not failed:
         warnings.warn(
             "tensors that outlive the scope do not fit its budget together: "
-            f"{format_size(spilled)} of them now lie in ordinary memory",
+            f"{format_size(spilled)} of them now lie in ordinary memory, which no budget bounds",
             stacklevel=6,
         )
 

@@ -114,7 +114,7 @@ class Session:
         rows = [
             ("operators", f"{s.operators:,}", f"{s.recorded:,} can be recomputed"),
             ("evictions", f"{s.evictions:,}", f"{s.rematerializations:,} operators run again"),
-            ("peak", format_size(s.peak_bytes), f"budget {_show_budget(s.budget_bytes)}"),
+            ("peak", format_size(s.peak_bytes), _of_budget(s)),
             ("in use", format_size(s.live_bytes), f"{format_size(s.evictable_bytes)} evictable"),
             ("largest operator", format_size(s.largest_operator_bytes), "arguments and results"),
         ]
@@ -322,7 +322,7 @@ class Session:
 
         Raises:
             torch.OutOfMemoryError: it does not fit the budget together. What was not reached stays
-            as it was.
+            as it was, but what was reached takes room from now on: `resize` gives more.
         """
         self._core.commit()
 
@@ -335,8 +335,11 @@ class Session:
         self._core.check()
 
 
-def _show_budget(budget: int | None) -> str:
-    return "none" if budget is None else format_size(budget)
+def _of_budget(s: SessionStats) -> str:
+    if s.budget_bytes is None:
+        return "budget none"
+    past = s.peak_bytes > s.budget_bytes  # It has shrunk since.
+    return f"{'the budget is now' if past else 'budget'} {format_size(s.budget_bytes)}"
 
 
 def evict(tensor: torch.Tensor) -> bool:
@@ -346,6 +349,9 @@ def evict(tensor: torch.Tensor) -> bool:
         Whether there was something to evict: False for parameters, inputs and whatever else cannot
             be recomputed.
 
+    Raises:
+        TypeError: it is no tensor.
+
     Example:
         >>> import dtr_alloc, torch
         >>> with dtr_alloc.rematerialize("64MiB"):
@@ -353,6 +359,7 @@ def evict(tensor: torch.Tensor) -> bool:
         ...     evict(x), is_evicted(x), f"{x[0]:.3f}", is_evicted(x)
         (True, True, '2.718', False)
     """
+    _insist_tensor(tensor)
     session = current.session()
     return session is not None and session.evict(tensor)
 
@@ -365,9 +372,11 @@ def materialize(tensor: torch.Tensor) -> None:
     memory or a disk was full.
 
     Raises:
+        TypeError: it is no tensor.
         torch.OutOfMemoryError: it does not fit the budget.
         RuntimeError: it cannot be read from the swap.
     """
+    _insist_tensor(tensor)
     if session := current.session():
         session.materialize(tensor)
     elif over := _core.lingering_session():
@@ -378,6 +387,7 @@ def pin(tensor: torch.Tensor) -> None:
     """Brings a tensor back if it is evicted, and never evicts it again.
 
     Raises:
+        TypeError: it is no tensor.
         torch.OutOfMemoryError: it does not fit the budget.
 
     Example:
@@ -388,11 +398,22 @@ def pin(tensor: torch.Tensor) -> None:
         ...     evict(x)
         False
     """
+    _insist_tensor(tensor)
     if session := current.session() or _core.lingering_session():
         session.pin(tensor)
 
 
 def is_evicted(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's content is gone for now."""
+    """Whether a tensor's content is gone for now.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    _insist_tensor(tensor)
     session = current.session() or _core.lingering_session()
     return session is not None and session.is_evicted(tensor)
+
+
+def _insist_tensor(tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a tensor is expected, not {type(tensor).__name__}")

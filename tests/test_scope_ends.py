@@ -98,6 +98,21 @@ def test_dataloader_workers_and_forked_children() -> None:
         session.check()
 
 
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_a_fork_goes_on_where_the_budget_has_no_room_to_bring_back_all(
+    memory: Literal["pool", "torch"],
+) -> None:
+    with dtr_alloc.rematerialize("2MiB", memory=memory) as session:
+        held = [torch.ones(1 << 17) + n for n in range(6)]  # 3 MiB; each takes one of ones, too.
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        session.check()
+        session.resize("2MiB")
+        del held
+
+
 def test_a_child_that_leaves_its_parents_scope_keeps_its_own() -> None:
     parents = dtr_alloc.rematerialize("4MiB")
     with parents:
