@@ -129,7 +129,7 @@ def test_a_fraction_and_a_budget_that_changes_both_hold(fake_driver: str) -> Non
     )
     assert limits == [32, 32, 16, 16, 4, 8, 48]
     assert grown
-    assert "cannot shrink to 8.00 MiB: 12.00 MiB are read" in refusal
+    assert "cannot shrink to 8.00 MiB: 12.00 MiB are in use" in refusal
 
 
 @with_cuda

@@ -215,6 +215,7 @@ LIVE_FAULTS = (
             ),
         ),
         "tests/test_resize.py::test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",
+        tries=10,
     ),
     Fault(
         "let a request fail by a budget that is then refused",
