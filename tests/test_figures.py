@@ -36,7 +36,6 @@ OLDER = {
     "mutants": "long",
     "page_prices": "needs the published logs",
     "plan": "long",
-    "planted_faults": "long",
     "swap": "long",
     "tune": "long, needs the published logs; made before results told their code",
 }
