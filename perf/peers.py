@@ -6,8 +6,8 @@ round eager, the peer and we train in turn, in an order that is drawn anew, so t
 slows down does so for all. Eager and the peer train twice: in our pool, which is faster than malloc
 at large blocks, and without it. The first tells what recomputation costs, the second what a user
 gains. A slowdown is the median over rounds of the round's median step over eager's, in processor
-time; peers.json has those on the wall too. Whether the losses, gradients, parameters,
-buffers and optimizer state equal eager's to the bit is checked for all. One thread.
+time; peers.json has those on the wall too. Whether the losses, gradients, parameters, buffers and
+optimizer state equal eager's to the bit is checked for all. One thread.
 
 The peers, on the modules that a user of each would choose (a block of gpt or resnet, a pair of
 convolutions of unet):

@@ -127,7 +127,8 @@ class CpuScope(OpenScope):
         self.core.part()
 
     def before_fork(self) -> None:
-        # To recompute one takes more room than it has itself. A child that reads it is told.
+        # Where a tensor would fit, but not with what recomputes it, all the rest stays evicted. A
+        # child that reads one of these gets an error.
         with contextlib.suppress(torch.OutOfMemoryError):
             self.core.commit_before_fork()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -47,7 +46,6 @@ _BETWEEN = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     "<frozen ",
     copy.__file__,
-    pickle.__file__,
 )
 
 

@@ -109,7 +109,6 @@ def test_a_fork_goes_on_where_the_budget_has_no_room_to_bring_back_all(
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         session.check()
-        session.resize("2MiB")
         del held
 
 

@@ -160,6 +160,23 @@ def test_the_summary_names_time_and_memory() -> None:
         assert word in text
 
 
+def test_the_summary_of_a_budget_that_has_shrunk_says_that_it_is_todays() -> None:
+    with dtr_alloc.rematerialize("8MiB") as session:
+        tensors = chain(64)
+        session.resize("256KiB")
+        assert "the budget is now 256 KiB" in session.summary()
+        del tensors
+
+
+@pytest.mark.parametrize("call", ["evict", "materialize", "pin", "is_evicted"])
+def test_what_is_no_tensor_is_refused_inside_of_a_scope_and_outside(call: str) -> None:
+    with pytest.raises(TypeError, match="a tensor is expected, not list"):
+        getattr(dtr_alloc, call)([])
+    expected = pytest.raises(TypeError, match="a tensor is expected, not int")
+    with dtr_alloc.rematerialize("1MiB"), expected:
+        getattr(dtr_alloc, call)(3)
+
+
 # ---- What lives on -------------------------------------------------------------------------------
 
 
