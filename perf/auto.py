@@ -8,8 +8,8 @@ chosen; its search is told beside them. The first thirteen steps of each trainin
 scope records twelve of them. Bits are compared with eager's.
 
 `recomputing` is the time of operators run again over that of the program's own, `step` the
-processor time of a step over eager's in the pool: the median over rounds of the round's median.
-Some fifteen minutes.
+processor time of a step over eager's in the pool: the median over rounds of the round's median. A
+second table has the parts of what a step by the default takes beyond eager's. Some fifteen minutes.
 
     python perf/auto.py [--set paper] [--rounds 3] [--model gpt] [--quick] [--out perf/results]
 """
@@ -20,6 +20,7 @@ import argparse
 import gc
 import math
 import random
+import resource
 import statistics
 import sys
 import time
@@ -81,11 +82,18 @@ SETS = {
 
 @dataclass
 class Cell:
-    """One model at one budget in one way; an entry for each round."""
+    """One model at one budget in one way; an entry for each round. Of a step, over eager's in the
+    pool: `step` all of it, `again` operators run again, `room` finding room, which is choosing
+    victims and moving pages, and `system` what the kernel takes more than in the pool. `faults`
+    counts pages that the kernel clears or maps, of a step."""
 
     recomputing: list[float] = field(default_factory=list)
     search: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+    room: list[float] = field(default_factory=list)
+    system: list[float] = field(default_factory=list)
+    faults: list[float] = field(default_factory=list)
     chosen: list[str] = field(default_factory=list)
     simulating_s: list[float] = field(default_factory=list)
     refused: int = 0
@@ -99,8 +107,13 @@ class Run:
     processor_ns: list[int]
     wall_ns: list[int]
     stats: list[dtr_alloc.SessionStats]
+    usage: list[resource.struct_rusage]
     state: list[Tensor]
     session: Session | None
+
+    def each(self, of: Callable[[resource.struct_rusage], float]) -> float:
+        """Of a step that counts, in the mean."""
+        return (of(self.usage[-1]) - of(self.usage[WARM - 1])) / (len(self.usage) - WARM)
 
 
 def trained(
@@ -110,7 +123,7 @@ def trained(
     the budget does not do."""
     gc.collect()
     workload = build()
-    run = Run([], [], [], [], None)
+    run = Run([], [], [], [], [], None)
     try:
         with scope() as session:
             for step in range(steps):
@@ -120,6 +133,7 @@ def trained(
                 workload.step()
                 run.processor_ns.append(time.process_time_ns() - spent)
                 run.wall_ns.append(time.perf_counter_ns() - began)
+                run.usage.append(resource.getrusage(resource.RUSAGE_SELF))
                 run.stats.append(session.stats())
     except torch.OutOfMemoryError:
         return None
@@ -137,8 +151,8 @@ def needs(build: Callable[[], Workload]) -> tuple[int, int]:
 
 def measure(
     build: Callable[[], Workload], budgets: tuple[float, ...], rounds: int
-) -> dict[tuple[float, str], Cell]:
-    """All of one model."""
+) -> tuple[dict[tuple[float, str], Cell], float]:
+    """All of one model; and a step that is recorded without a budget, over eager's in the pool."""
     steps = WARM + 5
     eager = build()
     for _ in range(steps):
@@ -146,11 +160,15 @@ def measure(
     expected = list(eager.state())
     peak, fixed = needs(build)
     cells = {(budget, way): Cell() for budget in budgets for way in WAYS}
+    recorded = []
     draw = random.Random(0)
     for _ in range(rounds):
         pool = trained(build, steps, lambda: dtr_alloc.measure(device="cpu"))
         assert pool is not None
         base = statistics.median(pool.processor_ns[WARM:])
+        free = trained(build, steps, lambda: dtr_alloc.rematerialize(None, device="cpu"))
+        assert free is not None
+        recorded.append(statistics.median(free.processor_ns[WARM:]) / base)
         for (share, way), cell in draw.sample([*cells.items()], len(cells)):
             budget = int(share * (peak - fixed)) + fixed
             scope = partial(dtr_alloc.rematerialize, budget, heuristic=way)
@@ -163,11 +181,17 @@ def measure(
             cell.recomputing.append((last.remat_ns - first.remat_ns) / kernels)
             cell.search.append((last.search_ns - first.search_ns) / sum(run.wall_ns[WARM:]))
             cell.step.append(statistics.median(run.processor_ns[WARM:]) / base)
+            all_steps = base * (steps - WARM)
+            cell.again.append((last.remat_ns - first.remat_ns) / all_steps)
+            cell.room.append((last.search_ns - first.search_ns) / all_steps)
+            in_system, in_pool = (1e9 * it.each(lambda u: u.ru_stime) for it in (run, pool))
+            cell.system.append((in_system - in_pool) / base)
+            cell.faults.append(run.each(lambda u: u.ru_minflt) - pool.each(lambda u: u.ru_minflt))
             cell.chosen.append(name_of(run.session.heuristic))
             if run.session._chooser is not None:
                 cell.simulating_s.append(run.session._chooser.spent_seconds)
             cell.differences += not same_bits(run.state, expected)
-    return cells
+    return cells, statistics.median(recorded)
 
 
 def same_bits(found: list[Tensor], expected: list[Tensor]) -> bool:
@@ -180,7 +204,9 @@ def middle(values: list[float]) -> float:
     return statistics.median(values) if values else math.inf
 
 
-def rows_of(model: str, cells: dict[tuple[float, str], Cell]) -> list[dict[str, Any]]:
+def rows_of(
+    model: str, cells: dict[tuple[float, str], Cell], recorded: float
+) -> list[dict[str, Any]]:
     """A row for each budget."""
     rows = []
     for share in dict.fromkeys(budget for budget, _ in cells):
@@ -194,7 +220,13 @@ def rows_of(model: str, cells: dict[tuple[float, str], Cell]) -> list[dict[str, 
                 f"{way}_refused": cell.refused,
                 f"{way}_differences": cell.differences,
             }
-        chosen = cells[share, "auto"]
+        ours, chosen = cells[share, DEFAULT], cells[share, "auto"]
+        parts = {name: middle(getattr(ours, name)) for name in ("again", "room", "system")}
+        parts |= {"recorded": recorded - 1}
+        beside = parts["again"] + parts["room"] + parts["recorded"]
+        parts |= {"beside": middle(ours.step) - 1 - beside}
+        row["parts"] = {name: round(part, 4) for name, part in parts.items()}
+        row["faults"] = round(middle(ours.faults)) if ours.faults else None
         row["chosen"] = chosen.chosen
         row["simulating_s"] = [round(seconds, 3) for seconds in chosen.simulating_s]
         rows.append(row)
@@ -213,6 +245,27 @@ def table(rows: list[dict[str, Any]]) -> Table:
             *(f"{row[f'{way}_step']:.2f}" for way in WAYS),
             *(f"{row[f'{way}_search']:.1%}" for way in WAYS),
             row["chosen"][-1] if row["chosen"] else "",
+        )
+    return made
+
+
+def parts_of_a_step(rows: list[dict[str, Any]]) -> Table:
+    """What a step by the default takes beyond eager's in the pool, over that."""
+    headings = {
+        "recorded": "recording",
+        "again": "operators again",
+        "room": "finding room",
+        "beside": "beside these",
+        "system": "of all, in the kernel",
+    }
+    made = Table("model", "budget", "step", *headings.values(), "page faults")
+    for row in rows:
+        made.add_row(
+            row["model"],
+            f"{row['budget']:.0%}",
+            f"{row[f'{DEFAULT}_step']:.2f}",
+            *(f"{row['parts'][name]:+.3f}" for name in headings),
+            str(row["faults"]),
         )
     return made
 
@@ -248,13 +301,13 @@ def main() -> int:
     budgets = (0.5,) if options.quick else asked.budgets
     rows: list[dict[str, Any]] = []
     for name in names:
-        rows += rows_of(
-            name, measure(asked.builders[name], budgets, 1 if options.quick else options.rounds)
-        )
+        rounds = 1 if options.quick else options.rounds
+        rows += rows_of(name, *measure(asked.builders[name], budgets, rounds))
         print(f"{name} is measured", file=sys.stderr, flush=True)
     console = Console(width=200, record=True)
     console.print(origin(), soft_wrap=True)
     console.print(table(rows))
+    console.print(parts_of_a_step(rows))
     told = {
         f"{way} {what}": means(rows, what, way)
         for way in WAYS
