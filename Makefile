@@ -61,6 +61,7 @@ figures: $(READY)
 	-$(PYTHON) perf/scoring.py --out perf/results/scoring.json
 	-$(PYTHON) perf/scaling.py --out perf/results
 	-$(PYTHON) perf/throughput.py --out perf/results
+	-$(PYTHON) perf/page_moves.py --out perf/results/page_moves.json
 	-$(PYTHON) perf/trace_overhead.py --out perf/results/trace_overhead.json
 	-$(PYTHON) perf/memory_map.py
 	-$(PYTHON) perf/soak.py --out perf/results/soak.json

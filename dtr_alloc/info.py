@@ -25,6 +25,7 @@ __all__ = ["rows"]
 _PACKAGES = ("numpy", "click", "rich", "matplotlib", "optuna", "triton", "cupy", "rmm")
 _VARIABLES = (
     "DTR_ALLOC_LIBCUDA",
+    "DTR_ALLOC_USERFAULTFD",
     "CUDA_HOME",
     "CUDA_VISIBLE_DEVICES",
     "PYTORCH_ALLOC_CONF",
@@ -58,6 +59,9 @@ def rows() -> dict[str, str]:
         "memory": format_size(os.sysconf("SC_PHYS_PAGES") * system_page),
         "page size": f"{format_size(system_page)}, huge pages: {_huge_pages()}",
         "arena": f"host, pages of {small}; of {large} where it has 512 MiB of addresses or more",
+        "moving a page": "by the kernel"
+        if _core.host_pages_move()
+        else "not possible: a page of 4 KiB is cleared anew instead (docs/pool.md)",
         "cuda in torch": torch.version.cuda or "none",
         "cuda allocator": "compiled in" if hasattr(_core, "CudaAllocator") else "not compiled in",
         "cuda driver": _driver(),

@@ -1,10 +1,10 @@
 """When is it right to move pages, and when to evict neighbours instead?
 
 On a host a page costs next to nothing to move. On an H200 one of 2 MiB takes 25 us
-(perf/gpu/run.py). The traces are replayed in a pool of
-such pages at several prices: `ours` decides as a scope does, `always` moves whenever the bytes are
-there but scattered, `never` has no pages that move and evicts windows. A cell is what was
-recomputed, and what the moves took, as shares of the program's own time.
+(perf/gpu/run.py). The traces are replayed in a pool of such pages at several prices: `ours` decides
+as a scope does, `always` moves whenever the bytes are there but scattered, `never` has no pages
+that move and evicts windows. A cell is what was recomputed, and what the moves took, as shares of
+the program's own time.
 
     python perf/page_prices.py [--logs FOLDER] [--out perf/results]
 """

@@ -108,6 +108,16 @@ def throughput() -> Iterator[str]:
     yield f"Four threads at once: {four['host']:.0f}; mimalloc {four['mimalloc']:.0f}."
 
 
+def page_moves() -> Iterator[str]:
+    us = measured("page_moves")
+    small, huge = "a page of 4 KiB, in runs of 8", "a page of 2 MiB, in runs of 1"
+    yield (
+        f"a page of 4 KiB takes {us[f'{small}: moved']:.2f} us in runs of 8, and "
+        f"{us[f'{small}: anew']:.2f} us where the kernel does not move it"
+    )
+    yield f"A page of 2 MiB takes {us[f'{huge}: moved']:.1f} us"
+
+
 def chosen() -> Iterator[str]:
     for stem, models in (("auto", "the demo's five"), ("auto_models", "the paper's eight")):
         over = result(stem)["over dtr"]
@@ -299,6 +309,7 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
         gpu_quotes.seconds,
         peers,
         throughput,
+        page_moves,
         simulator_quotes.fragmentation,
         simulator_quotes.scope,
         simulator_quotes.windows,

@@ -26,12 +26,18 @@ WRITES_ONE_FILE = {
     "memory_map.py": "a.png",
     "odd_batches.py": "a.json",
     "op_overhead.py": "a.json",
+    "page_moves.py": "a.json",
     "plan.py": "a.json",
     "scoring.py": "a.json",
     "soak.py": "a.json",
     "trace_overhead.py": "a.json",
 }
-IN_SECONDS = {"adversary.py", "eviction.py", "memory_map.py"}  # `make test-all` runs the rest.
+IN_SECONDS = {
+    "adversary.py",
+    "eviction.py",
+    "memory_map.py",
+    "page_moves.py",
+}  # `make test-all` runs the rest.
 
 
 def scripts() -> list[object]:

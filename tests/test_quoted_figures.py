@@ -26,7 +26,7 @@ FIGURE = re.compile(
 SETTING = re.compile(
     r"\b(?:at|budgets? of|budgets up to|within) (?:(?:\d0, )*(?:\d0 and )?\d0 %"
     rf"|0\.\d(?:(?:,| and| to) 0\.\d)*(?!\d| ?(?:{UNITS})\b))"
-    r"|\b(?:section|theorem|Apache|CUDA) \d+\.\d|(?<![\d.,])2 MiB"
+    r"|\b(?:section|theorem|Apache|CUDA|Linux) \d+\.\d|(?<![\d.,])2 MiB"
 )
 
 NO_RESULT = {

@@ -15,14 +15,20 @@
 #include <cerrno>
 #include <chrono>
 #include <new>
+#include <optional>
 #include <system_error>
 
 #include "dtr_alloc/csrc/arena.h"
+#include "dtr_alloc/csrc/lazy_array.h"
+#include "dtr_alloc/csrc/page_mover.h"
 
 namespace dtr {
 namespace {
 
 constexpr Bytes kHugePage = Bytes{2} << 20;
+// Of Linux 5.7 and 5.18; the headers of a system may be older.
+constexpr int kDontUnmap = 4;      // MREMAP_DONTUNMAP
+constexpr int kEvenIfLocked = 24;  // MADV_DONTNEED_LOCKED: after mlockall.
 // Capacity at which one huge page is a small part of the whole. Huge pages also move for less, and
 // make steady steps 0 to 2 % faster.
 constexpr Bytes kHugeFrom = 256 * kHugePage;
@@ -61,6 +67,7 @@ class HostArena final : public Arena {
     }
     // Advice only: a kernel built without huge pages refuses it, and the arena works as well.
     madvise(at(0), capacity_, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    if (page_ != kHugePage) mover_.emplace(base_, capacity_);
   }
 
   ~HostArena() override { munmap(at(0), reserved_); }
@@ -73,99 +80,97 @@ class HostArena final : public Arena {
   void commit(Bytes, Bytes) override {}
 
   void release(Bytes begin, Bytes end) override {
-    if (madvise(at(begin), end - begin, MADV_DONTNEED) != 0) {
+    if (madvise(at(begin), end - begin, MADV_DONTNEED) != 0 &&
+        madvise(at(begin), end - begin, kEvenIfLocked) != 0) {
       throw std::system_error(errno, std::generic_category(), "cannot give pages of the pool back");
     }
   }
 
-  // The kernel moves page tables, which costs less than to clear a released page and fault it in
-  // again (perf/README.md, "The pool", has both). It moves one mapping at a time, and every move
-  // makes another one: a range of several is halved until a piece is too short to be worth a call,
-  // which is released, and so becomes part of one mapping again.
+  // What cannot be moved is released, and faulted in anew at its new place: perf/README.md, "The
+  // pool", has what each way takes.
   void move(Bytes from, Bytes to, Bytes bytes) override {
-    if (bytes >= worth_a_call() * page_) {
-      constexpr int kFlags = MREMAP_MAYMOVE | MREMAP_FIXED;
-      const bool moved = mremap(at(from), bytes, bytes, kFlags, at(to)) != MAP_FAILED;
-      map(moved ? from : to,
-          bytes);  // A call that fails may have unmapped where it was to move to.
-      if (moved) return;
-      if (const Bytes half = bytes / page_ / 2 * page_; half > 0) {
-        move(from, to, half);
-        move(from + half, to + half, bytes - half);
-        return;
+    for (const Bytes end = from + bytes; from < end;) {
+      Bytes done = 0, rest = end - from;
+      if (page_ == kHugePage) {
+        done = move_mapping(from, to) ? page_ : 0;
+        rest = page_;
+      } else if (mover_->usable()) {
+        done = mover_->move(from, to, rest);
+        rest = page_;
       }
+      if (done == 0) {
+        done = rest;
+        release(from, from + done);
+      }
+      from += done, to += done;
     }
-    release(from, from + bytes);
   }
 
+  // Measured once a process for each kind of page and each way to move it.
   MovePrices move_prices() const override {
-    // Once a process, on pages of its own.
-    if (page_ == kHugePage) {
-      static const MovePrices huge = measured_or_usual(kHugePage);
-      return huge;
-    }
-    static const MovePrices normal = measured_or_usual(host_page(1));
-    return normal;
+    if (page_ == kHugePage) return prices<kHugePage, false>();
+    return mover_->usable() ? prices<0, true>() : prices<0, false>();
   }
 
  private:
-  void map(Bytes begin, Bytes bytes) {
+  // Whether a huge page has moved. The mapping that it leaves stays, without a page.
+  bool move_mapping(Bytes from, Bytes to) {
+    constexpr int kFlags = MREMAP_MAYMOVE | MREMAP_FIXED | kDontUnmap;
+    if (mremap(at(from), page_, page_, kFlags, at(to)) != MAP_FAILED) return true;
+    // A call that fails may have unmapped where it was to move to.
+    if (madvise(at(to), page_, MADV_DONTNEED) != 0) map(to);
+    return false;
+  }
+
+  void map(Bytes begin) {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-    if (mmap(at(begin), bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0) == MAP_FAILED) {
+    if (mmap(at(begin), page_, PROT_READ | PROT_WRITE, kFlags, -1, 0) == MAP_FAILED) {
       throw std::system_error(errno, std::generic_category(), "cannot map pages of the pool again");
     }
-    madvise(at(begin), bytes, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    madvise(at(begin), page_, MADV_HUGEPAGE);
   }
-
-  std::int64_t worth_a_call() const { return MovePrices::usual(page_).worth_a_call; }
 
   // A process may have too few addresses left to measure with.
-  static MovePrices measured_or_usual(Bytes page) {
-    try {
-      return measure(page);
-    } catch (const std::bad_alloc&) {
-    } catch (const std::system_error&) {
-    }
-    return MovePrices::usual(page);
+  template <Bytes kPage, bool kMoves>
+  static MovePrices prices() {
+    static const MovePrices found = [] {
+      const Bytes page = std::max(kPage, host_page(1));
+      try {
+        return measure(page, kMoves);
+      } catch (const std::bad_alloc&) {
+      } catch (const std::system_error&) {
+      }
+      return MovePrices::usual(page);
+    }();
+    return found;
   }
 
-  // The least of some rounds: moving two lengths of runs, and giving pages back; each with a touch
-  // of every page afterwards.
-  static MovePrices measure(Bytes page) {
+  // The least of some rounds: moving two lengths of runs, with a touch of every page afterwards.
+  static MovePrices measure(Bytes page, bool moves) {
     constexpr int kRounds = 3;
     HostArena arena(page == kHugePage ? kHugeFrom : 1024 * page);
-    const std::int64_t few = arena.worth_a_call(), many = 4 * few;
+    if (arena.mover_ && !moves) arena.mover_->give_up();
+    const std::int64_t few = page == kHugePage ? 1 : 16, many = 4 * few;
     const auto touch = [&](Bytes begin, std::int64_t pages) {
       for (std::int64_t i = 0; i < pages; i++) {
         *static_cast<volatile char*>(arena.at(begin + i * page)) = 1;
       }
     };
-    const auto least = [&](std::int64_t pages, const auto& act) {
+    const auto least = [&](std::int64_t pages) {
       Nanos best = Nanos::max();
       for (int round = 0; round < kRounds; round++) {
         arena.release(0, 2 * many * page);
         touch(0, pages);
         const auto begin = std::chrono::steady_clock::now();
-        const Bytes place = act(pages);
-        touch(place, pages);
+        arena.move(0, many * page, pages * page);
+        touch(many * page, pages);
         best = std::min<Nanos>(best, std::chrono::steady_clock::now() - begin);
       }
       return best;
     };
-    const auto move = [&](std::int64_t pages) {
-      arena.move(0, many * page, pages * page);
-      return many * page;
-    };
-    const auto renew = [&](std::int64_t pages) {
-      arena.release(0, pages * page);
-      return Bytes{0};
-    };
-    const Nanos one = least(few, move), four = least(many, move);
-    MovePrices prices{.worth_a_call = few};
-    prices.page = std::max<Nanos>((four - one) / (many - few), 1ns);
-    prices.call = std::max<Nanos>(one - few * prices.page, 0ns);
-    prices.page_anew = least(few, renew) / few;
-    return prices;
+    const Nanos one = least(few), four = least(many);
+    const Nanos each = std::max<Nanos>((four - one) / (many - few), 1ns);
+    return {.call = std::max<Nanos>(one - few * each, 0ns), .page = each};
   }
 
   void* at(Bytes offset) const { return reinterpret_cast<void*>(base_ + offset); }
@@ -174,12 +179,18 @@ class HostArena final : public Arena {
   const Bytes capacity_;
   const Bytes reserved_;
   std::uintptr_t base_ = 0;
+  std::optional<PageMover> mover_;  // Of pages that are not huge.
 };
 
 }  // namespace
 
 Bytes host_page(Bytes capacity) {
   return capacity >= kHugeFrom ? kHugePage : Bytes{sysconf(_SC_PAGESIZE)};
+}
+
+bool host_pages_move() {
+  const LazyArray<char> page(sysconf(_SC_PAGESIZE));
+  return PageMover(reinterpret_cast<std::uintptr_t>(page.data()), sysconf(_SC_PAGESIZE)).usable();
 }
 
 std::unique_ptr<Arena> make_host_arena(Bytes capacity) {

@@ -168,7 +168,7 @@ class CudaArena final : public Arena {
   // Before the first move: to take a page away costs about what it costs to map it.
   MovePrices move_prices() const override {
     const Nanos page = moves_.pages > 0 ? moves_.mean() : 2 * mappings_.mean();
-    return {.call = 0ns, .page = page, .page_anew = page, .worth_a_call = 1};
+    return {.call = 0ns, .page = page};
   }
   void note_move(std::int64_t pages, Nanos took) override { moves_.add(pages, took); }
   Nanos now() const override { return driver_.now(); }

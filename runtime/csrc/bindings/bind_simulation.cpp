@@ -136,10 +136,7 @@ void bind_simulation(py::module_& m) {
                                   .log_events = log_events,
                                   .leaving = leaving};
         if (link) options.link = Transfer{2 * link->first, 2 * link->second, kSmallestMoved};
-        if (move_ns) {
-          options.prices = {
-              .call = 0ns, .page = *move_ns, .page_anew = *move_ns, .worth_a_call = 1};
-        }
+        if (move_ns) options.prices = {.call = 0ns, .page = *move_ns};
         if (measured_prices) {
           options.prices = make_host_arena(scope_addresses(budget))->move_prices();
         }
