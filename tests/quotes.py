@@ -130,6 +130,15 @@ def chosen() -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def parts_of_a_step() -> Iterator[str]:
+    for row in result("auto")["rows"]:
+        if row["budget"] in (0.5, 0.3):
+            parts = [row["parts"][name] for name in ("again", "room", "recorded", "beside")]
+            step = f"{row['foresight_step']:.2f}"
+            cells = [row["model"], f"{row['budget']:.0%}", step, *(f"{p:+.2f}" for p in parts)]
+            yield f"| {' | '.join(cells)} |"
+
+
 def overlaps() -> Iterator[str]:
     found = measured("swap_overlap")
     for cell in dict.fromkeys(name.split(":")[0] for name in found):
@@ -308,6 +317,7 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
         gpu_quotes.pages,
         gpu_quotes.seconds,
         peers,
+        parts_of_a_step,
         throughput,
         page_moves,
         simulator_quotes.fragmentation,
