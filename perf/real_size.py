@@ -8,8 +8,8 @@ told is how far its peak in the scope lies above what was resident before. Round
 and each begins with another way. Ratios are of processor time, as in the demo, and of the wall's.
 
 Our pool is faster than glibc's malloc at large blocks, and part of what a user gains is that. So
-eager trains with other allocators too, preloaded, where they are installed (Debian: libjemalloc2,
-libtcmalloc-minimal4).
+eager trains with other allocators too, in the first round alone: preloaded, where they are
+installed (Debian: libjemalloc2, libtcmalloc-minimal4).
 
     python perf/real_size.py [--quick] [--out perf/results]
 """
@@ -158,13 +158,13 @@ def alone(model: str, way: str, budget: int | None, steps: int, quick: bool) -> 
 
 
 def ratio(runs: list[Run], base: list[Run], clock: str = "processor_ns") -> float:
-    """Of the times of a step: the median over rounds."""
+    """Of the times of a step: the median over the rounds that both were in, from the first on."""
 
     def step(one: Run) -> float:
         steps: list[int] = getattr(one.training, clock)
         return statistics.median(steps[1:])
 
-    return statistics.median(step(a) / step(b) for a, b in zip(runs, base, strict=True))
+    return statistics.median(step(a) / step(b) for a, b in zip(runs, base, strict=False))
 
 
 def compare(
@@ -182,6 +182,8 @@ def compare(
     for turn in range(rounds):
         first = turn % len(budgets)
         for way in [*budgets, *budgets][first : first + len(budgets)]:
+            if turn and way in PRELOADED:
+                continue
             say(f"{model}, round {turn + 1} of {rounds}, {way}")
             runs[way].append(alone(model, way, budgets[way], steps, quick))
     rows = []
