@@ -12,7 +12,7 @@ With `memory="torch"` torch's own allocator keeps the memory, and the object sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,8 @@ from dtr_alloc import _core
 from dtr_alloc.runtime import libraries
 from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Scorer, native_scorer
-from dtr_alloc.runtime.scope import Memory, check_thrash_limit, serve
+from dtr_alloc.runtime.scope import Memory, check_thrash_limit
+from dtr_alloc.runtime.serving import Service
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.steps import Steps
 from dtr_alloc.runtime.swapping import host_swap
@@ -145,7 +146,7 @@ class Guest(Allocator):
         steps = Steps()
         super().__init__(core, budget, device, steps, None)
         self._guest = core
-        self._stop: Callable[[], None] = serve(core, steps)
+        self._service = Service(core, steps)
 
     def install(self) -> None:
         """Puts it before torch's allocator, though CUDA may be in use. Tensors that exist stay as
@@ -163,11 +164,11 @@ class Guest(Allocator):
         nothing makes way for another allocator or scope, installed or not.
 
         Raises:
-            RuntimeError: it was removed before, or has served memory and is not installed now.
+            RuntimeError: it was removed before, or has served memory and is not installed now; or
+                another thread made it, or threads that joined compute under it.
             torch.OutOfMemoryError: the device has not the memory. It stays installed.
         """
-        self._guest.remove()
-        self._stop()
+        self._service.end(self._guest.remove)
 
 
 def allocator(
@@ -286,7 +287,7 @@ def allocator(
     steps = Steps()
     chooser = chooser_for(heuristic) if rematerialize else None
     if rematerialize:
-        serve(core, steps, chooser)
+        Service(core, steps, chooser)
     return Allocator(core, size, number, steps, chooser)
 
 

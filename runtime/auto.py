@@ -21,8 +21,6 @@ import atexit
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -287,16 +285,6 @@ def chooser_for(
 ) -> Chooser | None:
     """That of a scope with these options, if its heuristic is ``"auto"``."""
     return Chooser(policy, clock) if heuristic == AUTO else None
-
-
-@contextmanager
-def closing_if(chooser: Chooser | None) -> Iterator[None]:
-    """Closes it, if there is one, after the body."""
-    try:
-        yield
-    finally:
-        if chooser is not None:
-            chooser.close()
 
 
 def first_heuristic(heuristic: str | Heuristic) -> Heuristic:

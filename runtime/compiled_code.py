@@ -4,51 +4,38 @@ Inductor's kernels take addresses in C++, where no operator tells that a tensor 
 compiled graph, forward and backward, is called through one method of one class. In a scope that
 method first brings back all that the graph is given, and holds it until the call is over
 (csrc/live/hold.h). Functions that were compiled before the scope go through it too. Outside of
-scopes the method is torch's own. Inductor takes seconds to import, so a program that does not use
-it must not pay: where it is not there yet, its import is waited for. Costs some microseconds for
-each call of a graph.
+scopes the method is torch's own. Inductor need not be imported yet (on_import.py). Costs some
+microseconds for each call of a graph.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.machinery
-import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from dtr_alloc import _core
+from dtr_alloc.runtime.on_import import when_imported
+from dtr_alloc.runtime.replacing import replace
 
 _MODULE = "torch._inductor.output_code"
 _GRAPHS = ("CompiledFxGraph", "CompiledAOTI")
 _MARK = "_dtr_alloc_region"
 
 
-def hold_arguments(session: Callable[[], _core.Session | None]) -> Callable[[], None]:
+def hold_arguments(session: Callable[[], _core.Session | None], undo: ExitStack) -> None:
     """Makes the graphs that a scope's threads call hold their arguments, by the `session` that the
-    scope has then. Returns the undo."""
-    undo: list[Callable[[], None]] = []
+    scope has then, until `undo` is closed."""
 
     def wrap(module: ModuleType) -> None:
         for graph in (getattr(module, name) for name in _GRAPHS if hasattr(module, name)):
-            undo.append(functools.partial(setattr, graph, "__call__", graph.__call__))
-            graph.__call__ = _held(graph.__call__, session)
+            replace(undo, graph, "__call__", _held(graph.__call__, session))
 
-    if _MODULE in sys.modules:
-        wrap(sys.modules[_MODULE])
-    else:
-        wait = _OnImport(wrap)
-        sys.meta_path.insert(0, wait)
-        undo.append(functools.partial(sys.meta_path.remove, wait))
-
-    def restore() -> None:
-        while undo:
-            undo.pop()()
-
-    return restore
+    when_imported(undo, _MODULE, wrap)
 
 
 def mark(graph: Any, region: _core.CompiledRegion | str, name: str) -> None:
@@ -82,28 +69,3 @@ def _held(
         return holder.holding(inputs, list(written), backward, lambda: run(graph, inputs))
 
     return call
-
-
-class _OnImport:
-    """A finder that lets Python find the module as ever, and acts once it is loaded."""
-
-    def __init__(self, act: Callable[[ModuleType], None]) -> None:
-        self._act = act
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def load_and_act(module: ModuleType) -> None:
-            load(module)
-            if self in sys.meta_path:  # Else the scope is over.
-                self._act(module)
-
-        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
-        return spec

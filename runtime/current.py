@@ -1,21 +1,25 @@
 """Which scope is open in this process, kept in one place.
 
 There is one at most. It is a scope on the CPU, from `rematerialize` or `measure`, or it is the CUDA
-allocator's, which lasts as long as the process. Whoever needs the open session asks here, at the
-price of reading a global: the calls by hand, the watch over raw memory, compiled code, threads that
-join, an error that gives advice, and fork.
+allocator's (serving.py). Whoever needs the open session asks here, at the price of reading a
+global: the calls by hand, the watch over raw memory, compiled code, threads that join, an error
+that gives advice, and fork.
 
-The two kinds of scope differ in four things, which are the methods of `OpenScope`. A CPU scope has
-its session from the start. The CUDA allocator makes its own at the first request for memory, so
-until then there is none to ask, and nothing can be evicted.
+The two kinds of scope differ in what `CpuScope` and `CudaScope` define. A CPU scope has its session
+from the start. The CUDA allocator makes its own at the first request for memory, so until then
+there is none to ask, and nothing can be evicted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
+import sys
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -23,6 +27,9 @@ from dtr_alloc import _core
 from dtr_alloc.runtime.advice import Adviser
 from dtr_alloc.runtime.auto import Chooser
 from dtr_alloc.runtime.steps import Steps
+
+_PATIENCE = 10.0
+"""Seconds that a scope waits for its threads without a word."""
 
 
 class OpenScope(ABC):
@@ -32,7 +39,7 @@ class OpenScope(ABC):
         self._steps = steps
         self._chooser = chooser
         self._members = threading.Condition()
-        self._joined = 0
+        self._joined: dict[int, str] = {}  # Their names.
         self._admits = True
 
     @abstractmethod
@@ -40,12 +47,8 @@ class OpenScope(ABC):
         """The session that the scope runs in; None as long as there is none."""
 
     @abstractmethod
-    def join(self) -> None:
-        """Makes what this thread computes part of the scope."""
-
-    @abstractmethod
-    def part(self) -> None:
-        """Undoes `join`."""
+    def join(self) -> Callable[[], None]:
+        """Makes what this thread computes part of the scope. Returns the undo."""
 
     @abstractmethod
     def before_fork(self) -> None:
@@ -76,20 +79,43 @@ class OpenScope(ABC):
                 return False
             if _core.records_this_thread():
                 raise RuntimeError("this thread belongs to a dtr_alloc scope already")
-            self._joined += 1
+            self._joined[threading.get_ident()] = threading.current_thread().name
             return True
 
     def dismiss(self) -> None:
         """Undoes `admit`."""
         with self._members:
-            self._joined -= 1
+            self._joined.pop(threading.get_ident(), None)  # Not there in a forked child.
             self._members.notify_all()
 
     def wait_for_threads(self) -> None:
-        """Returns when all threads are dismissed, and admits none from then on."""
+        """Returns when all threads are dismissed, and admits none from then on. Where that takes
+        long, the log tells for whom it waits, and which exception is on its way."""
         with self._members:
-            self._members.wait_for(lambda: self._joined <= 0)  # Below in a forked child.
+            if not self._members.wait_for(lambda: not self._joined, _PATIENCE):
+                body, log = sys.exc_info()[1], logging.getLogger("dtr_alloc")
+                raised = "" if body is None else f"; the body of the scope has raised {body!r}"
+                log.warning(
+                    "a scope ends, and waits for threads that joined it by join_scope(): %s%s",
+                    self._names(),
+                    raised,
+                )
+                self._members.wait_for(lambda: not self._joined)
             self._admits = False
+
+    def refuse_threads(self) -> str:
+        """Admits no thread any more; or names those that have joined, if any, and goes on."""
+        with self._members:
+            self._admits = bool(self._joined)
+            return self._names()
+
+    def admit_threads(self) -> None:
+        """Undoes `refuse_threads`."""
+        with self._members:
+            self._admits = True
+
+    def _names(self) -> str:
+        return ", ".join(self._joined.values())
 
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""
@@ -98,7 +124,7 @@ class OpenScope(ABC):
         if self._chooser:
             self._chooser.abandon_in_child()
             self._chooser = None
-        self._joined = 0
+        self._joined = {}
         if session := self.session():
             session.abandon_in_child()
 
@@ -120,11 +146,9 @@ class CpuScope(OpenScope):
     def session(self) -> _core.Session:
         return self.core
 
-    def join(self) -> None:
+    def join(self) -> Callable[[], None]:
         self.core.join()
-
-    def part(self) -> None:
-        self.core.part()
+        return self.core.part
 
     def before_fork(self) -> None:
         # Where a tensor would fit, but not with what recomputes it, all the rest stays evicted. A
@@ -151,11 +175,12 @@ class CudaScope(OpenScope):
     def session(self) -> _core.Session | None:
         return self._allocator.session()
 
-    def join(self) -> None:
+    def join(self) -> Callable[[], None]:
+        if session := self.session():
+            session.join()
+            return session.part
         _core.record_this_thread(True)
-
-    def part(self) -> None:
-        _core.record_this_thread(False)
+        return partial(_core.record_this_thread, False)
 
     def before_fork(self) -> None:
         """Nothing: a child cannot use CUDA's tensors in any case."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch.optim.optimizer import (
@@ -22,31 +23,20 @@ from dtr_alloc.runtime import compiled_code, current, raw_access, sharded_parame
 from dtr_alloc.runtime.current import OpenScope
 
 
-def watch_program(opened: OpenScope) -> Callable[[], None]:
+def watch_program(opened: OpenScope, undo: ExitStack) -> None:
     """Has torch tell of an optimizer's steps, of raw memory that it hands out, and of compiled
-    code that it calls. Returns the undo."""
+    code that it calls, until `undo` is closed."""
 
     def stepped(*_: object) -> None:
         _core.set_in_optimizer(False)
         opened.step()
 
-    hooks = (
-        register_optimizer_step_pre_hook(_step_begins),
-        register_optimizer_step_post_hook(stepped),
-    )
-    restore = raw_access.watch(current.session)
-    unwatch = sharded_parameters.watch(current.session)
-    let_go = compiled_code.hold_arguments(opened.session)
-
-    def undo() -> None:
-        unwatch()
-        restore()
-        let_go()
-        for hook in hooks:
-            hook.remove()
-        _core.set_in_optimizer(False)
-
-    return undo
+    undo.callback(_core.set_in_optimizer, False)
+    undo.callback(register_optimizer_step_pre_hook(_step_begins).remove)
+    undo.callback(register_optimizer_step_post_hook(stepped).remove)
+    raw_access.watch(current.session, undo)
+    sharded_parameters.watch(current.session, undo)
+    compiled_code.hold_arguments(opened.session, undo)
 
 
 def _step_begins(

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ import torch.utils.dlpack
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import compiled_code
+from dtr_alloc.runtime.replacing import replace
 from dtr_alloc.size import format_size
 
 _READING = ("tolist", "is_shared", "__deepcopy__")
@@ -64,9 +66,9 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def watch(current: Current) -> Callable[[], None]:
-    """Puts a watch before each method, for the session that is `current` then. Returns the undo."""
-    missing = object()
+def watch(current: Current, undo: ExitStack) -> None:
+    """Puts a watch before each method, for the session that is `current` then, until `undo` is
+    closed."""
     watches: list[tuple[Any, str, Callable[..., Any]]] = [(torch, "save", _save)]
     for name in _READING:
         watches.append((torch.Tensor, name, functools.partial(_read, current)))
@@ -74,20 +76,9 @@ def watch(current: Current) -> Callable[[], None]:
         watches.append((torch.Tensor, name, functools.partial(_expose, current, set())))
     for owner in (torch, torch.utils.dlpack):
         watches.append((owner, "to_dlpack", functools.partial(_expose, current, set())))
-    watches = [row for row in watches if hasattr(*row[:2])]
-    before = [owner.__dict__.get(name, missing) for owner, name, _ in watches]
     for owner, name, make in watches:
-        method = getattr(owner, name)
-        setattr(owner, name, functools.wraps(method)(make(method)))
-
-    def undo() -> None:
-        for (owner, name, _), method in zip(watches, before, strict=True):
-            if method is missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
-
-    return undo
+        if method := getattr(owner, name, None):
+            replace(undo, owner, name, functools.wraps(method)(make(method)))
 
 
 def _read(current: Current, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,14 +13,14 @@ import numbers
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any, Literal, cast
 
 import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import _testing, advice, current, higher_order, libraries
-from dtr_alloc.runtime.auto import Chooser, chooser_for, closing_if, first_heuristic
+from dtr_alloc.runtime.auto import chooser_for, first_heuristic
 from dtr_alloc.runtime.current import CpuScope, CudaScope
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Policy, native_policy, resolve
 from dtr_alloc.runtime.hooks import watch_program
@@ -137,6 +137,7 @@ def rematerialize(
         >>> session.stats().peak_bytes <= 64 << 20
         True
     """
+    _check_device(device)
     size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
     if memory not in ("pool", "torch"):
         raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
@@ -174,8 +175,8 @@ def rematerialize(
     session = Session(core, steps, has_budget=size is not None, events=events, chooser=chooser)
     with (
         advice.watched(core, rules) as adviser,
-        closing_if(chooser),
-        _opened(CpuScope(core, adviser, steps, chooser), device),
+        closing(chooser) if chooser else nullcontext(),
+        _opened(CpuScope(core, adviser, steps, chooser)),
     ):
         yield session
 
@@ -204,11 +205,12 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
         >>> session.stats().peak_bytes
         8192
     """
+    _check_device(device)
     core = _native(record=False, timeline=timeline)
     steps = Steps()
     with (
         advice.watched(core, Rules(mode="pool")) as adviser,
-        _opened(CpuScope(core, adviser, steps), device),
+        _opened(CpuScope(core, adviser, steps)),
     ):
         yield Session(core, steps, has_budget=False)
 
@@ -232,8 +234,7 @@ def _native(**options: Any) -> _core.Session:
     return _core.Session(**(without | _testing.NONE | options))
 
 
-@contextmanager
-def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
+def _check_device(device: str | torch.device) -> None:
     try:
         on_cpu = torch.device(device).type == "cpu"
     except (RuntimeError, TypeError):
@@ -244,6 +245,10 @@ def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
             "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(budget)), which takes "
             'memory="torch" as well'
         )
+
+
+@contextmanager
+def _opened(scope: CpuScope) -> Iterator[None]:
     if isinstance(current.scope(), CudaScope):
         raise RuntimeError(
             "dtr_alloc.allocator() serves this process already, and there is one session in a "
@@ -252,16 +257,17 @@ def _opened(scope: CpuScope, device: str | torch.device) -> Iterator[None]:
     higher_order.let_key_pass()
     scope.core.enter()
     current.begin(scope)
-    undo = watch_program(scope)
+    undo = ExitStack()
     failed = True
     try:
+        watch_program(scope, undo)
         yield
         failed = False
     finally:
         try:
             scope.wait_for_threads()
         finally:
-            spilled = _leave(scope, failed, undo)
+            spilled = _leave(scope, failed, undo.close)
     for text in scope.core.take_untold():
         warnings.warn(text, stacklevel=6)  # The line of the program that leaves the scope.
     if spilled and not failed:
@@ -334,44 +340,14 @@ def join_scope() -> Iterator[None]:
             "before the thread starts, and keep it open until the thread is done"
         )
     try:
-        opened.join()
+        part = opened.join()
         try:
             yield
         finally:
-            opened.part()
+            part()
             _core.set_in_optimizer(False)
     finally:
         opened.dismiss()
-
-
-def serve(
-    allocator: _core.CudaAllocator | _core.GuestAllocator,
-    steps: Steps,
-    chooser: Chooser | None = None,
-) -> Callable[[], None]:
-    """Puts the operators of this thread under the CUDA allocator's session. Returns the undo, for
-    when that session is over.
-
-    Raises:
-        RuntimeError: A scope is open.
-    """
-    if current.scope() is not None:
-        raise RuntimeError(
-            "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is one "
-            "of them in a process: call dtr_alloc.allocator() once, outside of scopes"
-        )
-    higher_order.let_key_pass()
-    opened = CudaScope(allocator, steps, chooser)
-    current.begin(opened)
-    stop_watching = watch_program(opened)
-    _core.record_this_thread(True)
-
-    def undo() -> None:
-        _core.record_this_thread(False)
-        current.end()
-        stop_watching()
-
-    return undo
 
 
 def _before_fork() -> None:

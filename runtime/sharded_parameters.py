@@ -20,7 +20,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from dtr_alloc import _core
+from dtr_alloc.runtime.on_import import when_imported
+from dtr_alloc.runtime.replacing import replace
 
 _MODULES = "torch.distributed.fsdp._fully_shard."
 
@@ -49,10 +51,14 @@ _Waiting = WeakKeyDictionary[Any, int]
 """Forward passes of a group of parameters whose backward pass is to come."""
 
 
-def watch(current: Current) -> Callable[[], None]:
-    """Lets FSDP2, where the program has imported it, tell the session that is `current` then.
-    Returns the undo."""
-    of_state, of_group, of_parameter = (
+def watch(current: Current, undo: ExitStack) -> None:
+    """Lets FSDP2, from when the program has imported it, tell the session that is `current` then,
+    until `undo` is closed."""
+    when_imported(undo, _MODULES + "_fsdp_state", lambda _: _watch(current, undo))
+
+
+def _watch(current: Current, undo: ExitStack) -> None:
+    of_state, of_group, of_parameter = (  # The first has imported the others.
         sys.modules.get(_MODULES + name)
         for name in ("_fsdp_state", "_fsdp_param_group", "_fsdp_param")
     )
@@ -75,18 +81,12 @@ def watch(current: Current) -> Callable[[], None]:
         (of_parameter, "alloc_storage", _allocates),
     ]
     if not all(hasattr(owner, name) for owner, name, _ in watches):
-        return lambda: None  # Another FSDP than those that are known, or none.
+        return  # Another FSDP than those that are known.
     if hasattr(of_group, "alloc_storage"):  # Torch 2.15 has a second name for it.
         watches.append((of_group, "alloc_storage", _allocates))
-    before = [getattr(owner, name) for owner, name, _ in watches]
-    for (owner, name, make), function in zip(watches, before, strict=True):
-        setattr(owner, name, functools.wraps(function)(make(current, function)))
-
-    def undo() -> None:
-        for (owner, name, _), function in zip(watches, before, strict=True):
-            setattr(owner, name, function)
-
-    return undo
+    for owner, name, make in watches:
+        function = getattr(owner, name)
+        replace(undo, owner, name, functools.wraps(function)(make(current, function)))
 
 
 @contextmanager

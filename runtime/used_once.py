@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,6 +25,11 @@ from dtr_alloc.runtime.session import Session
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
+_RUN_LATER = (
+    inspect.isgeneratorfunction,
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+)
 
 
 class Scope(AbstractContextManager[Session]):
@@ -59,6 +65,18 @@ class Scope(AbstractContextManager[Session]):
         return self._entered.__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+        """Has a scope around each call.
+
+        Raises:
+            TypeError: the function is a generator or a coroutine, whose body runs when the call is
+                over.
+        """
+        if any(is_one(function) for is_one in _RUN_LATER):
+            raise TypeError(
+                f"{function.__name__} is a generator or a coroutine: its body runs when the call "
+                "is over, and would be outside of the scope; open the scope by `with` in its body"
+            )
+
         @functools.wraps(function)
         def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
             with self._make():

@@ -367,7 +367,7 @@ print("done")
             "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')",
         ),
         (
-            "from dtr_alloc.runtime.scope import serve\n"
+            "from dtr_alloc.runtime.serving import Service\n"
             "from dtr_alloc.runtime.steps import Steps\n"
             "seen = []\n"
             "class Session:\n"
@@ -376,7 +376,7 @@ print("done")
             "        return run()\n"
             "    def reading(self, tensor):\n"
             "        pass\n"
-            "serve(SimpleNamespace(session=Session), Steps())",
+            "Service(SimpleNamespace(session=Session), Steps())",
             "compiled(x)\nassert seen and seen[0] is x, seen",
         ),
     ],

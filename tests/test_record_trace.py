@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.__main__ import main
+from dtr_alloc.commands import options
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.format import Annotate, Call, Constant, Instruction, Mutate, Release
@@ -339,14 +342,54 @@ def test_a_script_with_a_scope_of_its_own_is_traced_whole(tmp_path: Path) -> Non
     assert session.stats().budget_bytes == 1 << 20
 
 
-def test_a_log_without_a_folder_is_refused_before_the_script_runs(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    ran = tmp_path / "ran"
+def test_a_script_that_decorates_and_exports_is_traced(tmp_path: Path) -> None:
+    script, events = tmp_path / "script.py", tmp_path / "events.json"
+    script.write_text(
+        "import dtr_alloc, torch\n"
+        "@dtr_alloc.rematerialize('1MiB')\n"
+        "def work():\n"
+        "    torch.ones(1000).exp()\n"
+        "work()\n"
+        "with dtr_alloc.rematerialize('1MiB', events=True) as session:\n"
+        "    torch.ones(1000).sin()\n"
+        f"session.export_chrome_trace({str(events)!r})\n"
+    )
+    log = tmp_path / "script.log"
+    assert trace_script(str(script), [], log) == (0, 4)
+    names = called(list(dtr_alloc.Trace.load(log).instructions))
+    assert names == ["aten::ones", "aten::exp", "aten::ones", "aten::sin"]
+    assert not events.exists()  # A trace keeps no events.
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        ("none/x.log", r"there is no folder for .*x\.log"),
+        ("folder", "folder cannot be written: Is a directory; name another file"),
+        ("/proc/x.log", r"/proc/x\.log cannot be written: .*; name another file"),
+    ],
+)
+def test_a_log_that_could_not_be_written_is_refused_before_the_script_runs(
+    tmp_path: Path, log: str, message: str
+) -> None:
+    script, ran = tmp_path / "script.py", tmp_path / "ran"
+    (tmp_path / "folder").mkdir()
     script.write_text(f"open({str(ran)!r}, 'w').close()\n")
-    done = CliRunner().invoke(main, ["trace", str(script), "-o", str(tmp_path / "none/x.log")])
+    done = CliRunner().invoke(main, ["trace", str(script), "-o", str(tmp_path / log)])
     assert done.exit_code == 1
-    assert "there is no folder for" in done.output
+    assert re.search(f"Error: .*{message}\n", done.output)
     assert not ran.exists()
+
+
+def test_the_look_whether_a_log_can_be_written_leaves_things_as_they_are(tmp_path: Path) -> None:
+    old, new, link, pipe = (tmp_path / name for name in ("old", "new", "link", "pipe"))
+    old.write_text("of an earlier run")
+    link.symlink_to(old)
+    os.mkfifo(pipe)  # To open it would wait for a reader.
+    for path in (old, new, link, pipe):
+        options.needs_place_for(path)
+    assert old.read_text() == "of an earlier run"
+    assert sorted(tmp_path.iterdir()) == [link, old, pipe]
 
 
 def test_a_second_recording_in_a_scope_shares_no_name_with_the_first() -> None:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -189,3 +189,21 @@ def test_a_scope_decorates_a_function_that_is_called_repeatedly() -> None:
     with scope:
         pass
     assert evicts(3)
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def coroutine() -> int:
+    return 1
+
+
+async def both() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, both])
+def test_a_body_that_runs_after_its_call_is_not_decorated(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=f"^{function.__name__} is a generator or a coroutine"):
+        dtr_alloc.rematerialize("1MiB")(function)

@@ -1,6 +1,7 @@
 """Other threads, forked children, and processes that exit: what a scope is to each of them."""
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc.runtime import current
 from dtr_alloc.runtime._testing import instrumented
 from tests.exactness import bits, chain, same, scope
 
@@ -209,6 +211,38 @@ joined.wait()
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_scope_that_waits_for_its_threads_says_for_whom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(current, "_PATIENCE", 0.01)
+    joined, told = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with dtr_alloc.join_scope():
+            joined.set()
+            told.wait()
+
+    def hear(_: logging.LogRecord) -> bool:
+        told.set()
+        return True
+
+    thread = threading.Thread(target=work, name="worker")
+    log = logging.getLogger("dtr_alloc")
+    log.addFilter(hear)
+    try:
+        with pytest.raises(ValueError, match="no"), scope("1MiB"):
+            thread.start()
+            joined.wait()
+            raise ValueError("no")
+    finally:
+        log.removeFilter(hear)
+        thread.join()
+    assert caplog.messages == [
+        "a scope ends, and waits for threads that joined it by join_scope(): worker; "
+        "the body of the scope has raised ValueError('no')"
+    ]
 
 
 def test_cycles_with_evicted_tensors_are_collected() -> None:

@@ -6,6 +6,8 @@ processes.
 """
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +43,22 @@ pytestmark = needs_torchs_word
 def a_group() -> Iterator[None]:
     with one_process():
         yield
+
+
+LATE = """
+import torch, dtr_alloc
+with dtr_alloc.rematerialize("1MiB"):
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    from torch.distributed.fsdp import fully_shard
+    assert hasattr(FSDPParam.free_unsharded_param, "__wrapped__")
+assert not hasattr(FSDPParam.free_unsharded_param, "__wrapped__")
+"""
+
+
+def test_fsdp_may_be_imported_when_the_scope_is_open() -> None:
+    """As Trainer and Accelerate do."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("share", [0.7, 0.5])

@@ -1,8 +1,8 @@
 """Running a user's script from the command line, as `python script args` would.
 
 A command that records a script is in a scope already, or opens one where the script does. So what
-the script itself calls to open a scope is replaced while it runs, and what would change the budget
-of that scope does nothing.
+the script itself calls to open a scope is replaced while it runs. What would change the budget of
+that scope does nothing, nor does what needs an option that it was opened without.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import dtr_alloc
+from dtr_alloc.runtime.replacing import replace
 from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.used_once import used_once
 
 
 def run_script(script: str, args: Sequence[str]) -> int:
@@ -43,19 +45,17 @@ def run_script(script: str, args: Sequence[str]) -> int:
 def scopes_of_scripts(
     opened: Callable[..., AbstractContextManager[Session]],
 ) -> Iterator[None]:
-    """In the body `rematerialize` and `measure` are `opened`."""
+    """In the body `rematerialize` and `measure` open what `opened` does."""
+    scope = used_once(opened)
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
-        (dtr_alloc, "rematerialize", opened),
-        (dtr_alloc, "measure", opened),
+        (dtr_alloc, "rematerialize", scope),
+        (dtr_alloc, "measure", scope),
         (Session, "resize", lambda *_: None),
         (Session, "lent", lambda *_: nullcontext()),
         (Session, "release", lambda *_: 0),
+        (Session, "export_chrome_trace", lambda *_, **__: None),
     ]
-    before = [getattr(owner, name) for owner, name, _ in replaced]
-    for owner, name, other in replaced:
-        setattr(owner, name, other)
-    try:
+    with ExitStack() as undo:
+        for row in replaced:
+            replace(undo, *row)
         yield
-    finally:
-        for (owner, name, _), own in zip(replaced, before, strict=True):
-            setattr(owner, name, own)

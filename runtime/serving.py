@@ -1,0 +1,74 @@
+"""The scope of the CUDA allocator: the threads whose operators its session records.
+
+It begins when the allocator is made, in the thread that makes it, and lasts as long as the process,
+but for a guest's, which may be removed (docs/guest.md). Then that thread's operators are no longer
+recorded. Which thread's are is known to the thread alone, so that thread ends it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from dtr_alloc import _core
+from dtr_alloc.runtime import current, higher_order
+from dtr_alloc.runtime.auto import Chooser
+from dtr_alloc.runtime.current import CudaScope
+from dtr_alloc.runtime.hooks import watch_program
+from dtr_alloc.runtime.steps import Steps
+
+
+class Service:
+    """Puts the operators of this thread under the CUDA allocator's session.
+
+    Raises:
+        RuntimeError: a scope is open.
+    """
+
+    def __init__(
+        self,
+        allocator: _core.CudaAllocator | _core.GuestAllocator,
+        steps: Steps,
+        chooser: Chooser | None = None,
+    ) -> None:
+        if current.scope() is not None:
+            raise RuntimeError(
+                "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is "
+                "one of them in a process: call dtr_alloc.allocator() once, outside of scopes"
+            )
+        higher_order.let_key_pass()
+        self._thread = threading.current_thread()
+        self._scope = CudaScope(allocator, steps, chooser)
+        with ExitStack() as undo:
+            watch_program(self._scope, undo)
+            current.begin(self._scope)
+            undo.callback(current.end)
+            _core.record_this_thread(True)
+            undo.callback(_core.record_this_thread, False)
+            self._undo = undo.pop_all()
+
+    def end(self, remove: Callable[[], None]) -> None:
+        """Calls `remove`, which brings back what was evicted, and ends the scope. Where `remove`
+        raises, all stays as it was.
+
+        Raises:
+            RuntimeError: this is another thread than the one that began, or threads that joined
+                are not done.
+        """
+        if threading.current_thread() is not self._thread:
+            raise RuntimeError(
+                f"the allocator was made in the thread {self._thread.name}, and is removed in "
+                f"{threading.current_thread().name}: call remove() in the thread that made it"
+            )
+        if names := self._scope.refuse_threads():
+            raise RuntimeError(
+                f"the allocator cannot be removed while other threads compute under it: {names} "
+                "joined by join_scope() and did not leave; remove it when they are done"
+            )
+        try:
+            remove()
+        except BaseException:
+            self._scope.admit_threads()
+            raise
+        self._undo.close()
