@@ -161,9 +161,10 @@ def _smallest(simulators: Sequence[Simulator], rules: Rules, at_least: int) -> i
         else:
             high = middle
     found = int(high * (1 + _MARGIN))
-    # No policy that decides by score promises that more is enough where less is.
-    while _run(simulators, rules, found) is None and time.monotonic() < end:
-        found += found // 100
+    # No policy that decides by score promises that more is enough where less is. What is told has
+    # run, also where the time is over.
+    while _run(simulators, rules, found) is None:
+        found = min(found + found // (100 if time.monotonic() < end else 4), LARGEST_BUDGET)
     return found
 
 

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc.runtime import advice
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.format import Call, Mutate
 from dtr_alloc.runtime.trace.from_records import trace_of
 from dtr_alloc.size import parse_size
@@ -83,6 +85,27 @@ def test_after_measured_steps_the_advice_runs_and_little_less_does_not(steps: in
     assert what == "what an earlier scope of this process did"
     assert within(budget) == wanted
     refusal(lambda: within(int(budget / 1.05)))
+
+
+class Needs:
+    """A simulator of a program that needs more than its peak."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def run(self, budget: int, rules: object) -> SimpleNamespace:
+        return SimpleNamespace(status="ok" if budget >= self.least else "oom", peak_bytes=1_000_000)
+
+
+@pytest.mark.parametrize("least", [900_000, 1_500_000, 40_000_000])
+def test_what_is_advised_has_run_though_the_time_for_a_search_is_over(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "_SECONDS", 0.0)
+    simulators: Any = [Needs(least)]
+    found = advice._smallest(simulators, Rules(mode="pool"), 800_000)
+    assert found is not None
+    assert least <= found < 2 * least
 
 
 def quasi_newton() -> Step:
