@@ -48,7 +48,8 @@ def backend(
         mode, options: Inductor's, as `torch.compile` takes them.
 
     Raises:
-        ValueError: `mode` or `options` ask for CUDA graphs, whose memory cannot be evicted.
+        ValueError: `mode`, `options` or Inductor's configuration ask for CUDA graphs, whose memory
+            cannot be evicted.
 
     Example:
         >>> import torch, dtr_alloc
@@ -58,11 +59,14 @@ def backend(
     from torch._inductor.compile_fx import compile_fx
 
     config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
-    if config.get("triton.cudagraphs"):
-        asked = "the option triton.cudagraphs" if mode is None else f'mode "{mode}"'
+    if config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
+        asked = "torch._inductor.config.triton.cudagraphs"
+        if "triton.cudagraphs" in config:
+            asked = "the option triton.cudagraphs" if mode is None else f'mode "{mode}"'
         raise ValueError(
             f'backend "dtr_alloc" makes no CUDA graphs, for which {asked} asks, because their '
-            'memory cannot be evicted: use mode "default" or "max-autotune-no-cudagraphs"'
+            'memory cannot be evicted: use mode "default" or "max-autotune-no-cudagraphs", and '
+            "leave that option and Inductor's configuration of that name False"
         )
     without_cache = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with torch._functorch.config.patch(without_cache):

@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -388,6 +389,10 @@ def test_cuda_graphs_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"makes no CUDA graphs, for which {named} asks"):
             backend(graph, [torch.ones(1)], **asked)
+    everywhere = torch._inductor.config.patch("triton.cudagraphs", True)
+    named = re.escape("torch._inductor.config.triton.cudagraphs")
+    with everywhere, pytest.raises(ValueError, match=f"for which {named} asks"):
+        backend(graph, [torch.ones(1)])
 
 
 def test_the_first_call_is_no_price() -> None:
