@@ -45,12 +45,12 @@ def cupy_allocator(pool: Source, device: int | None = None) -> Callable[[int], A
 
     Args:
         pool: A `Pool` of the CUDA arena, or what `dtr_alloc.allocator` returned.
-        device: The number of the CUDA device. None: the one that the pool or the allocator was
-            made for.
+        device: The number of the CUDA device. None: a pool's own; of an allocator, which serves
+            all devices, the one that is CuPy's current device at each request.
 
     Raises:
         TypeError: `pool` is neither.
-        ValueError: The pool's memory is not a CUDA device's.
+        ValueError: The pool's memory is not a CUDA device's, or is another device's.
         ImportError: Later, when memory is asked for: CuPy is not installed.
 
     Example:
@@ -60,14 +60,21 @@ def cupy_allocator(pool: Source, device: int | None = None) -> Callable[[int], A
     # A stream dies with CuPy's object, and another may then have its name: those that used the
     # pool are kept.
     streams: dict[int, Any] = {}
-    number = pool.device if device is None else device
-    place = {} if isinstance(pool, Pool) else {"device": number}
+    of_one = isinstance(pool, Pool)
+    if of_one and device not in (None, pool.device):
+        raise ValueError(
+            f"device {device} with a pool on device {pool.device}: leave device out, or make the "
+            f'pool there, dtr_alloc.Pool(budget, arena="cuda", device={device})'
+        )
+    chosen = pool.device if of_one else device
 
     def allocate(size: int) -> Any:
         import cupy
 
+        number = cupy.cuda.runtime.getDevice() if chosen is None else chosen
         stream = cupy.cuda.get_current_stream()
         streams.setdefault(stream.ptr, stream)
+        place = {} if of_one else {"device": number}
         block = _Block(pool, size, stream.ptr, **place)
         memory = cupy.cuda.UnownedMemory(block.address, size, block, number)
         return cupy.cuda.MemoryPointer(memory, 0)

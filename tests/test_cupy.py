@@ -31,16 +31,36 @@ class MemoryPointer:
 
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """CuPy's current stream; the test may change it."""
-    stream = SimpleNamespace(ptr=0)
+    """CuPy's current stream, and the number of its current device; the test may change both."""
+    current = SimpleNamespace(ptr=0, device=0)
     stub = ModuleType("cupy")
     stub.__dict__["cuda"] = SimpleNamespace(
         UnownedMemory=UnownedMemory,
         MemoryPointer=MemoryPointer,
-        get_current_stream=lambda: stream,
+        get_current_stream=lambda: current,
+        runtime=SimpleNamespace(getDevice=lambda: current.device),
     )
     monkeypatch.setitem(sys.modules, "cupy", stub)
-    return stream
+    return current
+
+
+class ServesAll:
+    """As `dtr_alloc.allocator` returns it: a pool for each device."""
+
+    device = 0
+
+    def __init__(self) -> None:
+        self.pools = [Pool("16MiB", arena="cuda", device=device) for device in range(2)]
+
+    def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
+        return self.pools[self.device if device is None else device].allocate(size, stream=stream)
+
+    def free(self, address: int) -> None:
+        (pool,) = (p for p in self.pools if address in [b.address for b in p.snapshot()])
+        pool.free(address)
+
+    def live(self) -> list[int]:
+        return [pool.stats().live for pool in self.pools]
 
 
 def make_pool() -> Pool:
@@ -104,11 +124,38 @@ def test_another_stream_waits_for_the_work_of_the_one_that_freed(
     cuda.destroy_stream(one)
 
 
-def test_the_device_is_the_one_that_was_named(cuda: FakeCuda, current: SimpleNamespace) -> None:
-    pool = make_pool()
-    assert dtr_alloc.cupy_allocator(pool, device=3)(1).mem.device_id == 3
-    pool._device = 2
-    assert dtr_alloc.cupy_allocator(pool)(1).mem.device_id == 2
+def test_memory_of_a_pool_is_on_the_pools_device(cuda: FakeCuda, current: SimpleNamespace) -> None:
+    pool = Pool("16MiB", arena="cuda", device=1)
+    assert dtr_alloc.cupy_allocator(pool)(1).mem.device_id == 1
+    assert dtr_alloc.cupy_allocator(pool, device=1)(1).mem.device_id == 1
+
+
+def test_a_pool_on_another_device_than_the_one_named_is_refused(cuda: FakeCuda) -> None:
+    with pytest.raises(ValueError, match=r"^device 1 with a pool on device 0: .*, device=1\)$"):
+        dtr_alloc.cupy_allocator(make_pool(), device=1)
+
+
+def test_an_allocator_serves_the_device_that_is_current_at_each_request(
+    cuda: FakeCuda, current: SimpleNamespace
+) -> None:
+    source = ServesAll()
+    allocate = dtr_alloc.cupy_allocator(source)
+    for current.device in (1, 0):
+        pointer = allocate(512)
+        assert pointer.mem.device_id == current.device
+        assert source.live()[current.device] == 512
+        assert sum(source.live()) == 512
+        del pointer
+    assert source.live() == [0, 0]
+
+
+def test_an_allocator_serves_the_device_that_was_named(
+    cuda: FakeCuda, current: SimpleNamespace
+) -> None:
+    source = ServesAll()
+    pointer = dtr_alloc.cupy_allocator(source, device=1)(512)
+    assert pointer.mem.device_id == 1
+    assert source.live() == [0, 512]
 
 
 @pytest.mark.parametrize("make", [dtr_alloc.cupy_allocator, dtr_alloc.rmm_resource])
