@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from dtr_alloc.size import format_size, parse_size
 
 _MOUNTS = Path("/proc/self/mounts")
 _MEMORY = Path("/proc/meminfo")
-_CONTAINER = Path("/sys/fs/cgroup")
-_LIMITS = ("max", "current")
+_GROUPS = Path("/proc/self/cgroup")
+_CONTROLS = Path("/sys/fs/cgroup")
+_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_FILES_V2 = ("memory.max", "memory.current", "inactive_file")
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _ON_A_NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"),
@@ -37,7 +40,7 @@ def native_swap(
 
     Raises:
         TypeError, ValueError: the size is no size, or 0; there is a folder and no size; the folder
-            does not exist, cannot be written, or lies where it should not, and `anywhere` is False.
+            is none that `swap_folder` takes.
         RuntimeError: the disk has less room.
     """
     if swap is None:
@@ -47,6 +50,23 @@ def native_swap(
             )
         return {"swap": 0, "swap_folder": ""}
     size = parse_size(swap, "swap", most=_LARGEST)
+    path = swap_folder(folder, anywhere=anywhere)
+    free = shutil.disk_usage(path).free  # Else the attempt would fill the disk for a moment.
+    if size > free:
+        raise RuntimeError(
+            f"swap of {size} bytes cannot be reserved in {path}: {format_size(free)} are free; "
+            "give swap_dir a folder of a local disk that has the room and can be written"
+        )
+    return {"swap": size, "swap_folder": str(path)}
+
+
+def swap_folder(folder: Folder | None, *, anywhere: bool = False) -> Path:
+    """The folder of the file for a swap: the one given, or that of temporary files.
+
+    Raises:
+        ValueError: it does not exist, cannot be written, or lies where it should not, and
+            `anywhere` is False.
+    """
     path = Path(tempfile.gettempdir() if folder is None else os.fspath(folder)).resolve()
     if not path.is_dir():
         raise ValueError(f"swap_dir {str(path)!r} is no folder")
@@ -56,16 +76,10 @@ def native_swap(
     where = "in memory" if kind in _IN_MEMORY else "on a network" if kind in _ON_A_NETWORK else ""
     if where and not anywhere:
         raise ValueError(
-            f"swap_dir {str(path)!r} lies {where} ({kind}): give a folder of a local disk, or "
-            "swap_anywhere=True"
+            f"swap_dir {str(path)!r} lies {where} ({kind}): give a folder of a local disk; "
+            "rematerialize() takes this one with swap_anywhere=True"
         )
-    free = shutil.disk_usage(path).free  # Else the attempt would fill the disk for a moment.
-    if size > free:
-        raise RuntimeError(
-            f"swap of {size} bytes cannot be reserved in {path}: {format_size(free)} are free; "
-            "give swap_dir a folder of a local disk that has the room and can be written"
-        )
-    return {"swap": size, "swap_folder": str(path)}
+    return path
 
 
 def host_swap(swap: int | str | None, *, rematerialize: bool, auto: bool) -> int:
@@ -99,17 +113,34 @@ def spare() -> int:
         for line in _MEMORY.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free = min(free, int(line.split()[1]) << 10)
-    with suppress(OSError, ValueError):  # "max" where a container has no limit.
-        limit, taken = (int((_CONTAINER / f"memory.{name}").read_text()) for name in _LIMITS)
-        free = min(free, limit - taken + _cached())
-    return free
+    return min([free, *_spare_of_groups()])
 
 
-def _cached() -> int:
-    """Bytes of files that the container's memory holds, and that the system takes back first."""
+def _spare_of_groups() -> Iterator[int]:
+    """The same by the limit of each control group that this process is in: its own, and those
+    around it, which bound it as well (a container, Slurm's job, a unit of systemd). Each of both
+    versions, wherever it has a limit."""
+    lines = ["0::/"]  # The container's, where the system does not tell.
+    with suppress(OSError):
+        lines = _GROUPS.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = _CONTROLS / "memory" if controllers else _CONTROLS
+        limit, taken, cached = _FILES_V1 if controllers else _FILES_V2
+        group = Path(path.lstrip("/"))  # In a container it may be the host's name, and not there.
+        for place in (top / group, *(top / around for around in group.parents)):
+            with suppress(OSError, ValueError):  # "max" where there is no limit.
+                left = int((place / limit).read_text()) - int((place / taken).read_text())
+                yield left + _cached(place, cached)
+
+
+def _cached(group: Path, name: str) -> int:
+    """Bytes of files that the group's memory holds, and that the system takes back first."""
     with suppress(OSError, ValueError):
-        for line in (_CONTAINER / "memory.stat").read_text().splitlines():
-            if line.startswith("inactive_file "):
+        for line in (group / "memory.stat").read_text().splitlines():
+            if line.startswith(f"{name} "):
                 return int(line.split()[1])
     return 0
 

@@ -227,22 +227,72 @@ def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(cuda: FakeCuda, call:
     assert cuda.faults() == []
 
 
-def test_no_more_is_page_locked_than_the_machine_can_spare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = tmp_path / "meminfo"
+@pytest.fixture
+def controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of control groups, on a machine with 4 MiB to spare; none has a limit yet."""
+    memory, controls = tmp_path / "meminfo", tmp_path / "controls"
     memory.write_text("MemTotal: 9000 kB\nMemAvailable: 4096 kB\n")
+    controls.mkdir()
     monkeypatch.setattr(swapping, "_MEMORY", memory)
-    monkeypatch.setattr(swapping, "_CONTAINER", tmp_path)
+    monkeypatch.setattr(swapping, "_CONTROLS", controls)
+    monkeypatch.setattr(swapping, "_GROUPS", tmp_path / "groups")
+    return controls
+
+
+def limit(group: Path, size: int | str, taken: int, cached: int = 0, v1: bool = False) -> None:
+    """Writes what the kernel shows of a control group."""
+    names = "memory.limit_in_bytes memory.usage_in_bytes total_inactive_file"
+    largest, now, files = (names if v1 else "memory.max memory.current inactive_file").split()
+    group.mkdir(parents=True, exist_ok=True)
+    (group / largest).write_text(f"{size}\n")
+    (group / now).write_text(f"{taken}\n")
+    (group / "memory.stat").write_text(f"active_file 9999\n{files} {cached}\nanon 9999\n")
+
+
+def test_no_more_is_page_locked_than_the_machine_can_spare(controls: Path) -> None:
     assert swapping.spare() == 4 << 20
-    (tmp_path / "memory.current").write_text("1000\n")
-    (tmp_path / "memory.max").write_text("max\n")
+    limit(controls, "max", 1000)
     assert swapping.spare() == 4 << 20
-    (tmp_path / "memory.max").write_text("1049576\n")
+    limit(controls, 1049576, 1000)
     assert swapping.host_swap("1023KiB", rematerialize=True, auto=False) == 1023 << 10
     text = r"^swap of 1 MiB would page-lock more than this machine can spare, 1 MiB: ask"
     with pytest.raises(ValueError, match=text):
         swapping.host_swap("1MiB", rematerialize=True, auto=False)
+
+
+@pytest.mark.parametrize("v1", [False, True], ids=["version 2", "version 1"])
+def test_the_least_that_a_group_of_this_process_or_one_around_it_has_left_is_what_is_spare(
+    controls: Path, v1: bool
+) -> None:
+    swapping._GROUPS.write_text(
+        "12:memory:/slurm/job_7/task_0\n3:cpu,cpuacct:/other\n0::/\n"
+        if v1
+        else "0::/slurm/job_7/task_0\n"
+    )
+    top = controls / "memory" if v1 else controls
+    unlimited = 9223372036854771712 if v1 else "max"
+    job, task = top / "slurm/job_7", top / "slurm/job_7/task_0"
+    limit(top / "other", 10, 0, v1=v1)
+    limit(task, unlimited, 1000, v1=v1)
+    assert swapping.spare() == 4 << 20
+    limit(job, 3 << 20, 1 << 20, v1=v1)
+    assert swapping.spare() == 2 << 20
+    limit(job, 3 << 20, 1 << 20, cached=1000, v1=v1)
+    assert swapping.spare() == (2 << 20) + 1000
+    limit(task, 1 << 20, 1000, v1=v1)
+    assert swapping.spare() == (1 << 20) - 1000
+    limit(top, 5000, 1000, v1=v1)
+    assert swapping.spare() == 4000
+
+
+def test_a_container_that_sees_the_hosts_name_of_its_group_has_its_own_limit(
+    controls: Path,
+) -> None:
+    swapping._GROUPS.write_text("9:memory:/docker/0a1b\n0::/../sibling\n")
+    limit(controls / "memory", 2 << 20, 1 << 20, v1=True)
+    assert swapping.spare() == 1 << 20
+    limit(controls, 1 << 19, 0)
+    assert swapping.spare() == 1 << 19
 
 
 def test_a_summary_tells_what_operators_waited_for(cuda: FakeCuda) -> None:
