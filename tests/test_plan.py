@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import dtr_alloc
 from dtr_alloc import Heuristic
+from dtr_alloc.runtime import swapping
 from dtr_alloc.runtime.link import Link
 from dtr_alloc.runtime.planning import cost, report
 from dtr_alloc.runtime.planning import plan as plan_module
@@ -27,14 +35,14 @@ from dtr_alloc.runtime.planning.profile import (
 )
 from dtr_alloc.runtime.planning.report import suggestion
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace.format import Call, Release, Result
+from dtr_alloc.runtime.trace.format import Call, Mutate, Release, Result
 from tests.plan_profiles import KIB, PEAK, SECOND, STEP, first_needed_again, profile_of
 
 
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rematerialization takes beyond its operator is 0 here."""
-    monkeypatch.setattr(cost, "_measured", [0.0])
+    monkeypatch.setattr(plan_module, "rematerialization_ns", lambda: 0.0)
 
 
 def make_perceptron() -> Callable[[], None]:
@@ -141,11 +149,58 @@ def test_over_a_link_a_step_waits_for_transfers_instead() -> None:
     assert "moved /step" in [column.header for column in table.columns]
 
 
-def test_a_link_is_measured_where_that_is_asked_for() -> None:
+def test_a_link_is_measured_where_that_is_asked_for(folder: Path) -> None:
     checked = plan_module.check((), 1.2, 4, 3, "dtr", None, "measured")
     assert checked is not None
     assert 1e6 < checked.bytes_per_second < 1e14
     assert plan_module.check((), 1.2, 4, 3, "dtr", None, None) is None
+
+
+@pytest.fixture
+def in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files lies in memory. A folder `disk` below it does not."""
+    (folder / "disk").mkdir()
+    mounts = folder / "mounts"
+    mounts.write_text(f"memory {folder} tmpfs rw 0 0\ndisk {folder}/disk ext4 rw 0 0\n")
+    monkeypatch.setattr(swapping, "_MOUNTS", mounts)
+    monkeypatch.setattr(swapping, "_IN_MEMORY", {"tmpfs"})
+    return folder
+
+
+def test_a_link_is_measured_where_the_swap_would_be(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Path] = []
+
+    def measure(folder: Path) -> Link:
+        measured.append(folder)
+        return Link(10**9)
+
+    monkeypatch.setattr(Link, "measured", measure)
+    with pytest.raises(
+        ValueError, match=r"lies in memory \(tmpfs\): give a folder of a local disk"
+    ):
+        plan_module.check((), 1.2, 4, 3, "dtr", None, "measured")
+    assert measured == []
+    plan_module.check((), 1.2, 4, 3, "dtr", None, "measured", in_memory / "disk")
+    assert measured == [in_memory / "disk"]
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"), [(None, "a folder of a local disk"), ("disk", "{folder}/disk")]
+)
+def test_the_suggestion_names_the_folder_that_a_swap_needs(
+    in_memory: Path, given: str | None, needed: str
+) -> None:
+    given = given and str(in_memory / given)
+    link = plan_module.check((), 1.2, 4, 3, "dtr", None, "2GB/s", given)
+    made = plan_of(profile_of(3), [0.9], 1.3, link=link, swap_dir=given)
+    assert f", swap={PEAK}, swap_dir={needed.format(folder=in_memory)!r})" in suggestion(made, 1.3)
+
+
+def test_a_swap_where_temporary_files_lie_needs_no_name(folder: Path) -> None:
+    made = plan_of(profile_of(3), [0.9], 1.3, link=Link(10**9))
+    assert f", swap={PEAK})" in suggestion(made, 1.3)
 
 
 def test_what_a_rematerialization_takes_beyond_its_operator_is_added() -> None:
@@ -307,15 +362,97 @@ def test_trainings_are_as_long_as_was_asked() -> None:
     assert steps == 12
 
 
-def test_what_a_rematerialization_takes_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_measured", [])
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The measurement takes a moment, and is forgotten."""
     monkeypatch.setattr(cost, "_CELLS", 12)
+    monkeypatch.setattr(cost, "_ROUNDS", 2)
+    cost.rematerialization_ns.cache_clear()
+    yield
+    cost.rematerialization_ns.cache_clear()
+
+
+def test_what_a_rematerialization_takes_is_measured_once(short: None) -> None:
     before = torch.get_num_threads(), torch.get_rng_state()
     first = cost.rematerialization_ns()
     assert first >= 0
     assert cost.rematerialization_ns() == first
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_no_hook_of_the_program_sees_the_measurement(short: None) -> None:
+    seen: list[object] = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *_: seen.append("before")),
+        register_optimizer_step_post_hook(lambda *_: seen.append("after")),
+    ]
+    try:
+        cost.rematerialization_ns()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert seen == []
+
+
+@contextmanager
+def on_meta_in_double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        on_meta_in_double,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    ],
+    ids=["no gradients", "inference", "device and type", "autocast"],
+)
+def test_no_setting_of_the_program_changes_what_is_measured(
+    short: None,
+    setting: Callable[[], AbstractContextManager[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = []
+
+    def noted(*args: Any, **options: Any) -> Recorded:
+        measured.append(recorded_steps(*args, **options))
+        return measured[-1]
+
+    monkeypatch.setattr(cost, "recorded_steps", noted)
+    cost.rematerialization_ns()
+    cost.rematerialization_ns.cache_clear()
+    with setting():
+        cost.rematerialization_ns()
+    without, within = measured[1], measured[-1]
+    assert (without.warm_marks, without.traced_steps) == (1, 3)
+    assert (within.warm_marks, within.traced_steps) == (1, 3)
+    assert within.peak_bytes == without.peak_bytes
+    assert called(within.trace) == called(without.trace)
+
+
+def called(trace: Trace) -> list[str]:
+    return [item.name for item in trace.instructions if isinstance(item, (Call, Mutate))]
+
+
+@pytest.mark.parametrize(
+    "opened", [lambda: dtr_alloc.rematerialize("64MiB"), dtr_alloc.measure], ids=["budget", "none"]
+)
+def test_in_an_open_scope_a_plan_is_refused_before_anything_runs(
+    opened: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    def make() -> Callable[[], None]:
+        raise AssertionError("ran")
+
+    with opened(), pytest.raises(RuntimeError, match="scopes do not nest: call plan"):
+        dtr_alloc.plan(make)
 
 
 @pytest.mark.parametrize(
@@ -327,6 +464,8 @@ def test_what_a_rematerialization_takes_is_measured_once(monkeypatch: pytest.Mon
         ({"budgets": [-1.0]}, "budget -1.0 is not a share"),
         ({"heuristic": "best"}, "'best'"),
         ({"within": "4"}, 'within "4" is not a size'),
+        ({"swap_dir": "."}, "swap_dir without link: say how fast"),
+        ({"swap_dir": "/no/such/folder", "link": "2GB/s"}, "is no folder"),
     ],
 )
 def test_a_number_out_of_its_range_is_refused_before_anything_runs(

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.__main__ import main
-from dtr_alloc.runtime.planning import cost
+from dtr_alloc.runtime.planning import plan as planning
 from dtr_alloc.runtime.planning import script as profiling
 from dtr_alloc.runtime.planning.forecast import Forecast
 from dtr_alloc.runtime.planning.profile import (
@@ -40,7 +40,7 @@ raise AssertionError("a plan leaves earlier")
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rematerialization takes beyond its operator is 0 here."""
-    monkeypatch.setattr(cost, "_measured", [0.0])
+    monkeypatch.setattr(planning, "rematerialization_ns", lambda: 0.0)
 
 
 @pytest.fixture
@@ -167,6 +167,16 @@ def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
     assert lines[-2].startswith("batch 64: the smallest budget under a slowdown of 1.3 is ")
     assert budgets[0] > 3 * KIB  # Without any recomputation.
     assert 2 * KIB <= budgets[1] <= 2 * KIB + PEAK // 100
+
+
+def test_the_command_names_the_folder_for_the_swap(
+    monkeypatch: pytest.MonkeyPatch, script: Path, folder: Path
+) -> None:
+    monkeypatch.setattr(profiling, "profile_script", lambda *_: profile_of(3))
+    words = ["--link", "2GB/s", "--swap-dir", str(folder), "--slowdown", "1.3"]
+    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.endswith(f", swap={PEAK}, swap_dir={str(folder)!r})\n")
 
 
 def test_the_command_runs_the_script(script: Path) -> None:

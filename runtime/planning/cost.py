@@ -6,16 +6,21 @@ looks at has left the caches, and pages that were given back are cleared anew. W
 depends on the machine, so it is measured, once a process: a small recurrent network is trained
 without a budget and within half of its memory, in turn, and what a simulation of the same does not
 account for is divided among its rematerializations. Some seconds.
+
+That happens in the process of the user, whose settings and hooks have no part in it: there is no
+optimizer that hooks would see, and modes, devices and types are named.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from dtr_alloc.runtime import current
 from dtr_alloc.runtime.planning.forecast import Forecast
 from dtr_alloc.runtime.planning.profile import Profile, budgeted_steps, recorded_steps
 
@@ -24,50 +29,24 @@ _SHARE = 0.5  # Of the peak.
 _STEPS, _ROUNDS = 4, 8
 CLOCK = time.process_time_ns  # There is one thread.
 
-_measured: list[float] = []
 
-
+@functools.cache
 def rematerialization_ns() -> float:
     """It, in ns; 0 or more. The first call measures.
 
     Raises:
         RuntimeError: a scope is open.
     """
-    if not _measured:
-        _measured.append(_measure())
-    return _measured[0]
-
-
-def _recurrent() -> Callable[[], None]:
-    generator = torch.Generator().manual_seed(0)
-    inward, onward = (
-        (torch.randn(_WIDTH, _WIDTH, generator=generator) / _WIDTH).requires_grad_()
-        for _ in range(2)
-    )
-    rows = torch.randn(_ROWS, _WIDTH, generator=generator)
-    optimizer = torch.optim.SGD([inward, onward], lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        hidden = torch.zeros(_ROWS, _WIDTH)
-        for _ in range(_CELLS):
-            hidden = (rows @ inward + torch.sigmoid(hidden @ onward)).tanh()
-        hidden.sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
-
-
-def _measure() -> float:
     recorded, free, tight = [], [], []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for _ in range(_ROUNDS):
-            recorded.append(recorded_steps(_recurrent, _STEPS, clock=CLOCK))
-            free.append(budgeted_steps(_recurrent, _STEPS, None, CLOCK))
-            budget = int(recorded[0].peak_bytes * _SHARE)
-            tight.append(budgeted_steps(_recurrent, _STEPS, budget, CLOCK))
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            for _ in range(_ROUNDS):
+                recorded.append(recorded_steps(_recurrent, _STEPS, clock=CLOCK))
+                free.append(budgeted_steps(_recurrent, _STEPS, None, CLOCK))
+                budget = int(recorded[0].peak_bytes * _SHARE)
+                tight.append(budgeted_steps(_recurrent, _STEPS, budget, CLOCK))
     finally:
         torch.set_num_threads(threads)
     profile = Profile.of(free, recorded)
@@ -77,3 +56,31 @@ def _measure() -> float:
     foretold = min((forecast.predict(_SHARE) for _ in range(_ROUNDS)), key=lambda p: p.step_ns)
     live_ns: float = sum(map(min, zip(*tight, strict=True))) / (_STEPS - 1)
     return max(live_ns - foretold.step_ns, 0.0) / max(foretold.rematerializations, 1.0)
+
+
+def _recurrent() -> Callable[[], None]:
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def drawn(rows: int) -> torch.Tensor:
+        size = (rows, _WIDTH)
+        return torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+
+    weights = inward, onward = [(drawn(_WIDTH) / _WIDTH).requires_grad_() for _ in range(2)]
+    rows = drawn(_ROWS)
+
+    def step() -> None:
+        for weight in weights:
+            weight.grad = None
+        hidden = torch.zeros(_ROWS, _WIDTH, dtype=torch.float32, device="cpu")
+        for _ in range(_CELLS):
+            hidden = (rows @ inward + torch.sigmoid(hidden @ onward)).tanh()
+        hidden.sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for weight in weights:
+                assert weight.grad is not None
+                weight.add_(weight.grad, alpha=-0.01)
+        opened = current.scope()
+        assert opened is not None
+        opened.step()
+
+    return step

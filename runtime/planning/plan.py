@@ -6,15 +6,18 @@ A plan is a profile of the first steps (profile.py) asked about budgets (forecas
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from dtr_alloc.runtime import current
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, name_of, resolve
 from dtr_alloc.runtime.link import Link, Linked
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps
 from dtr_alloc.runtime.simulate import Budget, parse_budget
+from dtr_alloc.runtime.swapping import Folder, swap_folder
 from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
 _FASTER = 1.25
@@ -22,7 +25,7 @@ _FASTER = 1.25
 
 
 MEASURED = "measured"
-"""In place of a link: this machine's."""
+"""In place of a link: that of the folder for the swap."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Plan:
 
     Attributes:
         batch: what the script was given for ``{batch}``; "" without.
-        link: the one that was given, as text; "" without.
+        link: the one that was given, as text; "" without. `swap_dir`: likewise.
         heuristic: by which was predicted: its name, or how to write it.
         measured_peak_bytes: most bytes in the pool without a budget, or within the one that was
             given, as the runtime counted them.
@@ -43,6 +46,7 @@ class Plan:
 
     batch: str
     link: str
+    swap_dir: str
     heuristic: str
     measured_peak_bytes: int
     relative_to_eager: bool
@@ -65,6 +69,7 @@ def plan(
     heuristic: str | Heuristic = DEFAULT,
     within: int | str | None = None,
     link: Linked = None,
+    swap_dir: Folder | None = None,
 ) -> Plan:
     """Predicts what a training would take under budgets.
 
@@ -78,12 +83,15 @@ def plan(
         rounds: trainings in plain torch and in a scope, in turn; the least times count.
         within: where the training does not fit into memory: a budget that the scope has. Nothing
             is run in plain torch then, and slowdowns are against no budget.
-        link: the way to the file of a scope with ``swap``: "2GB/s", a `Link`, or "measured", to
-            that of temporary files. None: without ``swap``.
+        link: the way to the file of a scope with ``swap``: "2GB/s", a `Link`, or "measured". None:
+            without ``swap``.
+        swap_dir: the folder of that file, as `rematerialize` has it.
 
     Raises:
-        ValueError: a number out of its range, or a name that is not known.
-        RuntimeError: a scope is open.
+        TypeError, ValueError: an argument of a wrong type, a number out of its range, a name that
+            is not known, or a folder that a swap cannot have. Nothing has run then.
+        RuntimeError: a scope is open. Nothing has run then.
+        OSError: the link cannot be measured.
         torch.OutOfMemoryError: `within` is too small.
 
     Example:
@@ -102,13 +110,19 @@ def plan(
         >>> made.predictions[1].rematerializations > 0
         True
     """
-    link = check(budgets or (), slowdown, steps, rounds, heuristic, within, link)
+    if current.scope() is not None:
+        raise RuntimeError(
+            "plan() opens scopes of its own, and one of rematerialize(), measure() or allocator() "
+            "is open already; scopes do not nest: call plan() outside of it"
+        )
+    link = check(budgets or (), slowdown, steps, rounds, heuristic, within, link, swap_dir)
     eager, recorded = [], []
     for _ in range(rounds):
         if within is None:
             eager.append(eager_steps(make, steps))
         recorded.append(recorded_steps(make, steps, within))
-    return plan_of(Profile.of(eager, recorded), budgets, slowdown, heuristic, link=link)
+    profile = Profile.of(eager, recorded)
+    return plan_of(profile, budgets, slowdown, heuristic, link=link, swap_dir=swap_dir)
 
 
 def check(
@@ -119,6 +133,7 @@ def check(
     heuristic: str | Heuristic,
     within: int | str | None,
     link: Linked,
+    swap_dir: Folder | None = None,
 ) -> Link | None:
     """Whether `plan` takes them. Returns the link, measured where that is asked for.
 
@@ -139,8 +154,14 @@ def check(
         raise ValueError(f"rounds is {rounds}: give 1 or more")
     if not slowdown >= 1:
         raise ValueError(f"slowdown is {slowdown}: a multiple of plain torch's time, 1 or more")
+    if swap_dir is not None and link is None:
+        raise ValueError(
+            'swap_dir without link: say how fast the way there is, link="2GB/s", or "measured"'
+        )
     if link == MEASURED:
-        return Link.measured()
+        return Link.measured(swap_folder(swap_dir))
+    if swap_dir is not None:
+        swap_folder(swap_dir)
     return None if link is None else Link.parse(link)
 
 
@@ -151,6 +172,7 @@ def plan_of(
     heuristic: str | Heuristic = DEFAULT,
     batch: str = "",
     link: Link | None = None,
+    swap_dir: Folder | None = None,
 ) -> Plan:
     """The plan that a profile gives; see `plan`."""
     forecast = Forecast(profile, heuristic, rematerialization_ns(), link)
@@ -159,6 +181,7 @@ def plan_of(
     return Plan(
         batch,
         "" if link is None else str(link),
+        "" if swap_dir is None else os.fspath(swap_dir),
         name_of(heuristic),
         profile.peak_bytes,
         bool(profile.eager_ns),

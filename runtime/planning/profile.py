@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.runtime.scope import rematerialize
 from dtr_alloc.runtime.session import SessionStats
@@ -128,18 +127,13 @@ def recorded_steps(
         torch.OutOfMemoryError: `within` is too small.
     """
     step = make()
-    marks: list[int] = []
-    hook = register_optimizer_step_post_hook(lambda *_: marks.append(0))
-    try:
-        with rematerialize(within) as session, record_trace() as recording:
-            step()
-            warm = len(marks)
-            before, begin = session.stats(), time.perf_counter_ns()
-            step_ns = timed(step, steps - 1, clock)
-            passed, after = time.perf_counter_ns() - begin, session.stats()
-            del step
-    finally:
-        hook.remove()
+    with rematerialize(within) as session, record_trace() as recording:
+        step()
+        warm = session.steps
+        before, begin = session.stats(), time.perf_counter_ns()
+        step_ns = timed(step, steps - 1, clock)
+        passed, after = time.perf_counter_ns() - begin, session.stats()
+        del step
     assert recording.trace is not None
     kept, kernels = shares(before, after, passed)
     step_ns = tuple(int(ns * kept) for ns in step_ns)

@@ -9,6 +9,7 @@ from rich.table import Table
 from dtr_alloc.runtime.heuristic import ABLATIONS, DEFAULT, PRESETS
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan
+from dtr_alloc.runtime.swapping import swap_folder
 from dtr_alloc.size import format_size
 
 _FAILED = {"oom": "does not fit", "thrash": "only recomputes"}
@@ -77,7 +78,7 @@ def suggestion(plan: Plan, slowdown: float) -> str:
         return f"{name}no budget stays under {slowdown:g} times {than}."
     bytes_ = plan.smallest.budget_bytes
     assert bytes_ is not None
-    more = f", swap={plan.predictions[0].peak_bytes}" if plan.link else ""
+    more = _swap(plan) if plan.link else ""
     if plan.heuristic != DEFAULT:
         known = plan.heuristic in PRESETS | ABLATIONS
         named = repr(plan.heuristic) if known else f"dtr_alloc.{plan.heuristic}"
@@ -86,3 +87,15 @@ def suggestion(plan: Plan, slowdown: float) -> str:
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
         f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_}{more})"
     )
+
+
+def _swap(plan: Plan) -> str:
+    """The arguments of a scope that may swap all that the program holds."""
+    folder = plan.swap_dir
+    if not folder:
+        try:
+            swap_folder(None)
+        except ValueError:  # That of temporary files lies in memory, say.
+            folder = "a folder of a local disk"
+    where = f", swap_dir={folder!r}" if folder else ""
+    return f", swap={plan.predictions[0].peak_bytes}{where}"
