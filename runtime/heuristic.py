@@ -14,6 +14,7 @@ neighbours are MegEngine's.
 from __future__ import annotations
 
 import json
+import numbers
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -61,10 +62,28 @@ USER_PARAMETERS = tuple(one for one in _core.SCORE_PARAMETERS if one.role != "na
 """The parameters that `Heuristic` has, as listed in runtime/csrc/policy/score.h."""
 
 
+def insist_switch(name: str, value: object) -> None:
+    """Raises TypeError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; it must be True or False")
+
+
+def insist_whole(name: str, value: object) -> None:
+    """Raises TypeError unless it is an integer, NumPy's included."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {value!r}; it must be a whole number")
+
+
+def _insist_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}; it must be a number")
+
+
 def _check(parameter: _core.ScoreParameter, value: Any) -> None:
     """
     Raises:
-        ValueError: the parameter cannot have this value.
+        TypeError: the parameter cannot have a value of this type.
+        ValueError: it cannot have this value.
     """
     name = parameter.name
     if parameter.role == "name":
@@ -72,16 +91,18 @@ def _check(parameter: _core.ScoreParameter, value: Any) -> None:
             names = ", ".join(f'"{one}"' for one in parameter.names)
             raise ValueError(f"{name} {value!r} is not one of {names}")
     elif parameter.role == "switch":
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}; it must be True or False")
+        insist_switch(name, value)
     elif parameter.role == "seed":
+        insist_whole(name, value)
         if not 0 <= value < 2**64:
             raise ValueError(f"{name} is {value!r}; it must be from 0 to 2^64 - 1")
-    elif parameter.role == "factor":
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} is {value!r}; it must be positive")
-    elif not 0 <= value < float("inf"):
-        raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
+    else:
+        _insist_number(name, value)
+        if parameter.role == "factor":
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value!r}; it must be positive")
+        elif not 0 <= value < float("inf"):
+            raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,6 +137,7 @@ class Heuristic:
         seed: of what ``"sample"`` and ``"random"`` draw.
 
     Raises:
+        TypeError: a value of a wrong type, such as a text for a number.
         ValueError: a name that is not known, a number that is not finite, or a penalty that is not
             positive.
 
@@ -261,7 +283,11 @@ def resolve(heuristic: str | Heuristic) -> Heuristic:
         )
     if found is None:
         known = ", ".join(sorted(PRESETS))
-        raise ValueError(f"heuristic {heuristic!r} is not known; there are {known}")
+        raise ValueError(
+            f"heuristic {heuristic!r} is not known; there are {known}; the ablations full, "
+            "eqclass, local and none, with or without _size and _stale behind; and, for "
+            "rematerialize() and allocator(), auto"
+        )
     return found
 
 

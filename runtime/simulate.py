@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import name_of, native_policy, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, name_of, native_policy, resolve
 from dtr_alloc.runtime.link import Link
 from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
 from dtr_alloc.runtime.trace import Trace
@@ -225,11 +225,11 @@ class Simulator:
             )
         return size
 
-    def run(self, budget: Budget, rules: Rules = DEFAULT) -> SimulationResult:
-        """Replays the trace under a budget; see `simulate`.
+    def check(self, budget: Budget, rules: Rules = DEFAULT) -> tuple[int, Heuristic]:
+        """Whether `run` takes them: the bytes of the budget, and the heuristic that it follows.
 
         Raises:
-            TypeError, ValueError: see `simulate`.
+            TypeError, ValueError: it does not; see `simulate`.
         """
         chosen = resolve(rules.heuristic)
         paper = rules.mode == "bytes"
@@ -245,6 +245,16 @@ class Simulator:
         size = self.budget_bytes(budget)
         if not paper:
             parse_size(size, most=LARGEST_BUDGET)
+        return size, chosen
+
+    def run(self, budget: Budget, rules: Rules = DEFAULT) -> SimulationResult:
+        """Replays the trace under a budget; see `simulate`.
+
+        Raises:
+            TypeError, ValueError: see `simulate`.
+        """
+        size, chosen = self.check(budget, rules)
+        paper = rules.mode == "bytes"
         link = None if rules.link is None else Link.parse(rules.link)
         base = self.baseline.compute
         limit = 0 if rules.thrash is None else min(max(1, base * (rules.thrash - 1)), 2**62)
@@ -311,16 +321,23 @@ def _by_name(make: Callable[_Named, Rules]) -> Callable[[_Replay], _ReplayByName
     """Gives a function that takes rules their names, order, types and defaults as parameters."""
 
     def change(replay: _Replay) -> _ReplayByName[_Named]:
+        first, second, _ = inspect.signature(replay).parameters.values()
+        named = inspect.signature(make).parameters
+        shown = inspect.signature(replay).replace(parameters=[first, second, *named.values()])
+
         @functools.wraps(replay)
         def call(
             trace: Traced, budget: Budget, *args: _Named.args, **rules: _Named.kwargs
         ) -> SimulationResult:
+            try:
+                shown.bind(trace, budget, *args, **rules)
+            except TypeError as error:
+                raise TypeError(
+                    f"{replay.__name__}() {error}; beside trace and budget it takes "
+                    f"{', '.join(named)}"
+                ) from None
             return replay(trace, budget, make(*args, **rules))
 
-        first, second, _ = inspect.signature(replay).parameters.values()
-        shown = inspect.signature(replay).replace(
-            parameters=[first, second, *inspect.signature(make).parameters.values()]
-        )
         call.__signature__ = shown  # type: ignore[attr-defined]
         return call
 

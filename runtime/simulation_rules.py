@@ -7,10 +7,18 @@ So each name, type and default is written once, here; what each means is told by
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
-from dtr_alloc.runtime.heuristic import Heuristic, Policy, native_policy, resolve
+from dtr_alloc.runtime.heuristic import (
+    Heuristic,
+    Policy,
+    insist_switch,
+    insist_whole,
+    native_policy,
+    resolve,
+)
 from dtr_alloc.runtime.link import LeaveBy, Link, Linked
 
 Mode = Literal["bytes", "pool"]
@@ -21,13 +29,15 @@ MovePrice: TypeAlias = "int | Literal['measured'] | None"
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""
 
+_MOST = 10**9  # Pictures, or ns to move a page. Sums over a trace overflow far above it.
+
 
 @dataclass(frozen=True)
 class Rules:
     """By what a trace is replayed: see `simulate` for the fields.
 
     Raises:
-        TypeError: `heuristic` is neither a name nor a `Heuristic`.
+        TypeError: `heuristic` is neither a name nor a `Heuristic`, or a switch or a number is none.
         ValueError: a name that is not known, a number out of its range, or a clock that the mode
             does not have.
 
@@ -59,10 +69,19 @@ class Rules:
         native_policy(self.policy)
         if self.mode not in ("bytes", "pool"):
             raise ValueError(f'mode {self.mode!r} is not "bytes" or "pool"')
-        if self.thrash is not None and not self.thrash > 1:
+        for name in ("log_events", "pin_outputs", "remap"):
+            insist_switch(name, getattr(self, name))
+        if self.thrash is not None and not (
+            isinstance(self.thrash, numbers.Real) and self.thrash > 1
+        ):
             raise ValueError(
                 f"thrash is {self.thrash!r}; it is a multiple of the base time, above 1"
             )
+        if self.move_ns not in (None, "measured"):
+            if isinstance(self.move_ns, str):
+                raise ValueError(f'move_ns {self.move_ns!r} is not "measured" or a number of ns')
+            _insist_count("move_ns", self.move_ns)
+        _insist_count("layouts", self.layouts)
         if self.placement not in ("best_fit", "two_ended"):
             raise ValueError(f'placement {self.placement!r} is not "best_fit" or "two_ended"')
         if self.clock not in ("wall", "logical"):
@@ -80,6 +99,12 @@ class Rules:
             raise ValueError("mode 'bytes' is the paper's simulator, which has no link: use 'pool'")
         if self.policy != "eager":
             raise ValueError(f"a link needs the policy 'eager', not {self.policy!r}")
+
+
+def _insist_count(name: str, value: int | None) -> None:
+    insist_whole(name, value)
+    if not 0 <= cast(int, value) <= _MOST:
+        raise ValueError(f"{name} is {value!r}; it must be from 0 to 10^9")
 
 
 DEFAULT = Rules()

@@ -1,7 +1,8 @@
 """Many simulations: every trace with every heuristic at every budget, spread over processes.
 
 A run is single-threaded and shares nothing with another, so processes are enough; a trace is parsed
-once in each process that needs it, because arrays are cheaper to make again than to send. Processes
+once in each process that needs it, because arrays are cheaper to make again than to send, and once
+in this one before anything runs: a damaged log must not cost the results of the others. Processes
 are spawned, not forked: torch has threads. A script that calls `sweep` with more than one job must
 therefore do so under ``if __name__ == "__main__":``.
 
@@ -14,8 +15,8 @@ import csv
 import itertools
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -57,10 +58,13 @@ class _Worker:
         self.traces = traces
         self.ready: dict[int, Simulator] = {}
 
-    def run(self, run: _Run) -> SimulationResult:
+    def ready_for(self, run: _Run) -> Simulator:
         if run.trace not in self.ready:
             self.ready[run.trace] = Simulator(self.traces[run.trace])
-        return self.ready[run.trace].run(run.budget, run.rules)
+        return self.ready[run.trace]
+
+    def run(self, run: _Run) -> SimulationResult:
+        return self.ready_for(run).run(run.budget, run.rules)
 
 
 _worker: _Worker
@@ -95,14 +99,15 @@ def sweep(
         traces: as for `simulate`.
         heuristics, budgets, policy, mode, thrash, link, leave_by: as for `simulate`.
         jobs: processes; 1 for this one, None for as many as there are cores.
-        csv: where to write the results as well, with `write_csv`.
+        csv: where to write the results as well, as `write_csv` does, each when those before it are
+            there: a sweep that is interrupted leaves them.
         progress: shows a bar on stderr.
 
     Raises:
-        ValueError, TypeError: one of these is nothing that `simulate` takes, or one alone instead
-            of several, or `jobs` is below 1; nothing has run then.
-        FileNotFoundError: the folder of `csv` is absent; nothing has run then.
-        TraceError, OSError, ValueError: of the traces, as `simulate` raises them.
+        ValueError, TypeError: a combination is none that `simulate` takes, or one is given alone
+            instead of several, or `jobs` is below 1; nothing has run then.
+        TraceError, OSError: a log cannot be read, or `csv` cannot be written; nothing has run
+            then, unless it is a disk that has become full.
     """
     for name, given in (("traces", traces), ("heuristics", heuristics), ("budgets", budgets)):
         if isinstance(given, (str, os.PathLike)):
@@ -116,39 +121,32 @@ def sweep(
         raise FileNotFoundError(f"there is no folder for {Path(csv)}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; a sweep takes at least 1 process")
+    worker = _Worker(traces)
     runs = [
         _Run(trace, budget, one)
         for trace, one, budget in itertools.product(range(len(traces)), each, budgets)
     ]
+    for run in runs:
+        worker.ready_for(run).check(run.budget, run.rules)
     jobs = min(jobs or len(os.sched_getaffinity(0)), max(len(runs), 1))
-    results: list[SimulationResult | None] = [None] * len(runs)
-    with _bar(len(runs), progress) as advance:
-        for index, result in _in_turn(runs, traces, jobs):
-            results[index] = result
+    if jobs > 1:
+        worker.ready.clear()  # The other processes have their own.
+    results = []
+    with _bar(len(runs), progress) as advance, _rows(csv) as write:
+        for result in map(worker.run, runs) if jobs == 1 else _spread(runs, traces, jobs):
+            results.append(result)
+            write(result)
             advance()
-    found = [result for result in results if result is not None]
-    if csv is not None:
-        write_csv(csv, found)
-    return found
+    return results
 
 
-def _in_turn(
+def _spread(
     runs: Sequence[_Run], traces: Sequence[Traced], jobs: int
-) -> Iterator[tuple[int, SimulationResult]]:
-    """The results as they come, with their places."""
-    if jobs == 1:
-        worker = _Worker(traces)
-        yield from ((index, worker.run(run)) for index, run in enumerate(runs))
-        return
+) -> Iterator[SimulationResult]:
+    """The results of other processes, in the order of the runs."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, spawn, initializer=_start, initargs=(traces,)) as pool:
-        places = {pool.submit(_run, run): index for index, run in enumerate(runs)}
-        try:
-            for future in as_completed(places):
-                yield places[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        yield from pool.map(_run, runs)
 
 
 @contextmanager
@@ -174,10 +172,21 @@ _TYPES: dict[str, type] = {"int": int, "float": float, "str": str}
 
 def write_csv(path: str | os.PathLike[str], results: Iterable[SimulationResult]) -> None:
     """A line for each result, with a column for each attribute but the arrays."""
-    with open(path, "w", newline="") as file:
+    with _rows(path) as write:
+        for result in results:
+            write(result)
+
+
+@contextmanager
+def _rows(path: str | os.PathLike[str] | None) -> Iterator[Callable[[SimulationResult], object]]:
+    """Makes the CSV, and gives what writes a line of it at once; nothing where there is no path."""
+    if path is None:
+        yield lambda result: None
+        return
+    with open(path, "w", newline="", buffering=1) as file:
         writer = csv.DictWriter(file, _COLUMNS)
         writer.writeheader()
-        writer.writerows(result.as_dict() for result in results)
+        yield lambda result: writer.writerow(result.as_dict())
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[SimulationResult]:

@@ -1,6 +1,7 @@
 """The demo: its models keep what they promise, and the comparison finds what it has to find."""
 
 import json
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -277,6 +278,22 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "taken")])
     assert result.exit_code == 2
     assert "is a file" in result.output
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("/proc/x", r"^Error: the folder /proc/x cannot be made: .*; give --out another$"),
+        ("/proc", r"^Error: /proc/demo.json cannot be written: .*; name another file$"),
+    ],
+)
+def test_a_folder_that_takes_no_results_is_refused_before_any_training(
+    out: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtr_alloc.demo.progress.compare_all", lambda *_: pytest.fail("trained"))
+    result = CliRunner().invoke(main, ["demo", "--out", out])
+    assert result.exit_code == 1
+    assert re.search(message, result.output, re.M)
 
 
 def test_info_tells_the_torch_that_runs_and_the_one_built_against() -> None:

@@ -4,6 +4,7 @@ import re
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 import dtr_alloc
@@ -123,7 +124,9 @@ def test_a_name_that_is_no_preset_is_told_the_known_ones(name: str) -> None:
         resolve(name)
     assert str(error.value) == (
         f"heuristic {name!r} is not known; there are dtr, dtr_full, dtr_local, e_star, foresight, "
-        "lru, megengine, megengine_published, msps, random, size"
+        "lru, megengine, megengine_published, msps, random, size; the ablations full, eqclass, "
+        "local and none, with or without _size and _stale behind; and, for rematerialize() and "
+        "allocator(), auto"
     )
 
 
@@ -133,6 +136,7 @@ def test_what_is_no_name_and_no_heuristic_is_refused(value: Any) -> None:
         resolve(value)
 
 
+WRONG: tuple[Any, ...] = (1.5, "7", None, True)
 SELECTIONS = '"sample", "single", "random", "window"'
 KINDS = '"none", "eqclass", "lineage", "full", "ancestors", "megengine"'
 
@@ -165,6 +169,35 @@ def test_a_bad_value_is_named_with_what_would_do(changes: dict[str, Any], messag
     with pytest.raises(ValueError) as error:  # noqa: PT011
         replace(PRESETS["dtr"], **changes)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"seed": value}, f"seed is {value!r}; it must be a whole number") for value in WRONG),
+        *(
+            ({name: value}, f"{name} is {value!r}; it must be a number")
+            for name in ("cost_exp", "fragmentation", "recompute_penalty")
+            for value in ("1", None, True)
+        ),
+        *(
+            ({"next_use": value}, f"next_use is {value!r}; it must be True or False")
+            for value in (1, "no", None)
+        ),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_when_the_heuristic_is_made(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError) as error:
+        Heuristic(**changes)
+    assert str(error.value) == message
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = Heuristic(seed=np.int64(7), cost_exp=np.float32(0.5), size_exp=np.int32(2))  # type: ignore[arg-type]
+    native = given._native()
+    assert (native.seed, native.cost_exp, native.size_exp) == (7, 0.5, 2)
 
 
 def test_an_infinite_penalty_is_refused() -> None:

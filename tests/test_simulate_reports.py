@@ -88,11 +88,49 @@ def test_a_share_of_less_than_a_byte_is_refused_as_a_share(log: Path) -> None:
         ({"clock": "logical"}, "mode 'bytes' has the clock of the paper's simulator"),
         ({"thrash": 1.0}, "thrash is 1.0; it is a multiple"),
         ({"thrash": float("nan")}, "thrash is nan"),
+        ({"thrash": "2"}, "thrash is '2'; it is a multiple"),
+        ({"move_ns": "measure"}, "move_ns 'measure' is not \"measured\" or a number of ns"),
+        ({"move_ns": -1}, r"move_ns is -1; it must be from 0 to 10\^9"),
+        ({"move_ns": 10**10}, "move_ns is 10000000000; it must be from"),
+        ({"layouts": -1}, r"layouts is -1; it must be from 0 to 10\^9"),
     ],
 )
 def test_what_is_not_known_is_refused(log: Path, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dtr_alloc.simulate(load(log, call("", "a")), 0.5, **more)
+    with pytest.raises(ValueError, match=message):
+        Rules(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        *(
+            ({name: "no"}, f"{name} is 'no'; it must be True or False")
+            for name in ("remap", "log_events", "pin_outputs")
+        ),
+        ({"layouts": 1.5}, "layouts is 1.5; it must be a whole number"),
+        ({"layouts": True}, "layouts is True; it must be a whole number"),
+        ({"move_ns": 1.5}, "move_ns is 1.5; it must be a whole number"),
+        ({"heuristic": None}, "heuristic None is neither a name nor a Heuristic"),
+    ],
+)
+def test_rules_of_a_wrong_type_are_refused_when_they_are_made(
+    more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError) as error:
+        Rules(**more)
+    assert str(error.value) == message
+
+
+def test_a_keyword_that_simulate_does_not_have_is_answered_with_those_that_it_has() -> None:
+    with pytest.raises(TypeError) as error:
+        dtr_alloc.simulate(linear_schedule(4), 0.5, heuristics="dtr")  # type: ignore[call-arg]
+    assert str(error.value) == (
+        "simulate() got an unexpected keyword argument 'heuristics'; beside trace and budget it "
+        "takes heuristic, policy, mode, thrash, log_events, pin_outputs, remap, move_ns, "
+        "placement, layouts, clock, link, leave_by"
+    )
 
 
 def test_the_rules_are_parameters_of_simulate() -> None:

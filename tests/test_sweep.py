@@ -13,7 +13,8 @@ from dtr_alloc import SimulationResult, Trace, simulate, sweep
 from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.plot import plot, short_name
-from dtr_alloc.runtime.simulate import LINK_FIELDS
+from dtr_alloc.runtime.simulate import LINK_FIELDS, Simulator
+from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.sweep import BUDGETS, HEURISTICS, read_csv, write_csv
 from tests.fences import ROOT
 from tests.trace_lines import call, load, release
@@ -57,10 +58,12 @@ def test_each_result_is_that_of_its_simulation(logs: list[Path]) -> None:
     assert timeless(results) == timeless(one_by_one)
 
 
-def test_processes_change_nothing(logs: list[Path]) -> None:
+def test_processes_change_nothing(logs: list[Path], tmp_path: Path) -> None:
     chosen: list[str | Heuristic] = ["dtr", Heuristic(staleness_exp=0.5)]
     traces: list[Trace | Path] = [Trace.load(logs[0]), logs[1]]
-    assert timeless(sweep(traces, chosen, jobs=2)) == timeless(sweep(logs, chosen, jobs=1))
+    found = sweep(traces, chosen, jobs=2, csv=tmp_path / "runs.csv")
+    assert timeless(found) == timeless(sweep(logs, chosen, jobs=1))
+    assert read_csv(tmp_path / "runs.csv") == found
 
 
 def test_the_budgets_and_heuristics_of_the_paper_are_the_default(logs: list[Path]) -> None:
@@ -92,6 +95,62 @@ def test_a_csv_without_a_folder_is_refused_before_anything_runs(tmp_path: Path) 
         sweep([tmp_path / "none.log"], csv=tmp_path / "none" / "runs.csv")
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("damaged log", r"bad\.log line 1: "),
+        ("folder for a csv", "Is a directory"),
+        ("next use in mode bytes", "next_use needs mode 'pool'"),
+        ("share of no byte", "less than a byte"),
+    ],
+)
+def test_what_a_later_run_would_fail_by_is_told_before_the_first(
+    logs: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: int,
+    fault: str,
+    message: str,
+) -> None:
+    bad, csv = tmp_path / "bad.log", tmp_path / "runs.csv"
+    bad.write_text("{\n")
+    csv.write_text("of an earlier sweep")
+    arguments: dict[str, dict[str, Any]] = {
+        "damaged log": {"traces": [*logs, bad]},
+        "folder for a csv": {"csv": tmp_path},
+        "next use in mode bytes": {"heuristics": ["lru", "foresight"]},
+        "share of no byte": {"budgets": [1.0, 0.001]},
+    }
+    monkeypatch.setattr(Simulator, "run", lambda *_: pytest.fail("ran"))
+    monkeypatch.setattr(
+        "dtr_alloc.runtime.sweep.ProcessPoolExecutor", lambda *_, **__: pytest.fail("ran")
+    )
+    usual: dict[str, Any] = {"traces": logs, "csv": csv, "jobs": jobs}
+    with pytest.raises((ValueError, OSError), match=message):
+        sweep(**usual | arguments[fault])
+    assert csv.read_text() == "of an earlier sweep"
+
+
+def test_a_sweep_that_is_interrupted_leaves_the_rows_that_it_had(
+    logs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    csv, run, count = tmp_path / "runs.csv", Simulator.run, 0
+
+    def run_thrice(simulator: Simulator, budget: float, rules: Rules) -> SimulationResult:
+        nonlocal count
+        count += 1
+        if count > 3:
+            assert len(read_csv(csv)) == 3
+            raise KeyboardInterrupt
+        return run(simulator, budget, rules)
+
+    monkeypatch.setattr(Simulator, "run", run_thrice)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(logs, ["lru"], jobs=1, csv=csv)
+    assert [row.budget_bytes for row in read_csv(csv)] == [24, 21, 19]
+
+
 @pytest.mark.parametrize(
     "one",
     [{"traces": "step.log"}, {"heuristics": "dtr"}, {"budgets": "0.5"}],
@@ -104,7 +163,11 @@ def test_one_where_several_are_asked_for_is_refused(one: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     ("picture", "message"),
-    [("none/runs.png", "there is no folder for"), ("runs.txt", "no picture that matplotlib can")],
+    [
+        ("none/runs.png", "there is no folder for"),
+        ("runs.txt", "no picture that matplotlib can"),
+        ("/proc/runs.png", "cannot be written: "),
+    ],
 )
 def test_a_place_where_no_picture_can_go_is_refused_before_anything_runs(
     picture: str, message: str, tmp_path: Path

@@ -317,13 +317,27 @@ def test_the_command_prints_a_table_and_the_line(logs: list[str], tmp_path: Path
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(
-    logs: list[str], tmp_path: Path
+    logs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["tune", logs[0], "--budget", "0.5", "--trials", "1"]
-    done = CliRunner().invoke(main, [*arguments, "--plot", str(tmp_path / "one.png")])
+    def draw(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("dtr_alloc.runtime.tuning.report.draw", draw)
+    arguments = ["tune", logs[0], "--budget", "0.5", "--trials", "2"]
+    done = CliRunner().invoke(main, [*arguments, "--plot", str(tmp_path / "two.png")])
     assert done.exit_code == 1
     assert "heuristic=dtr_alloc.Heuristic(" in done.stdout
-    assert "a picture needs two finished trials" in done.stderr
+    assert "the disk is full" in done.stderr
+
+
+def test_a_picture_of_one_trial_is_refused_before_the_search(
+    logs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("searched"))
+    arguments = ["tune", logs[0], "--budget", "0.5", "--trials", "1"]
+    done = CliRunner().invoke(main, [*arguments, "--plot", str(tmp_path / "one.png")])
+    assert done.exit_code == 2
+    assert "--plot with --trials 1: " in done.stderr
 
 
 def test_the_command_explains_what_is_wrong(logs: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,16 +71,29 @@ def needs_matplotlib() -> None:
         raise click.ClickException("pictures are drawn with matplotlib: pip install matplotlib")
 
 
-def needs_folder_for(path: Path) -> None:
-    """Before the work whose result goes there."""
+def needs_place_for(path: Path) -> None:
+    """Before the work whose result goes there. The file is opened, because permissions do not tell
+    all: root may do anything, and a system's folder still takes no file."""
     if not path.absolute().parent.is_dir():
         raise click.ClickException(f"there is no folder for {path}")
+    new = not os.path.lexists(path)
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            return  # A pipe, whose reader would take the attempt for the end.
+        with open(path, "ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise click.ClickException(
+            f"{path} cannot be written: {error.strerror}; name another file"
+        ) from error
 
 
 def needs_place_for_picture(path: Path) -> None:
     """The same, of a picture."""
     needs_matplotlib()
-    needs_folder_for(path)
+    needs_place_for(path)
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.filetypes
@@ -93,9 +107,7 @@ def needs_place_for_picture(path: Path) -> None:
 @contextmanager
 def explained() -> Iterator[None]:
     """What a user can put right becomes a message instead of a traceback."""
-    from dtr_alloc import TraceError
-
     try:
         yield
-    except (ValueError, TraceError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise click.ClickException(str(error)) from error

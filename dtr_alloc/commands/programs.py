@@ -10,8 +10,9 @@ from dtr_alloc.commands.options import (
     BUDGET,
     explained,
     names,
-    needs_folder_for,
     needs_matplotlib,
+    needs_place_for,
+    needs_place_for_picture,
     ratio,
 )
 from dtr_alloc.runtime.heuristic import DEFAULT
@@ -89,16 +90,24 @@ def demo(
                 f"no model {name!r}: choose from {', '.join(MODELS)}.", param_hint="--model"
             )
     names = list(dict.fromkeys(models)) or list(MODELS)
-    out.mkdir(parents=True, exist_ok=True)
+    json, picture = out / "demo.json", out / "demo.png"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(
+            f"the folder {out} cannot be made: {error.strerror}; give --out another"
+        ) from error
+    needs_place_for(json)
+    needs_place_for_picture(picture)
     plan = Plan(budgets, steps, rounds)
     torch.set_num_threads(threads)
 
     console = Console(width=max(shutil.get_terminal_size().columns, 100))  # The table needs 95.
     comparisons = compare_all({name: MODELS[name] for name in names}, plan, console)
     console.print(table(comparisons))
-    write_json(out / "demo.json", comparisons, plan)
-    draw(out / "demo.png", comparisons)
-    console.print(f"Wrote {out / 'demo.json'} and {out / 'demo.png'}.")
+    write_json(json, comparisons, plan)
+    draw(picture, comparisons)
+    console.print(f"Wrote {json} and {picture}.")
     failures = [failure for comparison in comparisons for failure in comparison.failures()]
     for failure in failures:
         console.print(f"[bold red]Failed:[/] {failure}")
@@ -120,8 +129,9 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
     """
     from dtr_alloc.runtime.trace.record import trace_script
 
-    needs_folder_for(Path(out))
-    code, operators = trace_script(script, args, out, clock)
+    needs_place_for(Path(out))
+    with explained():
+        code, operators = trace_script(script, args, out, clock)
     click.echo(f"{out}: {operators:,} operators", err=True)
     sys.exit(code)
 
@@ -137,6 +147,7 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
 @click.option("--heuristic", default=DEFAULT, show_default=True, metavar="NAME")
 @click.option("--within", metavar="BYTES", help="Evict already now, where it does not fit.")
 @click.option("--link", metavar="SPEED", help='Of a swap file: "2GB/s", or "measured".')
+@click.option("--swap-dir", metavar="FOLDER", help="Of that file. Default: of temporary files.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a batch.")
 def plan_(
     script: str,
@@ -149,6 +160,7 @@ def plan_(
     heuristic: str,
     within: str | None,
     link: str | None,
+    swap_dir: str | None,
     as_json: bool,
 ) -> None:
     """Predict what a SCRIPT's training costs under budgets, from its first steps.
@@ -168,7 +180,7 @@ def plan_(
         raise click.UsageError("--batches needs {batch} in ARGS, where the script takes its batch")
     plans = []
     with explained(), Progress(console=Console(stderr=True), transient=True) as bar:
-        speed = planning.check(budgets, slowdown, steps, rounds, heuristic, within, link)
+        speed = planning.check(budgets, slowdown, steps, rounds, heuristic, within, link, swap_dir)
         for batch in batches or [""]:
             words = [word.replace("{batch}", batch) for word in args] if batch else args
             task = bar.add_task(batch, total=rounds * (2 if within is None else 1))
@@ -181,7 +193,9 @@ def plan_(
             except ScriptError as error:
                 raise click.ClickException(str(error)) from error
             budget = budgets or None
-            plans.append(planning.plan_of(profile, budget, slowdown, heuristic, batch, speed))
+            plans.append(
+                planning.plan_of(profile, budget, slowdown, heuristic, batch, speed, swap_dir)
+            )
     if as_json:
         click.echo(f"[{', '.join(plan.as_json() for plan in plans)}]")
         return

@@ -233,6 +233,11 @@ def tune(
         if importlib.util.find_spec(module) is None:
             raise click.ClickException("tuning needs more: pip install 'dtr-alloc[tune]'")
     if plot is not None:
+        if trials < 2:
+            raise click.UsageError(
+                f"--plot with --trials {trials}: a picture shows what trials differ in: give 2 or "
+                "more, or leave --plot out"
+            )
         needs_place_for_picture(plot)
     from dtr_alloc.runtime.tuning import report as tune_report
     from dtr_alloc.runtime.tuning import tune as tuning
