@@ -82,7 +82,6 @@ class Pool:
         arena: Where the memory is. `"host"`: this process. `"virtual"`: nowhere; addresses that
             must not be touched, to see what a program of allocations would do. `"cuda"`: a CUDA
             device.
-        placement: `"best_fit"`.
         device: The number of the CUDA device.
         rdma: Whether a network card can reach the pages of a CUDA device (GPUDirect RDMA).
         exportable: Whether a POSIX file descriptor can name them, for another process to map.
@@ -92,7 +91,7 @@ class Pool:
 
     Raises:
         TypeError: `budget` or `address_space` is neither an int nor a string.
-        ValueError: `arena` or `placement` has no such name, a size is not one, `address_space` is
+        ValueError: `arena` has no such name, a size is not one, `address_space` is
             less than the budget, either is more than 32 TiB, there is no such device, or pages of
             another arena than a device's were asked for `rdma` or `exportable`.
         RuntimeError: There is no CUDA driver, it turned a call down, or the device makes no such
@@ -111,15 +110,12 @@ class Pool:
         self,
         budget: int | str,
         arena: Literal["host", "cuda", "virtual"] = "host",
-        placement: Literal["best_fit"] = "best_fit",
         *,
         device: int = 0,
         rdma: bool = False,
         exportable: bool = False,
         address_space: int | str | None = None,
     ) -> None:
-        if placement != "best_fit":
-            raise ValueError(f'placement "{placement}" is unknown: "best_fit" is the only one')
         if arena not in ("host", "cuda", "virtual"):
             raise ValueError(f'arena "{arena}" is unknown: use "host", "cuda" or "virtual"')
         if (rdma or exportable) and arena != "cuda":

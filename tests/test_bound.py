@@ -333,9 +333,9 @@ def test_the_search_finds_what_no_preset_has_and_is_the_same_each_time(recorded:
     assert again == found
 
 
-def test_a_plan_says_its_setting_and_policy() -> None:
-    plan = search.Plan("dtr", "eager", 1.0)
-    assert (str(plan), str(replace(plan, policy="ignore"))) == ("dtr", "dtr, policy ignore")
+def test_a_setting_says_its_heuristic_and_policy() -> None:
+    found = search.Setting("dtr", "eager", 1.0)
+    assert (str(found), str(replace(found, policy="ignore"))) == ("dtr", "dtr, policy ignore")
 
 
 # ---- The command

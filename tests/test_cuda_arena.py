@@ -56,11 +56,11 @@ def test_a_device_that_makes_no_such_pages_is_an_error_before_anything_is_reserv
     with pytest.raises(
         RuntimeError, match=f"^CUDA device 0 makes no pages {what}: leave {option}=True out$"
     ):
-        Pool(8 * PAGE, "cuda", **{option: True})  # type: ignore[arg-type]
+        Pool(8 * PAGE, "cuda", **{option: True})
     assert cuda.calls("cuMemAddressReserve") == 0
     assert cuda.held() == {}
     other = {"rdma": "exportable", "exportable": "rdma"}[option]
-    pool = Pool(8 * PAGE, "cuda", **{other: True})  # type: ignore[arg-type]
+    pool = Pool(8 * PAGE, "cuda", **{other: True})
     pool.allocate(PAGE)
     assert (cuda.count(option), cuda.count(other)) == (0, 1)
 

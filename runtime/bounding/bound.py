@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from dtr_alloc.runtime.bounding.knapsack import least_again_ns
 from dtr_alloc.runtime.bounding.needs import Needs, needs_of
-from dtr_alloc.runtime.bounding.search import Plan, anneal, presets, run
+from dtr_alloc.runtime.bounding.search import Setting, anneal, presets, run
 from dtr_alloc.runtime.bounding.stages import Proof, check_solver, prove
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.simulate import Budget, Simulator, Traced
@@ -43,7 +43,7 @@ class Bound:
         solved: whether `lower` is the optimum of Checkmate's formulation as stages.py has it, with
             a stage for each operator that is short of room. No plan need attain that.
         by_policy: the overhead of each preset, None where its run failed.
-        best_found: the plan with the least overhead that was found, or None.
+        best_found: the setting with the least overhead that was found, or None.
         smallest_found_bytes: with ``floor=True``, the smallest budget tried in which a preset ran.
     """
 
@@ -57,12 +57,12 @@ class Bound:
     method: str
     solved: bool
     by_policy: Mapping[str, float | None] = field(repr=False)
-    best_found: Plan | None
+    best_found: Setting | None
     smallest_found_bytes: int | None = None
 
     @property
     def gap(self) -> float | None:
-        """By how much of the bound the best found can still be improved at most; None where no plan
+        """By how much of the bound the best found can still be improved at most; None where nothing
         was found."""
         if self.best_found is None or self.best_found.overhead is None:
             return None
@@ -93,14 +93,14 @@ class Bounder:
         if seconds:
             check_solver()
         size = self.simulator.budget_bytes(budget)
-        plans = presets(self.simulator, size)  # Refuses what mode pool cannot replay.
+        settings = presets(self.simulator, size)  # Refuses what mode pool cannot replay.
         base = max(self.simulator.baseline.compute, 1)
         quick, lower, proof, best = math.inf, math.inf, None, None
         if size >= self.needs.floor_bytes:
             least = Proof(least_again_ns(self.needs, size), "knapsack")
             proof = self._better(least, size, seconds)
             quick, lower = 1 + least.again_ns / base, 1 + proof.again_ns / base
-            best = anneal(self.simulator, size, plans, lower * (1 + SAME), seconds)
+            best = anneal(self.simulator, size, settings, lower * (1 + SAME), seconds)
         return Bound(
             trace=self.simulator.name,
             budget_bytes=size,
@@ -111,7 +111,7 @@ class Bounder:
             lower=lower,
             method="floor" if proof is None else proof.method,
             solved=proof is not None and proof.solved,
-            by_policy={str(plan.heuristic): plan.overhead for plan in plans},
+            by_policy={str(one.heuristic): one.overhead for one in settings},
             best_found=best,
             smallest_found_bytes=self.smallest_found() if floor else None,
         )

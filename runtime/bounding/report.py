@@ -26,7 +26,7 @@ def table(bounds: Sequence[Bound]) -> Table:
     out.add_row("no policy below", *(_lower(bound.lower) for bound in bounds))
     out.add_row("the quick bound", *(_lower(bound.knapsack) for bound in bounds))
     found = [bound.best_found for bound in bounds]
-    out.add_row("best found", *(_overhead(plan.overhead if plan else None) for plan in found))
+    out.add_row("best found", *(_overhead(one.overhead if one else None) for one in found))
     out.add_row("above the bound by", *(_gap(bound) for bound in bounds), end_section=True)
     for name in bounds[0].by_policy:
         out.add_row(name, *(_overhead(bound.by_policy[name]) for bound in bounds))

@@ -1,11 +1,11 @@
-"""The best plan that a search finds: how near a policy can come, from above.
+"""The best setting that a search finds: how near a policy can come, from above.
 
-A plan is a setting of our own policy: the parameters of the score and what becomes of a dropped
-tensor. Each is run in the simulator (mode ``pool``), so that what is found can be had live. The
+A setting is of our own policy: the parameters of the score and what becomes of a dropped tensor.
+Each is run in the simulator (mode ``pool``), so that what is found can be had live. The
 search is simulated annealing: one parameter is changed at a time; a worse setting is taken with a
 probability that falls with its overhead and with the time that is left. It starts from the best
-preset and hence is never worse. It searches settings only, not single tensors' fates; a plan made
-for each tensor could be better, and a proven bound below the best found says so little by itself.
+preset and hence is never worse. It searches settings only, not single tensors' fates. Deciding for
+each tensor could be better, and a proven bound below the best found says so little by itself.
 
 A setting is scored on the very trace that it is searched for, with every candidate looked at, so
 nothing is drawn while it runs. Source: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983.
@@ -42,7 +42,7 @@ _EXPONENTS = ("cost_exp", "size_exp", "staleness_exp")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Setting:
     """A setting, and what it takes.
 
     Attributes:
@@ -60,26 +60,26 @@ class Plan:
         return name if self.policy == "eager" else f"{name}, policy {self.policy}"
 
 
-def run(simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy) -> Plan:
+def run(simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy) -> Setting:
     """One setting under a budget, by the rules of this bound."""
-    return _planned(simulator, budget, heuristic, policy)[0]
+    return _taken(simulator, budget, heuristic, policy)[0]
 
 
-def presets(simulator: Simulator, budget: int) -> tuple[Plan, ...]:
+def presets(simulator: Simulator, budget: int) -> tuple[Setting, ...]:
     """Each preset under a budget."""
     return tuple(run(simulator, budget, name, "eager") for name in PRESETS)
 
 
-def best_of(plans: Iterable[Plan]) -> Plan | None:
+def best_of(settings: Iterable[Setting]) -> Setting | None:
     """The least overhead; None where all failed."""
-    worked = [plan for plan in plans if plan.overhead is not None]
-    return min(worked, key=lambda plan: plan.overhead or math.inf, default=None)
+    worked = [setting for setting in settings if setting.overhead is not None]
+    return min(worked, key=lambda setting: setting.overhead or math.inf, default=None)
 
 
 def anneal(
-    simulator: Simulator, budget: int, begin: Iterable[Plan], enough: float, seconds: float
-) -> Plan | None:
-    """The best of the plans given and of those found in about so many seconds or `MOST_SETTINGS`
+    simulator: Simulator, budget: int, begin: Iterable[Setting], enough: float, seconds: float
+) -> Setting | None:
+    """The best of the settings given and of those found in about so many seconds or `MOST_SETTINGS`
     runs, or until one has an overhead of at most `enough`."""
     now = best = best_of(begin)
     began, draw = time.monotonic(), random.Random(0)
@@ -89,7 +89,7 @@ def anneal(
         if done >= 1 or (best is not None and (best.overhead or math.inf) <= enough):
             break
         tried = _changed(now, draw, slow)
-        found, took = _planned(simulator, budget, tried.heuristic, tried.policy)
+        found, took = _taken(simulator, budget, tried.heuristic, tried.policy)
         if took > seconds / 20:
             slow.add(resolve(tried.heuristic).neighbourhood)
             slow.discard("none")
@@ -103,19 +103,19 @@ def anneal(
     return best
 
 
-def _planned(
+def _taken(
     simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy
-) -> tuple[Plan, float]:
+) -> tuple[Setting, float]:
     rules = Rules(heuristic, policy, "pool", THRASH, pin_outputs=False)
     result: SimulationResult = simulator.run(budget, rules)
     overhead = result.overhead if result.status == "ok" else None
-    return Plan(heuristic, policy, overhead), result.wall_seconds
+    return Setting(heuristic, policy, overhead), result.wall_seconds
 
 
-def _changed(plan: Plan | None, draw: random.Random, slow: set[str]) -> Plan:
+def _changed(setting: Setting | None, draw: random.Random, slow: set[str]) -> Setting:
     """Another setting, next to the one given, that is not known to take long."""
-    old = Heuristic() if plan is None else resolve(plan.heuristic)
-    policy: Policy = "eager" if plan is None else plan.policy
+    old = Heuristic() if setting is None else resolve(setting.heuristic)
+    policy: Policy = "eager" if setting is None else setting.policy
     changed: dict[str, Any] = {"seed": 0}
     if old.selection not in _NAMES["selection"]:
         changed["selection"] = "single"
@@ -129,4 +129,4 @@ def _changed(plan: Plan | None, draw: random.Random, slow: set[str]) -> Plan:
     else:
         value = min(max(getattr(old, what) + draw.gauss(0, 0.3), 0.0), 2.0)
         changed[what] = round(value, 2)
-    return Plan(replace(old, **changed), policy, None)
+    return Setting(replace(old, **changed), policy, None)
