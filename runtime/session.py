@@ -281,8 +281,8 @@ class Session:
     def _insist_budget(self) -> None:
         if not self._has_budget:
             raise ValueError(
-                "this scope has no budget: open it by rematerialize, with the largest it may ever "
-                "need"
+                "there is no budget to change: give rematerialize() or allocator() the largest "
+                "that may ever be needed"
             )
 
     def _is_open(self) -> bool:
@@ -313,7 +313,7 @@ class Session:
             OSError: a file cannot be read or written.
         """
         if not self._events:
-            raise ValueError("this scope kept no events: open it with rematerialize(events=True)")
+            raise ValueError("no events were kept: open a scope by rematerialize(events=True)")
         chrome_trace.write(path, self._core.events(), profile)
 
     def commit(self) -> None:

@@ -92,7 +92,7 @@ def test_they_lie_where_torchs_profile_has_the_same(tmp_path: Path) -> None:
 def test_a_scope_that_kept_nothing_says_how_to_keep(tmp_path: Path) -> None:
     with dtr_alloc.rematerialize("3MiB") as session:
         pass
-    with pytest.raises(ValueError, match="kept no events: open it with rematerialize"):
+    with pytest.raises(ValueError, match="no events were kept: open a scope by rematerialize"):
         session.export_chrome_trace(tmp_path / "run.json")
 
 

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 import dtr_alloc
 from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.heuristic import ABLATIONS, PRESETS, USER_PARAMETERS
-from dtr_alloc.runtime.planning import cost
+from dtr_alloc.runtime.planning import plan as planning
 from tests.fences import DOCUMENTS, ROOT, Fence, fences
 
 LANGUAGES = {"python", "pycon", "sh", "text"}
@@ -58,7 +58,7 @@ def shown(document: Path) -> str:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader's commands run: a script, two logs of it, nothing else."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cost, "_measured", [0.0])  # Seconds.
+    monkeypatch.setattr(planning, "rematerialization_ns", lambda: 0.0)  # Seconds to measure.
     # One core, so that a sweep stays in this process; test_sweep has the others.
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     Path("train.py").write_text(TRAIN)

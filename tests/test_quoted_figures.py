@@ -46,7 +46,7 @@ NO_RESULT = {
     "more than 1 MiB is charged with 1 MiB more": "a constant of torch",
     "of up to 32 MiB, has been freed once": "a constant of malloc",
     "the backward pass's included: 32 MiB with": "a constant of cuBLAS",
-    "64 MiB, set while 48 are lent, become 112": "an example",
+    "set to 64 MiB while 48 MiB are lent: it becomes 112 MiB": "an example",
     "an assumed bus of 25 GB/s each way": "an assumption",
     "Each call ends by itself after 540 seconds": "a constant of the code",
     "The largest batch in 40 GiB": "a constant of the code",
