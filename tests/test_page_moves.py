@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +24,24 @@ of_each_page = pytest.mark.parametrize("page", [SMALL, HUGE], ids=["small pages"
 where_pages_move = pytest.mark.skipif(
     not _core.host_pages_move(), reason="this machine moves no small page"
 )
+
+
+def kernel_moves_pages() -> bool:
+    """Whether Linux has UFFDIO_MOVE and lets this process use it, as its own answer tells."""
+    system = ctypes.CDLL(None, use_errno=True)
+    number, user_mode_only, feature_move = 323, 1, 1 << 16  # The first is of x86-64.
+    descriptor = system.syscall(number, os.O_CLOEXEC | user_mode_only)
+    if descriptor < 0:
+        return False
+    api = (ctypes.c_uint64 * 3)(0xAA, feature_move, 0)
+    answer = system.ioctl(descriptor, ctypes.c_ulong(0xC018AA3F), api)  # UFFDIO_API.
+    os.close(descriptor)
+    return bool(answer == 0)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a number of that machine's")
+def test_the_kernels_call_is_used_wherever_there_is_one() -> None:
+    assert _core.host_pages_move() == kernel_moves_pages()
 
 
 @contextmanager
