@@ -39,7 +39,7 @@ class OpenScope(ABC):
         self._steps = steps
         self._chooser = chooser
         self._members = threading.Condition()
-        self._joined: dict[int, str] = {}  # Their names.
+        self._joined: dict[object, str] = {}  # The threads' names, by what `admit` returned.
         self._admits = True
 
     @abstractmethod
@@ -68,24 +68,26 @@ class OpenScope(ABC):
             if self._chooser:
                 self._chooser.stepped(session)
 
-    def admit(self) -> bool:
-        """Counts this thread as one of the scope's; False if the scope admits none any more.
+    def admit(self) -> object | None:
+        """Counts this thread as one of the scope's, until `dismiss` gets what this returns; None if
+        the scope admits none any more.
 
         Raises:
             RuntimeError: it is in a scope already.
         """
         with self._members:
             if not self._admits:
-                return False
+                return None
             if _core.records_this_thread():
                 raise RuntimeError("this thread belongs to a dtr_alloc scope already")
-            self._joined[threading.get_ident()] = threading.current_thread().name
-            return True
+            admitted = object()
+            self._joined[admitted] = threading.current_thread().name
+            return admitted
 
-    def dismiss(self) -> None:
+    def dismiss(self, admitted: object) -> None:
         """Undoes `admit`."""
         with self._members:
-            self._joined.pop(threading.get_ident(), None)  # Not there in a forked child.
+            self._joined.pop(admitted, None)  # Not there in a forked child.
             self._members.notify_all()
 
     def wait_for_threads(self) -> None:

@@ -9,6 +9,7 @@ with the scope too.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -31,12 +32,19 @@ def watch_program(opened: OpenScope, undo: ExitStack) -> None:
         _core.set_in_optimizer(False)
         opened.step()
 
+    ended = threading.Event()
+
+    def session() -> _core.Session | None:
+        """None for a function of ours that a library goes on calling after the scope."""
+        return None if ended.is_set() else current.session()
+
+    undo.callback(ended.set)
     undo.callback(_core.set_in_optimizer, False)
     undo.callback(register_optimizer_step_pre_hook(_step_begins).remove)
     undo.callback(register_optimizer_step_post_hook(stepped).remove)
-    raw_access.watch(current.session, undo)
-    sharded_parameters.watch(current.session, undo)
-    compiled_code.hold_arguments(opened.session, undo)
+    raw_access.watch(session, undo)
+    sharded_parameters.watch(session, undo)
+    compiled_code.hold_arguments(session, undo)
 
 
 def _step_begins(

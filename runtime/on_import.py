@@ -6,8 +6,10 @@ module is not there yet, its import is waited for.
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import ModuleType
@@ -17,7 +19,7 @@ def when_imported(undo: ExitStack, name: str, act: Callable[[ModuleType], None])
     """Calls `act` with the module: now, if it is imported already, else when it is. Nothing happens
     any more once `undo` is closed."""
     if name in sys.modules:
-        act(sys.modules[name])
+        act(importlib.import_module(name))  # Another thread may be at it, and is waited for.
         return
     finder = _Finder(name, act)
     sys.meta_path.insert(0, finder)
@@ -31,9 +33,11 @@ class _Finder:
         self._name = name
         self._act = act
         self._waits = True
+        self._lock = threading.RLock()
 
     def leave(self) -> None:
-        self._waits = False
+        with self._lock:
+            self._waits = False
         if self in sys.meta_path:  # The program may have put another list there.
             sys.meta_path.remove(self)
 
@@ -49,8 +53,9 @@ class _Finder:
 
         def load_and_act(module: ModuleType) -> None:
             load(module)
-            if self._waits:
-                self._act(module)
+            with self._lock:
+                if self._waits:
+                    self._act(module)
 
         spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
         return spec

@@ -2,8 +2,8 @@
 
 A scope watches some of torch's methods, for which torch has no hook. When it ends, each is put back
 as it was. A library may have put its own function in the place of ours meanwhile, as
-`unittest.mock` does. That one stays: to take it away would undo what the library did. It calls
-ours, which do nothing outside of a scope.
+`unittest.mock` does. That one stays: to take it away would undo what the library did. It may go on
+calling ours, which do nothing once their scope is over.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ def join_scope() -> Iterator[None]:
         2718
     """
     opened = current.scope()
-    if opened is None or not opened.admit():
+    if opened is None or (admitted := opened.admit()) is None:
         raise RuntimeError(
             "join_scope() in a thread, but no dtr_alloc scope is open: open rematerialize() "
             "before the thread starts, and keep it open until the thread is done"
@@ -347,7 +347,7 @@ def join_scope() -> Iterator[None]:
             part()
             _core.set_in_optimizer(False)
     finally:
-        opened.dismiss()
+        opened.dismiss(admitted)
 
 
 def _before_fork() -> None:

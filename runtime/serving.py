@@ -2,7 +2,7 @@
 
 It begins when the allocator is made, in the thread that makes it, and lasts as long as the process,
 but for a guest's, which may be removed (docs/guest.md). Then that thread's operators are no longer
-recorded. Which thread's are is known to the thread alone, so that thread ends it.
+recorded. Recording is a flag that each thread has for itself, so the thread that began ends it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ class Service:
         higher_order.let_key_pass()
         self._thread = threading.current_thread()
         self._scope = CudaScope(allocator, steps, chooser)
-        with ExitStack() as undo:
-            watch_program(self._scope, undo)
+        self._undo = ExitStack()  # To which what is imported later adds its own.
+        try:
+            watch_program(self._scope, self._undo)
             current.begin(self._scope)
-            undo.callback(current.end)
+            self._undo.callback(current.end)
             _core.record_this_thread(True)
-            undo.callback(_core.record_this_thread, False)
-            self._undo = undo.pop_all()
+            self._undo.callback(_core.record_this_thread, False)
+        except BaseException:
+            self._undo.close()
+            raise
 
     def end(self, remove: Callable[[], None]) -> None:
         """Calls `remove`, which brings back what was evicted, and ends the scope. Where `remove`
@@ -56,7 +59,7 @@ class Service:
             RuntimeError: this is another thread than the one that began, or threads that joined
                 are not done.
         """
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
             raise RuntimeError(
                 f"the allocator was made in the thread {self._thread.name}, and is removed in "
                 f"{threading.current_thread().name}: call remove() in the thread that made it"

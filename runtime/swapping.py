@@ -122,9 +122,12 @@ def _spare_of_groups() -> Iterator[int]:
     versions, wherever it has a limit."""
     lines = ["0::/"]  # The container's, where the system does not tell.
     with suppress(OSError):
-        lines = _GROUPS.read_text().splitlines()
+        lines = _GROUPS.read_text().split("\n")
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not path:
+            continue
         if controllers and "memory" not in controllers.split(","):
             continue
         top = _CONTROLS / "memory" if controllers else _CONTROLS

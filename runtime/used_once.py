@@ -72,9 +72,10 @@ class Scope(AbstractContextManager[Session]):
                 over.
         """
         if any(is_one(function) for is_one in _RUN_LATER):
+            name = getattr(function, "__name__", function)  # A partial function has none.
             raise TypeError(
-                f"{function.__name__} is a generator or a coroutine: its body runs when the call "
-                "is over, and would be outside of the scope; open the scope by `with` in its body"
+                f"{name} is a generator or a coroutine: its body runs when the call is over, and "
+                "would be outside of the scope; open the scope by `with` in its body"
             )
 
         @functools.wraps(function)

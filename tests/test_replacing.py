@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch.optim import optimizer
 
 import dtr_alloc
-from dtr_alloc.runtime import compiled_code
+from dtr_alloc.runtime import compiled_code, raw_access
 from dtr_alloc.runtime.on_import import when_imported
 from dtr_alloc.runtime.replacing import replace
 
@@ -46,12 +47,28 @@ def test_what_another_put_there_meanwhile_stays() -> None:
 
 
 def test_a_patch_that_begins_in_a_scope_and_ends_after_it_works_meanwhile() -> None:
+    own = torch.save
     patch = mock.patch.object(torch, "save")
     with dtr_alloc.rematerialize("1MiB"):
         saved = patch.start()
     assert torch.save is saved
     patch.stop()
-    torch.save(torch.ones(1), "/dev/null")  # By our function, which does nothing by now.
+    try:
+        torch.save(torch.ones(1), "/dev/null")  # By our function, which does nothing by now.
+    finally:
+        torch.save = own
+
+
+def test_a_function_of_ours_that_a_library_keeps_does_nothing_in_the_next_scope(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Callable[[], Any]] = []
+    monkeypatch.setattr(raw_access, "watch", lambda session, undo: given.append(session))
+    with dtr_alloc.rematerialize("1MiB"):
+        assert given[0]() is not None
+    with dtr_alloc.rematerialize("1MiB"):
+        assert given[0]() is None
+        assert given[1]() is not None
 
 
 def test_an_error_while_a_scope_opens_leaves_nothing_behind(

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Literal
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.runtime import current
 from dtr_alloc.runtime._testing import instrumented
 from tests.exactness import bits, chain, same, scope
@@ -243,6 +244,22 @@ def test_a_scope_that_waits_for_its_threads_says_for_whom(
         "a scope ends, and waits for threads that joined it by join_scope(): worker; "
         "the body of the scope has raised ValueError('no')"
     ]
+
+
+def test_a_thread_may_leave_the_scope_by_another_threads_hand() -> None:
+    """As a generator does that one thread begins and another closes."""
+
+    def joins() -> Generator[None, None, None]:
+        with dtr_alloc.join_scope():
+            yield
+
+    work = joins()
+    with scope("1MiB"):
+        thread = threading.Thread(target=next, args=(work,))
+        thread.start()
+        thread.join()
+        work.close()
+        _core.record_this_thread(True)  # Which that has ended here.
 
 
 def test_cycles_with_evicted_tensors_are_collected() -> None:

@@ -1,5 +1,7 @@
 """The scope of the CUDA allocator, with an allocator that only tells its session."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -111,3 +113,27 @@ def test_a_session_that_comes_later_is_not_left_by_who_joined_before(
 
     assert in_thread(work) == []
     allocator.session.return_value.part.assert_not_called()
+
+
+def test_it_may_end_in_another_thread_if_the_one_that_began_is_gone(allocator: Any) -> None:
+    made: list[Service] = []
+    assert in_thread(lambda: made.append(Service(allocator, Steps()))) == []
+    made[0].end(lambda: None)
+    assert current.scope() is None
+
+
+LATE = """
+from types import SimpleNamespace
+from dtr_alloc.runtime.serving import Service
+from dtr_alloc.runtime.steps import Steps
+service = Service(SimpleNamespace(session=lambda: None), Steps())
+from torch._inductor.output_code import CompiledFxGraph
+assert hasattr(CompiledFxGraph.__call__, "__wrapped__")
+service.end(lambda: None)
+assert not hasattr(CompiledFxGraph.__call__, "__wrapped__")
+"""
+
+
+def test_what_was_imported_meanwhile_is_put_back_too() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

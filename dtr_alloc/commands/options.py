@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,16 +73,16 @@ def needs_matplotlib() -> None:
 def needs_place_for(path: Path) -> None:
     """Before the work whose result goes there. The file is opened, because permissions do not tell
     all: root may do anything, and a system's folder still takes no file."""
-    if not path.absolute().parent.is_dir():
-        raise click.ClickException(f"there is no folder for {path}")
-    new = not os.path.lexists(path)
     try:
+        if not path.absolute().parent.is_dir():
+            raise click.ClickException(f"there is no folder for {path}")
+        new = not path.exists()
         if path.exists() and not (path.is_file() or path.is_dir()):
             return  # A pipe, whose reader would take the attempt for the end.
         with open(path, "ab"):
             pass
         if new:
-            path.unlink()
+            path.resolve().unlink()  # A link to nothing stays one.
     except OSError as error:
         raise click.ClickException(
             f"{path} cannot be written: {error.strerror}; name another file"

@@ -7,8 +7,9 @@ depends on the machine, so it is measured, once a process: a small recurrent net
 without a budget and within half of its memory, in turn, and what a simulation of the same does not
 account for is divided among its rematerializations. Some seconds.
 
-That happens in the process of the user, whose settings and hooks have no part in it: there is no
-optimizer that hooks would see, and modes, devices and types are named.
+That happens in the process of the user, whose settings shall have no part in it: there is no
+optimizer that hooks would see, and grad mode, device and types are named. Hooks of saved tensors
+and modes that the user has around `plan` still see it.
 """
 
 from __future__ import annotations

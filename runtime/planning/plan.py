@@ -113,7 +113,7 @@ def plan(
     if current.scope() is not None:
         raise RuntimeError(
             "plan() opens scopes of its own, and one of rematerialize(), measure() or allocator() "
-            "is open already; scopes do not nest: call plan() outside of it"
+            "is open already; scopes do not nest: call plan() outside of it, or in another process"
         )
     link = check(budgets or (), slowdown, steps, rounds, heuristic, within, link, swap_dir)
     eager, recorded = [], []

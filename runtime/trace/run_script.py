@@ -50,8 +50,8 @@ def scopes_of_scripts(
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
         (dtr_alloc, "rematerialize", scope),
         (dtr_alloc, "measure", scope),
-        (Session, "resize", lambda *_: None),
-        (Session, "lent", lambda *_: nullcontext()),
+        (Session, "resize", lambda *_, **__: None),
+        (Session, "lent", lambda *_, **__: nullcontext()),
         (Session, "release", lambda *_: 0),
         (Session, "export_chrome_trace", lambda *_, **__: None),
     ]
