@@ -20,6 +20,7 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.runtime import libraries
 from dtr_alloc.runtime.auto import Chooser, chooser_for, first_heuristic
+from dtr_alloc.runtime.current import CudaScope
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Scorer, native_scorer
 from dtr_alloc.runtime.scope import Memory, check_thrash_limit
 from dtr_alloc.runtime.serving import Service
@@ -146,7 +147,7 @@ class Guest(Allocator):
         steps = Steps()
         super().__init__(core, budget, device, steps, None)
         self._guest = core
-        self._service = Service(core, steps)
+        self._service = Service(CudaScope(core, steps))
 
     def install(self) -> None:
         """Puts it before torch's allocator, though CUDA may be in use. Tensors that exist stay as
@@ -287,7 +288,7 @@ def allocator(
     steps = Steps()
     chooser = chooser_for(heuristic) if rematerialize else None
     if rematerialize:
-        Service(core, steps, chooser)
+        Service(CudaScope(core, steps, chooser))
     return Allocator(core, size, number, steps, chooser)
 
 

@@ -13,25 +13,18 @@ from contextlib import ExitStack
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import current, higher_order
-from dtr_alloc.runtime.auto import Chooser
 from dtr_alloc.runtime.current import CudaScope
 from dtr_alloc.runtime.hooks import watch_program
-from dtr_alloc.runtime.steps import Steps
 
 
 class Service:
-    """Puts the operators of this thread under the CUDA allocator's session.
+    """Opens the scope, and puts the operators of this thread into it.
 
     Raises:
         RuntimeError: a scope is open.
     """
 
-    def __init__(
-        self,
-        allocator: _core.CudaAllocator | _core.GuestAllocator,
-        steps: Steps,
-        chooser: Chooser | None = None,
-    ) -> None:
+    def __init__(self, scope: CudaScope) -> None:
         if current.scope() is not None:
             raise RuntimeError(
                 "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is "
@@ -39,7 +32,7 @@ class Service:
             )
         higher_order.let_key_pass()
         self._thread = threading.current_thread()
-        self._scope = CudaScope(allocator, steps, chooser)
+        self._scope = scope
         self._undo = ExitStack()  # To which what is imported later adds its own.
         try:
             watch_program(self._scope, self._undo)

@@ -126,11 +126,12 @@ def sweep(
         _Run(trace, budget, one)
         for trace, one, budget in itertools.product(range(len(traces)), each, budgets)
     ]
-    for run in runs:
-        worker.ready_for(run).check(run.budget, run.rules)
     jobs = min(jobs or len(os.sched_getaffinity(0)), max(len(runs), 1))
-    if jobs > 1:
-        worker.ready.clear()  # The other processes have their own.
+    for _, of_a_trace in itertools.groupby(runs, key=lambda run: run.trace):
+        for run in of_a_trace:
+            worker.ready_for(run).check(run.budget, run.rules)
+        if jobs > 1:
+            worker.ready.clear()  # The other processes have their own.
     results = []
     with _bar(len(runs), progress) as advance, _rows(csv) as write:
         for result in map(worker.run, runs) if jobs == 1 else _spread(runs, traces, jobs):

@@ -367,6 +367,7 @@ print("done")
             "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')",
         ),
         (
+            "from dtr_alloc.runtime.current import CudaScope\n"
             "from dtr_alloc.runtime.serving import Service\n"
             "from dtr_alloc.runtime.steps import Steps\n"
             "seen = []\n"
@@ -376,7 +377,7 @@ print("done")
             "        return run()\n"
             "    def reading(self, tensor):\n"
             "        pass\n"
-            "Service(SimpleNamespace(session=Session), Steps())",
+            "Service(CudaScope(SimpleNamespace(session=Session), Steps()))",
             "compiled(x)\nassert seen and seen[0] is x, seen",
         ),
     ],

@@ -232,8 +232,9 @@ def test_opening_scopes_again_adds_nothing() -> None:
     [
         "import dtr_alloc; scope = dtr_alloc.rematerialize(None); scope.__enter__()",
         "from types import SimpleNamespace as S\n"
-        "from dtr_alloc.runtime.serving import Service, Steps\n"
-        "Service(S(session=lambda: None), Steps())",
+        "from dtr_alloc.runtime.current import CudaScope, Steps\n"
+        "from dtr_alloc.runtime.serving import Service\n"
+        "Service(CudaScope(S(session=lambda: None), Steps()))",
     ],
     ids=["scope", "allocator"],
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +13,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 import dtr_alloc
 from dtr_alloc import Heuristic
 from dtr_alloc.runtime import swapping
 from dtr_alloc.runtime.link import Link
-from dtr_alloc.runtime.planning import cost, report
 from dtr_alloc.runtime.planning import plan as plan_module
+from dtr_alloc.runtime.planning import report
 from dtr_alloc.runtime.planning.forecast import Forecast
 from dtr_alloc.runtime.planning.plan import plan_of
 from dtr_alloc.runtime.planning.profile import (
@@ -35,7 +31,7 @@ from dtr_alloc.runtime.planning.profile import (
 )
 from dtr_alloc.runtime.planning.report import suggestion
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace.format import Call, Mutate, Release, Result
+from dtr_alloc.runtime.trace.format import Call, Release, Result
 from tests.plan_profiles import KIB, PEAK, SECOND, STEP, first_needed_again, profile_of
 
 
@@ -360,86 +356,6 @@ def test_trainings_are_as_long_as_was_asked() -> None:
     assert len(eager_steps(make, 4)) == len(budgeted_steps(make, 4, None)) == 3
     assert len(recorded_steps(make, 4).step_ns) == 3
     assert steps == 12
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The measurement takes a moment, and is forgotten."""
-    monkeypatch.setattr(cost, "_CELLS", 12)
-    monkeypatch.setattr(cost, "_ROUNDS", 2)
-    cost.rematerialization_ns.cache_clear()
-    yield
-    cost.rematerialization_ns.cache_clear()
-
-
-def test_what_a_rematerialization_takes_is_measured_once(short: None) -> None:
-    before = torch.get_num_threads(), torch.get_rng_state()
-    first = cost.rematerialization_ns()
-    assert first >= 0
-    assert cost.rematerialization_ns() == first
-    assert torch.get_num_threads() == before[0]
-    assert torch.equal(torch.get_rng_state(), before[1])
-
-
-def test_no_hook_of_the_program_sees_the_measurement(short: None) -> None:
-    seen: list[object] = []
-    hooks = [
-        register_optimizer_step_pre_hook(lambda *_: seen.append("before")),
-        register_optimizer_step_post_hook(lambda *_: seen.append("after")),
-    ]
-    try:
-        cost.rematerialization_ns()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert seen == []
-
-
-@contextmanager
-def on_meta_in_double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        torch.no_grad,
-        torch.inference_mode,
-        on_meta_in_double,
-        lambda: torch.autocast("cpu", torch.bfloat16),
-    ],
-    ids=["no gradients", "inference", "device and type", "autocast"],
-)
-def test_no_setting_of_the_program_changes_what_is_measured(
-    short: None,
-    setting: Callable[[], AbstractContextManager[Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    measured = []
-
-    def noted(*args: Any, **options: Any) -> Recorded:
-        measured.append(recorded_steps(*args, **options))
-        return measured[-1]
-
-    monkeypatch.setattr(cost, "recorded_steps", noted)
-    cost.rematerialization_ns()
-    cost.rematerialization_ns.cache_clear()
-    with setting():
-        cost.rematerialization_ns()
-    without, within = measured[1], measured[-1]
-    assert (without.warm_marks, without.traced_steps) == (1, 3)
-    assert (within.warm_marks, within.traced_steps) == (1, 3)
-    assert within.peak_bytes == without.peak_bytes
-    assert called(within.trace) == called(without.trace)
-
-
-def called(trace: Trace) -> list[str]:
-    return [item.name for item in trace.instructions if isinstance(item, (Call, Mutate))]
 
 
 @pytest.mark.parametrize(

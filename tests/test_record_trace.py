@@ -382,14 +382,16 @@ def test_a_log_that_could_not_be_written_is_refused_before_the_script_runs(
 
 
 def test_the_look_whether_a_log_can_be_written_leaves_things_as_they_are(tmp_path: Path) -> None:
-    old, new, link, pipe = (tmp_path / name for name in ("old", "new", "link", "pipe"))
+    names = ("old", "new", "link", "pipe", "to nothing")
+    old, new, link, pipe, to_nothing = (tmp_path / name for name in names)
     old.write_text("of an earlier run")
     link.symlink_to(old)
+    to_nothing.symlink_to(new)
     os.mkfifo(pipe)  # To open it would wait for a reader.
-    for path in (old, new, link, pipe):
+    for path in (old, new, link, pipe, to_nothing):
         options.needs_place_for(path)
     assert old.read_text() == "of an earlier run"
-    assert sorted(tmp_path.iterdir()) == [link, old, pipe]
+    assert sorted(tmp_path.iterdir()) == [link, old, pipe, to_nothing]
 
 
 def test_a_second_recording_in_a_scope_shares_no_name_with_the_first() -> None:

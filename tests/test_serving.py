@@ -12,6 +12,7 @@ import pytest
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime import current
+from dtr_alloc.runtime.current import CudaScope
 from dtr_alloc.runtime.serving import Service
 from dtr_alloc.runtime.steps import Steps
 
@@ -26,7 +27,7 @@ def allocator() -> mock.Mock:
 
 @pytest.fixture
 def service(allocator: Any) -> Iterator[Service]:
-    made = Service(allocator, Steps())
+    made = Service(CudaScope(allocator, Steps()))
     yield made
     if current.scope() is not None:
         made.end(lambda: None)
@@ -117,16 +118,17 @@ def test_a_session_that_comes_later_is_not_left_by_who_joined_before(
 
 def test_it_may_end_in_another_thread_if_the_one_that_began_is_gone(allocator: Any) -> None:
     made: list[Service] = []
-    assert in_thread(lambda: made.append(Service(allocator, Steps()))) == []
+    assert in_thread(lambda: made.append(Service(CudaScope(allocator, Steps())))) == []
     made[0].end(lambda: None)
     assert current.scope() is None
 
 
 LATE = """
 from types import SimpleNamespace
+from dtr_alloc.runtime.current import CudaScope
 from dtr_alloc.runtime.serving import Service
 from dtr_alloc.runtime.steps import Steps
-service = Service(SimpleNamespace(session=lambda: None), Steps())
+service = Service(CudaScope(SimpleNamespace(session=lambda: None), Steps()))
 from torch._inductor.output_code import CompiledFxGraph
 assert hasattr(CompiledFxGraph.__call__, "__wrapped__")
 service.end(lambda: None)
