@@ -136,6 +136,7 @@ class SessionStats:
     kernel_ns: int
     remat_ns: int
     search_ns: int
+    move_ns: int
     bookkeeping_ns: int
     foretold: int
     classes: int

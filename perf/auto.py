@@ -83,15 +83,16 @@ SETS = {
 @dataclass
 class Cell:
     """One model at one budget in one way; an entry for each round. Of a step, over eager's in the
-    pool: `step` all of it, `again` operators run again, `room` finding room, which is choosing
-    victims and moving pages, and `system` what the kernel takes more than in the pool. `faults`
-    counts pages that the kernel clears or maps, of a step."""
+    pool: `step` all of it, `again` operators run again, `choosing` victims, `moves` of pages, and
+    `system` what the kernel takes more than in the pool. `search` is choosing over the step itself,
+    by the wall. `faults` counts pages that the kernel clears or maps, of a step."""
 
     recomputing: list[float] = field(default_factory=list)
     search: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
-    room: list[float] = field(default_factory=list)
+    choosing: list[float] = field(default_factory=list)
+    moves: list[float] = field(default_factory=list)
     system: list[float] = field(default_factory=list)
     faults: list[float] = field(default_factory=list)
     chosen: list[str] = field(default_factory=list)
@@ -183,7 +184,8 @@ def measure(
             cell.step.append(statistics.median(run.processor_ns[WARM:]) / base)
             all_steps = base * (steps - WARM)
             cell.again.append((last.remat_ns - first.remat_ns) / all_steps)
-            cell.room.append((last.search_ns - first.search_ns) / all_steps)
+            cell.choosing.append((last.search_ns - first.search_ns) / all_steps)
+            cell.moves.append((last.move_ns - first.move_ns) / all_steps)
             in_system, in_pool = (1e9 * it.each(lambda u: u.ru_stime) for it in (run, pool))
             cell.system.append((in_system - in_pool) / base)
             cell.faults.append(run.each(lambda u: u.ru_minflt) - pool.each(lambda u: u.ru_minflt))
@@ -221,10 +223,10 @@ def rows_of(
                 f"{way}_differences": cell.differences,
             }
         ours, chosen = cells[share, DEFAULT], cells[share, "auto"]
-        parts = {name: middle(getattr(ours, name)) for name in ("again", "room", "system")}
+        parts = {name: middle(getattr(ours, name)) for name in ("again", "choosing", "moves")}
         parts |= {"recorded": recorded - 1}
-        beside = parts["again"] + parts["room"] + parts["recorded"]
-        parts |= {"beside": middle(ours.step) - 1 - beside}
+        parts |= {"beside": middle(ours.step) - 1 - sum(parts.values())}
+        parts |= {"system": middle(ours.system)}
         row["parts"] = {name: round(part, 4) for name, part in parts.items()}
         row["faults"] = round(middle(ours.faults)) if ours.faults else None
         row["chosen"] = chosen.chosen
@@ -254,7 +256,8 @@ def parts_of_a_step(rows: list[dict[str, Any]]) -> Table:
     headings = {
         "recorded": "recording",
         "again": "operators again",
-        "room": "finding room",
+        "choosing": "choosing",
+        "moves": "moving pages",
         "beside": "beside these",
         "system": "of all, in the kernel",
     }

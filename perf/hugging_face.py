@@ -165,6 +165,7 @@ def _add_times(
         row.peak_bytes = max(row.peak_bytes, *(s.peak_bytes for s in stats))
         row.remat_share = sum(s.remat_ns for s in stats) / total
         row.search_share = sum(s.search_ns for s in stats) / total
+        row.move_share = sum(s.move_ns for s in stats) / total
         row.bookkeeping_share = sum(s.bookkeeping_ns for s in stats) / total
 
 

@@ -39,6 +39,7 @@ class SessionStats:
         kernel_ns: time in the program's operators.
         remat_ns: time in operators run again.
         search_ns: time spent finding memory: choosing victims and giving their blocks back.
+        move_ns: time that the host then spent on moving pages.
         bookkeeping_ns: everything else the runtime did around operators.
         live_bytes: bytes in use of the scope's tensors, each rounded up to 512.
         peak_bytes: the most of these since the scope was opened or the peak reset.
@@ -61,6 +62,7 @@ class SessionStats:
     kernel_ns: int
     remat_ns: int
     search_ns: int
+    move_ns: int
     bookkeeping_ns: int
     live_bytes: int
     peak_bytes: int
@@ -110,7 +112,7 @@ class Session:
     def summary(self) -> str:
         """A table of where time and memory went, for people."""
         s = self.stats()
-        total = s.kernel_ns + s.remat_ns + s.search_ns + s.bookkeeping_ns or 1
+        total = s.kernel_ns + s.remat_ns + s.search_ns + s.move_ns + s.bookkeeping_ns or 1
         rows = [
             ("operators", f"{s.operators:,}", f"{s.recorded:,} can be recomputed"),
             ("evictions", f"{s.evictions:,}", f"{s.rematerializations:,} operators run again"),
@@ -121,10 +123,13 @@ class Session:
         for name, spent in (
             ("computing", s.kernel_ns),
             ("recomputing", s.remat_ns),
-            ("finding memory", s.search_ns),
+            ("finding memory", s.search_ns + s.move_ns),
             ("bookkeeping", s.bookkeeping_ns),
         ):
-            rows.append((name, f"{spent / 1e6:,.1f} ms", f"{100 * spent / total:.1f} %"))
+            note = f"{100 * spent / total:.1f} %"
+            if name == "finding memory" and s.move_ns:
+                note += f", {s.move_ns / 1e6:,.1f} ms of it moving pages"
+            rows.append((name, f"{spent / 1e6:,.1f} ms", note))
         if s.swapped_out_bytes:
             moved = f"{format_size(s.swapped_in_bytes)} came back"
             if s.swapped_ahead_bytes:

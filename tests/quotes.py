@@ -133,7 +133,9 @@ def chosen() -> Iterator[str]:
 def parts_of_a_step() -> Iterator[str]:
     for row in result("auto")["rows"]:
         if row["budget"] in (0.5, 0.3):
-            parts = [row["parts"][name] for name in ("again", "room", "recorded", "beside")]
+            parts = [
+                row["parts"][name] for name in ("again", "choosing", "moves", "recorded", "beside")
+            ]
             step = f"{row['foresight_step']:.2f}"
             cells = [row["model"], f"{row['budget']:.0%}", step, *(f"{p:+.2f}" for p in parts)]
             yield f"| {' | '.join(cells)} |"

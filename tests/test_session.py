@@ -160,6 +160,20 @@ def test_the_summary_names_time_and_memory() -> None:
         assert word in text
 
 
+def test_the_time_of_page_moves_is_told_apart_from_choosing() -> None:
+    with dtr_alloc.rematerialize("4MiB") as session:
+        parts = [torch.ones(MIB // 16) for _ in range(16)]
+        assert (session.stats().move_ns, session._core.pool_stats().remaps) == (0, 0)
+        del parts[::2]
+        whole = torch.ones(MIB // 4)
+        stats = session.stats()
+        assert (stats.evictions, session._core.pool_stats().remaps) == (0, 1)
+        assert 0 < stats.move_ns < 1_000_000_000
+        assert stats.search_ns > 0
+        assert f"{stats.move_ns / 1e6:,.1f} ms of it moving pages" in session.summary()
+        del whole
+
+
 def test_the_summary_of_a_budget_that_has_shrunk_says_that_it_is_todays() -> None:
     with dtr_alloc.rematerialize("8MiB") as session:
         tensors = chain(64)

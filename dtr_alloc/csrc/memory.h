@@ -103,6 +103,7 @@ class Memory {
   // What a block of that size counts, at most.
   virtual Bytes charge(Bytes size) const { return round_to_granule(size); }
   virtual PoolStats stats() const = 0;
+  virtual Nanos moving() const { return 0ns; }  // What moving pages has taken the host so far.
   virtual void reset_peak() = 0;
   virtual void set_limit(Bytes limit) = 0;  // The budget from now on; what is live already stays.
   virtual Bytes trim() = 0;  // Gives free memory to the system; returns the bytes that a pool gave.

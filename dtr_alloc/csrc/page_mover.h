@@ -19,9 +19,8 @@ namespace dtr {
 
 class PageMover {
  public:
-  PageMover() = default;  // Moves nothing.
-  // Moves nothing either where the kernel is older than 6.8 or forbids the call, as Docker does by
-  // default, or where DTR_ALLOC_USERFAULTFD is 0.
+  // Moves nothing where the kernel is older than 6.8 or forbids the call, as Docker does by default,
+  // or where DTR_ALLOC_USERFAULTFD is 0.
   PageMover(std::uintptr_t base, Bytes capacity);
   ~PageMover() { give_up(); }
   PageMover(const PageMover&) = delete;
@@ -37,7 +36,7 @@ class PageMover {
   void give_up();
 
  private:
-  std::uintptr_t base_ = 0;
+  const std::uintptr_t base_;
   int descriptor_ = -1;
 };
 

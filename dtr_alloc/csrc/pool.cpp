@@ -293,6 +293,11 @@ Bytes Pool::live() const {
   return live_;
 }
 
+Nanos Pool::moving() const {
+  const std::lock_guard lock(mutex_);
+  return moving_;
+}
+
 const Arena& Pool::arena() const { return *arena_; }
 
 std::int64_t Pool::page_calls() const { return pages_->calls(); }

@@ -114,6 +114,7 @@ class Pool final : public Memory {
   Bytes trim() override;  // Gives the pages of holes back; returns the bytes given back.
   void reset_peak() override;
   PoolStats stats() const override;
+  Nanos moving() const override;
   Bytes budget() const override;  // Or the limit set below it.
   Bytes largest_budget() const override;
   Bytes live() const override;
@@ -190,6 +191,7 @@ class Pool final : public Memory {
   std::int64_t release_from(Node* hole, std::int64_t most);
   void finish_moves(const Block* at);
   void finish_move(std::size_t i);
+  void note_move(std::int64_t pages, Nanos begin);
   void finish_all_moves();
   template <class Take>
   std::int64_t from_holes(std::int64_t count, const Take& take);
@@ -214,6 +216,7 @@ class Pool final : public Memory {
   std::int64_t frees_ = 0;
   std::int64_t failures_ = 0;
   std::int64_t remaps_ = 0;
+  Nanos moving_{0};
   bool retired_ = false;
   std::atomic<bool> many_streams_ = false;
   int quarantine_ = 0;  // Depth.

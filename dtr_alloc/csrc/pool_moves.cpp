@@ -167,7 +167,6 @@ std::int64_t Pool::release_from(Node* hole, std::int64_t most) {
 // error of the driver about a place that the block does not need is for another request.
 void Pool::finish_moves(const Block* at) {
   const Pages::Run needed = pages_->touched(at->offset, at->offset + at->size);
-  if (quarantine_ == 0) order_->poll();
   for (std::size_t i = old_places_.size(); i-- > 0;) {
     const OldPlace& old = old_places_[i];
     const bool overlaps = old.begin < needed.end && needed.begin < old.end;
@@ -185,9 +184,15 @@ void Pool::finish_move(std::size_t i) {
   old.fence = order_->settle(old.fence);
   const Nanos begin = arena_->now();
   pages_->leave({old.begin, old.end});
-  arena_->note_move(0, arena_->now() - begin);
+  note_move(0, begin);
   old = old_places_.back();
   old_places_.pop_back();
+}
+
+void Pool::note_move(std::int64_t pages, Nanos begin) {
+  const Nanos took = arena_->now() - begin;
+  moving_ += took;
+  arena_->note_move(pages, took);
 }
 
 void Pool::finish_all_moves() {
@@ -199,19 +204,19 @@ void Pool::finish_all_moves() {
 void Pool::back(Node* block, bool remap, std::int32_t user) {
   const Pages::Run run = pages_->touched(block->offset, block->offset + block->size);
   const auto take = [&](std::int64_t count) {
+    const Nanos begin = arena_->now();
     const std::int64_t taken = from_holes(
         count, [&](Node* hole, std::int64_t most) { return move_from(hole, block, most, user); });
     remaps_ += taken > 0;
+    note_move(taken, begin);
     return taken;
   };
   const auto missing = [&] { return run.size() - pages_->committed(run); };
 
   if (!old_places_.empty()) finish_moves(block);
   if (remap) {
-    const Nanos begin = arena_->now();
     const std::int64_t headroom = std::max<std::int64_t>(pages_->limit() - pages_->committed(), 0);
-    const std::int64_t taken = take(missing() - headroom);
-    arena_->note_move(taken, arena_->now() - begin);
+    take(missing() - headroom);
   }
   try {
     pages_->commit(run);

@@ -118,6 +118,7 @@ def figures(comparison: Comparison) -> dict[str, Any]:
                 "slowdown_plain_wall": row.slowdown_plain_wall,
                 "remat_share": row.remat_share,
                 "search_share": row.search_share,
+                "move_share": row.move_share,
                 "bookkeeping_share": row.bookkeeping_share,
                 "identical": row.identical,
                 "differences": row.differences,

@@ -100,6 +100,7 @@ class Row:
     slowdown_plain_wall: float = 0.0
     remat_share: float = 0.0
     search_share: float = 0.0
+    move_share: float = 0.0
     bookkeeping_share: float = 0.0
     differences: list[str] = field(default_factory=list)
     timeline: Timeline | None = field(default=None, repr=False)
@@ -359,6 +360,7 @@ def _add_times(
 
     row.remat_share = share("remat_ns")
     row.search_share = share("search_ns")
+    row.move_share = share("move_ns")
     row.bookkeeping_share = share("bookkeeping_ns")
 
 

@@ -181,7 +181,7 @@ def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, f
 
 def shares(changed: dict[str, float]) -> dict[str, float]:
     """Of the time that the runtime counted, as the host sees it."""
-    parts = ("kernel_ns", "remat_ns", "search_ns", "bookkeeping_ns")
+    parts = ("kernel_ns", "remat_ns", "search_ns", "move_ns", "bookkeeping_ns")
     spent = {part: changed.get(f"session.{part}", 0) for part in parts}
     total = sum(spent.values())
     return {part: round(value / total, 4) for part, value in spent.items()} if total else {}

@@ -27,6 +27,7 @@ PARTS = {
     "kernel_ns": "operators",
     "remat_ns": "run again",
     "search_ns": "search",
+    "move_ns": "page moves",
     "bookkeeping_ns": "bookkeeping",
 }
 REST = "Python, autograd"

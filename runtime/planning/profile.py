@@ -172,7 +172,7 @@ def shares(before: SessionStats, after: SessionStats, passed_ns: int) -> tuple[f
     what of that was spent in operators."""
     spent = after.remat_ns - before.remat_ns
     if after.evictions > before.evictions:
-        spent += after.search_ns - before.search_ns
+        spent += after.search_ns - before.search_ns + after.move_ns - before.move_ns
     left = max(passed_ns - spent, 1)
     return left / max(passed_ns, 1), (after.kernel_ns - before.kernel_ns) / left
 

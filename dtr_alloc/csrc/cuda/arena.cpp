@@ -108,7 +108,6 @@ class CudaArena final : public Arena {
     const Scope scope(*context_);
     const std::int64_t first = begin / page_;
     const std::int64_t last = end / page_;
-    retry_releases();
     for (std::int64_t i = first; i < last; i++) clear_remnant(i);
     top_ = std::max(top_, last);
     try {

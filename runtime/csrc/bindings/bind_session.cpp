@@ -99,6 +99,7 @@ void bind_session(py::module_& m) {
       .def_readonly("kernel_ns", &SessionStats::kernel_ns)
       .def_readonly("remat_ns", &SessionStats::remat_ns)
       .def_readonly("search_ns", &SessionStats::search_ns)
+      .def_readonly("move_ns", &SessionStats::move_ns)
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
       .def_readonly("foretold", &SessionStats::foretold)
       .def_readonly("classes", &SessionStats::classes)

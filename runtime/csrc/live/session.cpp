@@ -159,9 +159,11 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
   if (!block) {
     const std::int64_t begin = ticks();
     Guard guard(*this);
+    const Nanos moved = memory_->moving();
     if (!fails) block = find_room(asked, stream, shortage, guard);
     const std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
+    moving_ += memory_->moving() - moved;
     InOperator::state.search_ticks += passed;
     if (!block) out_of_memory(asked, shortage);
     data = memory_->data(block);  // Before the lock opens, and what died may run code.
@@ -361,7 +363,8 @@ SessionStats Session::stats() const {
           .records = engine.values + engine.ops,
           .kernel_ns = to_nanoseconds(kernel_ticks_),
           .remat_ns = to_nanoseconds(remat_ticks_),
-          .search_ns = to_nanoseconds(search_ticks_),
+          .search_ns = to_nanoseconds(search_ticks_) - moving_,
+          .move_ns = moving_,
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
           .foretold = engine.foretold,
           .classes = engine.classes,

@@ -63,7 +63,7 @@ struct SessionOptions {
 
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
-  Nanos kernel_ns, remat_ns, search_ns, bookkeeping_ns;
+  Nanos kernel_ns, remat_ns, search_ns, move_ns, bookkeeping_ns;
   std::int64_t foretold;            // Operators at which a tape was followed.
   std::int64_t classes;             // Of missing values, where a neighbourhood has them.
   std::int64_t verified;            // Recipes that verify mode replayed.
@@ -295,6 +295,7 @@ class Session final : public Executor {
   std::vector<std::int64_t> timeline_;
   std::int64_t operators_ = 0, recorded_ = 0, verified_ = 0;
   std::int64_t kernel_ticks_ = 0, remat_ticks_ = 0, search_ticks_ = 0, bookkeeping_ticks_ = 0;
+  Nanos moving_{0};  // Of the search.
   Bytes touched_bytes_ = 0, largest_hold_ = 0, evicted_for_room_ = 0;
   StepCosts costs_of_steps_;
   Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The limit is the smaller of them.
