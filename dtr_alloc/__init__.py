@@ -38,7 +38,8 @@ from dtr_alloc.runtime.session import (
     materialize,
     pin,
 )
-from dtr_alloc.runtime.simulate import SimulationResult, simulate
+from dtr_alloc.runtime.simulate import simulate
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.steps import OddBatchWarning, Step
 from dtr_alloc.runtime.sweep import sweep
 from dtr_alloc.runtime.trace import Trace, TraceError

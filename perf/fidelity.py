@@ -22,7 +22,8 @@ from models import MODELS, Workload
 import dtr_alloc
 from dtr_alloc import Heuristic
 from dtr_alloc.runtime.heuristic import DEFAULT, name_of
-from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import Rules
 
 BUDGETS = (0.7, 0.5, 0.3)

@@ -17,7 +17,8 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.linear import linear_schedule
 

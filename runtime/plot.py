@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dtr_alloc.runtime.simulate import SimulationResult
+from dtr_alloc.runtime.simulation_result import SimulationResult
 
 COLUMNS = 4
 

@@ -13,54 +13,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ParamSpec, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import ParamSpec, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic, name_of, native_policy, resolve
 from dtr_alloc.runtime.link import Link
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
 _REGION = "compiled::"  # Begins the names of those whose results are evicted together (graph.h).
-
-JSON_FIELDS = (
-    "trace",
-    "heuristic",
-    "mode",
-    "budget_bytes",
-    "baseline_peak_bytes",
-    "status",
-    "base_compute",
-    "total_compute",
-    "overhead",
-    "evictions",
-    "rematerializations",
-    "collateral",
-    "peak_bytes",
-    "wall_seconds",
-)
-POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted_bytes")
-LINK_FIELDS = (
-    "link",
-    "leave_by",
-    "swapped_out_bytes",
-    "swapped_in_bytes",
-    "reloads",
-    "waited_ns",
-)
-"""What `SimulationResult.as_json` holds, in this order, what more in mode ``pool``, and what more
-with a link: names that will not change.
-"""
 
 Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
 Budget: TypeAlias = float | str
@@ -84,90 +54,6 @@ class Baseline:
     compute: int
     constant_bytes: int
     largest_operator_bytes: int
-
-
-@dataclass(frozen=True)
-class SimulationResult:
-    """What a run under a budget came to.
-
-    Attributes:
-        link, leave_by: as given to `simulate`; "" and "drop" without a link.
-        status: ``ok``; ``oom``, nothing was left to evict; ``thrash``, recomputation passed the
-            limit. Figures of a run that failed are those at its end.
-        budget_bytes, baseline_peak_bytes, peak_bytes: the budget, and the most bytes held without
-            and with it.
-        base_compute: nanoseconds of all operators of the trace, each once.
-        total_compute: of those that ran, with those run again and `waited_ns`; a run that failed
-            stops early.
-        overhead: their quotient, total by base.
-        evictions: storages that lost their content, `eager_evictions` of them because the program
-            let them go.
-        rematerializations: operators run again; `collateral`: other results they brought back.
-        evaluations, accesses: scores computed, and those plus the records visited for them.
-        misses: in mode ``pool``, as all up to `search_ns`: requests that the pool could not serve
-            at once.
-        fragmentation, free_after: means over misses: 1 - largest hole / free bytes before, and free
-            bytes / budget after.
-        evicted_bytes, wasted_bytes: evicted to make room, and of them beyond what was asked for.
-        search_ns: time spent on finding room; `move_ns`: what moving pages would take.
-        swapped_out_bytes, swapped_in_bytes: over the link; `reloads`: storages that came back;
-            `waited_ns`: how long the program waited for all that.
-        wall_seconds: what the simulation took.
-        events: rows (tensor, event) in order, event 0 for computed, 1 evicted, 2 let go; what comes
-            back over a link is none; empty unless asked for.
-        layouts: rows (picture, offset, bytes, kind) in order; kind 0 for bytes that pages back, 1
-            for a block that may be evicted, 2 for one that may not; empty unless asked for.
-    """
-
-    trace: str
-    heuristic: str
-    mode: str
-    policy: str
-    link: str
-    leave_by: str
-    status: str
-    budget_bytes: int
-    baseline_peak_bytes: int
-    base_compute: int
-    total_compute: int
-    overhead: float
-    evictions: int
-    eager_evictions: int
-    rematerializations: int
-    collateral: int
-    peak_bytes: int
-    evaluations: int
-    accesses: int
-    misses: int
-    fragmentation: float
-    free_after: float
-    evicted_bytes: int
-    wasted_bytes: int
-    search_ns: int
-    move_ns: int
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    reloads: int
-    waited_ns: int
-    wall_seconds: float
-    events: npt.NDArray[np.int64] = field(repr=False, compare=False)
-    layouts: npt.NDArray[np.int64] = field(repr=False, compare=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All but the events and the layouts, for CSV."""
-        row = asdict(self)
-        del row["events"], row["layouts"]
-        return row
-
-    def as_json(self) -> str:
-        """One object, of the fields in `JSON_FIELDS`; in mode ``pool`` of `POOL_FIELDS` too, and
-        with a link of `LINK_FIELDS`.
-        """
-        row = self.as_dict()
-        names: tuple[str, ...] = JSON_FIELDS
-        names += POOL_FIELDS if self.mode == "pool" else ()
-        names += LINK_FIELDS if self.link else ()
-        return json.dumps({name: row[name] for name in names}, indent=1)
 
 
 class Simulator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtr_alloc.runtime.simulate import LINK_FIELDS, POOL_FIELDS, SimulationResult
+from dtr_alloc.runtime.simulation_result import LINK_FIELDS, POOL_FIELDS, SimulationResult
 from dtr_alloc.size import format_size
 
 _STATUS = {

@@ -26,13 +26,8 @@ import numpy as np
 
 from dtr_alloc.runtime.heuristic import Heuristic, Policy
 from dtr_alloc.runtime.link import LeaveBy, Linked
-from dtr_alloc.runtime.simulate import (
-    Budget,
-    SimulationResult,
-    Simulator,
-    Traced,
-    parse_budget,
-)
+from dtr_alloc.runtime.simulate import Budget, Simulator, Traced, parse_budget
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import THRASH, Mode, Rules
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, 0, -1))

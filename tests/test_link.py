@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from dtr_alloc import SimulationResult, Trace, simulate
 from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.link import Link
-from dtr_alloc.runtime.simulate import LINK_FIELDS, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import LINK_FIELDS
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.format import Annotate, Call, Instruction, Release, Result
 from tests.fences import ROOT

@@ -85,6 +85,7 @@ PYTHON_ROOMS: Table = {
     "simulate": (
         "dtr_alloc.runtime.simulate",
         "dtr_alloc.runtime.link",
+        "dtr_alloc.runtime.simulation_result",
         "dtr_alloc.runtime.simulation_rules",
         "dtr_alloc.runtime.simulation_report",
         "dtr_alloc.runtime.sweep",

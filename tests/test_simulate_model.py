@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dtr_alloc.runtime import heuristic as heuristics
 from dtr_alloc.runtime.heuristic import ABLATIONS, Heuristic, Policy
-from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import (

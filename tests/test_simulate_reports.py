@@ -12,7 +12,8 @@ import pytest
 import dtr_alloc
 from dtr_alloc import Trace, TraceError
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
-from dtr_alloc.runtime.simulate import JSON_FIELDS, POOL_FIELDS, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import JSON_FIELDS, POOL_FIELDS
 from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
 from dtr_alloc.runtime.trace.format import Call, Mutate, Result
 from dtr_alloc.runtime.trace.linear import linear_schedule

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace import Trace
 from tests.simulation_model import SimulationModel

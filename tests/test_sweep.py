@@ -13,7 +13,8 @@ from dtr_alloc import SimulationResult, Trace, simulate, sweep
 from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.plot import plot, short_name
-from dtr_alloc.runtime.simulate import LINK_FIELDS, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import LINK_FIELDS
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.sweep import BUDGETS, HEURISTICS, read_csv, write_csv
 from tests.fences import ROOT

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
-from dtr_alloc.runtime.simulate import SimulationResult, Simulator
+from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import Rules
 
 THRASH = 4.0

@@ -26,7 +26,8 @@ import numpy.typing as npt
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic
 from dtr_alloc.runtime.link import Linked
 from dtr_alloc.runtime.planning.profile import Profile, after_mark
-from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, parse_budget
+from dtr_alloc.runtime.simulate import Budget, Simulator, parse_budget
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace import Trace
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
-from dtr_alloc.runtime.simulate import Budget, SimulationResult, Simulator, Traced, parse_budget
+from dtr_alloc.runtime.simulate import Budget, Simulator, Traced, parse_budget
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import Rules
 
 if TYPE_CHECKING:
