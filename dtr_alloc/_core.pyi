@@ -138,6 +138,8 @@ class SessionStats:
     search_ns: int
     move_ns: int
     bookkeeping_ns: int
+    base_cost: int
+    remat_cost: int
     foretold: int
     classes: int
     verified: int

@@ -101,6 +101,8 @@ void bind_session(py::module_& m) {
       .def_readonly("search_ns", &SessionStats::search_ns)
       .def_readonly("move_ns", &SessionStats::move_ns)
       .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
+      .def_readonly("base_cost", &SessionStats::base_cost)
+      .def_readonly("remat_cost", &SessionStats::remat_cost)
       .def_readonly("foretold", &SessionStats::foretold)
       .def_readonly("classes", &SessionStats::classes)
       .def_readonly("verified", &SessionStats::verified)

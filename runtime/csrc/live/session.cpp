@@ -366,6 +366,8 @@ SessionStats Session::stats() const {
           .search_ns = to_nanoseconds(search_ticks_) - moving_,
           .move_ns = moving_,
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
+          .base_cost = engine.base_cost,
+          .remat_cost = engine.remat_cost,
           .foretold = engine.foretold,
           .classes = engine.classes,
           .verified = verified_,

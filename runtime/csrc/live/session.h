@@ -64,6 +64,7 @@ struct SessionOptions {
 struct SessionStats {
   std::int64_t operators, recorded, evictions, rematerializations, records;
   Nanos kernel_ns, remat_ns, search_ns, move_ns, bookkeeping_ns;
+  Nanos base_cost, remat_cost;      // As EngineStats has them.
   std::int64_t foretold;            // Operators at which a tape was followed.
   std::int64_t classes;             // Of missing values, where a neighbourhood has them.
   std::int64_t verified;            // Recipes that verify mode replayed.
