@@ -9,7 +9,8 @@ and searched anew. A choice can cost time, and never a result.
 
 What counts is the time that a candidate adds: operators run again, pages moved, and the engine's
 own work, which is timed, because it is the same code. Costs of operators are measured, so each
-candidate is tried at two budgets that are nearly one, and must be better by some to be taken.
+candidate is tried at two budgets that are nearly one, and must be better by some to be taken. For
+its first steps it is on trial (trial.py): where it adds more than what was in force, that is back.
 
 Cost: the thread sleeps until a hundredth of the elapsed time pays for the next simulation. Python's
 lock is held only to make the trace, some fifty microseconds an operator.
@@ -31,6 +32,7 @@ from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, Heuristic, Policy, nam
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Clock, Rules
 from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
+from dtr_alloc.runtime.trial import Added
 
 AUTO = "auto"
 
@@ -49,9 +51,10 @@ our own traces, chosen among 36. There were no stepping stones then; the first t
 since."""
 
 _STEPS = 4  # Recorded for a search: by then the tape has told in three of them.
+_TRIAL = 4  # Steps by which a choice is judged.
 _AGAIN = 100  # Steps from the end of one search until others are recorded for the next.
 _SHARE = 0.01  # Of the elapsed time.
-_BETTER = 0.97  # Of the time added by what is in force, at most.
+_BETTER = 0.97  # Of the time added by what is in force, at most; on trial this more.
 _NEGLIGIBLE = 0.005  # Of the operators' time: there is nothing to choose.
 _NEARLY = (1.0, 0.99)  # Budgets.
 _HOPELESS = 20.0  # As runtime/advice.py.
@@ -94,6 +97,14 @@ class Choice:
     added_before: float
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Of a new choice: the one before it, and what that added."""
+
+    choice: Choice | None
+    added: float
+
+
 class Chooser:
     """Chooses for one scope."""
 
@@ -118,27 +129,59 @@ class Chooser:
         self._waiting: Choice | None = None  # Until the end of a step.
         self._thread: threading.Thread | None = None
         self.choice: Choice | None = None  # In force.
+        self._live = Added(_TRIAL)
+        self._trial: Trial | None = None  # Of the choice.
+        self._worse: set[tuple[int, Heuristic]] = set()  # That failed, and at which budget.
         self._why_not = "no step of an optimizer was seen"
 
     def stepped(self, core: _core.Session) -> None:
         """At the end of each step of an optimizer, in the thread of the program."""
-        budget = core.pool_stats().budget
+        budget, stats = core.pool_stats().budget, core.stats()
         with self._wake:
             if self._closed:
                 return
             self._steps += 1
             if budget != self._budget:
-                self._budget, self._waiting = budget, None
+                self._budget, self._waiting, self._trial = budget, None, None
+                self._live.clear()
                 self._wake.notify()
-            taken, self._waiting = self._waiting, None
-            if taken is not None:
-                self.choice = taken
+            self._live.step_ended(stats)
+            before = self._in_force()
+            self._judge() if self._trial else self._take()
+            follow = self._in_force()
             if self._thread is None:
                 self._begin(core)
             else:
                 self._look_again(core)
-        if taken is not None:
-            core.follow(taken.heuristic._native())
+        if follow != before:
+            core.follow(follow._native())
+
+    def _in_force(self) -> Heuristic:
+        return self.choice.heuristic if self.choice else CANDIDATES[0]
+
+    def _take(self) -> None:
+        """What waits, if anything does, and there is something to compare it with."""
+        if self._waiting is None or self._live.steps == 0:
+            return
+        self._trial = Trial(self.choice, self._live.median())
+        self.choice, self._waiting = self._waiting, None
+        self._live.clear()
+
+    def _judge(self) -> None:
+        """The choice on trial, after as many steps as it has."""
+        if not (self._trial and self._live.whole):
+            return
+        trial, self._trial = self._trial, None
+        added, tried = self._live.median(), self._in_force()
+        if added <= max(trial.added, _NEGLIGIBLE) / _BETTER:
+            return
+        self._worse.add((self._budget, tried))
+        self.choice = trial.choice
+        self._live.clear()
+        self._why_not = (
+            f"{name_of(tried)} added {_percent(added)} on trial, "
+            f"{name_of(self._in_force())} {_percent(trial.added)}"
+        )
 
     def _begin(self, core: _core.Session) -> None:
         steps, watch = core.watched()
@@ -229,10 +272,11 @@ class Chooser:
         with self._wake:
             self._over = False
             budget = self._searched = self._budget
-            before = self.choice.heuristic if self.choice else CANDIDATES[0]
+            before = self._in_force()
+            worse = {heuristic for at, heuristic in self._worse if at == budget}
         least = added_before = math.inf
         expected = 0.0
-        others = (one for one in CANDIDATES if one != before)
+        others = (one for one in CANDIDATES if one != before and one not in worse)
         for tried, candidate in enumerate((before, *others), start=1):
             if not self._may_spend(expected):
                 return False

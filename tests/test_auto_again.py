@@ -132,6 +132,7 @@ def test_a_look_without_a_whole_step_is_not_repeated_at_once(
 ) -> None:
     monkeypatch.setattr(auto, "_AGAIN", 3)
     core, chooser = Mock(), auto.Chooser("eager", "wall")
+    core.stats.return_value = Mock(remat_cost=0, search_ns=0, move_ns=0, base_cost=0)
     core.pool_stats.return_value.budget = chooser._budget = chooser._searched = BUDGET
     core.watch_again.return_value = True
     core.watching_again.return_value = _core.Watch.long
