@@ -22,6 +22,7 @@ LEFT_OUT = {
     "test_between_forward_and_backward_the_activations_leave_the_process",  # Of both memories.
     "test_a_scope_without_a_budget_has_none_to_resize",
     "test_pages_above_the_budget_go_back_to_the_system",
+    "test_the_time_of_page_moves_is_told_apart_from_choosing",
     "test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope",
     "test_without_a_budget_nothing_is_evicted",
 }
