@@ -38,8 +38,8 @@ class SessionStats:
         records: live entries of the runtime's own bookkeeping; 0 after a commit.
         kernel_ns: time in the program's operators.
         remat_ns: time in operators run again.
-        search_ns: time spent finding memory: choosing victims and giving their blocks back.
-        move_ns: time that the host then spent on moving pages.
+        search_ns: time spent choosing victims and giving their blocks back.
+        move_ns: time that the host spent on moving pages while memory was sought.
         bookkeeping_ns: everything else the runtime did around operators.
         live_bytes: bytes in use of the scope's tensors, each rounded up to 512.
         peak_bytes: the most of these since the scope was opened or the peak reset.

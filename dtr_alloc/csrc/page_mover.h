@@ -19,8 +19,8 @@ namespace dtr {
 
 class PageMover {
  public:
-  // Moves nothing where the kernel is older than 6.8 or forbids the call, as Docker does by default,
-  // or where DTR_ALLOC_USERFAULTFD is 0.
+  // Moves nothing where the kernel is older than 6.8 or forbids the call, as Docker does by
+  // default, or where DTR_ALLOC_USERFAULTFD is 0.
   PageMover(std::uintptr_t base, Bytes capacity);
   ~PageMover() { give_up(); }
   PageMover(const PageMover&) = delete;

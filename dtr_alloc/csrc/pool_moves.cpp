@@ -163,8 +163,9 @@ std::int64_t Pool::release_from(Node* hole, std::int64_t most) {
   return pages_->release(pages_->inside(hole->offset, hole->offset + hole->size), most);
 }
 
-// Leaves old places that no work uses any more, and those where the block will have its pages. An
-// error of the driver about a place that the block does not need is for another request.
+// Leaves old places that no work uses any more, as far as the last poll has seen, and those where
+// the block will have its pages. An error of the driver about a place that the block does not need
+// is for another request.
 void Pool::finish_moves(const Block* at) {
   const Pages::Run needed = pages_->touched(at->offset, at->offset + at->size);
   for (std::size_t i = old_places_.size(); i-- > 0;) {

@@ -84,7 +84,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
 // ---- Executor ------------------------------------------------------------------------------------
 
 void Session::recompute(Op& op, Lock& lock) {
-  const std::int64_t begin = ticks();
+  const std::int64_t begin = ticks(), searched = InOperator::state.search_ticks;
   const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
   if (op.reload) return reload(op, lock);
   InOperator::State& thread = InOperator::state;
@@ -92,7 +92,8 @@ void Session::recompute(Op& op, Lock& lock) {
   const Bytes bytes = replayer_.recompute(op, lock);
   note_caught(Recipe::of(op).info());
   std::tie(thread.refused, thread.at_least) = outer;
-  const std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin;
+  const std::int64_t searching = thread.search_ticks - searched;
+  const std::int64_t passed = costs_ ? to_ticks(op.cost) : ticks() - begin - searching;
   remat_ticks_ += passed;
   thrash_.recomputed(passed);
   if (!events_.keeps()) return;
@@ -161,9 +162,9 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     Guard guard(*this);
     const Nanos moved = memory_->moving();
     if (!fails) block = find_room(asked, stream, shortage, guard);
+    moving_ += memory_->moving() - moved;
     const std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
-    moving_ += memory_->moving() - moved;
     InOperator::state.search_ticks += passed;
     if (!block) out_of_memory(asked, shortage);
     data = memory_->data(block);  // Before the lock opens, and what died may run code.
@@ -356,6 +357,8 @@ SessionStats Session::stats() const {
   const PoolStats pool = memory_->stats();
   const DeviceScorer* device = engine_.selector().device();
   const SwapStats swap = swap_ ? swap_->stats() : SwapStats();
+  const Nanos searching = to_nanoseconds(search_ticks_);
+  const Nanos moving = std::min(moving_, searching);  // Two clocks may differ a little.
   return {.operators = operators_,
           .recorded = recorded_,
           .evictions = engine.evictions,
@@ -363,8 +366,8 @@ SessionStats Session::stats() const {
           .records = engine.values + engine.ops,
           .kernel_ns = to_nanoseconds(kernel_ticks_),
           .remat_ns = to_nanoseconds(remat_ticks_),
-          .search_ns = to_nanoseconds(search_ticks_) - moving_,
-          .move_ns = moving_,
+          .search_ns = searching - moving,
+          .move_ns = moving,
           .bookkeeping_ns = to_nanoseconds(bookkeeping_ticks_),
           .base_cost = engine.base_cost,
           .remat_cost = engine.remat_cost,

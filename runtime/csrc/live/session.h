@@ -296,7 +296,7 @@ class Session final : public Executor {
   std::vector<std::int64_t> timeline_;
   std::int64_t operators_ = 0, recorded_ = 0, verified_ = 0;
   std::int64_t kernel_ticks_ = 0, remat_ticks_ = 0, search_ticks_ = 0, bookkeeping_ticks_ = 0;
-  Nanos moving_{0};  // Of the search.
+  Nanos moving_{0};  // Of the search: pages.
   Bytes touched_bytes_ = 0, largest_hold_ = 0, evicted_for_room_ = 0;
   StepCosts costs_of_steps_;
   Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The limit is the smaller of them.
