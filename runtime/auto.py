@@ -10,7 +10,8 @@ and searched anew. A choice can cost time, and never a result.
 What counts is the time that a candidate adds: operators run again, pages moved, and the engine's
 own work, which is timed, because it is the same code. Costs of operators are measured, so each
 candidate is tried at two budgets that are nearly one, and must be better by some to be taken. For
-its first steps it is on trial (trial.py): where it adds more than what was in force, that is back.
+its first steps it is on trial (trial.py): where it adds more than what was in force, that comes
+back.
 
 Cost: the thread sleeps until a hundredth of the elapsed time pays for the next simulation. Python's
 lock is held only to make the trace, some fifty microseconds an operator.
@@ -54,7 +55,7 @@ _STEPS = 4  # Recorded for a search: by then the tape has told in three of them.
 _TRIAL = 4  # Steps by which a choice is judged.
 _AGAIN = 100  # Steps from the end of one search until others are recorded for the next.
 _SHARE = 0.01  # Of the elapsed time.
-_BETTER = 0.97  # Of the time added by what is in force, at most; on trial this more.
+_BETTER = 0.97  # Of the time added by what is in force, at most.
 _NEGLIGIBLE = 0.005  # Of the operators' time: there is nothing to choose.
 _NEARLY = (1.0, 0.99)  # Budgets.
 _HOPELESS = 20.0  # As runtime/advice.py.
@@ -99,10 +100,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """Of a new choice: the one before it, and what that added."""
+    """Of a new choice: the one before it, what that added, and the most that it did in one step."""
 
     choice: Choice | None
     added: float
+    most: float
 
 
 class Chooser:
@@ -133,21 +135,21 @@ class Chooser:
         self._trial: Trial | None = None  # Of the choice.
         self._worse: set[tuple[int, Heuristic]] = set()  # That failed, and at which budget.
         self._why_not = "no step of an optimizer was seen"
+        self._failed = ""  # What a trial found, if the last one failed.
 
     def stepped(self, core: _core.Session) -> None:
         """At the end of each step of an optimizer, in the thread of the program."""
-        budget, stats = core.pool_stats().budget, core.stats()
         with self._wake:
             if self._closed:
                 return
+            before, budget = self._in_force(), core.pool_stats().budget
             self._steps += 1
             if budget != self._budget:
-                self._budget, self._waiting, self._trial = budget, None, None
-                self._live.clear()
-                self._wake.notify()
-            self._live.step_ended(stats)
-            before = self._in_force()
-            self._judge() if self._trial else self._take()
+                self._begin_anew(budget)
+            self._live.step_ended(core.stats())
+            if self._live.whole:
+                self._judge()
+                self._take()
             follow = self._in_force()
             if self._thread is None:
                 self._begin(core)
@@ -159,28 +161,38 @@ class Chooser:
     def _in_force(self) -> Heuristic:
         return self.choice.heuristic if self.choice else CANDIDATES[0]
 
+    def _begin_anew(self, budget: int) -> None:
+        """By another budget: no trial compares anything any more, and what failed at it goes."""
+        if self._trial is not None:
+            self.choice = self._trial.choice
+        if (budget, self._in_force()) in self._worse:
+            self.choice = None
+        self._budget, self._waiting, self._trial = budget, None, None
+        self._live.clear()
+        self._wake.notify()
+
     def _take(self) -> None:
-        """What waits, if anything does, and there is something to compare it with."""
-        if self._waiting is None or self._live.steps == 0:
+        """What waits, if anything does and there are steps to compare it with."""
+        if self._waiting is None or not self._live.whole:
             return
-        self._trial = Trial(self.choice, self._live.median())
-        self.choice, self._waiting = self._waiting, None
+        self._trial = Trial(self.choice, self._live.median(), self._live.most())
+        self.choice, self._waiting, self._failed = self._waiting, None, ""
         self._live.clear()
 
     def _judge(self) -> None:
-        """The choice on trial, after as many steps as it has."""
-        if not (self._trial and self._live.whole):
+        """The choice on trial, if there is one."""
+        if self._trial is None:
             return
         trial, self._trial = self._trial, None
         added, tried = self._live.median(), self._in_force()
-        if added <= max(trial.added, _NEGLIGIBLE) / _BETTER:
+        if added <= max(trial.most, _NEGLIGIBLE):
             return
         self._worse.add((self._budget, tried))
         self.choice = trial.choice
         self._live.clear()
-        self._why_not = (
-            f"{name_of(tried)} added {_percent(added)} on trial, "
-            f"{name_of(self._in_force())} {_percent(trial.added)}"
+        self._failed = (
+            f"; {name_of(tried)} was tried and added {_percent(added)}, where "
+            f"{name_of(self._in_force())} had added {_percent(trial.added)}"
         )
 
     def _begin(self, core: _core.Session) -> None:
@@ -206,6 +218,7 @@ class Chooser:
             records, operators, steps, _ = core.seen_again()
             if steps > 0:
                 self._seen, self._over = Seen(records, operators, self._steps), False
+                self._worse.clear()  # The program may have changed.
                 self._wake.notify()
         elif not self._looking and self._seen and self._over and self._budget == self._searched:
             self._idle_steps += 1
@@ -235,12 +248,12 @@ class Chooser:
     def told(self) -> str:
         """For people."""
         if self.choice is None:
-            return f"auto: {DEFAULT} so far, since {self._why_not}"
+            return f"auto: {DEFAULT} so far, since {self._why_not}{self._failed}"
         chosen = self.choice
         return (
             f"auto: {name_of(chosen.heuristic)}: by a simulation of {chosen.tried} candidates, on "
             f"the steps up to {chosen.seen}, it adds {_percent(chosen.added)}, "
-            f"{name_of(chosen.before)} {_percent(chosen.added_before)}"
+            f"{name_of(chosen.before)} {_percent(chosen.added_before)}{self._failed}"
         )
 
     def _search(self) -> None:
@@ -294,7 +307,8 @@ class Chooser:
                 if self._budget != budget:
                     return True
                 self._waiting = Choice(candidate, before, budget, seen, tried, added, added_before)
-        self._why_not = "no other candidate would add less"
+        with self._wake:
+            self._why_not = "no other candidate would add less"
         return True
 
     def _added(

@@ -4,8 +4,9 @@ A simulation knows a few steps, and what each operator cost in one of them. So w
 recompute more than what was in force. Every choice is therefore on trial: for some steps it is
 compared with those before it, and where it adds more it is taken back.
 
-Both are counted by the costs that the engine knows, which are a device's own times on a device.
-Cost: a look at the counters when a step ends.
+Operators count by the costs that the engine knows, which are a device's own times on a device. The
+host's time for choosing and for moving counts in full there, though the device may hide it. Cost: a
+look at the counters when a step ends.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ class Added:
     operators run again, choosing victims, and moving pages."""
 
     def __init__(self, steps: int) -> None:
-        """At most so many steps count."""
-        self._most = steps
+        """The last of so many steps count."""
         self._ends: deque[tuple[int, int]] = deque(maxlen=steps + 1)
 
     def step_ended(self, stats: _core.SessionStats) -> None:
-        """After each step; the one in which `clear` was called does not count."""
+        """After each step; the first after `clear` only begins another. A step without operators,
+        as of a second optimizer, is part of the next."""
         added = stats.remat_cost + stats.search_ns + stats.move_ns
+        if self._ends and self._ends[-1][1] >= stats.base_cost:
+            self._ends.pop()
         self._ends.append((added, stats.base_cost))
 
     def clear(self) -> None:
@@ -36,18 +39,20 @@ class Added:
         self._ends.clear()
 
     @property
-    def steps(self) -> int:
-        """How many count."""
-        return max(len(self._ends) - 1, 0)
-
-    @property
     def whole(self) -> bool:
-        """Whether as many steps count as may."""
-        return self.steps == self._most
+        """Whether all steps that may count are there."""
+        return len(self._ends) == self._ends.maxlen
 
     def median(self) -> float:
-        """Of the steps that count, of which there is one at least. An odd batch changes little."""
-        return statistics.median(
-            (added - added_before) / max(base - base_before, 1)
+        """Of the steps that count. An odd batch changes little."""
+        return statistics.median(self._each())
+
+    def most(self) -> float:
+        """What the dearest of them added."""
+        return max(self._each())
+
+    def _each(self) -> list[float]:
+        return [
+            (added - added_before) / (base - base_before)
             for (added_before, base_before), (added, base) in pairwise(self._ends)
-        )
+        ]
