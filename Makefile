@@ -47,7 +47,7 @@ test-newest:
 # tests/test_figures.py has the list. A limit that is missed is told, and stops nothing.
 figures: $(READY)
 	-$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
-	-$(PYTHON) perf/real_size.py --rounds 2 --out perf/results
+	-$(PYTHON) perf/real_size.py --out perf/results
 	-$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
 	-$(PYTHON) perf/auto.py --rounds 2 --out perf/results
 	-$(PYTHON) perf/peers.py --no-compile --out perf/results

@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, help="draw here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plan = Plan((0.5,), steps=2, rounds=1) if options.quick else Plan(rounds=7)
+    plan = Plan((0.5,), steps=2, rounds=1) if options.quick else Plan(rounds=6)
     models = {name: MODELS[name] for name in (["unet"] if options.quick else MODELS)}
 
     console = Console(width=100, record=True)

@@ -241,7 +241,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write real_size.json and .txt here")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
-    rounds, steps = (1, 2) if options.quick else (options.rounds, 4)
+    rounds, steps = (1, 2) if options.quick else (options.rounds, 3)
     rows = []
     for model in BUDGETS:
         rows += compare(

@@ -43,7 +43,7 @@ BETWEEN = (0.8, 0.6, 0.4, 0.2, 0.0)
 """Budgets of the networks: 0 is the floor, 1 what is taken without a budget."""
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 """Budgets of the logs."""
-PROOF, LOG_PROOF, QUICK = 15.0, 4.0, 0.5
+PROOF, LOG_PROOF, QUICK = 10.0, 4.0, 0.5
 """Seconds for a proof: of a network, of a log, of any. A search takes as many at most."""
 SHOWN = ("dtr", "dtr_full", "msps")
 
