@@ -79,7 +79,8 @@ ALIKE = {
     "419fecb99ad8": "as the next, and how fast the cap of a CUDA guest rises",
     "2fa1defc4dee": "as the next, and how a guest finds its tensors; in a pool the same code runs",
     "0343e0f1a307": "two checks that a guest's block is live; of CUDA, what it counts and a text",
-    "97dfe2ae1c5a": "pages of the host were moved in another way, which took longer",
+    "97dfe2ae1c5a": "as the next, and pages of the host moved in another way, which took longer",
+    "88d503973614": "a session's times, and when a device's old places and pages are let go",
 }
 
 
