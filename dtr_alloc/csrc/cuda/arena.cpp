@@ -287,9 +287,9 @@ class CudaArena final : public Arena {
   const LazyArray<Page> pages_;
   Pointer range_ = 0;
   std::uintptr_t base_ = 0;
-  std::int64_t top_ = 0;  // No page from here on was ever mapped.
-  Price mappings_;        // To map a page and give access to it.
-  Price moves_;           // To move one: the host's part.
+  std::int64_t top_ = 0;              // No page from here on was ever mapped.
+  Price mappings_;                    // To map a page and give access to it.
+  Price moves_;                       // To move one: the host's part.
   std::vector<Physical> unreleased_;  // For the next page, unless the next release succeeds.
 };
 
