@@ -57,6 +57,27 @@ def test_what_a_repeated_step_reads_is_on_its_way_before_it_is_read(cuda: FakeCu
     assert cuda.faults() == []
 
 
+def test_a_copy_begins_as_late_as_it_may(cuda: FakeCuda) -> None:
+    """By the clock that counts bytes an operator on 16 KiB takes 32, so that the copies of two
+    gradients of 256 KiB begin some ten operators before the first is read."""
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program, small = Repeated(gradients=12), torch.ones(1 << 12)
+        for _ in range(5):
+            torch.zeros(WIDE << 16).add(1)
+            live = []
+            for _ in range(200):
+                small.exp()
+                live.append(session.stats().live_bytes)
+            for number in program.kept:
+                assert float(program.gradient(number)[7]) == number
+            program.optimizer.step()
+        assert {*live[:185]} == {live[0]}
+        assert live[-1] > live[0]
+        del program
+    assert cuda.faults() == []
+
+
 def test_what_is_on_its_way_gives_way_to_what_the_program_needs(cuda: FakeCuda) -> None:
     mode, scope = on_device(16 * QUARTER_MIB, "logical")
     with mode, scope as session:
