@@ -227,7 +227,6 @@ LIVE_FAULTS = (
             ),
         ),
         "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
-        tries=10,
     ),
     Fault(
         "leave evicted at a scope's end what others leave no room for",
