@@ -162,12 +162,13 @@ class Chooser:
         return self.choice.heuristic if self.choice else CANDIDATES[0]
 
     def _begin_anew(self, budget: int) -> None:
-        """By another budget: no trial compares anything any more, and what failed at it goes."""
+        """Another budget: a trial has nothing to compare with, so it ends as if it had failed. A
+        choice that failed at this budget before does not stay either."""
         if self._trial is not None:
             self.choice = self._trial.choice
         if (budget, self._in_force()) in self._worse:
             self.choice = None
-        self._budget, self._waiting, self._trial = budget, None, None
+        self._budget, self._waiting, self._trial, self._failed = budget, None, None, ""
         self._live.clear()
         self._wake.notify()
 

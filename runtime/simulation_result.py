@@ -1,8 +1,4 @@
-"""What a simulated run came to, and the names under which others read it.
-
-Scripts and logs keep these names, so none is renamed or dropped; what is new comes at the end of
-its list.
-"""
+"""What a simulated run came to, and the names under which scripts and logs read it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A simulation knows a few steps, and what each operator cost in one of them. So what it prefers may
 recompute more than what was in force. Every choice is therefore on trial: for some steps it is
-compared with those before it, and where it adds more it is taken back.
+compared with as many before it, and where it adds more than each of them it is taken back.
 
 Operators count by the costs that the engine knows, which are a device's own times on a device. The
 host's time for choosing and for moving counts in full there, though the device may hide it. Cost: a
@@ -28,7 +28,7 @@ class Added:
 
     def step_ended(self, stats: _core.SessionStats) -> None:
         """After each step; the first after `clear` only begins another. A step without operators,
-        as of a second optimizer, is part of the next."""
+        as of a second optimizer, is part of the one before."""
         added = stats.remat_cost + stats.search_ns + stats.move_ns
         if self._ends and self._ends[-1][1] >= stats.base_cost:
             self._ends.pop()

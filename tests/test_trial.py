@@ -154,7 +154,9 @@ def test_what_failed_at_a_budget_does_not_come_back_with_it() -> None:
     program = on_trial(before=400)
     program.steps(*[570] * 5)
     program.set_budget(BUDGET // 2)
-    program.steps(*[600] * 5)
+    program.step(600)
+    assert "was tried" not in program.chooser.told()
+    program.steps(*[600] * 4)
     program.promise(PROMISING, 0.2)
     program.steps(*[500] * 6)
     assert (program.in_force, program.chooser._trial) == (PROMISING, None)
@@ -212,13 +214,14 @@ def test_the_median_is_of_the_last_steps() -> None:
     assert not added.whole
 
 
-def test_a_step_without_operators_is_part_of_the_next() -> None:
+def test_a_step_without_operators_is_part_of_the_one_before() -> None:
     """As where two optimizers step one after the other."""
     added = Added(2)
     for again, base in ((0, 0), (100, 1000), (300, 1000), (400, 2000)):
         added.step_ended(Mock(remat_cost=again, search_ns=0, move_ns=0, base_cost=base))
     assert added.whole
     assert added.median() == pytest.approx(0.2)
+    assert added.most() == pytest.approx(0.3)
 
 
 def test_a_bad_choice_is_taken_back_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
