@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from dtr_alloc.pool import Pool
 
 __all__ = ["Source", "cupy_allocator", "rmm_resource"]
@@ -61,12 +63,7 @@ def cupy_allocator(pool: Source, device: int | None = None) -> Callable[[int], A
     # pool are kept.
     streams: dict[int, Any] = {}
     of_one = isinstance(pool, Pool)
-    if of_one and device not in (None, pool.device):
-        raise ValueError(
-            f"device {device} with a pool on device {pool.device}: leave device out, or make the "
-            f'pool there, dtr_alloc.Pool(budget, arena="cuda", device={device})'
-        )
-    chosen = pool.device if of_one else device
+    chosen = _chosen(pool, device)
 
     def allocate(size: int) -> Any:
         import cupy
@@ -82,27 +79,47 @@ def cupy_allocator(pool: Source, device: int | None = None) -> Callable[[int], A
     return allocate
 
 
-def rmm_resource(pool: Source) -> Any:
+def rmm_resource(pool: Source, device: int | None = None) -> Any:
     """A device memory resource for RMM: `rmm.mr.set_current_device_resource(rmm_resource(pool))`.
+    A resource of RMM's is one device's, so make one for each.
 
     Args:
         pool: As for `cupy_allocator`.
+        device: The number of the CUDA device. None: a pool's own; of an allocator, torch's current
+            one, now.
 
     Raises:
         TypeError, ValueError: As for `cupy_allocator`.
         ImportError: RMM is not installed.
     """
     _check(pool)
+    number = _chosen(pool, device)
     import rmm
 
+    if number is None:
+        number = torch.cuda.current_device()
+    place = {} if isinstance(pool, Pool) else {"device": number}
+
     def allocate(size: int, stream: Any = None) -> int:
-        return pool.allocate(size, stream=_number(stream))
+        return pool.allocate(size, stream=_number(stream), **place)
 
     def deallocate(address: int, size: int, stream: Any = None) -> None:
         del size, stream  # The pool knows both.
         pool.free(address)
 
     return rmm.mr.CallbackMemoryResource(allocate, deallocate)
+
+
+def _chosen(pool: Source, device: int | None) -> int | None:
+    """A pool has one device. An allocator serves all: the one that is named, if any."""
+    if not isinstance(pool, Pool):
+        return device
+    if device not in (None, pool.device):
+        raise ValueError(
+            f"device {device} with a pool on device {pool.device}: leave device out, or make the "
+            f'pool there, dtr_alloc.Pool(budget, arena="cuda", device={device})'
+        )
+    return pool.device
 
 
 def _number(stream: Any) -> int:

@@ -6,7 +6,7 @@ arrays are made as well. RMM is a stub.
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -130,9 +130,12 @@ def test_memory_of_a_pool_is_on_the_pools_device(cuda: FakeCuda, current: Simple
     assert dtr_alloc.cupy_allocator(pool, device=1)(1).mem.device_id == 1
 
 
-def test_a_pool_on_another_device_than_the_one_named_is_refused(cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("make", [dtr_alloc.cupy_allocator, dtr_alloc.rmm_resource])
+def test_a_pool_on_another_device_than_the_one_named_is_refused(
+    cuda: FakeCuda, make: Callable[..., Any]
+) -> None:
     with pytest.raises(ValueError, match=r"^device 1 with a pool on device 0: .*, device=1\)$"):
-        dtr_alloc.cupy_allocator(make_pool(), device=1)
+        make(make_pool(), device=1)
 
 
 def test_an_allocator_serves_the_device_that_is_current_at_each_request(
@@ -166,8 +169,9 @@ def test_a_pool_that_cannot_serve_is_refused(make: Callable[[Any], Any]) -> None
         make("8GiB")
 
 
-def test_rmm_gets_two_callables(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = make_pool()
+@pytest.fixture
+def rmm(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The functions that RMM was given, two for each resource."""
     made: list[Any] = []
     stub = ModuleType("rmm")
 
@@ -177,9 +181,14 @@ def test_rmm_gets_two_callables(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch)
 
     stub.__dict__["mr"] = SimpleNamespace(CallbackMemoryResource=resource)
     monkeypatch.setitem(sys.modules, "rmm", stub)
+    yield made
+    made.clear()  # They hold pools.
+
+
+def test_rmm_gets_two_callables(cuda: FakeCuda, rmm: list[Any]) -> None:
+    pool = make_pool()
     allocate, deallocate = dtr_alloc.rmm_resource(pool)
-    assert made == [(allocate, deallocate)]
-    made.clear()
+    assert rmm == [(allocate, deallocate)]
 
     class Stream:
         def __cuda_stream__(self) -> tuple[int, int]:
@@ -190,6 +199,19 @@ def test_rmm_gets_two_callables(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch)
         assert pool.stats().live == 4096
         deallocate(address, 4096, stream)
     assert pool.stats().live == 0
+
+
+def test_a_resource_of_rmms_is_of_the_device_that_is_named_or_was_torchs_current_one(
+    cuda: FakeCuda, rmm: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ServesAll()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    named, current = dtr_alloc.rmm_resource(source, device=0), dtr_alloc.rmm_resource(source)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for (allocate, deallocate), expected in ((named, [512, 0]), (current, [0, 512])):
+        address = allocate(512)
+        assert source.live() == expected
+        deallocate(address, 512)
 
 
 def test_cupys_own_arrays_lie_in_the_pool(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
