@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -35,7 +35,6 @@ from dtr_alloc.size import LARGEST_BUDGET
 _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
 _BEYOND = 0.9  # What runs in so much of the request's budget has no such request.
-_HOPELESS = 20.0  # Recomputing more often than this is far below the live limit, and no use.
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
@@ -66,9 +65,7 @@ class Adviser:
 
     def __init__(self, core: _core.Session, rules: Rules) -> None:
         self._core = core
-        self._rules = replace(
-            rules, mode="pool", thrash=_HOPELESS, pin_outputs=False, move_ns="measured"
-        )
+        self._rules = rules
         self._known: tuple[Any, str] | None = None  # The last search.
 
     def advise(self, at_least: int) -> str:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, Heuristic, Policy, name_of, resolve
 from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.simulation_rules import Clock, Rules
+from dtr_alloc.runtime.simulation_rules import HOPELESS, Clock, live
 from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
 from dtr_alloc.runtime.trial import Added
 
@@ -58,7 +58,6 @@ _SHARE = 0.01  # Of the elapsed time.
 _BETTER = 0.97  # Of the time added by what is in force, at most.
 _NEGLIGIBLE = 0.005  # Of the operators' time: there is nothing to choose.
 _NEARLY = (1.0, 0.99)  # Budgets.
-_HOPELESS = 20.0  # As runtime/advice.py.
 _RECORD_SECONDS = 3e-6  # To make a trace, for each integer of its records. Until it is known.
 
 
@@ -111,14 +110,7 @@ class Chooser:
     """Chooses for one scope."""
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
-        self._rules = Rules(
-            policy=policy,
-            mode="pool",
-            thrash=_HOPELESS,
-            pin_outputs=False,
-            move_ns="measured",
-            clock=clock,
-        )
+        self._rules = live(policy=policy, clock=clock)
         self._began = time.monotonic()
         self.spent_seconds = 0.0
         self._wake = threading.Condition()
@@ -317,7 +309,7 @@ class Chooser:
     ) -> float:
         """The time that a candidate adds, over that of the operators; infinite where that is more
         than `enough`, or the budget does not do."""
-        thrash = min(_HOPELESS, 1 + len(_NEARLY) * enough + _NEGLIGIBLE)
+        thrash = min(HOPELESS, 1 + len(_NEARLY) * enough + _NEGLIGIBLE)
         rules = replace(self._rules, heuristic=candidate, thrash=thrash)
         added = 0.0
         for nearly in _NEARLY:

@@ -25,7 +25,7 @@ from dtr_alloc.runtime.current import CpuScope, CudaScope
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Policy, native_policy, resolve
 from dtr_alloc.runtime.hooks import watch_program
 from dtr_alloc.runtime.session import Session
-from dtr_alloc.runtime.simulation_rules import Clock, Rules
+from dtr_alloc.runtime.simulation_rules import Clock, live
 from dtr_alloc.runtime.steps import Steps
 from dtr_alloc.runtime.swapping import Folder, native_swap
 from dtr_alloc.runtime.used_once import used_once
@@ -169,7 +169,7 @@ def rematerialize(
         **native_swap(swap, swap_dir, anywhere=swap_anywhere),
         **_testing.options(),
     )
-    rules = Rules(first_heuristic(heuristic), policy, mode="pool", clock=cast(Clock, clock))
+    rules = live(first_heuristic(heuristic), policy, cast(Clock, clock))
     chooser = chooser_for(heuristic, policy, rules.clock)
     steps = Steps()
     session = Session(core, steps, has_budget=size is not None, events=events, chooser=chooser)
@@ -209,7 +209,7 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
     core = _native(record=False, timeline=timeline)
     steps = Steps()
     with (
-        advice.watched(core, Rules(mode="pool")) as adviser,
+        advice.watched(core, live()) as adviser,
         _opened(CpuScope(core, adviser, steps)),
     ):
         yield Session(core, steps, has_budget=False)

@@ -25,7 +25,7 @@ from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic, name_of, native_policy, resolve
 from dtr_alloc.runtime.link import Link
 from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
+from dtr_alloc.runtime.simulation_rules import PAPERS, Rules
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 from dtr_alloc.size import LARGEST_BUDGET, parse_size
@@ -111,7 +111,7 @@ class Simulator:
             )
         return size
 
-    def check(self, budget: Budget, rules: Rules = DEFAULT) -> tuple[int, Heuristic]:
+    def check(self, budget: Budget, rules: Rules = PAPERS) -> tuple[int, Heuristic]:
         """Whether `run` takes them: the bytes of the budget, and the heuristic that it follows.
 
         Raises:
@@ -133,7 +133,7 @@ class Simulator:
             parse_size(size, most=LARGEST_BUDGET)
         return size, chosen
 
-    def run(self, budget: Budget, rules: Rules = DEFAULT) -> SimulationResult:
+    def run(self, budget: Budget, rules: Rules = PAPERS) -> SimulationResult:
         """Replays the trace under a budget; see `simulate`.
 
         Raises:

@@ -28,6 +28,10 @@ MovePrice: TypeAlias = "int | Literal['measured'] | None"
 
 THRASH = 2.0
 """A run stops when it has computed this often as much as without a budget (appendix D)."""
+SEARCH_THRASH = 4.0
+"""The same, where settings are searched for: what is worse is not looked for."""
+HOPELESS = 20.0
+"""The same, where the live runtime is foretold: far below its own limit, and no use to anybody."""
 
 _MOST = 10**9  # Pictures, or ns to move a page. Sums over a trace overflow far above it.
 
@@ -107,5 +111,24 @@ def _insist_count(name: str, value: int | None) -> None:
         raise ValueError(f"{name} is {value!r}; it must be from 0 to 10^9")
 
 
-DEFAULT = Rules()
+PAPERS = Rules()
 """The paper's simulator with h_DTR."""
+
+
+def live(
+    heuristic: str | Heuristic = "dtr", policy: Policy = "eager", clock: Clock = "wall"
+) -> Rules:
+    """Those of a scope: by them advice, plans and ``"auto"`` foretell what it will do.
+
+    Raises:
+        TypeError, ValueError: as `Rules` does.
+    """
+    return Rules(
+        heuristic,
+        policy,
+        mode="pool",
+        thrash=HOPELESS,
+        pin_outputs=False,
+        move_ns="measured",
+        clock=clock,
+    )

@@ -14,7 +14,7 @@ from dtr_alloc import Trace, TraceError
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_result import JSON_FIELDS, POOL_FIELDS
-from dtr_alloc.runtime.simulation_rules import DEFAULT, Rules
+from dtr_alloc.runtime.simulation_rules import PAPERS, Rules
 from dtr_alloc.runtime.trace.format import Call, Mutate, Result
 from dtr_alloc.runtime.trace.linear import linear_schedule
 from tests.test_simulate import run
@@ -137,7 +137,7 @@ def test_a_keyword_that_simulate_does_not_have_is_answered_with_those_that_it_ha
 def test_the_rules_are_parameters_of_simulate() -> None:
     shown = inspect.signature(dtr_alloc.simulate)
     assert list(shown.parameters) == ["trace", "budget", *(one.name for one in fields(Rules))]
-    assert {name: shown.parameters[name].default for name in vars(DEFAULT)} == vars(DEFAULT)
+    assert {name: shown.parameters[name].default for name in vars(PAPERS)} == vars(PAPERS)
 
 
 @pytest.mark.parametrize("thrash", [1e30, float("inf"), None])

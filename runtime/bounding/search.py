@@ -23,10 +23,7 @@ from typing import Any
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.simulation_rules import Rules
-
-THRASH = 4.0
-"""A run stops when it has computed this often as much as without a budget."""
+from dtr_alloc.runtime.simulation_rules import SEARCH_THRASH, Rules
 
 HOTTEST, COLDEST = 0.03, 0.001
 """Temperatures, in logarithms of overheads: a setting so much worse is taken every third time."""
@@ -107,7 +104,7 @@ def anneal(
 def _taken(
     simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy
 ) -> tuple[Setting, float]:
-    rules = Rules(heuristic, policy, "pool", THRASH, pin_outputs=False)
+    rules = Rules(heuristic, policy, "pool", SEARCH_THRASH, pin_outputs=False)
     result: SimulationResult = simulator.run(budget, rules)
     overhead = result.overhead if result.status == "ok" else None
     return Setting(heuristic, policy, overhead), result.wall_seconds

@@ -28,11 +28,8 @@ from dtr_alloc.runtime.link import Linked
 from dtr_alloc.runtime.planning.profile import Profile, after_mark
 from dtr_alloc.runtime.simulate import Budget, Simulator, parse_budget
 from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.simulation_rules import live
 from dtr_alloc.runtime.trace import Trace
-
-HOPELESS = 20.0
-"""A simulation that recomputes more often than this is given up as thrashing."""
 
 _COMPUTED = 0  # In SimulationResult.events.
 _PLENTY = 1 << 38  # A virtual arena has no more addresses than some multiple of it.
@@ -77,9 +74,7 @@ class Forecast:
     ) -> None:
         """`around_ns` is what each rematerialization takes beyond what a simulation knows."""
         self.profile = profile
-        self._rules = Rules(
-            heuristic, mode="pool", thrash=HOPELESS, pin_outputs=False, log_events=True, link=link
-        )
+        self._rules = replace(live(heuristic), move_ns=None, log_events=True, link=link)
         self._around_ns = around_ns
         self._rounds = [self._ready(trace) for trace in profile.traces]
         self.peak_bytes = self._once(None).peak_bytes

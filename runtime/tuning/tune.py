@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING, Any, cast
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
 from dtr_alloc.runtime.simulate import Budget, Simulator, Traced, parse_budget
 from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.simulation_rules import SEARCH_THRASH, Rules
 
 if TYPE_CHECKING:
     import optuna
 
-THRASH = 4.0
-"""A simulation is stopped when it has computed this often as much as without a budget."""
 FAILED = 8.0
 """The overhead that a run counts as which ran out of memory or was stopped."""
 SEEDS = (0, 1, 2)
@@ -115,7 +113,7 @@ class Case:
     def runs(self, heuristic: Heuristic) -> list[SimulationResult]:
         """One for each seed, where the heuristic draws."""
         seeds = SEEDS if heuristic.selection in ("sample", "random") else SEEDS[:1]
-        rules = Rules(mode="pool", thrash=THRASH)
+        rules = Rules(mode="pool", thrash=SEARCH_THRASH)
         drawn = (replace(rules, heuristic=replace(heuristic, seed=seed)) for seed in seeds)
         return [self.simulator.run(self.budget, one) for one in drawn]
 
