@@ -50,6 +50,7 @@ figures: $(READY)
 	-$(PYTHON) perf/real_size.py --out perf/results
 	-$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
 	-$(PYTHON) perf/auto.py --rounds 2 --out perf/results
+	-$(PYTHON) perf/unavoidable.py --out perf/results
 	-$(PYTHON) perf/peers.py --no-compile --out perf/results
 	-$(PYTHON) perf/advice.py --out perf/results
 	-$(PYTHON) perf/optimizers.py --out perf/results
