@@ -320,8 +320,8 @@ void Session::run(Call& call, torch::jit::Stack* stack) {
 }
 
 void Session::run_timed(Call& call, torch::jit::Stack* stack) {
+  if (call.here) call.cost = cost_key(call, *stack);
   if (costs_ && call.here) {
-    call.cost = cost_key(call, *stack);
     if (captures_ == 0) call.sample = costs_->begin(call.cost, device_.current_stream(), steps_);
   }
   const Pool* pool = call.sample.first ? pool_of_values() : nullptr;

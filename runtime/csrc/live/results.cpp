@@ -85,6 +85,8 @@ void Session::count(Call& call) {
   } else if (call.first_run) {
     call.kernel_ticks = usual_ticks(call.bytes);
   }
+  const bool usual = !costs_ && call.here && !call.first_run;
+  call.usual_ticks = usual ? usual_.of(call.cost, call.kernel_ticks, steps_) : call.kernel_ticks;
   touched_bytes_ += call.bytes;
   ++operators_;
   kernel_ticks_ += call.kernel_ticks;
@@ -106,7 +108,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   }
   if (Op* op = engaged.op()) adopt_results(call, *op, stack);
   adopt_written(call, engaged);
-  const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.kernel_ticks);
+  const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.usual_ticks);
   if (TraceRecorder* recorder = trace_.recorder()) {
     trace_.end(call, storages_, *recorder, cost, stack);
   }

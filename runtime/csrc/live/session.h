@@ -33,6 +33,7 @@
 #include "runtime/csrc/live/storage_table.h"
 #include "runtime/csrc/live/swap.h"
 #include "runtime/csrc/live/thrash_watch.h"
+#include "runtime/csrc/live/usual_times.h"
 
 namespace dtr {
 
@@ -279,6 +280,7 @@ class Session final : public Executor {
   const SessionOptions options_;
   const SessionDevice device_;
   const std::unique_ptr<Costs> costs_;                // Null on the host.
+  UsualTimes usual_;                                  // On the host.
   const std::unique_ptr<MutationDetector> detector_;  // Null outside debug mode.
   const Memory::Handle memory_;
   Engine engine_;

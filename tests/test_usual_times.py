@@ -1,0 +1,91 @@
+"""What an operator costs on the host is what it usually takes, so steps repeat themselves."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.demo import MODELS
+from dtr_alloc.runtime.auto import Seen
+from dtr_alloc.runtime.heuristic import DEFAULT
+from dtr_alloc.runtime.simulation_rules import live
+from dtr_alloc.runtime.trace.format import Call
+
+
+def trained_steps(model: str, session: dtr_alloc.Session, steps: int) -> Iterator[tuple[int, int]]:
+    """Evictions and operators run again, of each step."""
+    torch.manual_seed(0)
+    job = MODELS[model]()
+    optimizer = job.optimizer(job.model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    before = session.stats()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        job.loss(job.model, job.batch(generator)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        after = session.stats()
+        yield (
+            after.evictions - before.evictions,
+            after.rematerializations - before.rematerializations,
+        )
+        before = after
+
+
+def test_steps_that_do_the_same_evict_the_same() -> None:
+    with dtr_alloc.rematerialize("20MiB") as session:
+        each = [*trained_steps("unet", session, 9)]
+    assert each[4][0] > 0
+    assert len({*each[4:]}) == 1, each
+
+
+def test_a_simulation_of_recorded_steps_recomputes_what_later_steps_do() -> None:
+    with dtr_alloc.rematerialize("20MiB") as session:
+        each = [*trained_steps("unet", session, 9)]
+        records, operators, _, _ = session._core.seen()
+        budget = session._core.pool_stats().budget
+    replay = Seen(records, operators, 6).replay()
+    earlier, all_ = (one.run(budget, live(DEFAULT)) for one in (replay.earlier, replay.all))
+    assert all_.rematerializations - earlier.rematerializations == 3 * each[-1][1]
+
+
+@torch.library.custom_op("dtr_usual::takes", mutates_args=())
+def takes(x: Tensor, ms: int) -> Tensor:
+    """Takes so many milliseconds."""
+    time.sleep(ms / 1000)
+    return x.clone()
+
+
+def recorded(each_step: list[list[int]], after: list[int]) -> list[int]:
+    """Milliseconds that the operator costs by a trace: in steps in which it runs and takes so many
+    milliseconds each time, and then on tensors of another shape."""
+    x, other = torch.ones(1000), torch.ones(2000)
+    weight = torch.zeros(1, requires_grad=True)
+    weight.grad = torch.zeros(1)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with dtr_alloc.rematerialize(None), dtr_alloc.record_trace() as recording:
+        takes(torch.ones(500), 0)  # The first run of a library's operator is not timed.
+        for step in each_step:
+            for ms in step:
+                takes(x, ms)
+            optimizer.step()
+        for ms in after:
+            takes(other, ms)
+    assert recording.trace is not None
+    calls = (one for one in recording.trace.instructions if isinstance(one, Call))
+    return [one.time // 10**6 for one in calls if one.name.startswith("dtr_usual")][1:]
+
+
+def test_the_least_of_the_first_three_steps_is_what_an_operator_costs() -> None:
+    first, second, third, fourth, fifth = recorded([[60], [40, 50], [20], [1]], [])
+    assert first >= 60
+    assert 40 <= second <= first
+    assert third <= second
+    assert 20 <= fourth <= third
+    assert fifth == fourth, "the fourth step took less"
+
+
+def test_operators_on_other_shapes_have_costs_of_their_own() -> None:
+    first, other = recorded([[1]], [20])
+    assert first < 20 <= other
