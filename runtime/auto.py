@@ -2,16 +2,17 @@
 
 No one heuristic is best for every program: what recomputes a third less in one recomputes twice as
 much in another. But the first steps of a scope are recorded anyway, and the simulator takes the
-live runtime's decisions (mode ``pool``). So a thread replays the steps by each of `CANDIDATES`, at
-the scope's budget, and the best is taken when the next step of an optimizer ends. Another budget
-starts the search again. Programs change as well, so every hundred steps four of them are recorded
-and searched anew. A choice can cost time, and never a result.
+live runtime's decisions (mode ``pool``). So a thread replays the steps by each candidate
+(candidates.py), at the scope's budget, and the best is taken when the next step of an optimizer
+ends. Another budget starts the search again. Programs change as well, so every hundred steps some
+are recorded and searched anew. A choice can cost time, and never a result.
 
-What counts is the time that a candidate adds: operators run again, pages moved, and the engine's
-own work, which is timed, because it is the same code. Costs of operators are measured, so each
-candidate is tried at two budgets that are nearly one, and must be better by some to be taken. For
-its first steps it is on trial (trial.py): where it adds more than what was in force, that comes
-back.
+What counts is the time that a candidate adds to the last of these steps: operators run again, pages
+moved, and the choice of victims, which is timed, because it is the same code. By then the tape
+foretells them, and each operator has its usual time (csrc/live/usual_times.h), so that a program
+that repeats itself does what the simulation did, operator by operator. One that does not may do
+otherwise. So a candidate must be better by some to be taken, and is on trial for its first steps
+(trial.py): where it adds more than what was in force, that comes back.
 
 Cost: the thread sleeps until a hundredth of the elapsed time pays for the next simulation. Python's
 lock is held only to make the trace, some fifty microseconds an operator.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import random
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -29,35 +31,22 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, Heuristic, Policy, name_of, resolve
+from dtr_alloc.runtime.candidates import FIRST, changed
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Policy, name_of, resolve
 from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.simulation_rules import HOPELESS, Clock, live
+from dtr_alloc.runtime.simulation_rules import HOPELESS, Clock, Rules, live
 from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
 from dtr_alloc.runtime.trial import Added
 
 AUTO = "auto"
 
-CANDIDATES: tuple[Heuristic, ...] = (
-    PRESETS[DEFAULT],
-    replace(PRESETS[DEFAULT], staleness_exp=0.5),
-    Heuristic("ancestors", orphans_first=True),
-    Heuristic(staleness_exp=0.5, orphans_first=True),
-    Heuristic("lineage"),
-    Heuristic("lineage", staleness_exp=0.5, next_use=True),
-    Heuristic(orphans_first=True),
-    Heuristic(staleness_exp=0.5, next_use=True),
-)
-"""What is tried, in this order: the default; then each that saved most, beside those before it, on
-our own traces, chosen among 36. There were no stepping stones then; the first two have them
-since."""
-
-_STEPS = 4  # Recorded for a search: by then the tape has told in three of them.
+_STEPS, _FORETOLD = 6, 3  # Recorded for a search; those by which a candidate is judged, the last.
 _TRIAL = 4  # Steps by which a choice is judged.
 _AGAIN = 100  # Steps from the end of one search until others are recorded for the next.
 _SHARE = 0.01  # Of the elapsed time.
 _BETTER = 0.97  # Of the time added by what is in force, at most.
 _NEGLIGIBLE = 0.005  # Of the operators' time: there is nothing to choose.
-_NEARLY = (1.0, 0.99)  # Budgets.
+_CHANGES, _SECONDS = 100, 5.0  # At most so many are tried of the best so far, in such a time.
 _RECORD_SECONDS = 3e-6  # To make a trace, for each integer of its records. Until it is known.
 
 
@@ -69,9 +58,30 @@ class Seen:
     operators: list[str]
     last: int
 
-    def simulator(self) -> Simulator:
+    def replay(self) -> Replay:
         """Of these steps."""
-        return Simulator(trace_of(first_steps(self.records.tolist(), _STEPS), self.operators))
+        return Replay(self._simulator(_STEPS - _FORETOLD), self._simulator(_STEPS))
+
+    def _simulator(self, steps: int) -> Simulator:
+        return Simulator(trace_of(first_steps(self.records.tolist(), steps), self.operators))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is simulated: all steps that were recorded, and those alone that come first, in which
+    the tape knows nothing yet."""
+
+    earlier: Simulator
+    all: Simulator
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Nanoseconds of a run: all operators once, those that ran again, and all that was added."""
+
+    base: int
+    again: int
+    added: int
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,7 @@ class Chooser:
         self._live = Added(_TRIAL)
         self._trial: Trial | None = None  # Of the choice.
         self._worse: set[tuple[int, Heuristic]] = set()  # That failed, and at which budget.
+        self._draw = random.Random(0)
         self._why_not = "no step of an optimizer was seen"
         self._failed = ""  # What a trial found, if the last one failed.
 
@@ -151,7 +162,7 @@ class Chooser:
             core.follow(follow._native())
 
     def _in_force(self) -> Heuristic:
-        return self.choice.heuristic if self.choice else CANDIDATES[0]
+        return self.choice.heuristic if self.choice else FIRST[0]
 
     def _begin_anew(self, budget: int) -> None:
         """Another budget: a trial has nothing to compare with, so it ends as if it had failed. A
@@ -260,10 +271,10 @@ class Chooser:
     def _search_again_and_again(self) -> None:
         while (seen := self._seen) and self._may_spend(len(seen.records) * _RECORD_SECONDS):
             began = time.thread_time()
-            simulator = seen.simulator()
+            replay = seen.replay()
             self.spent_seconds += time.thread_time() - began
             while self._seen is seen:
-                if not self._try_all(simulator, seen.last):
+                if not self._try_all(replay, seen.last):
                     return
                 with self._wake:
                     self._over, self._idle_steps = self._budget == self._searched, 0
@@ -273,29 +284,40 @@ class Chooser:
                         )
                     )
 
-    def _try_all(self, simulator: Simulator, seen: int) -> bool:
+    def _try_all(self, replay: Replay, seen: int) -> bool:
         """At the budget of now; False where the scope is over."""
         with self._wake:
             self._over = False
             budget = self._searched = self._budget
             before = self._in_force()
-            worse = {heuristic for at, heuristic in self._worse if at == budget}
-        least = added_before = math.inf
-        expected = 0.0
-        others = (one for one in CANDIDATES if one != before and one not in worse)
-        for tried, candidate in enumerate((before, *others), start=1):
-            if not self._may_spend(expected):
+            known = {heuristic for at, heuristic in self._worse if at == budget}
+        best, least, offered, added_before = before, math.inf, math.inf, math.inf
+        longest = 0.0
+        known.discard(before)
+        began = self.spent_seconds
+        firsts = iter((before, *(one for one in FIRST if one != before)))
+        for tried in range(1, len(FIRST) + 1 + _CHANGES):
+            candidate = next(firsts, None) or changed(best, self._draw)
+            if candidate in known:
+                continue
+            if tried > len(FIRST) and self.spent_seconds - began > _SECONDS:
+                break
+            known.add(candidate)
+            if not self._may_spend(longest):
                 return False
             spent = self.spent_seconds
-            added = self._added(simulator, candidate, budget, least)
-            expected = max(expected, self.spent_seconds - spent)
+            added = self._added(replay, candidate, budget, least)
+            longest = max(longest, self.spent_seconds - spent)
             if candidate == before:
-                least = added_before = added
+                offered = added_before = added
                 if added < _NEGLIGIBLE:
                     break
-            if added >= least * _BETTER:
+            if added >= least:
                 continue
-            least = added
+            best, least = candidate, added
+            if added >= offered * _BETTER:
+                continue
+            offered = added
             with self._wake:
                 if self._budget != budget:
                     return True
@@ -304,24 +326,29 @@ class Chooser:
             self._why_not = "no other candidate would add less"
         return True
 
-    def _added(
-        self, simulator: Simulator, candidate: Heuristic, budget: int, enough: float
-    ) -> float:
-        """The time that a candidate adds, over that of the operators; infinite where that is more
-        than `enough`, or the budget does not do."""
-        thrash = min(HOPELESS, 1 + len(_NEARLY) * enough + _NEGLIGIBLE)
-        rules = replace(self._rules, heuristic=candidate, thrash=thrash)
-        added = 0.0
-        for nearly in _NEARLY:
-            began = time.thread_time()
-            result = simulator.run(int(budget * nearly), rules)
-            engine = time.thread_time() - began
-            self.spent_seconds += engine
-            if result.status != "ok":
-                return math.inf
-            again = result.total_compute - result.base_compute + result.move_ns
-            added += (again + 1e9 * engine) / max(result.base_compute, 1)
-        return added / len(_NEARLY)
+    def _added(self, replay: Replay, candidate: Heuristic, budget: int, enough: float) -> float:
+        """The time that a candidate adds to a foretold step, over that of its operators; infinite
+        where that is more than `enough`, or the budget does not do."""
+        rules = replace(self._rules, heuristic=candidate)
+        first = self._simulated(replay.earlier, budget, rules)
+        if first is None:
+            return math.inf
+        base = replay.all.baseline.compute
+        own = max(base - first.base, 1)
+        most = first.again + (enough + _NEGLIGIBLE) * own
+        thrash = min(HOPELESS, 1 + most / max(base, 1))
+        both = self._simulated(replay.all, budget, replace(rules, thrash=thrash))
+        return math.inf if both is None else (both.added - first.added) / own
+
+    def _simulated(self, simulator: Simulator, budget: int, rules: Rules) -> Simulated | None:
+        began = time.thread_time()
+        result = simulator.run(budget, rules)
+        self.spent_seconds += time.thread_time() - began
+        if result.status != "ok":
+            return None
+        again = result.total_compute - result.base_compute
+        added = again + result.move_ns + result.search_ns
+        return Simulated(result.base_compute, again, added)
 
     def _may_spend(self, seconds: float) -> bool:
         """Waits until so much more is within the share; False where the scope is over."""

@@ -1,12 +1,13 @@
 """heuristic="auto": settings chosen by simulating the program's own steps."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from dataclasses import fields
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -14,14 +15,18 @@ import torch
 import dtr_alloc
 from dtr_alloc import Heuristic
 from dtr_alloc.runtime import auto
+from dtr_alloc.runtime.candidates import FIRST, changed
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, resolve
 from dtr_alloc.runtime.session import Session
-from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.trial import Added
 
 ELEMENTS = 1 << 14  # 64 KiB.
 BUDGET = 10 * 4 * ELEMENTS
 BEST = Heuristic("ancestors", orphans_first=True)
+
+
+class Prefers(Protocol):
+    def __call__(self, times: dict[Heuristic, float], others: float = 1.0) -> list[int]: ...
 
 
 @pytest.fixture
@@ -31,17 +36,17 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def prefers(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[Heuristic, float]], list[int]]:
+def prefers(monkeypatch: pytest.MonkeyPatch) -> Prefers:
     """Gives each candidate a time; returns the budgets that are simulated. No trial fails."""
 
-    def prefer(times: dict[Heuristic, float]) -> list[int]:
+    def prefer(times: dict[Heuristic, float], others: float = 1.0) -> list[int]:
         budgets: list[int] = []
 
         def added(
-            _: auto.Chooser, __: Simulator, candidate: Heuristic, budget: int, ___: float
+            _: auto.Chooser, __: auto.Replay, candidate: Heuristic, budget: int, ___: float
         ) -> float:
             budgets.append(budget)
-            return times.get(candidate, 1.0)
+            return times.get(candidate, others)
 
         monkeypatch.setattr(auto.Chooser, "_added", added)
         monkeypatch.setattr(Added, "most", lambda _: float("inf"))
@@ -100,9 +105,7 @@ def steps(program: Program, count: int) -> None:
 TRIED = auto._TRIAL + 1  # Steps of a trial, the first of which does not count.
 
 
-def test_what_adds_least_is_taken_when_a_step_ends(
-    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
-) -> None:
+def test_what_adds_least_is_taken_when_a_step_ends(hurried: None, prefers: Prefers) -> None:
     prefers({BEST: 0.25})
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
@@ -112,6 +115,62 @@ def test_what_adds_least_is_taken_when_a_step_ends(
         assert session.heuristic == BEST
         assert "auto: Heuristic(neighbourhood='ancestors'" in session.summary()
         assert "adds 25% of the operators' time, foresight 100%" in session.summary()
+
+
+def test_the_best_is_changed_and_a_change_that_adds_less_is_taken(
+    hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def added(_: auto.Chooser, __: auto.Replay, candidate: Heuristic, *___: Any) -> float:
+        tried.append(candidate)
+        return 1.0 if candidate in FIRST else abs(candidate.size_exp - 2)
+
+    monkeypatch.setattr(auto.Chooser, "_added", added)
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        search(program, session)
+        program.step()
+        assert session.heuristic not in FIRST
+        assert session.heuristic.size_exp > 1.5
+    assert tried[: len(FIRST)] == [*FIRST]
+    assert len(tried) == len({*tried}) <= len(FIRST) + auto._CHANGES
+
+
+def test_no_change_is_tried_when_a_search_has_taken_its_time(
+    hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def added(chooser: auto.Chooser, _: auto.Replay, candidate: Heuristic, *__: Any) -> float:
+        tried.append(candidate)
+        chooser.spent_seconds += auto._SECONDS
+        return 1.0
+
+    monkeypatch.setattr(auto.Chooser, "_added", added)
+    program = Program()
+    with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
+        search(program, session)
+    assert tried == [*FIRST]
+
+
+def test_a_change_is_of_one_parameter_and_may_be_made() -> None:
+    draw = random.Random(0)
+    heuristic, differing = FIRST[0], set()
+    for _ in range(500):
+        other = changed(heuristic, draw)
+        now = {
+            one.name
+            for one in fields(other)
+            if getattr(other, one.name) != getattr(heuristic, one.name)
+        }
+        assert len(now) <= 1
+        differing |= now
+        heuristic = other
+    assert differing == {
+        *("neighbourhood", "cost_exp", "size_exp", "staleness_exp"),
+        *("next_use", "orphans_first", "stepping_stones"),
+    }
 
 
 def test_results_are_eagers_whatever_is_chosen(hurried: None) -> None:
@@ -143,7 +202,7 @@ def test_a_simulation_that_fails_leaves_the_program_as_it_is(
 
 
 def test_a_second_search_leaves_what_is_in_force_until_something_is_better(
-    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
+    hurried: None, prefers: Prefers
 ) -> None:
     prefers({BEST: 0.25})
     program, seen = Program(), []
@@ -159,9 +218,7 @@ def test_a_second_search_leaves_what_is_in_force_until_something_is_better(
     assert seen == [BEST, BEST]
 
 
-def test_little_better_is_not_better(
-    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
-) -> None:
+def test_little_better_is_not_better(hurried: None, prefers: Prefers) -> None:
     prefers({BEST: 0.98})
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
@@ -170,10 +227,8 @@ def test_little_better_is_not_better(
         assert session.heuristic == PRESETS[DEFAULT]
 
 
-def test_where_nothing_is_recomputed_nothing_is_chosen(
-    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
-) -> None:
-    budgets = prefers(dict.fromkeys(auto.CANDIDATES, 0.001))
+def test_where_nothing_is_recomputed_nothing_is_chosen(hurried: None, prefers: Prefers) -> None:
+    budgets = prefers(dict.fromkeys(FIRST, 0.001))
     program = Program()
     with dtr_alloc.rematerialize("64MiB", heuristic="auto") as session:
         for _ in range(auto._STEPS + 2):
@@ -184,9 +239,7 @@ def test_where_nothing_is_recomputed_nothing_is_chosen(
     assert "since no other candidate would add less" in session.summary()
 
 
-def test_another_budget_is_searched_for_anew(
-    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
-) -> None:
+def test_another_budget_is_searched_for_anew(hurried: None, prefers: Prefers) -> None:
     budgets = prefers({BEST: 0.25})
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
@@ -199,10 +252,8 @@ def test_another_budget_is_searched_for_anew(
         assert session.heuristic == BEST
 
 
-def test_a_refused_default_gives_way_to_what_runs(
-    hurried: None, prefers: Callable[[dict[Heuristic, float]], list[int]]
-) -> None:
-    prefers(dict.fromkeys(auto.CANDIDATES, float("inf")) | {BEST: 5.0})
+def test_a_refused_default_gives_way_to_what_runs(hurried: None, prefers: Prefers) -> None:
+    prefers({BEST: 5.0}, others=float("inf"))
     program = Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
         search(program, session)
@@ -223,7 +274,7 @@ def test_simulations_wait_until_their_share_of_the_time_pays_for_them(
 
 @pytest.mark.parametrize(
     ("steps", "why"),
-    [(0, "no step of an optimizer was seen"), (2, "fewer than 4 steps of an optimizer were seen")],
+    [(0, "no step of an optimizer was seen"), (2, "fewer than 6 steps of an optimizer were seen")],
 )
 def test_the_summary_says_why_nothing_was_chosen(steps: int, why: str) -> None:
     _, session = run(steps)
@@ -323,7 +374,7 @@ weights = torch.randn(1 << 14, requires_grad=True)
 optimizer = torch.optim.SGD([weights], lr=0.01)
 never_left = dtr_alloc.rematerialize(10 << 16, heuristic="auto")
 session = never_left.__enter__()
-for _ in range(4):
+for _ in range(auto._STEPS):
     y = weights
     for _ in range(100):
         y = (y * 0.9).sin()

@@ -70,9 +70,9 @@ def prefers_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     """One candidate for long steps, another for short ones."""
 
     def added(
-        _: auto.Chooser, simulator: Simulator, candidate: Heuristic, __: int, ___: float
+        _: auto.Chooser, replay: auto.Replay, candidate: Heuristic, __: int, ___: float
     ) -> float:
-        deep = len(simulator.schedule.tensor_name) > auto._STEPS * 60
+        deep = len(replay.all.schedule.tensor_name) > auto._STEPS * 60
         return 0.1 if candidate == (FOR_DEEP if deep else FOR_SHALLOW) else 1.0
 
     monkeypatch.setattr(auto.Chooser, "_added", added)
@@ -189,13 +189,13 @@ def test_a_thread_that_joins_ends_the_recording() -> None:
 def test_results_are_eagers_while_steps_are_searched_again_and_again(hurried: None) -> None:
     expected, program = Program(), Program()
     with dtr_alloc.rematerialize(BUDGET, heuristic="auto") as session:
-        for step in range(40):
-            program.depth = 6 + step // 5
+        for step in range(48):
+            program.depth = 6 + step // 6
             program.step()
-            if step % 5 == 4:
+            if step % auto._STEPS == auto._STEPS - 1:
                 wait_for_search(session)
-    for step in range(40):
-        expected.depth = 6 + step // 5
+    for step in range(48):
+        expected.depth = 6 + step // 6
         expected.step()
     assert torch.equal(program.weights, expected.weights)
 

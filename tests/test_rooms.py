@@ -101,6 +101,7 @@ PYTHON_ROOMS: Table = {
         "dtr_alloc.runtime.on_import",
         "dtr_alloc.runtime.advice",
         "dtr_alloc.runtime.auto",
+        "dtr_alloc.runtime.candidates",
         "dtr_alloc.runtime.trial",
         "dtr_alloc.runtime.steps",
         "dtr_alloc.runtime.raw_access",

@@ -226,7 +226,7 @@ def test_a_step_without_operators_is_part_of_the_one_before() -> None:
 
 def test_a_bad_choice_is_taken_back_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = PRESETS["lru"]
-    monkeypatch.setattr(auto, "CANDIDATES", (PRESETS[DEFAULT], bad))
+    monkeypatch.setattr(auto, "FIRST", (PRESETS[DEFAULT], bad))
     monkeypatch.setattr(auto, "_SHARE", 1e9)
     monkeypatch.setattr(auto.Chooser, "_added", lambda _, __, one, *___: 0.1 if one == bad else 1)
     torch.manual_seed(0)

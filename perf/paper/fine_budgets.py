@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from matplotlib.figure import Figure
 from study import Row, options, tell
 
-from dtr_alloc.runtime.auto import CANDIDATES
+from dtr_alloc.runtime.candidates import FIRST
 from dtr_alloc.runtime.plot import short_name
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
@@ -47,9 +47,9 @@ def curves(path: str, thousandths: Sequence[int]) -> tuple[list[float], list[flo
     default, best = [], []
     for thousandth in thousandths:
         budget = peak * thousandth // 1000
-        default.append(recomputed(simulator, budget, Rules(CANDIDATES[0]), math.inf))
+        default.append(recomputed(simulator, budget, Rules(FIRST[0]), math.inf))
         least = default[-1]
-        for candidate in CANDIDATES[1:]:
+        for candidate in FIRST[1:]:
             least = min(least, recomputed(simulator, budget, Rules(candidate), least))
         best.append(least)
     return default, best
