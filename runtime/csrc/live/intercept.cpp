@@ -320,9 +320,11 @@ void Session::run(Call& call, torch::jit::Stack* stack) {
 }
 
 void Session::run_timed(Call& call, torch::jit::Stack* stack) {
-  if (call.here) call.cost = cost_key(call, *stack);
-  if (costs_ && call.here) {
-    if (captures_ == 0) call.sample = costs_->begin(call.cost, device_.current_stream(), steps_);
+  if (call.here && !call.foreign) {  // Of a nested tensor torch tells no shape.
+    call.cost = cost_key(call, *stack);
+    if (costs_ && captures_ == 0) {
+      call.sample = costs_->begin(call.cost, device_.current_stream(), steps_);
+    }
   }
   const Pool* pool = call.sample.first ? pool_of_values() : nullptr;
   const std::int64_t page_calls = pool ? pool->page_calls() : 0;

@@ -85,7 +85,7 @@ void Session::count(Call& call) {
   } else if (call.first_run) {
     call.kernel_ticks = usual_ticks(call.bytes);
   }
-  const bool usual = !costs_ && call.here && !call.first_run;
+  const bool usual = !costs_ && call.cost != 0 && !call.first_run;
   call.usual_ticks = usual ? usual_.of(call.cost, call.kernel_ticks, steps_) : call.kernel_ticks;
   touched_bytes_ += call.bytes;
   ++operators_;
