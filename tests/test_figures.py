@@ -81,6 +81,7 @@ ALIKE = {
     "0343e0f1a307": "two checks that a guest's block is live; of CUDA, what it counts and a text",
     "97dfe2ae1c5a": "as the next, and pages of the host moved in another way, which took longer",
     "88d503973614": "a session's times, and when a device's old places and pages are let go",
+    "cc86bf5c0b98": "what an operator costs on the host: its own time, and not its usual one",
 }
 
 
