@@ -25,6 +25,7 @@ import math
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +35,7 @@ from dtr_alloc import _core
 from dtr_alloc.runtime.candidates import FIRST, changed
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Policy, name_of, resolve
 from dtr_alloc.runtime.simulate import Simulator
+from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import HOPELESS, Clock, Rules, live
 from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
 from dtr_alloc.runtime.trial import Added
@@ -68,20 +70,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Replay:
-    """What is simulated: all steps that were recorded, and those alone that come first, in which
-    the tape knows nothing yet."""
+    """What is simulated: all steps that were recorded, and those alone that come first, until the
+    usual times are known."""
 
     earlier: Simulator
     all: Simulator
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """Nanoseconds of a run: all operators once, those that ran again, and all that was added."""
-
-    base: int
-    again: int
-    added: int
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,7 @@ class Chooser:
         if self._looking and core.watching_again() != _core.Watch.on:
             self._looking, self._idle_steps = False, 0
             records, operators, steps, _ = core.seen_again()
-            if steps > 0:
+            if steps >= _STEPS:
                 self._seen, self._over = Seen(records, operators, self._steps), False
                 self._worse.clear()  # The program may have changed.
                 self._wake.notify()
@@ -274,88 +267,101 @@ class Chooser:
             replay = seen.replay()
             self.spent_seconds += time.thread_time() - began
             while self._seen is seen:
-                if not self._try_all(replay, seen.last):
+                if not self._try_all(replay, seen):
                     return
                 with self._wake:
-                    self._over, self._idle_steps = self._budget == self._searched, 0
+                    self._over = not self._outdated(seen, self._searched)
+                    self._idle_steps = 0
                     self._wake.wait_for(
                         lambda: (
                             self._closed or self._budget != self._searched or self._seen is not seen
                         )
                     )
 
-    def _try_all(self, replay: Replay, seen: int) -> bool:
-        """At the budget of now; False where the scope is over."""
+    def _try_all(self, replay: Replay, seen: Seen) -> bool:
+        """At the budget of now, until all were tried or something has changed; False where the
+        scope is over."""
         with self._wake:
             self._over = False
             budget = self._searched = self._budget
             before = self._in_force()
-            known = {heuristic for at, heuristic in self._worse if at == budget}
-        best, least, offered, added_before = before, math.inf, math.inf, math.inf
-        longest = 0.0
-        known.discard(before)
-        began = self.spent_seconds
-        firsts = iter((before, *(one for one in FIRST if one != before)))
-        for tried in range(1, len(FIRST) + 1 + _CHANGES):
-            candidate = next(firsts, None) or changed(best, self._draw)
-            if candidate in known:
-                continue
-            if tried > len(FIRST) and self.spent_seconds - began > _SECONDS:
+        found: dict[Heuristic, float] = {}
+        longest, began = 0.0, self.spent_seconds
+        firsts = [before, *(one for one in FIRST if one != before)]
+        for turn in range(len(firsts) + _CHANGES):
+            late = turn >= len(firsts)
+            if late and self.spent_seconds - began > _SECONDS:
                 break
-            known.add(candidate)
-            if not self._may_spend(longest):
-                return False
+            if not self._may_spend(longest, lambda: self._outdated(seen, budget)):
+                return not self._closed
+            with self._wake:  # A trial may have failed meanwhile.
+                refuted = {heuristic for at, heuristic in self._worse if at == budget}
+            standing = {one: added for one, added in found.items() if one not in refuted}
+            best = min(standing, key=standing.__getitem__, default=before)
+            candidate = changed(best, self._draw) if late else firsts[turn]
+            if candidate in found or (candidate in refuted and candidate != before):
+                continue
             spent = self.spent_seconds
-            added = self._added(replay, candidate, budget, least)
+            added = self._added(replay, candidate, budget, standing.get(best, math.inf))
             longest = max(longest, self.spent_seconds - spent)
-            if candidate == before:
-                offered = added_before = added
-                if added < _NEGLIGIBLE:
-                    break
-            if added >= least:
-                continue
-            best, least = candidate, added
-            if added >= offered * _BETTER:
-                continue
-            offered = added
-            with self._wake:
-                if self._budget != budget:
-                    return True
-                self._waiting = Choice(candidate, before, budget, seen, tried, added, added_before)
+            found[candidate] = added
+            if candidate == before and added < _NEGLIGIBLE:
+                break
+            if candidate != before and added < standing.get(best, math.inf):
+                self._offer(candidate, budget, seen.last, found)
         with self._wake:
             self._why_not = "no other candidate would add less"
         return True
 
+    def _outdated(self, seen: Seen, budget: int) -> bool:
+        return self._budget != budget or self._seen is not seen
+
+    def _offer(
+        self, candidate: Heuristic, budget: int, seen: int, found: dict[Heuristic, float]
+    ) -> None:
+        """It waits for the end of a step, where it is better by some."""
+        with self._wake:
+            now, tried, added = self._in_force(), len(found), found[candidate]
+            latest = self._waiting.heuristic if self._waiting else now
+            if self._budget == budget and added < _BETTER * found.get(latest, math.inf):
+                added_now = found.get(now, math.inf)
+                self._waiting = Choice(candidate, now, budget, seen, tried, added, added_now)
+
     def _added(self, replay: Replay, candidate: Heuristic, budget: int, enough: float) -> float:
         """The time that a candidate adds to a foretold step, over that of its operators; infinite
         where that is more than `enough`, or the budget does not do."""
+        base = replay.all.baseline.compute
+        own = base - replay.earlier.baseline.compute
         rules = replace(self._rules, heuristic=candidate)
-        first = self._simulated(replay.earlier, budget, rules)
+        first = self._simulated(replay.earlier, budget, rules) if own > 0 else None
         if first is None:
             return math.inf
-        base = replay.all.baseline.compute
-        own = max(base - first.base, 1)
-        most = first.again + (enough + _NEGLIGIBLE) * own
-        thrash = min(HOPELESS, 1 + most / max(base, 1))
+        most = first.total_compute - first.base_compute + (enough + _NEGLIGIBLE) * own
+        thrash = min(HOPELESS, 1 + most / base)
         both = self._simulated(replay.all, budget, replace(rules, thrash=thrash))
-        return math.inf if both is None else (both.added - first.added) / own
+        if both is None:
+            return math.inf
+        again = both.total_compute - first.total_compute - own
+        # By the clock on the wall: of two runs the difference would be noise.
+        choosing = both.search_ns * own / base
+        return max(again + both.move_ns - first.move_ns + choosing, 0) / own
 
-    def _simulated(self, simulator: Simulator, budget: int, rules: Rules) -> Simulated | None:
+    def _simulated(
+        self, simulator: Simulator, budget: int, rules: Rules
+    ) -> SimulationResult | None:
         began = time.thread_time()
         result = simulator.run(budget, rules)
         self.spent_seconds += time.thread_time() - began
-        if result.status != "ok":
-            return None
-        again = result.total_compute - result.base_compute
-        added = again + result.move_ns + result.search_ns
-        return Simulated(result.base_compute, again, added)
+        return result if result.status == "ok" else None
 
-    def _may_spend(self, seconds: float) -> bool:
-        """Waits until so much more is within the share; False where the scope is over."""
+    def _may_spend(self, seconds: float, outdated: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until so much more is within the share; False where the scope is over, or what it
+        is for is outdated."""
         due = self._began + (self.spent_seconds + seconds) / _SHARE
         with self._wake:
-            self._wake.wait_for(lambda: self._closed, max(due - time.monotonic(), 0))
-            return not self._closed
+            return not self._wake.wait_for(
+                lambda: self._closed or outdated(), max(due - time.monotonic(), 0)
+            )
 
 
 def chooser_for(

@@ -3,7 +3,7 @@
 No setting is best for every program, and at a tight budget a small change of one may save a fifth
 of what is recomputed: another tensor goes first, and others after it. By how much cannot be said
 but by trying. So first come settings that differ much. Then one parameter of the best so far is
-changed at a time, as in bounding/search.py; here only what is better is kept.
+changed at a time, as in runtime/bounding/search.py; here only what is better is kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a choice of ``heuristic="auto"`` keeps its promise: what it adds to a program's steps.
 
-A simulation knows a few steps, and what each operator cost in one of them. So what it prefers may
-recompute more than what was in force. Every choice is therefore on trial: for some steps it is
+A simulation knows a few steps, and what each operator usually takes. A program may do otherwise
+later, and what the simulation prefers then recompute more than what was in force. Every choice is therefore on trial: for some steps it is
 compared with as many before it, and where it adds more than each of them it is taken back.
 
 Operators count by the costs that the engine knows, which are a device's own times on a device. The

@@ -127,8 +127,9 @@ def test_what_only_recipes_hold_is_no_part_of_a_later_trace() -> None:
     assert 0 < held < 5 * 4 * ELEMENTS  # A gradient, what Adam keeps of it, and what was made.
 
 
-def test_a_look_without_a_whole_step_is_not_repeated_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("steps", [0, 1, auto._STEPS - 1])
+def test_a_look_that_ended_early_is_of_no_use_and_not_repeated_at_once(
+    monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     monkeypatch.setattr(auto, "_AGAIN", 3)
     core, chooser = Mock(), auto.Chooser("eager", "wall")
@@ -136,11 +137,13 @@ def test_a_look_without_a_whole_step_is_not_repeated_at_once(
     core.pool_stats.return_value.budget = chooser._budget = chooser._searched = BUDGET
     core.watch_again.return_value = True
     core.watching_again.return_value = _core.Watch.long
-    core.seen_again.return_value = (np.zeros(0, np.int64), [], 0, _core.Watch.long)
+    core.seen_again.return_value = (np.zeros(0, np.int64), [], steps, _core.Watch.long)
     chooser._thread, chooser._over = Mock(), True
     chooser._seen = auto.Seen(np.zeros(0, np.int64), [], 4)
+    before = chooser._seen
     for _ in range(40):
         chooser.stepped(core)
+    assert chooser._seen is before
     assert core.watch_again.call_count == 10
 
 

@@ -1,5 +1,6 @@
 """heuristic="auto": a choice that adds more than what was in force before it is taken back."""
 
+import math
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,6 +10,7 @@ import torch
 import dtr_alloc
 from dtr_alloc import Heuristic, _core
 from dtr_alloc.runtime import auto
+from dtr_alloc.runtime.candidates import FIRST
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS
 from dtr_alloc.runtime.trial import Added
 from tests.test_auto import wait_for_search
@@ -133,13 +135,81 @@ def test_what_failed_is_not_tried_again_at_its_budget(monkeypatch: pytest.Monkey
     monkeypatch.setattr(auto, "_SHARE", 1e9)
     program = on_trial(before=400)
     program.steps(*[570] * 5)
-    program.chooser._try_all(Mock(), 4)
+    seen = program.chooser._seen = Mock(last=4)
+    program.chooser._try_all(Mock(), seen)
     assert (PROMISING, BUDGET) not in tried
     assert program.chooser._waiting is None
     assert "no other candidate would add less; Heuristic(" in program.chooser.told()
     program.chooser._budget -= 512
-    program.chooser._try_all(Mock(), 4)
+    program.chooser._try_all(Mock(), seen)
     assert (PROMISING, BUDGET - 512) in tried
+
+
+def test_of_a_search_what_a_trial_refuted_is_neither_changed_nor_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Program()
+    changed_from = []
+
+    def added(_: Any, __: Any, candidate: Heuristic, *___: Any) -> float:
+        if candidate == FIRST[-1]:  # Meanwhile a trial fails.
+            program.chooser._worse.add((BUDGET, PROMISING))
+        return {PROMISING: 0.1, SECOND: 0.5}.get(candidate, 1.0)
+
+    def change(heuristic: Heuristic, _: Any) -> Heuristic:
+        changed_from.append(heuristic)
+        return heuristic
+
+    monkeypatch.setattr(auto.Chooser, "_added", added)
+    monkeypatch.setattr(auto, "changed", change)
+    monkeypatch.setattr(auto, "_SHARE", 1e9)
+    seen = program.chooser._seen = Mock(last=4)
+    program.chooser._try_all(Mock(), seen)
+    assert {*changed_from} == {SECOND}
+
+
+def test_a_search_ends_when_its_steps_or_its_budget_are_no_longer_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Program()
+    tried = []
+
+    def added(_: Any, __: Any, candidate: Heuristic, *___: Any) -> float:
+        tried.append(candidate)
+        program.chooser._budget += 512
+        return 1.0
+
+    monkeypatch.setattr(auto.Chooser, "_added", added)
+    monkeypatch.setattr(auto, "_SHARE", 1e9)
+    seen = program.chooser._seen = Mock(last=4)
+    assert program.chooser._try_all(Mock(), seen)
+    assert len(tried) == 1
+
+
+def replay(own: int, search: tuple[int, int] = (0, 0)) -> Any:
+    """Steps whose operators take 1,000 and then `own`, and of which 100 and 300 run again."""
+
+    def simulator(base: int, again: int, searched: int) -> Any:
+        result = Mock(status="ok", base_compute=base, total_compute=base + again, move_ns=0)
+        result.search_ns = searched
+        return Mock(baseline=Mock(compute=base), run=Mock(return_value=result))
+
+    return Mock(earlier=simulator(1000, 100, search[0]), all=simulator(1000 + own, 300, search[1]))
+
+
+def test_what_a_candidate_adds_is_of_the_last_steps() -> None:
+    chooser = auto.Chooser("eager", "wall")
+    assert chooser._added(replay(1000), FIRST[0], BUDGET, math.inf) == pytest.approx(0.2)
+    assert chooser._added(replay(1000, (0, 200)), FIRST[0], BUDGET, 0.4) == pytest.approx(0.3)
+
+
+def test_an_interruption_in_the_shorter_run_makes_no_candidate_better() -> None:
+    chooser = auto.Chooser("eager", "wall")
+    assert chooser._added(replay(1000, (10**9, 0)), FIRST[0], BUDGET, 0.4) == pytest.approx(0.2)
+
+
+def test_where_no_step_is_left_nothing_is_known() -> None:
+    assert auto.Chooser("eager", "wall")._added(replay(0), FIRST[0], BUDGET, 0.4) == math.inf
 
 
 def test_another_budget_ends_a_trial_and_with_it_the_choice() -> None:
@@ -200,7 +270,7 @@ def test_what_failed_may_be_tried_again_when_the_program_has_changed() -> None:
     chooser._seen, chooser._over, chooser._looking = Mock(), True, True
     chooser._searched, chooser._thread = BUDGET, Mock()
     program.core.watching_again.return_value = _core.Watch.over
-    program.core.seen_again.return_value = (Mock(), [], 4, _core.Watch.over)
+    program.core.seen_again.return_value = (Mock(), [], auto._STEPS, _core.Watch.over)
     program.step(400)
     assert not chooser._worse
 

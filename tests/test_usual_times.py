@@ -1,8 +1,9 @@
 """What an operator costs on the host is what it usually takes, so steps repeat themselves."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -47,38 +48,41 @@ def test_a_simulation_of_recorded_steps_recomputes_what_later_steps_do() -> None
         budget = session._core.pool_stats().budget
     replay = Seen(records, operators, 6).replay()
     earlier, all_ = (one.run(budget, live(DEFAULT)) for one in (replay.earlier, replay.all))
+    assert each[-1][1] > 0
     assert all_.rematerializations - earlier.rematerializations == 3 * each[-1][1]
 
 
+MILLISECONDS = [0]  # That the operator takes.
+
+
 @torch.library.custom_op("dtr_usual::takes", mutates_args=())
-def takes(x: Tensor, ms: int) -> Tensor:
-    """Takes so many milliseconds."""
-    time.sleep(ms / 1000)
+def takes(x: Tensor, number: int) -> Tensor:
+    time.sleep(MILLISECONDS[0] / 1000)
     return x.clone()
 
 
-def recorded(each_step: list[list[int]], after: list[int]) -> list[int]:
+def recorded(steps: list[list[int]], others: Sequence[tuple[Tensor, int, int]] = ()) -> list[int]:
     """Milliseconds that the operator costs by a trace: in steps in which it runs and takes so many
-    milliseconds each time, and then on tensors of another shape."""
-    x, other = torch.ones(1000), torch.ones(2000)
+    each time, and then on what else it is given, where it takes the last number."""
+    x = torch.ones(30, 30)
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.zeros(1)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     with dtr_alloc.rematerialize(None), dtr_alloc.record_trace() as recording:
         takes(torch.ones(500), 0)  # The first run of a library's operator is not timed.
-        for step in each_step:
-            for ms in step:
-                takes(x, ms)
+        for step in steps:
+            for MILLISECONDS[0] in step:
+                takes(x, 0)
             optimizer.step()
-        for ms in after:
-            takes(other, ms)
+        for other, number, MILLISECONDS[0] in others:
+            takes(other, number)
     assert recording.trace is not None
     calls = (one for one in recording.trace.instructions if isinstance(one, Call))
     return [one.time // 10**6 for one in calls if one.name.startswith("dtr_usual")][1:]
 
 
 def test_the_least_of_the_first_three_steps_is_what_an_operator_costs() -> None:
-    first, second, third, fourth, fifth = recorded([[60], [40, 50], [20], [1]], [])
+    first, second, third, fourth, fifth = recorded([[60], [40, 50], [20], [1]])
     assert first >= 60
     assert 40 <= second <= first
     assert third <= second
@@ -86,6 +90,16 @@ def test_the_least_of_the_first_three_steps_is_what_an_operator_costs() -> None:
     assert fifth == fourth, "the fourth step took less"
 
 
-def test_operators_on_other_shapes_have_costs_of_their_own() -> None:
-    first, other = recorded([[1]], [20])
-    assert first < 20 <= other
+@pytest.mark.parametrize(
+    ("x", "number"),
+    [
+        (torch.ones(31, 30), 0),
+        (torch.rand(30, 30).t(), 0),
+        (torch.ones(30, 30, dtype=torch.int32), 0),
+        (torch.ones(30, 30), 1),
+    ],
+    ids=["shape", "transposed", "type", "number"],
+)
+def test_operators_on_what_differs_have_costs_of_their_own(x: Tensor, number: int) -> None:
+    _, other = recorded([[1]], [(x, number, 30)])
+    assert other >= 30

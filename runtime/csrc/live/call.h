@@ -66,7 +66,7 @@ struct Call {
   std::int64_t inside_ticks = 0;  // Spent in the operator,
   std::int64_t kernel_ticks = 0;  // without the search for its memory.
   std::int64_t usual_ticks = 0;   // What it is held to cost.
-  Costs::Key cost = 0;  // None where what it reads has no plain shape.
+  Costs::Key cost = 0;            // None where what it reads has no plain shape.
   Costs::Sample sample;
   std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
 

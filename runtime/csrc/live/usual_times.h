@@ -3,9 +3,9 @@
 // A single time is of the operator and of the machine's moment: an interrupt, a cold cache, memory
 // that the kernel clears first. By such times no two steps are alike: a policy evicts other tensors
 // each time, and none of what a simulation found holds. But the same operator on the same shapes
-// costs the same. So the least of its times counts, of the first three steps in which it ran; after
-// them it stays, and steps that do the same evict the same. A program without steps has so many
-// runs. Costs a probe of a table, some 20 ns.
+// costs the same. So the least of its times counts, of the first three steps in which it ran, or of
+// a thousand runs where there are no steps. Then it stays, and steps that do the same evict the
+// same. Costs a key of the shapes, and a probe of a table.
 
 #pragma once
 
