@@ -3,9 +3,9 @@
 The demo's five models, or the paper's eight (perf/models), on one thread, or the two of real size
 (real_size.py) on two, at shares of the activation peak. In each round eager in the pool comes
 first; `dtr`, the default and "auto" follow in an order that is drawn. "auto" may simulate as long
-as it likes, and the program waits for it before its fifth step, so that the figures are of what was
-chosen; its search is told beside them. The first thirteen steps of each training do not count: a
-scope records twelve of them. Bits are compared with eager's.
+as it likes, and the program waits for it before its seventh step, so that the figures are of what
+was chosen; its search is told beside them. The first thirteen steps of each training do not count:
+a scope records twelve of them. Bits are compared with eager's.
 
 `recomputing` is the time of operators run again over that of the program's own, `step` the
 processor time of a step over eager's in the pool: the median over rounds of the round's median. A
@@ -48,7 +48,7 @@ from dtr_alloc.runtime import auto
 from dtr_alloc.runtime.heuristic import DEFAULT, name_of
 from dtr_alloc.runtime.session import Session
 
-SEARCH_AFTER, WARM = 4, 13  # Steps.
+WARM = 13  # Steps.
 PAPERS = "dtr"
 WAYS = (PAPERS, DEFAULT, "auto")
 
@@ -128,7 +128,7 @@ def trained(
     try:
         with scope() as session:
             for step in range(steps):
-                while step == SEARCH_AFTER and session._chooser and not session._chooser.idle():
+                while step == auto._STEPS and session._chooser and not session._chooser.idle():
                     time.sleep(0.01)
                 began, spent = time.perf_counter_ns(), time.process_time_ns()
                 workload.step()

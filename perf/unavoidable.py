@@ -4,13 +4,13 @@ A step that takes 1.2 times eager's says little by itself: at the same budget th
 take 1.19. So the demo's budgets are asked of the bound (docs/bound.md), which holds for any policy,
 and of the default heuristic in the simulator, by the same times of the same operators.
 
-Five steps of a training are recorded without a budget, several times. Each operator gets the median
-of its times at this place of a step. The bound is that of the last step, cut out. What lies in
+Six steps of a training are recorded without a budget. The default is judged by the last three: the
+tape foretells them, and each operator costs what it usually takes (csrc/live/usual_times.h). A byte
+more or less changes what it does by a tenth, so the mean is taken over three budgets that are
+nearly the same, none of them larger. The bound is that of the last step, cut out. What lies in
 memory from earlier steps, the optimizer's state, is taken off its budget: no policy can recompute
-it. The default is judged in the last three steps, which its tape foretells. A byte more or less
-changes what it does by a tenth, so the mean is taken over three budgets that are nearly the same,
-none of them larger. Nothing is lost to colder caches here, to choosing, or to recording: see
-perf/auto.py for these. Three minutes.
+it. Nothing is lost to colder caches here, to choosing, or to recording: see perf/auto.py for these.
+Two minutes.
 
     python perf/unavoidable.py [--quick] [--out perf/results]
 """
@@ -21,8 +21,6 @@ import argparse
 import multiprocessing
 import statistics
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -55,13 +53,13 @@ from dtr_alloc.runtime.trace.format import (
     Release,
 )
 
-STEPS, FORETOLD = 5, 3
-"""Of a recording; and how many of them, the last, the tape foretells."""
+STEPS, FORETOLD = 6, 3
+"""Of a recording; and the last of them, by which the default is judged."""
 NEARLY = (1.0, 0.99, 0.98)
 """Budgets for the default, of the one that is asked about."""
 SHARES = (0.7, 0.5, 0.3)
 """Budgets, of the activation peak."""
-SECONDS, ROUNDS, PROCESSES = 10.0, 3, 2
+SECONDS, PROCESSES = 10.0, 2
 _END = Annotate("STEP")
 
 
@@ -88,52 +86,17 @@ class Task:
     optimizer_bytes: int
 
 
-def task(model: str, rounds: int) -> Task:
+def task(model: str) -> Task:
     """Records a training of the demo's, from its first step on."""
     build = partial(supervised, MODELS[model], seed=0)
-
-    def once() -> dtr_alloc.Trace:
-        workload = build()
-        with dtr_alloc.rematerialize(None), dtr_alloc.record_trace() as recording:
-            for _ in range(STEPS):
-                workload.step()
-        assert recording.trace is not None
-        return recording.trace
-
     peak, fixed = needs(build)
     workload: Workload = build()
-    workload.step()
+    with dtr_alloc.rematerialize(None), dtr_alloc.record_trace() as recording:
+        for _ in range(STEPS):
+            workload.step()
+    assert recording.trace is not None
     gradients = persistent_bytes(replace(workload, optimizers=()))
-    trace = by_usual_times([once() for _ in range(rounds)])
-    return Task(model, trace, peak - fixed, gradients, fixed - gradients)
-
-
-def by_usual_times(traces: list[dtr_alloc.Trace]) -> dtr_alloc.Trace:
-    """The first, where each operator takes the median of its times at this place of a step."""
-    times: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for trace in traces:
-        for one, place in zip(trace.instructions, places(trace), strict=True):
-            if isinstance(one, (Call, Mutate)):
-                times[place].append(one.time)
-    usual = {place: round(statistics.median(at)) for place, at in times.items()}
-    return dtr_alloc.Trace(
-        tuple(
-            replace(one, time=usual[place]) if isinstance(one, (Call, Mutate)) else one
-            for one, place in zip(traces[0].instructions, places(traces[0]), strict=True)
-        )
-    )
-
-
-def places(trace: dtr_alloc.Trace) -> Iterator[tuple[str, int]]:
-    """Of each instruction: what runs, and how often it has run in its step. So a place is the same
-    in each step, but for what the first alone does."""
-    runs: Counter[str] = Counter()
-    for one in trace.instructions:
-        if one == _END:
-            runs.clear()
-        name = one.name if isinstance(one, (Call, Mutate)) else ""
-        runs[name] += 1
-        yield name, runs[name]
+    return Task(model, recording.trace, peak - fixed, gradients, fixed - gradients)
 
 
 def ends(trace: dtr_alloc.Trace) -> list[int]:
@@ -188,8 +151,9 @@ def cells(task: Task, shares: tuple[float, ...], seconds: float) -> list[Cell]:
         budget = room + task.optimizer_bytes
         proof = prove(bounder.needs, room, seconds)
         least = max(least_again_ns(bounder.needs, room), proof.again_ns if proof else 0)
-        again = [in_foretold_steps(steps, earlier, int(near * budget)) for near in NEARLY]
-        default = None if None in again else statistics.mean(filter(None, again))
+        each = (in_foretold_steps(steps, earlier, int(near * budget)) for near in NEARLY)
+        again = [one for one in each if one is not None]
+        default = statistics.mean(again) if len(again) == len(NEARLY) else None
         found.append(Cell(task.model, share, budget, least / base, default))
     return found
 
@@ -216,13 +180,13 @@ def table(found: list[Cell]) -> Table:
 def main() -> int:
     """Asks all; returns 1 where the default failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one model, one budget, one recording")
+    parser.add_argument("--quick", action="store_true", help="one model, one budget")
     parser.add_argument("--out", type=Path, help="write JSON and text here")
     options = parser.parse_args()
     torch.set_num_threads(1)
     told = origin()
     names = ["unet"] if options.quick else list(MODELS)
-    tasks = [task(name, 1 if options.quick else ROUNDS) for name in names]
+    tasks = [task(name) for name in names]
     asked = partial(
         cells,
         shares=SHARES[1:2] if options.quick else SHARES,
