@@ -1,6 +1,7 @@
 """heuristic="auto": a choice that adds more than what was in force before it is taken back."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -168,39 +169,69 @@ def test_of_a_search_what_a_trial_refuted_is_neither_changed_nor_compared_with(
     assert {*changed_from} == {SECOND}
 
 
+def another_budget(chooser: auto.Chooser) -> None:
+    chooser._budget += 512
+
+
+def other_steps(chooser: auto.Chooser) -> None:
+    chooser._seen = Mock(last=12)
+
+
+@pytest.mark.parametrize("comes", [another_budget, other_steps])
 def test_a_search_ends_when_its_steps_or_its_budget_are_no_longer_of_now(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, comes: Callable[[auto.Chooser], None]
 ) -> None:
-    program = Program()
+    chooser = Program().chooser
     tried = []
 
     def added(_: Any, __: Any, candidate: Heuristic, *___: Any) -> float:
         tried.append(candidate)
-        program.chooser._budget += 512
-        return 1.0
+        comes(chooser)
+        return 0.5 / len(tried)
 
     monkeypatch.setattr(auto.Chooser, "_added", added)
     monkeypatch.setattr(auto, "_SHARE", 1e9)
-    seen = program.chooser._seen = Mock(last=4)
-    assert program.chooser._try_all(Mock(), seen)
+    seen = chooser._seen = Mock(last=4)
+    assert chooser._try_all(Mock(), seen)
     assert len(tried) == 1
 
 
-def replay(own: int, search: tuple[int, int] = (0, 0)) -> Any:
-    """Steps whose operators take 1,000 and then `own`, and of which 100 and 300 run again."""
+def test_what_was_found_for_another_budget_is_not_offered() -> None:
+    chooser = Program().chooser
+    found = {FIRST[0]: 0.5, SECOND: 0.1}
+    chooser._offer(SECOND, BUDGET - 512, 4, found)
+    assert chooser._waiting is None
+    chooser._offer(SECOND, BUDGET, 4, found)
+    assert chooser._waiting is not None
 
-    def simulator(base: int, again: int, searched: int) -> Any:
-        result = Mock(status="ok", base_compute=base, total_compute=base + again, move_ns=0)
-        result.search_ns = searched
+
+def test_what_waits_gives_way_only_to_what_is_better_by_some() -> None:
+    chooser = Program().chooser
+    found = {FIRST[0]: 0.5, PROMISING: 0.1, SECOND: 0.099, FIRST[1]: 0.09}
+    for heuristic, waits in ((PROMISING, PROMISING), (SECOND, PROMISING), (FIRST[1], FIRST[1])):
+        chooser._offer(heuristic, BUDGET, 4, found)
+        assert chooser._waiting is not None
+        assert chooser._waiting.heuristic == waits
+
+
+def replay(own: int, search: tuple[int, int] = (0, 0), moves: tuple[int, int] = (0, 0)) -> Any:
+    """Steps whose operators take 1,000, and with `own` more all; 100 and 300 of them run again."""
+
+    def simulator(base: int, again: int, searched: int, moved: int) -> Any:
+        result = Mock(status="ok", base_compute=base, total_compute=base + again)
+        result.search_ns, result.move_ns = searched, moved
         return Mock(baseline=Mock(compute=base), run=Mock(return_value=result))
 
-    return Mock(earlier=simulator(1000, 100, search[0]), all=simulator(1000 + own, 300, search[1]))
+    earlier = simulator(1000, 100, search[0], moves[0])
+    return Mock(earlier=earlier, all=simulator(1000 + own, 300, search[1], moves[1]))
 
 
 def test_what_a_candidate_adds_is_of_the_last_steps() -> None:
     chooser = auto.Chooser("eager", "wall")
     assert chooser._added(replay(1000), FIRST[0], BUDGET, math.inf) == pytest.approx(0.2)
     assert chooser._added(replay(1000, (0, 200)), FIRST[0], BUDGET, 0.4) == pytest.approx(0.3)
+    moving = replay(1000, moves=(200, 250))
+    assert chooser._added(moving, FIRST[0], BUDGET, 0.4) == pytest.approx(0.25)
 
 
 def test_an_interruption_in_the_shorter_run_makes_no_candidate_better() -> None:
