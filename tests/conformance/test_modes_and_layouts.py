@@ -180,15 +180,6 @@ def test_nested_tensors() -> None:
     assert_exact(program, modes=[mode for mode in MODES if not (hides and mode == "swap_always")])
 
 
-@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
-def test_a_nested_tensor_over_memory_that_is_tracked() -> None:
-    def program() -> Iterator[Tensor]:
-        nested = torch.nested.as_nested_tensor(torch.randn(4, 32, 32).exp())
-        yield from (nested * 2).unbind()
-
-    assert_exact(program, modes=[mode for mode in MODES if mode != "swap_always"])
-
-
 @pytest.mark.filterwarnings("ignore:.*quantiz.*")  # torch warns of its own plans for quantization.
 def test_quantized_tensors() -> None:
     def program() -> Iterator[Tensor]:
