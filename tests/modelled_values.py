@@ -11,6 +11,8 @@ MASK = (1 << 64) - 1
 
 NEAR_LINEAGE, BEYOND = 48, 4
 """Of a longer lineage the nearest values count, so many times."""
+CROWDING = 2000
+"""Nanoseconds for each pair of values in a lineage."""
 
 
 def rounded(size: int) -> int:
@@ -136,9 +138,14 @@ def lineage_cost(value: Value) -> int:
             if near.content is not None or near in met:
                 continue
             if len(met) == NEAR_LINEAGE:
-                return BEYOND * cost_of(met)
+                return BEYOND * together(met)
             met.append(near)
-    return cost_of(met)
+    return together(met)
+
+
+def together(lineage: Sequence[Value]) -> int:
+    """What it takes to have them all again."""
+    return cost_of(lineage) + CROWDING * len(lineage) ** 2
 
 
 def cost_of(values: Sequence[Value]) -> int:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import Heuristic
-from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS
 from tests.taped_programs import ELEMENTS, Program, scope
 
 
@@ -172,31 +171,6 @@ def test_a_program_without_steps_is_not_foretold() -> None:
         for _ in range(3):
             assert first_needed_first(x) == [True, False]
         assert session._core.stats().foretold == 0
-
-
-@pytest.mark.parametrize(
-    ("length", "blocks", "by_classes"), [(100, 3, True), (100, 60, False), (20, 3, False)]
-)
-def test_long_lineages_are_left_where_much_is_recomputed(
-    length: int, blocks: int, by_classes: bool
-) -> None:
-    """A chain, read from its end. The first step is not foretold."""
-    program, x = Program(), torch.zeros(ELEMENTS)
-    seen = []
-    with scope(blocks, PRESETS[DEFAULT]) as session:
-        for _ in range(6):
-            chain = [x + 1]
-            for _ in range(length):
-                chain.append(chain[-1] + 1)
-            seen.append(session._core.stats().classes > 0)
-            for number in range(length, -1, -1):
-                assert float(chain[number][0]) == number + 1
-                if number % 25 == 0:
-                    session.check()
-            chain.clear()
-            program.end_step()
-            session.check()
-    assert (seen[:2], seen[-1]) == ([False, False], by_classes)
 
 
 def test_a_step_without_operators_changes_nothing() -> None:

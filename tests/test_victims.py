@@ -14,6 +14,7 @@ from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from tests.engine_harness.harness import EngineHarness
 from tests.engine_model import Model
 from tests.engine_of_blocks import BLOCK, COST_ONLY, chain_of, engine
+from tests.modelled_values import CROWDING
 from tests.trace_lines import call, load, release
 
 Selection = Literal["sample", "single"]
@@ -359,12 +360,17 @@ def missing_behind(run: Any, missing: int) -> list[int]:
 
 @pytest.mark.parametrize("missing", [1, 2, 47, 48])
 def test_a_lineage_is_what_a_value_rests_on(missing: int) -> None:
-    costs_for(lambda run: missing_behind(run, missing), 5 + 20 * missing)
+    costs_for(lambda run: missing_behind(run, missing), 5 + together(missing, 20))
+
+
+def together(missing: int, cost: int) -> int:
+    """So many operators of this cost, and what they weigh because they are many."""
+    return missing * cost + CROWDING * missing**2
 
 
 @pytest.mark.parametrize("missing", [49, 97])
 def test_of_a_long_lineage_the_nearest_count_four_times(missing: int) -> None:
-    costs_for(lambda run: missing_behind(run, missing), 5 + 4 * 20 * 48)
+    costs_for(lambda run: missing_behind(run, missing), 5 + 4 * together(48, 20))
 
 
 @pytest.mark.parametrize("missing", [48, 49, 50])
@@ -382,11 +388,11 @@ def test_a_lineage_is_counted_anew_when_its_end_comes_back(missing: int) -> None
 
 
 def test_a_simulation_counts_a_long_lineage_alike(log: Path) -> None:
-    """The end of the chain costs 1, and what it rests on 48 and four times that; the other 100."""
+    """The end of the chain costs 1, and what it rests on four times 4.6 ms; the other 10 ms."""
     chain = [call("", "0")]
     for number in range(60):
         chain += [call(str(number), str(number + 1)), release(str(number))]
-    program = [*chain, call("", "other", time=100), call("", "new")]
+    program = [*chain, call("", "other", time=10_000_000), call("", "new")]
     result = dtr_alloc.simulate(
         load(log, *program),
         20,
@@ -407,7 +413,7 @@ def test_a_lineage_counts_the_fewest_operators_away() -> None:
         for value in itertools.chain(*chains):
             run.evict(value)
 
-    costs_for(two_chains, 5 + 4 * 24 * (20 + 10))
+    costs_for(two_chains, 5 + 4 * together(48, (20 + 10) // 2))
 
 
 def test_a_view_that_is_attached_to_a_missing_value_is_in_the_lineages_of_its_readers(

@@ -44,7 +44,8 @@ class Pages {
   // Whether committing the run stays within the limit.
   bool fits(Run run) const {
     const std::int64_t headroom = limit_ - committed_;
-    return run.size() <= headroom || all_committed(run) || missing(run, headroom) <= headroom;
+    if (run.size() <= headroom || all_committed(run)) return true;
+    return headroom > 0 && missing(run, headroom) <= headroom;
   }
   std::int64_t committed(Run run) const;  // Committed pages in the run.
   // Calls `visit(part, committed)` for the parts of the run that are and those that are not.

@@ -129,27 +129,11 @@ ENGINE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/policy/lineages.cpp",
-                "  return more ? kBeyond * sum : sum;\n",
-                "  return sum;\n",
-            ),
-            Edit(
-                "runtime/csrc/policy/lineages.cpp",
-                ".sum != (more ? kBeyond * sum : sum)) {",
-                ".sum != sum) {",
+                "  return (more ? kBeyond : 1) * (",
+                "  return static_cast<void>(more), (",
             ),
         ),
         "tests/test_victims.py::test_a_simulation_counts_a_long_lineage_alike",
-    ),
-    Fault(
-        "stay with long lineages however much is recomputed",
-        (
-            Edit(
-                "runtime/csrc/engine/needs.cpp",
-                "  if (!foretold || kTooMuch * again <= computed",
-                "  if (!foretold || again > 0ns || kTooMuch * again <= computed",
-            ),
-        ),
-        "tests/test_tape.py::test_long_lineages_are_left_where_much_is_recomputed",
     ),
     Fault(
         "count what was made from a value beside its need",

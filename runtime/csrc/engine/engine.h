@@ -285,7 +285,6 @@ class Engine {
   }
   void show_all_times();
   void another_tape();
-  void leave_long_lineages();
   Nanos need(const Value& value) const;
   Nanos least_behind(const Value& value) const;
   template <class Changes>
@@ -353,7 +352,6 @@ class Engine {
   std::vector<Value*> changed_;  // What follow_wants() has yet to look at.
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
-  EngineStats at_step_;           // When the step under way began.
   std::uint64_t order_ = 0;
   bool sheds_ = false;
   std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.

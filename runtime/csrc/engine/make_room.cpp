@@ -38,14 +38,13 @@ Bytes scope_addresses(Bytes budget) {
   return std::min(2 * budget + (Bytes{64} << 20), kMaxCapacity);
 }
 
-Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrices& prices,
-                      Nanos move, const std::function<Nanos()>& recompute) {
+Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
+                      const std::function<Nanos()>& recompute) {
   // A window's search, for each block of the pool: twice what it takes with warm caches (window.h).
   constexpr Nanos kSearchBlock = 10ns;
   // A program that recomputes more of its own time than this chooses the wrong windows.
   constexpr double kTooMuch = 1.0 / 3;
 
-  if (!pages_are_dear(pool, done, prices)) return Remedy::kMove;
   if (Real(done.remat_cost) <= kTooMuch * Real(done.base_cost)) return Remedy::kEvict;
   const Nanos search = kSearchBlock * pool.stats().live_blocks;
   if (move <= search) return Remedy::kMove;
@@ -56,24 +55,28 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
                          const Take& take, bool may_evict) {
   const bool windows = engine.heuristic().selection == Selection::kWindow;
   while (true) {
-    if (Block* block = take(Fit::kCommitted)) return block;
+    const bool scattered = may_evict && pool.live() + round_to_granule(asked) <= pool.budget();
+    const bool cheap = scattered && !pages_are_dear(pool, engine.stats(), prices);
+    if (Block* block = take(cheap ? Fit::kRemap : Fit::kCommitted)) return block;
     if (!may_evict) {
       if (engine.let_all_stones_go()) continue;
       return take(Fit::kBeyond);
     }
-    const bool scattered = pool.live() + round_to_granule(asked) <= pool.budget();
-    const Nanos move = scattered ? pool.move_price(asked, prices) : kCannotMove;
-    if (move != kCannotMove) {
-      std::optional<Window> found;
-      const auto window = [&]() -> const Window& {
-        if (!found) found = engine.cheapest_window(pool, asked);
-        return *found;
-      };
-      const auto recompute = [&] { return window().values.empty() ? kCannotMove : window().cost; };
-      if (cheaper_remedy(pool, engine.stats(), prices, move, recompute) == Remedy::kEvict) {
-        evict_window(window(), engine);
+    if (scattered && !cheap) {
+      if (const Nanos move = pool.move_price(asked, prices); move != kCannotMove) {
+        std::optional<Window> found;
+        const auto window = [&]() -> const Window& {
+          if (!found) found = engine.cheapest_window(pool, asked);
+          return *found;
+        };
+        const auto recompute = [&] {
+          return window().values.empty() ? kCannotMove : window().cost;
+        };
+        if (cheaper_remedy(pool, engine.stats(), move, recompute) == Remedy::kEvict) {
+          evict_window(window(), engine);
+        }
+        if (Block* block = take(Fit::kRemap)) return block;
       }
-      if (Block* block = take(Fit::kRemap)) return block;
     }
     if (windows && engine.evict_orphan()) continue;
     if (windows && evict_window(engine.cheapest_window(pool, asked), engine)) continue;

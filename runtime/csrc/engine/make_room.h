@@ -17,8 +17,8 @@ Bytes scope_addresses(Bytes budget);
 // together, at a price that was measured on this machine (Arena::move_prices; above all page tables
 // on a host, calls of the driver on a device), or neighbours are evicted, which costs what it will
 // take to recompute them. Evicting single victims is no remedy: they free bytes, of which there are
-// enough. Cheap pages always move: to search for the neighbours, block by block, costs more than it
-// saves.
+// enough. Cheap pages always move, and this is not asked: to search for the neighbours, block by
+// block, costs more than it saves.
 //
 // Moves have a price that is not on the label: they leave holes without pages behind, so that the
 // next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer
@@ -27,8 +27,8 @@ Bytes scope_addresses(Bytes budget);
 // published U-Net, at half of its peak and 80 us a page, so takes less time than where pages always
 // move (`python perf/page_prices.py`).
 enum class Remedy { kMove, kEvict };
-Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, const MovePrices& prices,
-                      Nanos move, const std::function<Nanos()>& recompute);
+Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
+                      const std::function<Nanos()>& recompute);
 
 // `take` asks the pool for `asked` bytes. Null where nothing is left to evict, or nothing may be.
 // The engine's lock is held.

@@ -156,22 +156,8 @@ void Engine::find_all_needs() {
   }
 }
 
-// Where a foretold step recomputed more than a third of its own time, and lineages were too long to
-// be counted whole, classes answer from then on. On TreeLSTM at a tenth of its activations they
-// recompute half as much as lineages.
-void Engine::leave_long_lineages() {
-  constexpr int kTooMuch = 3;
-  const Nanos computed = stats_.base_cost - at_step_.base_cost;
-  const Nanos again = stats_.remat_cost - at_step_.remat_cost;
-  const bool foretold = stats_.foretold > at_step_.foretold;
-  at_step_ = stats_;
-  if (!foretold || kTooMuch * again <= computed || !neighbourhood_.has_long_lineages()) return;
-  neighbourhood_.follow(NeighbourhoodKind::kEvictedClass, reachable());
-}
-
 void Engine::end_step() {
   if (!heuristic_.next_use) return;
-  leave_long_lineages();
   // What the program holds is needed behind the end.
   for (const Value* value : owned_) tapes_.outlives(*value);
   if (!tapes_.end_step()) return;

@@ -20,6 +20,7 @@ void ScoreColumns::add(Value& value, std::uint64_t order) {
   value.candidate = static_cast<std::int32_t>(row);
   values_.push_back(&value);
   near_.emplace_back();
+  lineages_.push_back(kNotWalked);
 #define DTR_FILL(type, name, initial) at_.name[row] = initial;
   DTR_SCORE_COLUMNS(DTR_FILL)
 #undef DTR_FILL
@@ -34,10 +35,12 @@ void ScoreColumns::remove(Value& value) {
   values_[row] = values_[last];
   values_[row]->candidate = static_cast<std::int32_t>(row);
   near_[row] = near_[last];
+  lineages_[row] = lineages_[last];
   for_each_column(at_, [&](auto* column) { column[row] = column[last]; });
   at_.evictable[last] = 0;
   values_.pop_back();
   near_.pop_back();
+  lineages_.pop_back();
   value.candidate = kNowhere;
 }
 
@@ -71,6 +74,7 @@ void ScoreColumns::grow() {
   std::size_t capacity = std::max<std::size_t>(1024, 2 * capacity_);
   values_.reserve(capacity);
   near_.reserve(capacity);
+  lineages_.reserve(capacity);
   constexpr std::size_t kLine = 64;
   std::size_t bytes = capacity * kRowBytes + kLine;
   std::shared_ptr<std::byte[]> memory =

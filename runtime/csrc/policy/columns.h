@@ -30,17 +30,16 @@ namespace dtr {
 
 struct EvictedClass;
 
-// What a row remembers of the missing values near its own. Of classes: those next to it, where they
-// are known and not too many (evicted_classes.h). In an LSTM cell nearly all values have three or
-// four.
+// What a row remembers of the evicted classes next to its value, where they are known and not too
+// many (evicted_classes.h). In an LSTM cell nearly all values have three or four.
 struct Near {
   static constexpr std::size_t kMost = 4;
   std::array<EvictedClass*, kMost> classes;
   std::uint8_t count = 0;
   bool known = false;
-  bool summed = false;  // Whether `sum` is what the value's lineage costs (lineages.h).
-  Nanos sum = 0ns;
 };
+
+constexpr Nanos kNotWalked{-1};  // For the cost of a lineage.
 
 // Each column once: its type, its name, and what it holds of a `value` that gets a row as the
 // `order`th. The widest types come first, so that each column begins at a multiple of 64 bytes.
@@ -131,10 +130,16 @@ class ScoreColumns {
   void set_need(std::size_t row, Nanos need) { at_.last_access[row] = -need.count(); }
 
   Near& near(std::size_t row) { return near_[row]; }
+  Nanos& lineage(std::size_t row) { return lineages_[row]; }  // What it costs (lineages.h).
   void forget_near(const Value& value) {
-    if (value.candidate != kNowhere) near_[value.candidate] = {};
+    if (value.candidate == kNowhere) return;
+    near_[value.candidate] = {};
+    lineages_[value.candidate] = kNotWalked;
   }
-  void forget_all_near() { std::fill(near_.begin(), near_.end(), Near{}); }
+  void forget_all_near() {
+    std::fill(near_.begin(), near_.end(), Near{});
+    std::fill(lineages_.begin(), lineages_.end(), kNotWalked);
+  }
   void set_neighbourhood(std::size_t row, Nanos cost) {
     const Nanos all{at_.cost[row] + cost.count()};
     at_.neighbourhood[row] = limited(*values_[row], all) - at_.cost[row];
@@ -165,6 +170,7 @@ class ScoreColumns {
 
   std::vector<Value*> values_;
   std::vector<Near> near_;
+  std::vector<Nanos> lineages_;
   std::size_t capacity_ = 0, evictable_count_ = 0;
   Bytes bytes_ = 0;
   std::optional<Transfer> transfer_;

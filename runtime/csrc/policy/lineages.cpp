@@ -56,26 +56,28 @@ Nanos Lineages::walk(Value& value) {
   for (std::size_t next = 0; next < met_.size() && !more; ++next) {
     for_each_input(*met_[next], look);
   }
-  were_long_ |= more;
-  return more ? kBeyond * sum : sum;
+  return together(sum, met_.size(), more);
+}
+
+Nanos Lineages::together(Nanos costs, std::size_t missing, bool more) const {
+  if (most_ == kAll) return costs;
+  const auto n = static_cast<std::int64_t>(missing);
+  return (more ? kBeyond : 1) * (costs + n * n * kCrowding);
 }
 
 Nanos Lineages::cost(std::size_t row) {
-  Near& near = columns_.near(row);
-  if (!near.summed) {
-    near.sum = walk(*columns_.value(row));
-    near.summed = true;
-  }
-  columns_.set_neighbourhood(row, near.sum);
-  return near.sum;
+  Nanos& sum = columns_.lineage(row);
+  if (sum == kNotWalked) sum = walk(*columns_.value(row));
+  columns_.set_neighbourhood(row, sum);
+  return sum;
 }
 
+// The column of what was walked is right, but where a value's own cost changes it.
 void Lineages::fill() {
   const ColumnsView columns = columns_.view();
+  const bool own_costs_count = columns_.transfer().has_value();
   for (std::size_t row = 0; row < columns.count; ++row) {
-    const Near& near = columns_.near(row);
-    if (near.summed && near.sum == 0ns)
-      continue;  // Nothing is missing there, and the column says so.
+    if (columns_.lineage(row) != kNotWalked && !own_costs_count) continue;
     if (columns.evictable[row]) cost(row);
   }
 }
@@ -85,7 +87,12 @@ void Lineages::check(Value& value) const {
   if (value.resident() && value.counted) {
     throw std::logic_error("engine: only what is missing is counted in lineages");
   }
-  if (value.candidate == kNowhere || !columns_.near(value.candidate).summed) return;
+  if (value.candidate == kNowhere) return;
+  const Nanos known = columns_.lineage(value.candidate);
+  if (known == kNotWalked) return;
+  if (!columns_.transfer() && columns_.view().neighbourhood[value.candidate] != known.count()) {
+    throw std::logic_error("engine: a row's neighbourhood is its lineage's cost, once walked");
+  }
   std::unordered_set<const Value*> missing;
   std::vector<Value*> nearest{&value};
   Nanos sum = 0ns;
@@ -101,7 +108,7 @@ void Lineages::check(Value& value) const {
       nearest.push_back(&input);
     });
   }
-  if (columns_.near(value.candidate).sum != (more ? kBeyond * sum : sum)) {
+  if (known != together(sum, missing.size(), more)) {
     throw std::logic_error("engine: a row's lineage is what a walk finds");
   }
 }

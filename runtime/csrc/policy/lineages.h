@@ -5,9 +5,13 @@
 // their sums. A change costs as much as there are readers of such values.
 //
 // A walk costs as much as is missing. That is little in most programs, but behind a long chain, as
-// an LSTM's, thousands of values are missing. There a walk ends after the kNear values that are the
-// fewest operators away, and their sum counts kBeyond times. So a walk has a bound, and what rests
-// on a long chain is still dearer the dearer the near part of the chain is.
+// an LSTM's, thousands of values are missing. So kLineage counts only the kNear values that are the
+// fewest operators away, and more than these as kBeyond times these.
+//
+// The times of operators say too little of a long lineage. What is recomputed for one value needs
+// memory at the same time, and pushes out other values, which then are recomputed too. So n missing
+// values cost n * n * kCrowding more. Long chains of cheap operators are so cut into short ones.
+// Where lineages are of a few operators, nothing changes.
 
 #pragma once
 
@@ -25,12 +29,13 @@ class Lineages {
  public:
   static constexpr std::size_t kNear = 48, kAll = std::numeric_limits<std::size_t>::max();
   static constexpr int kBeyond = 4;
+  static constexpr Nanos kCrowding = 2us;
 
   explicit Lineages(ScoreColumns& columns) : columns_(columns) {}
 
-  // From now on a sum is of no more than the nearest `most` values.
-  void count(std::size_t most) { most_ = most, were_long_ = false; }
-  bool were_long() const { return were_long_; }  // One was of more values.
+  // From now on a sum is of no more than the nearest `most` values. Where it is of all, it is no
+  // more than their costs.
+  void count(std::size_t most) { most_ = most; }
 
   void lost(Value& value);
   void returned(Value& value);
@@ -46,13 +51,13 @@ class Lineages {
  private:
   void forget_ahead(Value& value);
   Nanos walk(Value& value);
+  Nanos together(Nanos costs, std::size_t missing, bool more) const;
 
   ScoreColumns& columns_;
   std::vector<Value*> met_;
   std::uint64_t stamp_ = 0;
   std::int64_t accesses_ = 0;
   std::size_t most_ = kAll;
-  bool were_long_ = false;
 };
 
 }  // namespace dtr

@@ -9,8 +9,7 @@
 //
 // A scope's default, kLineage, is the nearest of the ancestors. Such sums choose better than
 // classes do: a class also holds what was made from the same inputs, and it is not split when
-// values come back. But where so little memory is left that most is missing, all lineages are long,
-// and say little about what is dear. Then classes are better (Engine::leave_long_lineages).
+// values come back.
 
 #pragma once
 
@@ -57,10 +56,6 @@ class Neighbourhood {
 
   Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
   void fill();                  // The column of these costs, for all rows that may go.
-
-  bool has_long_lineages() const {
-    return kind_ == NeighbourhoodKind::kLineage && lineages_.were_long();
-  }
 
   // Null where it has none.
   EvictedClasses* evicted_classes() { return by_classes() ? &classes_ : nullptr; }

@@ -47,7 +47,7 @@ Value* Selector::choose_among_all(Nanos clock) {
 // stay cheap where operators are short and candidates are thousands: beyond that share, a choice
 // looks at sqrt(n) rows.
 bool Selector::all_are_affordable(Nanos computed) const {
-  constexpr Nanos kScore = 25ns;
+  constexpr Nanos kScore = 3ns;
   constexpr int kShare = 100;
   constexpr std::size_t kFew = 32;
   const auto n = static_cast<std::int64_t>(columns_.count());
