@@ -113,10 +113,9 @@ class Heuristic:
         neighbourhood: what n counts of what must be recomputed besides the tensor itself:
             ``"none"`` of it; ``"eqclass"``, the paper's approximation by a union-find; ``"full"``,
             exactly (its e*; slow, for studies); ``"ancestors"``, exactly what the tensor itself
-            rests on; ``"lineage"``, the nearest 48 of it, whose sum counts four times if there are
-            more (if there are in a foretold step that recomputes more than a third of its own time,
-            ``"eqclass"`` takes over); ``"megengine"``, MegEngine's sets as published, without c,
-            for comparison.
+            rests on; ``"lineage"``, the nearest 48 of it, more the more they are, and four times if
+            there are more than 48 (docs/scoring.md); ``"megengine"``, MegEngine's sets as
+            published, without c, for comparison.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.

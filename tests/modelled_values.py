@@ -12,7 +12,7 @@ MASK = (1 << 64) - 1
 NEAR_LINEAGE, BEYOND = 48, 4
 """Of a longer lineage the nearest values count, so many times."""
 CROWDING = 2000
-"""Nanoseconds for each pair of values in a lineage."""
+"""Nanoseconds, times the square of how many values a lineage has."""
 
 
 def rounded(size: int) -> int:

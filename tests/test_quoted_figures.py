@@ -30,9 +30,9 @@ SETTING = re.compile(
 )
 
 NO_RESULT = {
-    "a score reckoned at 3 ns": "a constant of the code",
-    "a lineage of n values counts n x n x 2 us more": "a constant of the code",
-    "and n x n x 2 us more for n of them": "a constant of the code",
+    "a score reckoned at 6 ns": "a constant of the code",
+    "a lineage of k values counts k x k x 2 us more": "a constant of the code",
+    "and k x k x 2 us more for k of them": "a constant of the code",
     "of 50 us then counts 52 us, and a chain of twenty counts 1,800 us instead": "an example",
     "an estimate is used (5 us, and 2 TB/s)": "a constant of the code",
     "1 ns is added to c + n and to the staleness": "a definition",

@@ -1,7 +1,9 @@
 """How a request gets memory where bytes are free and no hole is: pages move, or neighbours go."""
 
 import pytest
+import torch
 
+import dtr_alloc
 from dtr_alloc import Heuristic, SimulationResult, Trace, simulate
 from dtr_alloc.runtime.trace.format import Call, Constant, Instruction, Mutate, Release, Result
 from tests.engine_harness.harness import EngineHarness
@@ -120,6 +122,22 @@ def test_nothing_is_evicted_where_the_bytes_are_there_and_a_host_moves_them() ->
     result = scattered(move_ns=None, cost=100_000)
     assert evicted(result) == 0
     assert result.move_ns == 3 * 1_000 + MOVED * 150
+
+
+def test_nothing_is_evicted_where_what_was_let_go_left_the_bytes() -> None:
+    """The result becomes constant instead of what it was made from. What that leaves and the end of
+    the pool are no hole together."""
+    block = 1 << 20
+    outside = torch.zeros(block // 4)
+    with dtr_alloc.rematerialize(4 * block + (64 << 10), clock="logical") as session:
+        constant = torch.tensor([2.0] * (block // 4))
+        made = constant + 1
+        dear = torch.addcmul(outside, outside, outside)
+        del constant
+        large = torch.full((block // 2,), 7.0)
+        assert session.stats().evictions == 0
+        assert (float(made[0]), float(dear[0]), float(large[0])) == (3.0, 0.0, 7.0)
+        del made, dear, large
 
 
 def test_what_moving_took_is_told() -> None:

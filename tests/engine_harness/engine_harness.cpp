@@ -83,7 +83,7 @@ EngineHarness::Content* EngineHarness::make(Bytes size, std::uint64_t number) {
 }
 
 Block* EngineHarness::allocate(Bytes size) {
-  const auto take = [&](Fit fit) { return pool_->allocate(size, fit); };
+  const auto take = [&](Fit fit, bool = false) { return pool_->allocate(size, fit); };
   if (page_price_) {
     const MovePrices prices{0ns, *page_price_};
     return allocate_evicting(*pool_, engine_, prices, size, take, true);

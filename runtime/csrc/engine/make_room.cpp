@@ -54,15 +54,17 @@ Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
                          const Take& take, bool may_evict) {
   const bool windows = engine.heuristic().selection == Selection::kWindow;
+  const auto scattered = [&] { return pool.live() + round_to_granule(asked) <= pool.budget(); };
+  const auto cheap = [&] { return !pages_are_dear(pool, engine.stats(), prices); };
   while (true) {
-    const bool scattered = may_evict && pool.live() + round_to_granule(asked) <= pool.budget();
-    const bool cheap = scattered && !pages_are_dear(pool, engine.stats(), prices);
-    if (Block* block = take(cheap ? Fit::kRemap : Fit::kCommitted)) return block;
+    const bool moving = may_evict && scattered() && cheap();
+    if (Block* block = take(moving ? Fit::kRemap : Fit::kCommitted, false)) return block;
     if (!may_evict) {
       if (engine.let_all_stones_go()) continue;
-      return take(Fit::kBeyond);
+      return take(Fit::kBeyond, true);
     }
-    if (scattered && !cheap) {
+    if (!moving && scattered()) {  // What was shed has gone in `take`.
+      if (cheap()) continue;
       if (const Nanos move = pool.move_price(asked, prices); move != kCannotMove) {
         std::optional<Window> found;
         const auto window = [&]() -> const Window& {
@@ -75,22 +77,22 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
         if (cheaper_remedy(pool, engine.stats(), move, recompute) == Remedy::kEvict) {
           evict_window(window(), engine);
         }
-        if (Block* block = take(Fit::kRemap)) return block;
+        if (Block* block = take(Fit::kRemap, false)) return block;
       }
     }
     if (windows && engine.evict_orphan()) continue;
     if (windows && evict_window(engine.cheapest_window(pool, asked), engine)) continue;
     if (engine.evict_one()) continue;
-    if (Block* block = take(Fit::kRemap)) return block;
-    if (!engine.evict_waiting()) return take(Fit::kBeyond);
+    if (Block* block = take(Fit::kRemap, true)) return block;
+    if (!engine.evict_waiting()) return take(Fit::kBeyond, true);
   }
 }
 
 Block* allocate_evicting(Engine& engine, const Take& take, bool may_evict) {
   while (true) {
-    if (Block* block = take(Fit::kCommitted)) return block;
+    if (Block* block = take(Fit::kCommitted, false)) return block;
     if (may_evict && (engine.evict_one() || engine.evict_waiting())) continue;
-    if (may_evict || !engine.let_all_stones_go()) return take(Fit::kBeyond);
+    if (may_evict || !engine.let_all_stones_go()) return take(Fit::kBeyond, true);
   }
 }
 

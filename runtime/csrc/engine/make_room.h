@@ -17,8 +17,8 @@ Bytes scope_addresses(Bytes budget);
 // together, at a price that was measured on this machine (Arena::move_prices; above all page tables
 // on a host, calls of the driver on a device), or neighbours are evicted, which costs what it will
 // take to recompute them. Evicting single victims is no remedy: they free bytes, of which there are
-// enough. Cheap pages always move, and this is not asked: to search for the neighbours, block by
-// block, costs more than it saves.
+// enough. Cheap pages always move: to search for the neighbours, block by block, costs more than it
+// saves. So this is asked where pages are dear.
 //
 // Moves have a price that is not on the label: they leave holes without pages behind, so that the
 // next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer
@@ -30,9 +30,9 @@ enum class Remedy { kMove, kEvict };
 Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
                       const std::function<Nanos()>& recompute);
 
-// `take` asks the pool for `asked` bytes. Null where nothing is left to evict, or nothing may be.
-// The engine's lock is held.
-using Take = std::function<Block*(Fit)>;
+// `take` asks the pool for `asked` bytes; `at_last` where nothing is left to evict. Null where
+// nothing is, or nothing may be. The engine's lock is held.
+using Take = std::function<Block*(Fit, bool at_last)>;
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
                          const Take& take, bool may_evict);
 // The same where memory is only counted: there are no holes, so single victims are the remedy.

@@ -203,12 +203,12 @@ Block* Session::take(Bytes asked, Fit fit, Stream stream, std::string& shortage)
 }
 
 Block* Session::make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock) {
-  const auto take_again = [&](Fit fit) {
+  const auto take_again = [&](Fit fit, bool at_last) {
     storages_.bury_with_lock_open(lock);  // What was shed.
     std::optional<Unlocked> open;
     if (memory_->is_torchs()) open.emplace(lock);
     Block* block = take(asked, fit, stream, shortage);
-    if (block || fit == Fit::kCommitted || !give_up_ahead()) return block;
+    if (block || !at_last || !give_up_ahead()) return block;
     return take(asked, fit, stream, shortage);
   };
   const bool may_evict = captures_ == 0 && !InOperator::state.handled;

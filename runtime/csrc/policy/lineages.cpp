@@ -72,12 +72,13 @@ Nanos Lineages::cost(std::size_t row) {
   return sum;
 }
 
-// The column of what was walked is right, but where a value's own cost changes it.
+// The column of what was walked is right, but where a value's own cost limits it.
 void Lineages::fill() {
   const ColumnsView columns = columns_.view();
-  const bool own_costs_count = columns_.transfer().has_value();
+  const bool limited = columns_.transfer().has_value();
   for (std::size_t row = 0; row < columns.count; ++row) {
-    if (columns_.lineage(row) != kNotWalked && !own_costs_count) continue;
+    const Nanos known = columns_.lineage(row);
+    if (known == 0ns || (known != kNotWalked && !limited)) continue;
     if (columns.evictable[row]) cost(row);
   }
 }

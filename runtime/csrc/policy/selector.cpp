@@ -43,12 +43,12 @@ Value* Selector::choose_among_all(Nanos clock) {
 
 // The sampling rule. A choice among all rows is the best choice, and with little memory one choice
 // in thirty can be the one that makes a program recompute for ever. It costs n scores. So all rows
-// are looked at while scoring has taken less than a hundredth of the operators' time. Eviction must
+// are looked at while scoring has taken less than a fiftieth of the operators' time. Eviction must
 // stay cheap where operators are short and candidates are thousands: beyond that share, a choice
 // looks at sqrt(n) rows.
 bool Selector::all_are_affordable(Nanos computed) const {
-  constexpr Nanos kScore = 3ns;
-  constexpr int kShare = 100;
+  constexpr Nanos kScore = 6ns;
+  constexpr int kShare = 50;
   constexpr std::size_t kFew = 32;
   const auto n = static_cast<std::int64_t>(columns_.count());
   return columns_.count() <= kFew || (evaluations_ + n) * kScore <= computed / kShare;

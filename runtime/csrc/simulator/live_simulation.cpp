@@ -255,7 +255,7 @@ Place LiveSimulation::place_of(std::int64_t op, std::int64_t tensor) {
 
 Block* LiveSimulation::allocate(Bytes size, Place place) {
   const MovePrices prices = options_.prices.value_or(pool_->move_prices());
-  const auto take = [&](Fit fit) {
+  const auto take = [&](Fit fit, bool = false) {
     Block* block = pool_->allocate(size, Fit::kCommitted, 0, place);
     if (block || fit == Fit::kCommitted) return block;
     const Nanos price = fit == Fit::kRemap ? pool_->move_price(size, prices) : 0ns;
