@@ -76,12 +76,10 @@ GPU = {
 
 # States of the C++ whose figures stand, and what has changed since.
 ALIKE = {
-    "419fecb99ad8": "as the next, and how fast the cap of a CUDA guest rises",
     "2fa1defc4dee": "as the next, and how a guest finds its tensors; in a pool the same code runs",
-    "0343e0f1a307": "two checks that a guest's block is live; of CUDA, what it counts and a text",
-    "97dfe2ae1c5a": "as the next, and pages of the host moved in another way, which took longer",
-    "88d503973614": "a session's times, and when a device's old places and pages are let go",
-    "cc86bf5c0b98": "what an operator costs on the host: its own time, and not its usual one",
+    "0343e0f1a307": "as the next, and pages of the host moved in another way, which took longer",
+    "cc86bf5c0b98": "what an operator costs on the host; what a long lineage costs; among how many "
+    "candidates is chosen, and what is asked of the pool first",
 }
 
 
