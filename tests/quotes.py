@@ -131,12 +131,14 @@ def chosen() -> Iterator[str]:
 
 
 def parts_of_a_step() -> Iterator[str]:
+    least = {(row["model"], row["share"]): row["least"] for row in result("unavoidable")["rows"]}
     for row in result("auto")["rows"]:
         if row["budget"] in (0.5, 0.3):
             parts = [
                 row["parts"][name] for name in ("again", "choosing", "moves", "recorded", "beside")
             ]
             step = f"{row['foresight_step']:.2f}"
+            parts.insert(1, least[row["model"], row["budget"]])
             cells = [row["model"], f"{row['budget']:.0%}", step, *(f"{p:+.2f}" for p in parts)]
             yield f"| {' | '.join(cells)} |"
 
