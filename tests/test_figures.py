@@ -30,10 +30,12 @@ FIRST_LINE = re.compile(
 OLDER = {
     "auto_models": "long",
     "fragmentation": "needs the published logs",
+    "guest": "fifteen minutes, too long for the forty of `make figures`",
     "hugging_face": "made before results told their code",
     "link": "needs the published logs",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
     "mutants": "hours: verdicts in its JSON are kept as they come, the text is of a whole run",
+    "odd_batches": "28 minutes, too long for the forty of `make figures`",
     "page_prices": "needs the published logs",
     "plan": "long",
     "swap": "long",
@@ -56,12 +58,6 @@ PAPER_OLDER = {
     "paper/theorem_linear": TIMES,
 }
 
-# Quoted and of today, but not made by `make figures`, and why.
-APART = {
-    "guest": "fifteen minutes, too long for the forty of `make figures`",
-    "odd_batches": "28 minutes, too long for the forty of `make figures`",
-}
-
 # What `make prove` writes.
 PROVED = {"proofs", *(Path(proof.result).stem for proof in PROOFS.values() if proof.result)}
 
@@ -76,8 +72,7 @@ GPU = {
 
 # States of the C++ whose figures stand, and what has changed since.
 ALIKE = {
-    "2fa1defc4dee": "as the next, and how a guest finds its tensors; in a pool the same code runs",
-    "0343e0f1a307": "as the next, and pages of the host moved in another way, which took longer",
+    "2fa1defc4dee": "as the next, pages of the host moved in another way, and what guests do",
     "cc86bf5c0b98": "what an operator costs on the host; what a long lineage costs; among how many "
     "candidates is chosen, and what is asked of the pool first",
 }
@@ -162,10 +157,9 @@ def measured_by_make_figures() -> set[str]:
 
 
 @pytest.mark.parametrize("name", OF_TODAY)
-def test_what_a_document_quotes_is_made_by_make_or_listed_here(name: str) -> None:
+def test_what_a_document_quotes_of_today_is_made_by_make(name: str) -> None:
     made = origin(name)["command"] in measured_by_make_figures()
-    assert made or name in APART.keys() | PROVED, "neither `make figures` nor `make prove` makes it"
-    assert not (made and name in APART), "`make figures` makes it: not APART"
+    assert made or name in PROVED, "neither `make figures` nor `make prove` makes it"
 
 
 @pytest.mark.parametrize("document", QUOTING, ids=lambda path: str(path.relative_to(ROOT)))
@@ -180,7 +174,7 @@ def test_every_result_that_a_document_quotes_exists() -> None:
 
 
 def test_lists_name_what_exists_once() -> None:
-    lists = (OLDER, PAPER_OLDER, APART, GPU)
+    lists = (OLDER, PAPER_OLDER, GPU)
     assert set().union(*lists) <= {*results()}
     assert len(set().union(*lists)) == sum(map(len, lists))
     assert {name for name in results() if name.startswith("gpu/")} == GPU.keys()

@@ -63,7 +63,7 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
       if (engine.let_all_stones_go()) continue;
       return take(Fit::kBeyond, true);
     }
-    if (!moving && scattered()) {  // What was shed has gone in `take`.
+    if (!moving && scattered()) {  // Or `take` gave back what was shed.
       if (cheap()) continue;
       if (const Nanos move = pool.move_price(asked, prices); move != kCannotMove) {
         std::optional<Window> found;

@@ -18,7 +18,7 @@ Bytes scope_addresses(Bytes budget);
 // on a host, calls of the driver on a device), or neighbours are evicted, which costs what it will
 // take to recompute them. Evicting single victims is no remedy: they free bytes, of which there are
 // enough. Cheap pages always move: to search for the neighbours, block by block, costs more than it
-// saves. So this is asked where pages are dear.
+// saves. Only where pages are dear is the cheaper remedy looked for.
 //
 // Moves have a price that is not on the label: they leave holes without pages behind, so that the
 // next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer

@@ -11,7 +11,7 @@
 // The times of operators say too little of a long lineage. What is recomputed for one value needs
 // memory at the same time, and pushes out other values, which then are recomputed too. So n missing
 // values cost n * n * kCrowding more. Long chains of cheap operators are so cut into short ones. A
-// few operators that take milliseconds count as before, and so do bytes, by a logical clock.
+// few operators that take milliseconds cost next to nothing more. So do bytes, by a logical clock.
 
 #pragma once
 
