@@ -331,7 +331,7 @@ def test_each_region_has_its_own_name_in_traces_events_and_profiles(tmp_path: Pa
         named = [name for name in named if name.startswith("compiled::")]
         assert len(named) == 4
         assert len(set(named)) == 2
-        with torch.profiler.profile() as profiler:
+        with torch.profiler.profile(acc_events=True) as profiler:
             for one in made:
                 assert dtr_alloc.evict(one)
                 dtr_alloc.materialize(one)
