@@ -55,12 +55,12 @@ WAYS = (PAPERS, DEFAULT, "auto")
 
 @dataclass(frozen=True)
 class Set:
-    """Models that are measured alike; `stem` names the result."""
+    """Models that are measured alike; `suffix` is in the names of their results."""
 
     builders: dict[str, Callable[[], Workload]]
     budgets: tuple[float, ...]
     threads: int
-    stem: str
+    suffix: str
 
 
 def trainings(jobs: dict[str, Callable[[], Job]]) -> dict[str, Callable[[], Workload]]:
@@ -69,13 +69,13 @@ def trainings(jobs: dict[str, Callable[[], Job]]) -> dict[str, Callable[[], Work
 
 
 SETS = {
-    "demo": Set(trainings(dict(MODELS)), (0.7, 0.5, 0.4, 0.3), 1, "auto"),
-    "paper": Set(dict(models.MODELS), (0.7, 0.5, 0.4, 0.3), 1, "auto_models"),
+    "demo": Set(trainings(dict(MODELS)), (0.7, 0.5, 0.4, 0.3), 1, ""),
+    "paper": Set(dict(models.MODELS), (0.7, 0.5, 0.4, 0.3), 1, "_models"),
     "real": Set(
         trainings({name: partial(job, name, quick=False) for name in real_size.BUDGETS}),
         (0.5, 0.33, 0.25),
         real_size.THREADS,
-        "auto_real_size",
+        "_real_size",
     ),
 }
 
@@ -322,8 +322,8 @@ def main() -> int:
             console.print(f"{name} at {share:.0%}: {mean:.3f} of dtr's, at most {most:.2f}")
     if options.out:
         document = provenance() | {"rows": rows, "over dtr": told}
-        write_json(options.out / f"{asked.stem}.json", document)
-        (options.out / f"{asked.stem}.txt").write_text(console.export_text(styles=False))
+        write_json(options.out / f"auto{asked.suffix}.json", document)
+        (options.out / f"auto{asked.suffix}.txt").write_text(console.export_text(styles=False))
     failed = [row for row in rows if any(row[f"{way}_differences"] for way in WAYS)]
     refused = [row for row in rows for way in WAYS if row[f"{way}_refused"] > row["dtr_refused"]]
     return bool(failed or refused)

@@ -1,8 +1,9 @@
-"""How much of what the demo's models recompute could no policy avoid?
+"""How much of what is recomputed could no policy avoid?
 
 A step that takes 1.2 times eager's says little by itself: at the same budget the best policy may
-take 1.19. So the demo's budgets are asked of the bound (docs/bound.md), which holds for any policy,
-and of the default heuristic in the simulator, by the same times of the same operators.
+take 1.19. So the models and budgets of auto.py, the demo's or those of real size, are asked of the
+bound (docs/bound.md), which holds for any policy, and of the default heuristic in the simulator, by
+the same times of the same operators.
 
 Six steps of a training are recorded without a budget. The default is judged by the last three: the
 tape foretells them, and each operator costs what it usually takes (csrc/live/usual_times.h). A byte
@@ -10,9 +11,9 @@ more or less changes what it does by a tenth, so the mean is taken over three bu
 nearly the same, none of them larger. The bound is that of the last step, cut out. What lies in
 memory from earlier steps, the optimizer's state, is taken off its budget: no policy can recompute
 it. Nothing is lost to colder caches here, to choosing, or to recording: see perf/auto.py for these.
-Two minutes.
+Three minutes.
 
-    python perf/unavoidable.py [--quick] [--out perf/results]
+    python perf/unavoidable.py [--set real] [--quick] [--out perf/results]
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ import argparse
 import multiprocessing
 import statistics
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from auto import needs
+from auto import SETS, needs
 from fidelity import persistent_bytes
 from measurement import origin, provenance, write_json
-from models.workload import Workload, supervised
+from models.workload import Workload
 from rich.console import Console
 from rich.table import Table
 
 import dtr_alloc
-from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime.bounding.bound import Bounder
 from dtr_alloc.runtime.bounding.knapsack import least_again_ns
 from dtr_alloc.runtime.bounding.stages import prove
@@ -57,8 +58,6 @@ STEPS, FORETOLD = 6, 3
 """Of a recording; and the last of them, by which the default is judged."""
 NEARLY = (1.0, 0.99, 0.98)
 """Budgets for the default, of the one that is asked about."""
-SHARES = (0.7, 0.5, 0.3)
-"""Budgets, of the activation peak."""
 SECONDS, PROCESSES = 10.0, 2
 _END = Annotate("STEP")
 
@@ -86,11 +85,10 @@ class Task:
     optimizer_bytes: int
 
 
-def task(model: str) -> Task:
-    """Records a training of the demo's, from its first step on."""
-    build = partial(supervised, MODELS[model], seed=0)
+def task(model: str, build: Callable[[], Workload]) -> Task:
+    """Records a training, from its first step on."""
     peak, fixed = needs(build)
-    workload: Workload = build()
+    workload = build()
     with dtr_alloc.rematerialize(None), dtr_alloc.record_trace() as recording:
         for _ in range(STEPS):
             workload.step()
@@ -180,28 +178,31 @@ def table(found: list[Cell]) -> Table:
 def main() -> int:
     """Asks all; returns 1 where the default failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--set", choices=SETS, default="demo", help="which models")
     parser.add_argument("--quick", action="store_true", help="one model, one budget")
     parser.add_argument("--out", type=Path, help="write JSON and text here")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    asked = SETS[options.set]
+    torch.set_num_threads(asked.threads)
     told = origin()
-    names = ["unet"] if options.quick else list(MODELS)
-    tasks = [task(name) for name in names]
-    asked = partial(
+    names = list(asked.builders)[-1 if options.quick else 0 :]
+    tasks = [task(name, asked.builders[name]) for name in names]
+    answer = partial(
         cells,
-        shares=SHARES[1:2] if options.quick else SHARES,
+        shares=(0.5,) if options.quick else asked.budgets,
         seconds=1.0 if options.quick else SECONDS,
     )
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1 if options.quick else PROCESSES, spawn) as pool:
-        found = [cell for of_model in pool.map(asked, tasks) for cell in of_model]
+        found = [cell for of_model in pool.map(answer, tasks) for cell in of_model]
     console = Console(width=100, record=True)
     console.print(told, soft_wrap=True)
     console.print(table(found))
     if options.out:
         document = provenance() | {"rows": [asdict(cell) for cell in found]}
-        write_json(options.out / "unavoidable.json", document)
-        (options.out / "unavoidable.txt").write_text(console.export_text(styles=False))
+        name = f"unavoidable{asked.suffix}"
+        write_json(options.out / f"{name}.json", document)
+        (options.out / f"{name}.txt").write_text(console.export_text(styles=False))
     return int(any(cell.default is None for cell in found))
 
 
