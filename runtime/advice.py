@@ -73,7 +73,11 @@ class Adviser:
         seen = _Seen.of(self._core)
         question = len(seen.records), at_least
         if self._known is None or self._known[0] != question:
-            self._known = question, _advise(seen, self._rules, at_least)
+            try:
+                found = _advise(seen, self._rules, at_least)
+            except MemoryError:  # The simulator's pool takes addresses, which may be limited.
+                found = "; a later request may need more"
+            self._known = question, found
         return self._known[1]
 
 
@@ -145,12 +149,11 @@ def _smallest(simulators: Sequence[Simulator], rules: Rules, at_least: int) -> i
     """The smallest budget from `at_least` on in which all of it runs, and some; None where it takes
     less even without a budget."""
     end = time.monotonic() + _SECONDS
-    low, high = at_least, _run(simulators, rules, LARGEST_BUDGET)
-    assert high is not None
-    if high < low:
+    low = high = at_least
+    while (done := _run(simulators, rules, high)) is None:
+        low, high = high, min(2 * high, LARGEST_BUDGET)  # More addresses than this may not be had.
+    if done < at_least:
         return None
-    if _run(simulators, rules, low) is not None:
-        high = low
     while high - low > max(high // 200, 512) and time.monotonic() < end:
         middle = (low + high) // 2
         if _run(simulators, rules, middle) is None:
@@ -166,13 +169,15 @@ def _smallest(simulators: Sequence[Simulator], rules: Rules, at_least: int) -> i
 
 
 def _run(simulators: Iterable[Simulator], rules: Rules, budget: int) -> int | None:
-    """The most bytes that one of them holds at once; None where the budget does not do for all."""
+    """The most bytes that one of them holds at once, all of the budget where it evicts; None where
+    the budget does not do for all."""
     peak = 0
     for simulator in simulators:
         result = simulator.run(budget, rules)
         if result.status != "ok":
             return None
-        peak = max(peak, result.peak_bytes)
+        evicts = result.evictions > result.eager_evictions
+        peak = max(peak, budget if evicts else result.peak_bytes)
     return peak
 
 

@@ -2,11 +2,14 @@
 
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -94,7 +97,8 @@ class Needs:
         self.least = least
 
     def run(self, budget: int, rules: object) -> SimpleNamespace:
-        return SimpleNamespace(status="ok" if budget >= self.least else "oom", peak_bytes=1_000_000)
+        status = "ok" if budget >= self.least else "oom"
+        return SimpleNamespace(status=status, peak_bytes=10**6, evictions=1, eager_evictions=0)
 
 
 @pytest.mark.parametrize("least", [900_000, 1_500_000, 40_000_000])
@@ -106,6 +110,34 @@ def test_what_is_advised_has_run_though_the_time_for_a_search_is_over(
     found = advice._smallest(simulators, Rules(mode="pool"), 800_000)
     assert found is not None
     assert least <= found < 2 * least
+
+
+LIMITED = """
+import resource, torch, dtr_alloc
+from torch import nn
+resource.setrlimit(resource.RLIMIT_AS, (64 << 30, -1))
+net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+optimizer = torch.optim.SGD(net.parameters())
+with dtr_alloc.rematerialize("8MiB", device="cpu"):
+    for rows in 512, 512, 100_000:
+        net(torch.ones(rows, 64)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_limit_of_a_process_on_its_addresses_takes_no_advice_away() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    assert "a later request may need more" in done.stderr.splitlines()[-1]
+    assert "ignored" not in done.stderr
+
+
+def test_where_a_simulation_has_no_memory_a_later_request_may_need_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured(1)
+    monkeypatch.setattr(advice, "Simulator", Mock(side_effect=MemoryError))
+    assert refusal(lambda: within("500KiB")).endswith("; a later request may need more")
 
 
 def quasi_newton() -> Step:
