@@ -231,6 +231,7 @@ class Session:
             )
         self._insist_open()
         self._core.resize(size)
+        self._steps.budget_changed()
 
     @contextmanager
     def lent(self, amount: SupportsIndex | str) -> Iterator[None]:
@@ -256,6 +257,7 @@ class Session:
         size = parse_size(amount, "amount")
         self._insist_open()
         self._core.lend(size)
+        self._steps.budget_changed()
         try:
             yield
         finally:
@@ -295,7 +297,10 @@ class Session:
 
     def _insist_open(self) -> None:
         if not self._is_open():
-            raise RuntimeError("this scope is over: what it held is ordinary memory by now")
+            raise RuntimeError(
+                "this scope is over, or of the process that this one was forked from: what it held "
+                "is ordinary memory by now"
+            )
 
     def timeline(self) -> npt.NDArray[np.int64]:
         """Bytes in use after each operator, shape (operators,); empty unless the scope was

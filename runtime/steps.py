@@ -4,8 +4,8 @@ A budget often serves as a net: nearly every batch fits, and the one that does n
 run. It runs on, slower, and whoever watches the run wants to know which step that was, how much was
 evicted, and what it cost. So the runtime tells at the end of each step of an optimizer what it
 evicted and recomputed since the step before, and ``session.summary()`` names the dearest steps. A
-warning comes once, at the first step with evictions after three without: a budget below what every
-step needs is chosen, and is no news.
+warning comes once, at the first step with evictions after three without, all by the same budget: a
+budget below what every step needs is chosen, and is no news.
 """
 
 from __future__ import annotations
@@ -106,6 +106,11 @@ class Steps:
         if evicting < count:
             told += [("step", f"{one.number:,}", str(one)) for one in self.dearest()[:3]]
         return told
+
+    def budget_changed(self) -> None:
+        """Steps by another budget do not tell which step is odd by this one."""
+        with self._lock:
+            self._quiet = 0
 
     def abandon_in_child(self) -> None:
         """After a fork: a thread that only the parent has may hold the lock."""

@@ -79,6 +79,20 @@ def test_a_budget_that_no_step_fits_is_chosen_and_not_warned_of() -> None:
     assert "6 needed evictions" in row
 
 
+def test_a_step_that_does_not_fit_what_a_loan_leaves_is_not_odd() -> None:
+    program, least = Program(), budget()
+    with dtr_alloc.rematerialize(2 * least) as session:
+        program.steps([256] * 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with session.lent(least):
+                program.steps([1024])
+        program.steps([256] * 4)
+        with pytest.warns(dtr_alloc.OddBatchWarning, match="step 10 "):
+            program.steps([2048])
+    assert len(session.dearest_steps()) == 2
+
+
 def test_steps_that_fit_are_counted() -> None:
     program = Program()
     with dtr_alloc.measure() as session:
