@@ -123,4 +123,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("alternations", nargs="?", type=int, default=20)
     parser.add_argument("memory", nargs="?", choices=["pool", "torch"], default="pool")
-    print(json.dumps(main(**vars(parser.parse_args()))))
+    given = parser.parse_args()
+    if given.alternations < 1:
+        parser.error(f"alternations {given.alternations} is less than 1")
+    print(json.dumps(main(**vars(given))))
