@@ -112,7 +112,7 @@ LIVE_FAULTS = (
             ),
         ),
         "tests/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
-        tries=5,
+        tries=20,  # Where other programs run, two threads rarely meet.
     ),
     Fault(
         "keep no copy of what is handed out",
