@@ -332,7 +332,8 @@ class Session:
 
         Raises:
             torch.OutOfMemoryError: it does not fit the budget together. What was not reached stays
-            as it was, but what was reached takes room from now on: `resize` gives more.
+            as it was, but what was reached takes room from now on: `resize` gives more. The text
+            names what the next tensor needs, and others may need more.
         """
         self._core.commit()
 
