@@ -149,7 +149,7 @@ def _smallest(simulators: Sequence[Simulator], rules: Rules, at_least: int) -> i
     """The smallest budget from `at_least` on in which all of it runs, and some; None where it takes
     less even without a budget."""
     end = time.monotonic() + _SECONDS
-    low = high = at_least
+    low = high = min(at_least, LARGEST_BUDGET)
     while (done := _run(simulators, rules, high)) is None:
         low, high = high, min(2 * high, LARGEST_BUDGET)  # More addresses than this may not be had.
     if done < at_least:

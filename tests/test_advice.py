@@ -20,7 +20,7 @@ from dtr_alloc.runtime import advice
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace.format import Call, Mutate
 from dtr_alloc.runtime.trace.from_records import trace_of
-from dtr_alloc.size import parse_size
+from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
 ADVISED = re.compile(r"; by a simulation of (.*), ([\d.]+ [KM]iB) do$")
 FIRST_STEP = "; the first step is not over, and a later request may need more: run two steps in"
@@ -110,6 +110,11 @@ def test_what_is_advised_has_run_though_the_time_for_a_search_is_over(
     found = advice._smallest(simulators, Rules(mode="pool"), 800_000)
     assert found is not None
     assert least <= found < 2 * least
+
+
+def test_what_asks_for_more_than_the_largest_budget_has_no_advice() -> None:
+    simulators: Any = [Needs(900_000)]
+    assert advice._smallest(simulators, Rules(mode="pool"), LARGEST_BUDGET + 512) is None
 
 
 LIMITED = """
