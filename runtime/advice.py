@@ -151,7 +151,7 @@ def _smallest(simulators: Sequence[Simulator], rules: Rules, at_least: int) -> i
     end = time.monotonic() + _SECONDS
     low = high = min(at_least, LARGEST_BUDGET)
     while (done := _run(simulators, rules, high)) is None:
-        low, high = high, min(2 * high, LARGEST_BUDGET)  # More addresses than this may not be had.
+        low, high = high, min(2 * high, LARGEST_BUDGET)  # A process may have few addresses.
     if done < at_least:
         return None
     while high - low > max(high // 200, 512) and time.monotonic() < end:
