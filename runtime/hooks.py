@@ -22,15 +22,12 @@ from torch.optim.optimizer import (
 from dtr_alloc import _core
 from dtr_alloc.runtime import compiled_code, current, raw_access, sharded_parameters
 from dtr_alloc.runtime.current import OpenScope
+from dtr_alloc.runtime.step_ends import StepEnds
 
 
 def watch_program(opened: OpenScope, undo: ExitStack) -> None:
     """Has torch tell of an optimizer's steps, of raw memory that it hands out, and of compiled
     code that it calls, until `undo` is closed."""
-
-    def stepped(*_: object) -> None:
-        _core.set_in_optimizer(False)
-        opened.step()
 
     ended = threading.Event()
 
@@ -38,33 +35,48 @@ def watch_program(opened: OpenScope, undo: ExitStack) -> None:
         """None for a function of ours that a library goes on calling after the scope."""
         return None if ended.is_set() else current.session()
 
+    def operators() -> int:
+        found = session()
+        return found.stats().recorded if found else 0
+
+    def step() -> None:
+        if not ended.is_set():  # A backward pass may be over later than the scope.
+            opened.step()
+
+    ends = StepEnds(operators, step)
+
+    def begins(
+        _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        ends.optimizer_begins()
+        _core.set_in_optimizer(True)
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], _outside_of_step(args[1], ends), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, kwargs | {"closure": _outside_of_step(kwargs["closure"], ends)}
+        return None
+
+    def stepped(optimizer: object, *_: object) -> None:
+        _core.set_in_optimizer(False)
+        ends.optimizer_ends(optimizer)
+
     undo.callback(ended.set)
     undo.callback(_core.set_in_optimizer, False)
-    undo.callback(register_optimizer_step_pre_hook(_step_begins).remove)
+    undo.callback(register_optimizer_step_pre_hook(begins).remove)
     undo.callback(register_optimizer_step_post_hook(stepped).remove)
     raw_access.watch(session, undo)
     sharded_parameters.watch(session, undo)
     compiled_code.hold_arguments(session, undo)
 
 
-def _step_begins(
-    _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    _core.set_in_optimizer(True)
-    if len(args) > 1 and callable(args[1]):
-        return (args[0], _outside_of_step(args[1]), *args[2:]), kwargs
-    if callable(kwargs.get("closure")):
-        return args, kwargs | {"closure": _outside_of_step(kwargs["closure"])}
-    return None
-
-
-def _outside_of_step(closure: Callable[..., Any]) -> Callable[..., Any]:
+def _outside_of_step(closure: Callable[..., Any], ends: StepEnds) -> Callable[..., Any]:
     """What a closure computes is the program's, and the step goes on behind it. Without this, its
     first operator with gradients would pass for the end of a step that raised (intercept.cpp).
     """
 
     @functools.wraps(closure)
     def run(*args: Any, **kwargs: Any) -> Any:
+        ends.closure_runs()
         _core.set_in_optimizer(False)
         result = closure(*args, **kwargs)
         _core.set_in_optimizer(True)
