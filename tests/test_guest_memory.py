@@ -102,10 +102,12 @@ def test_counts_return_to_nothing() -> None:
         tensors = chain(100)
         session.check()
         assert 3 * MIB < session.stats().live_bytes <= 4 * MIB
+        blocks = session._core.pool_stats().live_blocks
         tensors.clear()
         session.check()
         assert session.stats().live_bytes == 0
-    assert session._core.pool_stats().live_blocks == 0
+    counts = session._core.pool_stats()
+    assert counts.live_blocks == 0 < blocks <= counts.peak_blocks
 
 
 def test_a_request_that_finds_no_room_at_first_is_counted() -> None:

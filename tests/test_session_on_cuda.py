@@ -174,6 +174,8 @@ def test_cudnns_benchmark_is_warned_of(cuda: FakeCuda) -> None:
     try:
         with on, instrumented(on_cuda=True), rematerialize("64MiB"):
             x = x.add(1)  # No convolution: no warning, which would be an error here.
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False):
+                torch.nn.functional.conv2d(x, weight)
             with pytest.warns(UserWarning, match=r"^torch\.backends\.cudnn\.benchmark is on: "):
                 torch.nn.functional.conv2d(x, weight)
     finally:
