@@ -218,6 +218,19 @@ def test_an_argument_of_a_replay_that_is_kept_says_so_when_it_is_read() -> None:
         KEPT.clear()
 
 
+def test_an_operator_of_as_many_arguments_as_torch_allows_is_recorded() -> None:
+    library: Any = torch.library.Library("dtr_lib_many", "DEF")  # type: ignore
+    numbers = ", ".join(f"int n{n}" for n in range(63))
+    library.define(f"sum(Tensor x, {numbers}) -> Tensor")
+    library.impl("sum", lambda x, *numbers: x + sum(numbers), "CPU")
+    with scope(None, recordable=("dtr_lib_many::*",)):
+        made = torch.ops.dtr_lib_many.sum(wide(), *range(63))
+        kept = made.clone()
+        assert dtr_alloc.evict(made)
+        assert torch.equal(made, kept)
+    library._destroy()
+
+
 def test_an_operator_that_talks_to_other_processes_stays() -> None:
     with scope(None, recordable=("dtr_lib_plain::*",)) as session:
         assert not dtr_alloc.evict(plain.all_reduce(wide()))

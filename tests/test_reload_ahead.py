@@ -142,6 +142,23 @@ def test_a_program_that_turns_to_other_steps_has_nothing_on_its_way(cuda: FakeCu
         del program
 
 
+def test_what_is_on_its_way_is_released_too(cuda: FakeCuda) -> None:
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program = Repeated(gradients=12)
+        for _ in range(5):
+            program.step()
+        torch.zeros(WIDE << 16).add(1)
+        before = session.stats().swapped_ahead_bytes
+        program.gradient(0)[7] + 1
+        session.release()
+        assert session.stats().live_bytes < QUARTER_MIB
+        assert session.stats().swapped_ahead_bytes == before  # What was begun has not arrived.
+        program.step()
+        session.check()
+        del program
+
+
 def test_a_tensor_that_dies_while_it_is_on_its_way_leaves_no_memory_behind(cuda: FakeCuda) -> None:
     mode, scope = on_device(16 * QUARTER_MIB, "logical")
     with mode, scope as session:
