@@ -47,6 +47,22 @@ def test_without_swap_that_budget_is_refused() -> None:
         train(make_model())
 
 
+def test_where_there_is_a_swap_no_advice_is_from_a_simulation_which_would_know_of_none() -> None:
+    layer = torch.nn.Linear(512, 512)
+    optimizer = adamw(layer.parameters())
+
+    def step(rows: int) -> None:
+        layer(torch.ones(rows, 512)).exp().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with dtr_alloc.rematerialize("8MiB", swap="64MiB"):
+        step(256)
+        step(256)
+        with pytest.raises(torch.OutOfMemoryError, match=r"MiB; a later request may need more$"):
+            step(8192)
+
+
 @pytest.mark.parametrize(("name", "budget"), [("resnet", 12), ("gpt", 12), ("unet", 16)])
 def test_a_model_trains_exactly_where_recomputing_alone_is_refused(name: str, budget: int) -> None:
     def run() -> list[Tensor]:
