@@ -10,9 +10,9 @@ once found to pass all tests are tried with the others: once_missed.txt has them
 breaks.
 
 Verdicts are kept in the folder of `--out`, so that a run may be stopped, and goes on where it was.
-A verdict holds while the C++ is as it was, and the test file that noticed; that nothing notices,
-while all tests are. Where it does not hold, who noticed the fault before is asked first. A first
-run takes hours.
+A verdict holds while the C++ is as it was, and the test file that noticed. Where it does not hold,
+who noticed the fault before is asked first. Where nothing noticed, files that have let the fault
+pass are not asked again as they are. A first run takes hours.
 
     make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp]"
 """
@@ -144,23 +144,30 @@ def noticed(number: int, name: str, seconds: float) -> str:
     return found if pytest(found, timeout).code == 0 else ""  # Else it is not the fault's doing.
 
 
-def verdict(number: int, tests: list[Tests], before: str, of_source: Counter[str]) -> str:
-    """By which test, or file of tests, a fault is noticed; empty if by none. `before`: who did in
-    an earlier run. `of_source` counts by file who noticed faults of the same source so far."""
+def verdict(
+    number: int, tests: list[Tests], before: str, passed: str, of_source: Counter[str]
+) -> tuple[str, str]:
+    """By which test, or file of tests, a fault is noticed, and the state of that; empty if by none,
+    and the states of all that let it pass. `before`: who noticed it in an earlier run, `passed`:
+    the states of those that did not. `of_source` counts by file who noticed faults of the same
+    source so far."""
     meeting = [one for one in tests if number in one.reaches]
     for one in meeting:
         if one.name == before.partition("::")[0] and noticed(number, before, one.seconds):
-            return before
-    spent = 0.0
+            return before, state(one.name)
+    spent, states = 0.0, []
     meeting.sort(key=lambda one: (-of_source[one.name], one.seconds * len(one.reaches)))
     for one in meeting:
         if spent and spent + one.seconds > ENOUGH:
             continue
         spent += one.seconds
+        states.append(state(one.name))
+        if states[-1] in passed.split():
+            continue
         if found := noticed(number, one.name, one.seconds):
             of_source[one.name] += 1
-            return found
-    return ""
+            return found, state(one.name)
+    return "", " ".join(states)
 
 
 def equivalents() -> dict[str, str]:
@@ -173,13 +180,13 @@ def equivalents() -> dict[str, str]:
 
 
 @functools.cache
-def state(name: str = "") -> str:
-    """Stands for the C++ and a test file, with what test files share; without a name, for all."""
+def state(name: str) -> str:
+    """Stands for the C++ and a test file, with what test files share."""
     digest = hashlib.sha256(code().encode())
-    files = imported(ROOT / name) if name else set()
+    files = imported(ROOT / name)
     for file in sorted((ROOT / "tests").rglob("*.*")):
         inside = file.relative_to(ROOT / "tests").parts
-        read = not name or not file.name.startswith("test_") or file in files
+        read = not file.name.startswith("test_") or file in files
         read = read and file.name not in NO_CODE and inside[0] not in ("mutants", "planted")
         if read and file.suffix in {".py", ".h", ".cpp"}:
             digest.update(file.read_bytes())
@@ -192,12 +199,6 @@ def imported(file: Path) -> set[Path]:
     names = re.findall(r"^ *from (tests\.(?:\w+\.)*test_\w+) import", file.read_text(), re.M)
     of = (ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in names)
     return {file}.union(*map(imported, of))
-
-
-def state_of(by: str, pattern: str) -> str:
-    """Stands for all that a verdict rests on: the file of the test `by` that noticed, or, where
-    none did, the files of the pattern and how long they were tried."""
-    return state(by.partition("::")[0]) if by else f"{state()} {ENOUGH:.0f} {pattern}".strip()
 
 
 def judged_of(planted: dict[int, Fault], verdicts: dict[str, str]) -> dict[int, bool]:
@@ -259,18 +260,21 @@ def main() -> int:
     known = json.loads(kept.read_text()) if kept.exists() else {}
     told: dict[str, list[str]] = known.get("verdicts", {})  # Each with the state that it is of.
     same = set(equivalents())
-    holds = {key for key, (by, of) in told.items() if of == state_of(by, options.tests)}
+    holds = {key for key, (by, of) in told.items() if by and of == state(by.partition("::")[0])}
     waiting = {n: fault for n, fault in planted.items() if fault.key not in same | holds}
     with ThreadPoolExecutor(options.jobs) as pool:
         numbering = hashlib.sha256(str([(n, f.key) for n, f in drawn.items()]).encode())
         tests = reached_by_all(pool, names, numbering.hexdigest()[:12])
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        found = pool.map(
-            lambda n: verdict(n, tests, told.get(planted[n].key, [""])[0], counts[planted[n].path]),
-            waiting,
-        )
-        for fault, by in zip(waiting.values(), found, strict=True):
-            told[fault.key] = [by, state_of(by, options.tests)]
+
+        def judge(number: int) -> tuple[str, str]:
+            fault = planted[number]
+            before, passed = told.get(fault.key, ["", ""])
+            return verdict(number, tests, before, passed, counts[fault.path])
+
+        found = pool.map(judge, waiting)
+        for fault, (by, of) in zip(waiting.values(), found, strict=True):
+            told[fault.key] = [by, of]
             write_json(kept, provenance() | {"verdicts": told})
             print(f"{by or 'NOT NOTICED'}: {fault.key}", flush=True)
     verdicts = {key: by for key, (by, _) in told.items()}
