@@ -142,6 +142,25 @@ def test_a_program_that_turns_to_other_steps_has_nothing_on_its_way(cuda: FakeCu
         del program
 
 
+def test_what_is_on_its_way_as_a_step_ends_may_be_read_in_the_next(cuda: FakeCuda) -> None:
+    """Also what was, and came, before."""
+    mode, scope = on_device(16 * QUARTER_MIB, "logical")
+    with mode, scope as session:
+        program = Repeated(gradients=12)
+        for _ in range(2):
+            for _ in range(3):
+                program.step()
+            torch.zeros(WIDE << 16).add(1)
+            program.gradient(0)[7] + 1
+            with_copies = session.stats().live_bytes
+            assert with_copies >= 3 * QUARTER_MIB  # Two are on their way.
+            program.optimizer.step()
+            assert session.stats().live_bytes == with_copies
+            session.check()
+        del program
+    assert cuda.faults() == []
+
+
 def test_what_is_on_its_way_is_released_too(cuda: FakeCuda) -> None:
     mode, scope = on_device(16 * QUARTER_MIB, "logical")
     with mode, scope as session:

@@ -208,6 +208,21 @@ def test_what_went_to_the_file_is_no_neighbour_of_what_it_was_made_from() -> Non
         session.check()
 
 
+def test_what_went_to_the_file_is_a_neighbour_of_what_was_made_from_it() -> None:
+    by_cost = Heuristic("full", size_exp=0, staleness_exp=0, selection="single")
+    with dtr_alloc.rematerialize(
+        "64MiB", heuristic=by_cost, swap="64MiB", clock="logical"
+    ) as session:
+        large = torch.ones(8, MIB // 16)
+        small = large.sum(0)
+        made = large * small
+        session.resize(session.stats().live_bytes - 1)
+        assert dtr_alloc.is_evicted(small)
+        assert session.stats().swapped_out_bytes == small.nbytes
+        session.check()
+        del made
+
+
 def dear() -> Tensor:
     """256 KiB that take a matrix product of 2 GFLOP."""
     torch.manual_seed(0)
