@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.runtime._testing import instrumented
 from tests.fake_cuda.driver import FakeCuda
 
@@ -168,3 +170,35 @@ def test_another_error_of_an_operator_is_told_what_was_refused_before(broken: Op
         with pytest.raises(RuntimeError, match="to return None") as failed:
             broken(torch.ones(1))
         assert "refused" not in str(failed.value)
+
+
+def test_an_error_is_not_told_what_an_operator_before_was_refused(stubborn: Operator) -> None:
+    array = np.ones(1024, np.float32)
+    with dtr_alloc.rematerialize("32MiB", debug=True) as session:
+        x = torch.from_numpy(array)
+        made = x + 1
+        stubborn(torch.ones(4))
+        assert "went on without it" in session.summary()
+        array[0] = 2
+        with pytest.raises(RuntimeError, match="debug mode") as failed:
+            x + 2
+        assert "refused" not in str(failed.value)
+        del made
+
+
+def test_a_machine_that_is_full_is_told_without_a_budget_that_would_do(cuda: FakeCuda) -> None:
+    """Though a budget would have done for what the operator asked for first. It is a compiled
+    graph, whose errors reach us with their kind."""
+    cuda.set_capacity(64 << 20)
+
+    def run(given: list[Tensor]) -> list[Tensor]:
+        ask_in_vain(60 << 20)
+        return [given[0] * torch.ones(40 << 18)]
+
+    region = _core.CompiledRegion("greedy", results=1, written=[], random=False)
+    with instrumented(on_cuda=True), dtr_alloc.rematerialize("48MiB"):
+        x = torch.ones(1)
+        cuda.set_others(40 << 20)
+        with pytest.raises(torch.OutOfMemoryError) as refused:
+            region([x], run)
+        assert str(refused.value).endswith("another budget does not help")
