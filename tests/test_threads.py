@@ -359,3 +359,53 @@ def test_what_python_has_seen_does_not_die_while_the_runtime_is_locked() -> None
         [sys.executable, "-c", ASKING], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+
+
+ENDING = """
+import weakref, numpy, torch, dtr_alloc
+
+asked, watched = [], []
+
+def ask(_):
+    asked.append(session.stats().records)
+
+def batch():
+    array = numpy.ones((256, 256), numpy.float32)
+    watched.append(weakref.ref(array, ask))
+    return torch.from_numpy(array)
+
+@torch.library.custom_op("tests_threads::pair", mutates_args=())
+def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    made = x * 2, x * 3
+    watched.append(weakref.ref(made[1], ask))
+    return made
+
+with dtr_alloc.rematerialize("1MiB", device="cpu", heuristic="lru", debug=True) as session:
+    x = torch.ones(1000)
+    END
+print(len(asked) > 0)
+"""
+ENDS = {
+    "a batch with its last recipe": "batch() + 1",
+    "a batch shed to make room": """
+    kept = batch()[:128] * 3
+    others = [torch.ones(1 << 15) + n for n in range(16)]
+""",
+    "a result that was compared": "pair(x)",
+    "a result that nobody lacks": """
+    made = pair(x)[0]
+    dtr_alloc.evict(made)
+    dtr_alloc.materialize(made)
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_ends_may_ask_the_runtime(end: str) -> None:
+    """As whoever has it may do, in a function that is called then. The runtime must not be locked,
+    or the function waits for its own thread."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.replace("END", ENDS[end])],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
