@@ -276,6 +276,14 @@ def test_small_results_do_not_hold_their_batches_where_memory_is_plenty() -> Non
         assert len(kept) == 200
 
 
+def test_where_each_recipe_is_run_at_once_none_is_shed() -> None:
+    with scope(None, verify=True) as session:
+        kept = results_of_batches(40)
+        assert all(map(dtr_alloc.evict, kept))
+        session.check()
+        del kept
+
+
 def bytes_from_malloc() -> int:
     """That are in use."""
 

@@ -276,6 +276,32 @@ def test_needs_add_up_when_a_stone_goes_in_a_step_that_repeats(
             optimizer.step()
 
 
+@pytest.mark.parametrize("heuristic", [replace(WITH, next_use=True), PRESETS["foresight"]])
+def test_needs_add_up_when_what_was_made_from_a_stone_goes_while_it_is_missing(
+    heuristic: Heuristic,
+) -> None:
+    x = torch.ones(8 * ELEMENTS)
+    optimizer = torch.optim.SGD([torch.zeros(8)], lr=0.1)
+    with dtr_alloc.rematerialize(1 << 30, heuristic=heuristic, clock="logical") as session:
+        dtr_alloc.evict(x + 1)
+        for step in range(4):
+            small = x.view(8, -1).sum(0)
+            whole, other = small.repeat(4), small + 1
+            del small
+            dtr_alloc.evict(other)
+            session.check()
+            if step == 3:
+                del other
+                session.check()
+            else:
+                assert float(other[0]) == 9.0
+                del other
+            assert float(whole[0]) == 8.0
+            session.check()
+            del whole
+            optimizer.step()
+
+
 class Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """In which nothing is evicted by torch 2.11, which calls it before our kernel."""
 
