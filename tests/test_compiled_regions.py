@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.runtime.compile_backend import backend
 from dtr_alloc.runtime.trace.format import Call
 from tests.exactness import assert_exact, bits, same, scope
@@ -433,3 +434,15 @@ def test_the_summary_tells_where_one_call_holds_much_of_the_budget() -> None:
     with dtr_alloc.rematerialize("1GiB") as session:
         run(torch.randn(512, 64, requires_grad=True)).sum().backward()
     assert "compile smaller blocks" not in session.summary()
+
+
+def test_only_results_that_a_mark_tells_of_are_the_runtimes() -> None:
+    region = _core.CompiledRegion("more_than_told", results=1, written=[], random=False)
+    x = torch.ones(1000)
+    with scope(None) as session:
+        first, second = region([x], lambda given: [given[0] * 2, given[0] * 3])
+        session.check()
+        assert dtr_alloc.evict(first)
+        assert not dtr_alloc.evict(second)
+        assert torch.equal(first, x * 2)
+        assert torch.equal(second, x * 3)

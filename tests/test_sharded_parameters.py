@@ -19,6 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
+from dtr_alloc import _core
 from tests.sharded_layers import (
     DEPTH,
     STEPS,
@@ -362,3 +363,18 @@ def test_what_inference_took_from_within_a_layer_stays_in_memory() -> None:
             plain_step(model, 0)
             session.release()
             assert all(torch.equal(one, expected) for one in taken)
+
+
+def test_parameters_that_no_recipe_reads_any_more_are_not_missed() -> None:
+    """What is read while some are elsewhere stays, where it goes back too far to see what for."""
+    parameter = torch.ones(1000)
+    with dtr_alloc.rematerialize("64MiB") as session:
+        made = parameter + 1
+        session._core.content_goes(parameter, _core.Stays.all)
+        assert not dtr_alloc.evict(made)  # It stays instead.
+        kept = [torch.ones(1000)]
+        for _ in range(300):
+            kept.append(kept[-1] + 1)
+        assert all(map(dtr_alloc.evict, kept))
+        assert float(kept[-1][0]) == 301
+        session.check()
