@@ -128,3 +128,17 @@ def test_results_of_empty_that_nobody_used_are_freed() -> None:
             torch.empty(KIB64)
         session.check()
         assert session.stats().live_bytes == 0
+
+
+def test_what_an_operator_that_failed_was_to_write_is_an_ordinary_tensor() -> None:
+    """Of which torch may make a copy that is made when it is written."""
+    with scope("4MiB") as session:
+        x = torch.ones(1000) + 1
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            x.add_(torch.ones(3))
+        copy = torch.ops.aten._lazy_clone(x)
+        copy.add_(1)
+        x.mul_(2)
+        assert float(x[0]) == 4
+        assert float(copy[0]) == 3
+        session.check()
