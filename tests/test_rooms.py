@@ -104,6 +104,7 @@ PYTHON_ROOMS: Table = {
         "dtr_alloc.runtime.candidates",
         "dtr_alloc.runtime.trial",
         "dtr_alloc.runtime.steps",
+        "dtr_alloc.runtime.step_ends",
         "dtr_alloc.runtime.raw_access",
         "dtr_alloc.runtime.sharded_parameters",
         "dtr_alloc.runtime.swapping",
