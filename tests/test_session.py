@@ -178,13 +178,16 @@ def test_an_operator_that_runs_again_takes_no_time_of_the_search_for_its_memory(
     by_all = dtr_alloc.Heuristic("full", selection="single")
     with dtr_alloc.rematerialize("64MiB", heuristic=by_all) as session:
         kept = [torch.ones(1 << 11) * n for n in range(10_000)]
-        before = session.stats()
+        shorter = []
         for tensor in kept[:1000:10]:
+            before = session.stats()
             tensor[0].item()  # Eviction looks at thousands, and the operator is short.
-        after = session.stats()
+            after = session.stats()
+            if after.rematerializations > before.rematerializations:
+                again, search = after.remat_ns - before.remat_ns, after.search_ns - before.search_ns
+                shorter.append(again < search)
         del kept, tensor
-    assert after.rematerializations > before.rematerializations
-    assert after.remat_ns - before.remat_ns < after.search_ns - before.search_ns
+    assert sum(shorter) > len(shorter) / 2 > 0  # Some are disturbed by other programs.
 
 
 def test_the_summary_of_a_budget_that_has_shrunk_says_that_it_is_todays() -> None:
