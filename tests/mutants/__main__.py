@@ -28,6 +28,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -266,17 +267,19 @@ def main() -> int:
         numbering = hashlib.sha256(str([(n, f.key) for n, f in drawn.items()]).encode())
         tests = reached_by_all(pool, names, numbering.hexdigest()[:12])
         counts: dict[str, Counter[str]] = defaultdict(Counter)
+        writing = threading.Lock()
 
-        def judge(number: int) -> tuple[str, str]:
+        def judge(number: int) -> None:
             fault = planted[number]
             before, passed = told.get(fault.key, ["", ""])
-            return verdict(number, tests, before, passed, counts[fault.path])
+            by, of = verdict(number, tests, before, passed, counts[fault.path])
+            with writing:
+                told[fault.key] = [by, of]
+                write_json(kept, provenance() | {"verdicts": told})
+                print(f"{by or 'NOT NOTICED'}: {fault.key}", flush=True)
 
-        found = pool.map(judge, waiting)
-        for fault, (by, of) in zip(waiting.values(), found, strict=True):
-            told[fault.key] = [by, of]
-            write_json(kept, provenance() | {"verdicts": told})
-            print(f"{by or 'NOT NOTICED'}: {fault.key}", flush=True)
+        for _ in pool.map(judge, waiting):  # Which raises what one of them raised.
+            pass
     verdicts = {key: by for key, (by, _) in told.items()}
     text = table(planted, verdicts, tests)
     print(text)
