@@ -150,9 +150,9 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Steps of optimizers that have ended in the scope; several that step one after another, or
-        within one backward pass, are one. A program that notes it beside its batches finds those
-        that `dearest_steps` tells of."""
+        """Steps of optimizers that have ended in the scope; several that step with no forward pass
+        between, or within one backward pass, are one. A program that notes it beside its batches
+        finds those that `dearest_steps` tells of."""
         return self._steps.count
 
     def dearest_steps(self) -> list[Step]:

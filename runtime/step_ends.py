@@ -4,7 +4,7 @@ A step is what the program does with a batch: tapes, traces and ``session.summar
 Torch tells of the steps of optimizers, and mostly each ends a step of the program. But a program
 may have several for one batch: one for matrices and one for the rest, called one after the other;
 or one for each parameter, which steps within the backward pass as soon as it has the gradient. So
-an optimizer's step ends none where the program made nothing since the last step ended, unless this
+an optimizer's step ends none where no forward pass was since the last step ended, unless this
 optimizer steps again. Those within a backward pass end one together, when the pass is over.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -28,15 +29,15 @@ class _Thread(threading.local):
 
 
 class StepEnds:
-    """Of one scope. `operators` counts those that can be recomputed: an optimizer's cannot. `ended`
-    hears of each end."""
+    """Of one scope. `operators` counts those that can be recomputed, which are a forward pass's.
+    `ended` hears of each end."""
 
     def __init__(self, operators: Callable[[], int], ended: Callable[[], None]) -> None:
         self._operators = operators
         self._ended = ended
         self._here = _Thread()
         self._lock = threading.Lock()
-        self._pass = _NO_PASS  # The last backward pass in which an optimizer stepped.
+        self._passes: set[int] = set()  # Backward passes in which an optimizer stepped.
 
     def optimizer_begins(self) -> None:
         """Before an optimizer's step."""
@@ -51,13 +52,19 @@ class StepEnds:
         here, this = self._here, torch._C._current_graph_task_id()
         if this != _NO_PASS:
             with self._lock:  # Each device of a pass has a thread of its own.
-                known, self._pass = self._pass == this, this
+                known = this in self._passes
+                self._passes.add(this)
             if not known:
-                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+                over = partial(self._pass_is_over, this)
+                torch.autograd.Variable._execution_engine.queue_callback(over)
         elif here.worked or id(optimizer) in here.stepped:
             self._end()
         here.stepped.add(id(optimizer))
         here.seen = self._operators()
+
+    def _pass_is_over(self, this: int) -> None:
+        self._passes.discard(this)
+        self._end()
 
     def _end(self) -> None:
         self._here.worked = False

@@ -1,5 +1,6 @@
 """A step is what the program does with a batch, with one optimizer or with several."""
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,6 +69,32 @@ def test_optimizers_that_step_within_a_backward_pass_end_one_step_when_it_is_ove
             assert session.steps == batch
             value.backward()  # type: ignore[no-untyped-call]
     assert session.steps == BATCHES
+
+
+def test_backward_passes_of_two_threads_that_take_turns_are_one_step_each() -> None:
+    turn = threading.Barrier(2)
+
+    def work(model: nn.Module) -> None:
+        with dtr_alloc.join_scope():
+            for _ in range(BATCHES):
+                backward(model)
+
+    def wait(_: torch.Tensor) -> None:
+        turn.wait(60)
+
+    models = chain(), chain()
+    for model in models:
+        in_backward(model)
+        for parameter in model.parameters():
+            hook: Any = parameter.register_post_accumulate_grad_hook
+            hook(wait)
+    with scope() as session:
+        threads = [threading.Thread(target=work, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert session.steps == 2 * BATCHES
 
 
 def test_a_backward_pass_that_failed_is_no_step_and_the_next_one_is() -> None:
@@ -157,12 +184,3 @@ def test_an_odd_batch_is_told_where_its_backward_pass_was_called() -> None:
             backward(model, 1024)
         assert [step.number for step in session.dearest_steps()] == [5]
     assert told[0].filename == __file__
-
-
-def test_steps_within_a_backward_pass_are_foretold() -> None:
-    model = chain()
-    in_backward(model)
-    with scope("500KiB") as session:
-        for _ in range(BATCHES):
-            backward(model, 256)
-        assert session._core.stats().foretold > 0
