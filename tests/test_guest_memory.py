@@ -106,8 +106,10 @@ def test_counts_return_to_nothing() -> None:
         tensors.clear()
         session.check()
         assert session.stats().live_bytes == 0
-    counts = session._core.pool_stats()
-    assert counts.live_blocks == 0 < blocks <= counts.peak_blocks
+        counts = session._core.pool_stats()
+        assert counts.live_blocks == 0 < blocks <= counts.peak_blocks
+        session.reset_peak()
+        assert session._core.pool_stats().peak_blocks == 0
 
 
 def test_a_request_that_finds_no_room_at_first_is_counted() -> None:

@@ -241,7 +241,6 @@ def test_lists_are_gone_through_item_by_item_where_they_would_fill_the_budget() 
     with torch.no_grad(), dtr_alloc.rematerialize("3MiB", swap="64MiB") as session:
         found = run()
         assert equal(found, expected)
-        assert torch.ops.aten._foreach_mul_.Scalar(found, 2) is None  # As it is without a scope.
     assert session.stats().largest_operator_bytes < 1 * MIB
 
 
