@@ -55,7 +55,7 @@ NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of ot
 LONGEST = 180.0  # Seconds of a test file, to be of use here.
 ENOUGH = 420.0  # Seconds of tests that let a fault pass.
 NO_TESTS = 5  # The exit code of pytest where all tests of a file are slow.
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.M)  # A name may have spaces.
 
 
 @dataclass(frozen=True)
