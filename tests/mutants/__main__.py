@@ -223,10 +223,10 @@ def table(planted: dict[int, Fault], verdicts: dict[str, str], tests: list[Tests
                 lines += [f"    {fault.old}", f"    {fault.new}"]
     noticed, same = sum(judged.values()), len(planted) - len(judged)
     share = f"{noticed / max(len(judged), 1):.1%}"
-    lines += ["", f"{noticed} of {len(judged)} faults are noticed, {share}"]
+    lines.append("")
     if same:
         lines.append(f"{same} more change no result, as tests/mutants/equivalent.txt explains")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"{noticed} of {len(judged)} faults are noticed, {share}"])
 
 
 def main() -> int:
