@@ -34,7 +34,6 @@ OLDER = {
     "hugging_face": "made before results told their code",
     "link": "needs the published logs",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
-    "mutants": "hours: verdicts in its JSON are kept as they come, the text is of a whole run",
     "odd_batches": "28 minutes, too long for the forty of `make figures`",
     "page_prices": "needs the published logs",
     "plan": "long",
