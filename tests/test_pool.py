@@ -264,17 +264,18 @@ def test_virtual_addresses_are_reused_when_pools_go() -> None:
 
 
 def test_beyond_a_tebibyte_holes_are_in_order_and_blocks_are_found() -> None:
+    """A virtual page has 512 bytes, and its bit is the pool's: 256 MiB for each TiB allocated."""
     pool = Pool("32 TiB", "virtual")
-    tib = 1 << 40
-    low, one, middle, other, high = [pool.allocate(n * tib) for n in (1, 7, 1, 7, 1)]
+    part = 1 << 36  # A sixteenth of a TiB.
+    low, one, middle, other, high = [pool.allocate(n * part) for n in (1, 18, 1, 18, 1)]
     pool.free(other)
     pool.free(one)
     pool.check()
-    assert pool.allocate(6 * tib) == one  # Of equal holes that of the lowest address.
-    assert pool.allocate(tib) == one + 6 * tib
+    assert pool.allocate(17 * part) == one  # Of equal holes that of the lowest address.
+    assert pool.allocate(part) == one + 17 * part
     pool.free(high)
-    assert pool.free_neighbours(middle) == (0, 23 * tib)
-    assert pool.allocate(20 * tib) == other
+    assert pool.free_neighbours(middle) == (0, (32 * 16 - 20) * part)
+    assert pool.allocate(20 * part) == other
     pool.free(low)
     pool.check()
 
