@@ -23,8 +23,8 @@ demo: $(READY)
 
 # Minutes; what CI runs. Hypothesis draws the same examples each time (tests/conftest.py). A test
 # that hangs, in C++ perhaps, fails with the stacks of all threads. Each core has a process that runs
-# file by file.
-PYTEST := pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
+# file by file. None is started again: with --dist loadfile pytest-xdist 3.8 then waits for ever.
+PYTEST := pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
 HANGS := -o faulthandler_timeout=590 --timeout 600 --timeout-method thread
 test: $(READY)
 	.venv/bin/$(PYTEST) -m "not slow" $(HANGS) $(ARGS)
