@@ -1,12 +1,14 @@
 """Stepping stones: what the program drops stays where it makes something larger cheap."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
@@ -247,59 +249,51 @@ def test_a_stone_is_needed_when_what_it_stays_for_is(orphans_first: bool) -> Non
     assert again[2:] == [1, 1]
 
 
+def steps_with_a_missing_stone(heuristic: Heuristic) -> Iterator[tuple[Any, int, list[Tensor]]]:
+    """Four alike, each with what was made from the stone: a large one, and one that is evicted."""
+    x = torch.ones(8 * ELEMENTS)
+    optimizer = torch.optim.SGD([torch.zeros(8)], lr=0.1)
+    with dtr_alloc.rematerialize(1 << 30, heuristic=heuristic, clock="logical") as session:
+        dtr_alloc.evict(x + 1)
+        for step in range(4):
+            small = x.view(8, -1).sum(0)
+            made = [small.repeat(4), small + 1]
+            del small
+            dtr_alloc.evict(made[1])
+            session.check()
+            yield session, step, made
+            session.check()
+            made.clear()
+            optimizer.step()
+
+
 @pytest.mark.parametrize("heuristic", [replace(WITH, next_use=True), PRESETS["foresight"]])
 @pytest.mark.parametrize("switched_off", [False, True])
 def test_needs_add_up_when_a_stone_goes_in_a_step_that_repeats(
     heuristic: Heuristic, switched_off: bool
 ) -> None:
     """What else was made from it stays."""
-    x = torch.ones(8 * ELEMENTS)
-    optimizer = torch.optim.SGD([torch.zeros(8)], lr=0.1)
-    with dtr_alloc.rematerialize(1 << 30, heuristic=heuristic, clock="logical") as session:
-        dtr_alloc.evict(x + 1)
-        for step in range(4):
-            small = x.view(8, -1).sum(0)
-            whole, other = small.repeat(4), small + 1
-            del small
-            dtr_alloc.evict(other)
+    for session, step, made in steps_with_a_missing_stone(heuristic):
+        if step == 3:
+            if switched_off:
+                session._core.follow(replace(heuristic, stepping_stones=False)._native())
+            else:
+                dtr_alloc.pin(made[0])
             session.check()
-            if step == 3:
-                if switched_off:
-                    session._core.follow(replace(heuristic, stepping_stones=False)._native())
-                else:
-                    dtr_alloc.pin(whole)
-                session.check()
-            assert float(whole[0]) == 8.0
-            assert float(other[0]) == 9.0
-            session.check()
-            del whole, other
-            optimizer.step()
+        assert [float(one[0]) for one in made] == [8.0, 9.0]
 
 
 @pytest.mark.parametrize("heuristic", [replace(WITH, next_use=True), PRESETS["foresight"]])
 def test_needs_add_up_when_what_was_made_from_a_stone_goes_while_it_is_missing(
     heuristic: Heuristic,
 ) -> None:
-    x = torch.ones(8 * ELEMENTS)
-    optimizer = torch.optim.SGD([torch.zeros(8)], lr=0.1)
-    with dtr_alloc.rematerialize(1 << 30, heuristic=heuristic, clock="logical") as session:
-        dtr_alloc.evict(x + 1)
-        for step in range(4):
-            small = x.view(8, -1).sum(0)
-            whole, other = small.repeat(4), small + 1
-            del small
-            dtr_alloc.evict(other)
+    for session, step, made in steps_with_a_missing_stone(heuristic):
+        if step == 3:
+            made.pop()
             session.check()
-            if step == 3:
-                del other
-                session.check()
-            else:
-                assert float(other[0]) == 9.0
-                del other
-            assert float(whole[0]) == 8.0
-            session.check()
-            del whole
-            optimizer.step()
+        else:
+            assert float(made.pop()[0]) == 9.0
+        assert float(made[0][0]) == 8.0
 
 
 class Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
