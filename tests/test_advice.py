@@ -146,6 +146,35 @@ def test_where_a_simulation_has_no_memory_a_later_request_may_need_more(
     assert refusal(lambda: within("500KiB")).endswith("; a later request may need more")
 
 
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_interrupt_in_the_middle_of_a_search_ends_the_program(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the handler of a signal raises it, which Python runs between any two of its lines."""
+    monkeypatch.setattr(advice, "_advise", Mock(side_effect=KeyboardInterrupt))
+    x = torch.ones(1 << 22, requires_grad=True)
+    with dtr_alloc.rematerialize("4MiB") as session:
+        with pytest.raises(KeyboardInterrupt):
+            if where == "forward":
+                x.exp()
+            else:
+                x[:10].sum().backward()
+        assert float(x.detach()[:10].sum()) == 10
+        session.check()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_error_in_the_middle_of_a_search_leaves_the_one_that_it_was_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(advice, "_advise", Mock(side_effect=RuntimeError))
+    x = torch.ones(1 << 22)
+    with dtr_alloc.rematerialize("4MiB") as session:
+        with pytest.raises(torch.OutOfMemoryError, match=r"16\.00 MiB asked"):
+            x.exp()
+        session.check()
+
+
 def quasi_newton() -> Step:
     torch.manual_seed(0)
     model = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(64, 64), nn.Tanh())])

@@ -35,6 +35,7 @@ std::string advice(Bytes at_least) {
   try {
     return py::cast<std::string>((*advise)(at_least));
   } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // Ctrl-C, which nothing may swallow.
     error.discard_as_unraisable("an advice of dtr_alloc");
     return "";
   }
