@@ -45,6 +45,22 @@ def test_the_report_of_a_budget_below_the_floor_adds_up() -> None:
     assert enough == 4.0
 
 
+def test_the_report_tells_what_the_operator_has_made_until_it_asks_for_too_much() -> None:
+    x = torch.arange(1 << 18, 0, -1, dtype=torch.float32)
+    told = (
+        r"2\.00 MiB asked, 512\.00 KiB free, nothing left to evict: 0 B are read by operators now "
+        r"running or being recomputed, 1\.00 MiB were made so far by the one that asks, 1\.00 MiB "
+        r"cannot be recomputed"
+    )
+    with dtr_alloc.rematerialize("2.5MiB") as session:
+        kept = torch.ones(1 << 18)
+        dtr_alloc.pin(kept)
+        for _ in range(2):  # What failed before is no part of it.
+            with pytest.raises(torch.OutOfMemoryError, match=told):
+                x.sort()  # Makes the values, and then the order.
+        session.check()
+
+
 def test_the_budget_that_the_report_names_is_enough_and_a_granule_less_is_not() -> None:
     work(4 * MIB)
     with pytest.raises(torch.OutOfMemoryError):

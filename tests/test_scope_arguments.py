@@ -49,7 +49,7 @@ with dtr_alloc.rematerialize("1TiB"):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
-    assert "MemoryError: this process cannot reserve the addresses of another pool" in last
+    assert "MemoryError: this process cannot reserve 2050 GiB of addresses for another pool" in last
 
 
 @pytest.mark.parametrize("limited", [False, True])

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <new>
 #include <optional>
+#include <string>
 #include <system_error>
 
 #include "dtr_alloc/csrc/arena.h"
@@ -35,13 +36,17 @@ constexpr Bytes kHugeFrom = 256 * kHugePage;
 
 Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
 
-struct NoAddresses final : std::bad_alloc {
-  const char* what() const noexcept override {
-    return "this process cannot reserve the addresses of another pool, twice its budget: lower the "
-           "budget, raise the limit on addresses (ulimit -v, ulimit -d), or drop the tensors that "
-           "earlier "
-           "scopes left, which keep theirs";
-  }
+class NoAddresses final : public std::bad_alloc {
+ public:
+  explicit NoAddresses(Bytes bytes)
+      : text_("this process cannot reserve " + std::to_string(bytes >> 30) +
+              " GiB of addresses for another pool: lower the budget, raise the limit on addresses "
+              "(ulimit -v, ulimit -d), or drop the tensors that earlier scopes left, which keep "
+              "theirs") {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  const std::string text_;
 };
 
 class HostArena final : public Arena {
@@ -54,7 +59,7 @@ class HostArena final : public Arena {
     const Bytes excess = reserved_ + kArenaAlignment;
     void* range =
         mmap(nullptr, excess, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (range == MAP_FAILED) throw NoAddresses();
+    if (range == MAP_FAILED) throw NoAddresses(excess);
     const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(range);
     base_ = round_up(begin, kArenaAlignment);
     if (base_ > begin) munmap(range, base_ - begin);
@@ -63,7 +68,7 @@ class HostArena final : public Arena {
     // What lies between the capacity and the next multiple of the alignment stays without access.
     if (mprotect(at(0), capacity_, PROT_READ | PROT_WRITE) != 0) {
       munmap(at(0), reserved_);
-      throw NoAddresses();
+      throw NoAddresses(excess);
     }
     // Advice only: a kernel built without huge pages refuses it, and the arena works as well.
     madvise(at(0), capacity_, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);

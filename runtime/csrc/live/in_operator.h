@@ -3,17 +3,55 @@
 
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <utility>
 
 namespace dtr {
+
+// What an operator has allocated and not freed: its results so far, and temporaries. Of more than
+// sixteen at once the rest are taken for results: that one of them goes again is not noticed.
+class MadeSoFar {
+ public:
+  void start() { count_ = rest_ = 0; }
+  void allocated(const void* data, std::int64_t bytes) {
+    if (count_ == std::ssize(each_)) {
+      rest_ += bytes;
+    } else {
+      each_[count_++] = {data, bytes};
+    }
+  }
+  void freed(const void* data) {
+    const auto end = each_.begin() + count_;
+    const auto at =
+        std::find_if(each_.begin(), end, [&](const auto& one) { return one.data == data; });
+    if (at != end) *at = each_[--count_];
+  }
+  std::int64_t bytes() const {
+    std::int64_t sum = rest_;
+    for (std::int64_t i = 0; i < count_; ++i) sum += each_[i].bytes;
+    return sum;
+  }
+
+ private:
+  struct Allocation {
+    const void* data;
+    std::int64_t bytes;
+  };
+  std::array<Allocation, 16> each_ = {};
+  std::int64_t count_ = 0, rest_ = 0;
+};
 
 // This thread runs an operator: pointers that torch hands out now go to a kernel, not to the
 // program.
 class InOperator {
  public:
   explicit InOperator(bool by_handler = false) : before_(state.handled) {
-    if (state.depth++ == 0) state.refused = state.at_least = 0;
+    if (state.depth++ == 0) {
+      state.refused = state.at_least = 0;
+      state.made.start();
+    }
     state.handled |= by_handler;
   }
   ~InOperator() {
@@ -33,6 +71,7 @@ class InOperator {
     // The largest request in vain since this operator began, and a budget that would have served
     // all of them; 0 where none would.
     std::int64_t refused = 0, at_least = 0;
+    MadeSoFar made;
   };
   static thread_local State state;
 

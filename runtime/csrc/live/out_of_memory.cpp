@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 
 namespace dtr {
@@ -10,19 +11,19 @@ namespace {
 
 constexpr Bytes kKib = 1 << 10, kMib = 1 << 20;
 
-std::string in_mib(Bytes bytes) {
-  if (bytes < kKib) return std::to_string(bytes) + " B";
-  const bool small = bytes < kMib;
+// Of a unit, whole ones beside the rest: a hundred times the largest size is no number.
+std::string in_hundredths(Bytes bytes, Bytes rounding) {
+  const Bytes unit = bytes < kMib ? kKib : kMib;
+  const Bytes count = bytes / unit * 100 + (bytes % unit * 100 + rounding * (unit - 1)) / unit;
   char text[32];
-  std::snprintf(text, sizeof text, small ? "%.2f KiB" : "%.2f MiB",
-                static_cast<double>(bytes) / (small ? kKib : kMib));
+  std::snprintf(text, sizeof text, "%" PRId64 ".%02" PRId64 " %s", count / 100, count % 100,
+                unit == kKib ? "KiB" : "MiB");
   return text;
 }
 
-// Rounded up: for a budget that shall do.
+// Rounded up: what is asked, and a budget that shall do.
 std::string enough_mib(Bytes bytes) {
-  const Bytes unit = bytes < kMib ? kKib : kMib;
-  return in_mib(((bytes * 100 + unit - 1) / unit * unit + 99) / 100);
+  return bytes < kKib ? in_mib(bytes) : in_hundredths(bytes, 1);
 }
 
 // A smaller budget may have come while more was live.
@@ -34,13 +35,21 @@ std::string handed_out(const std::vector<std::string>& exposures) {
   return list.empty() ? "" : "memory was handed out by " + list + "; ";
 }
 
+std::string made_so_far(Bytes bytes) {
+  return bytes > 0 ? in_mib(bytes) + " were made so far by the one that asks, " : "";
+}
+
 }  // namespace
+
+std::string in_mib(Bytes bytes) {
+  return bytes < kKib ? std::to_string(bytes) + " B" : in_hundredths(bytes, 0);
+}
 
 Bytes Refusal::least_budget() const { return std::max(pool.live + charge, pool.budget + kGranule); }
 
 void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   in_mib(refusal.asked),
+                   enough_mib(refusal.asked),
                    " asked and within the budget, but the machine has not the memory (", machine,
                    ") and nothing is left to evict: free memory of other programs, or of this one "
                    "outside of the scope; another budget does not help");
@@ -48,13 +57,13 @@ void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
 
 void throw_device_is_too_small(const Refusal& refusal, Bytes device) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   in_mib(refusal.asked), " asked, and the device has ", in_mib(device),
+                   enough_mib(refusal.asked), " asked, and the device has ", in_mib(device),
                    " in all, so no budget helps: ask for less, as with a smaller batch");
 }
 
 void throw_nothing_is_evicted_here(const Refusal& refusal) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   in_mib(refusal.asked), " asked, ", in_mib(free_of(refusal.pool)),
+                   enough_mib(refusal.asked), " asked, ", in_mib(free_of(refusal.pool)),
                    " free; this torch hides what tensor subclasses and dispatch modes call, so "
                    "nothing is evicted inside them: raise the budget to at least ",
                    enough_mib(refusal.least_budget()), ", or take torch 2.13 or later");
@@ -63,12 +72,12 @@ void throw_nothing_is_evicted_here(const Refusal& refusal) {
 void throw_budget_is_full(const Refusal& refusal) {
   const PoolStats& pool = refusal.pool;
   TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", in_mib(refusal.asked),
+      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", enough_mib(refusal.asked),
       " asked, ", in_mib(free_of(pool)),
       pool.live + refusal.charge <= pool.budget ? " free but in smaller pieces" : " free",
       ", nothing left to evict: ", in_mib(refusal.locked),
-      " are read by operators now running or being recomputed, ",
-      in_mib(pool.live - refusal.locked),
+      " are read by operators now running or being recomputed, ", made_so_far(refusal.made),
+      in_mib(pool.live - refusal.locked - refusal.made),
       " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); ",
       refusal.forked
           ? "what was in memory when this process forked (a DataLoader's workers) is among that; "
@@ -90,13 +99,13 @@ void throw_thrashing(Bytes budget, double ratio, double limit) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(budget), ": the program recomputes ",
                    static_cast<std::int64_t>(ratio),
                    " times longer than it computes, which is above the limit of ", limit,
-                   "; raise the budget to at least ", in_mib(budget + budget / 4),
+                   "; raise the budget to at least ", enough_mib(budget + budget / 4),
                    ", or set thrash_limit=0 to go on regardless");
 }
 
 std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least) {
   const std::string text = c10::str(
-      name, " asked for ", in_mib(asked), ", was refused it, and went on with less memory. ",
+      name, " asked for ", enough_mib(asked), ", was refused it, and went on with less memory. ",
       "A library such as cuDNN takes another algorithm then, and keeps to it in this process: "
       "results may differ in their last bits from those of a run with more memory");
   if (at_least == 0) return text;
@@ -105,8 +114,8 @@ std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least
 }
 
 std::string refused_before(Bytes asked, Bytes at_least) {
-  const std::string text =
-      c10::str("dtr_alloc had refused the operator ", in_mib(asked), ", which may be the cause");
+  const std::string text = c10::str("dtr_alloc had refused the operator ", enough_mib(asked),
+                                    ", which may be the cause");
   if (at_least == 0) return text;
   return text + ": raise the budget to at least " + enough_mib(at_least);
 }

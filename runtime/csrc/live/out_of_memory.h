@@ -9,11 +9,14 @@
 
 namespace dtr {
 
+std::string in_mib(Bytes bytes);  // Rounded down, as what is free must be.
+
 // What a session knows when it cannot serve a request.
 struct Refusal {
   Bytes asked, charge;  // What it counts in the memory.
   const PoolStats& pool;
   Bytes locked;            // Of values that running operators and recomputations hold.
+  Bytes made;              // So far, by the operator that asks; not among the locked.
   Bytes largest_operator;  // So far.
   bool forked;             // While the scope was open.
   const std::vector<std::string>& exposures;

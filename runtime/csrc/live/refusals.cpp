@@ -17,15 +17,22 @@ namespace dtr {
 
 void Session::out_of_memory(Bytes asked, const std::string& shortage) {
   const PoolStats pool = memory_->stats();
+  InOperator::State& thread = InOperator::state;
+  if (thread.depth == 0) {  // Of an error that nobody took on, and of an operator that is over.
+    forget_refusal();
+    thread.made.start();
+  }
+  const Bytes locked = engine_.locked_bytes();
+  // Torch's device allocator frees what an operator made, and tells nobody.
+  const Bytes made = memory_->is_torchs() ? 0 : thread.made.bytes();
   const Refusal refusal{.asked = asked,
                         .charge = memory_->charge(asked),
                         .pool = pool,
-                        .locked = engine_.locked_bytes(),
+                        .locked = locked,
+                        .made = std::clamp<Bytes>(pool.live - locked, 0, made),
                         .largest_operator = engine_.stats().largest_operator,
                         .forked = scope_.forked(),
                         .exposures = exposures_};
-  InOperator::State& thread = InOperator::state;
-  if (thread.depth == 0) forget_refusal();  // Of an error that nobody took on.
   // What no such device has is refused without us as well.
   const Bytes most = device_.work ? device_.work->total_memory() : asked;
   if (asked <= most) thread.refused = std::max(thread.refused, asked);

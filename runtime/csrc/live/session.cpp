@@ -169,8 +169,10 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     if (!block) out_of_memory(asked, shortage);
     data = memory_->data(block);  // Before the lock opens, and what died may run code.
   }
+  InOperator::State& thread = InOperator::state;
+  if (thread.depth > 0) thread.made.allocated(data, round_to_granule(asked));
   TraceRecorder* recorder = trace_.recorder();
-  if (recorder && !InOperator::state.replaying) recorder->allocated(data, asked);
+  if (recorder && !thread.replaying) recorder->allocated(data, asked);
   return data;
 }
 
@@ -272,6 +274,7 @@ void Session::read_on_stream(const Call& call) {
 }
 
 void Session::freed(const void* data) {
+  if (InOperator::state.depth > 0) InOperator::state.made.freed(data);
   if (TraceRecorder* recorder = trace_.recorder()) recorder->freed(data);
 }
 
