@@ -3,10 +3,11 @@ cost?
 
 The demo's five models train three steps at budgets that are halved between the last that ran and
 the last that was refused, with swap and without. The floor is the smallest that ran, to a
-hundredth. At the floor without swap, at the one with swap and at 30 % of the activation peak
-(DESIGN.md, "What a budget means in the demo") the steps are timed, in turn with steps without a
-budget: the median of the rounds, in processor time of one thread. Every training must have eager's
-bits.
+hundredth. The error of the last budget that was refused with swap tells how much was read and made
+by operators then, and asked for: what no swap can take. At the floor without swap, at the one with
+swap and at 30 % of the activation peak (DESIGN.md, "What a budget means in the demo") the steps are
+timed, in turn with steps without a budget: the median of the rounds, in processor time of one
+thread. Every training must have eager's bits.
 
     python perf/swap.py [--quick] [--out perf/results]
 """
@@ -14,6 +15,7 @@ bits.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -28,11 +30,15 @@ from measurement import Measurement, report
 
 import dtr_alloc
 from dtr_alloc.demo import MODELS, Job
+from dtr_alloc.size import parse_size
 
 STEPS = 3
 SHARE = 0.3
 FLOOR = 0.6
 """Of the floor without swap: what swap should reach."""
+IN_USE = re.compile(
+    r"MiB: (\S+ \S+) asked, .*?(\S+ \S+) are read by operators(?:.*?, (\S+ \S+) were made so far)?"
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class Model:
             train(make)
         self.peak = session.stats().peak_bytes
         self.kept = self._kept()
+        self.refusal = ""
+        """The error of the last budget that was refused."""
 
     def _kept(self) -> int:
         """Gradients and optimizer state."""
@@ -88,7 +96,8 @@ class Model:
         try:
             with dtr_alloc.rematerialize(budget, **(self._swap if swap else {})) as session:
                 done = train(self._make)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            self.refusal = str(error)
             return None
         if not all(map(torch.equal, done.parameters, self.eager.parameters)):
             raise AssertionError(f"budget {budget}, swap {swap}: not eager's bits")
@@ -103,6 +112,12 @@ class Model:
             else:
                 refused = middle
         return ran
+
+    def in_use(self) -> int | None:
+        """Bytes that operators read, had made and asked for when a budget was refused last."""
+        told = IN_USE.search(self.refusal)
+        sizes = [size.replace(" ", "") for size in told.groups() if size] if told else []
+        return sum(parse_size(size) for size in sizes if size != "0B") or None
 
     def slowdown(self, budget: int, rounds: int, *, swap: bool) -> tuple[float, Trained] | None:
         """Over steps without a budget; and the last training. None where every round was refused:
@@ -121,12 +136,15 @@ class Model:
 def measured(name: str, folder: str, rounds: int) -> list[Measurement]:
     model = Model(MODELS[name], folder)
     without, with_swap = model.floor(swap=False), model.floor(swap=True)
+    in_use = model.in_use()
     third = model.kept + int(SHARE * (model.peak - model.kept))
     found = [
         Measurement(f"{name}: floor without swap", without / 2**20, "MiB"),
         Measurement(f"{name}: floor with swap", with_swap / 2**20, "MiB"),
         Measurement(f"{name}: the one over the other", with_swap / without, "x", limit=FLOOR),
     ]
+    if in_use is not None:
+        found.append(Measurement(f"{name}: in use by operators below it", in_use / 2**20, "MiB"))
     for label, budget, swaps in (
         ("its floor", without, (False, True)),
         ("swap's floor", with_swap, (True,)),
