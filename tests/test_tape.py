@@ -122,13 +122,46 @@ def test_a_step_that_differs_is_followed_no_further() -> None:
     with scope(2.5) as session:
         first_needed_first(x)
         program.end_step()
-        half = x[: ELEMENTS // 2] + 1  # No step began so.
+        square = (x[:128] + 0).square()  # No step began so.
         before = session._core.stats().foretold
         assert first_needed_first(x) == [True, False]
         assert session._core.stats().foretold == before
         program.end_step()
         session.check()
-    assert half[0] == 1
+    assert square[0] == 0
+
+
+def test_a_batch_of_another_length_is_foretold_from_one_before() -> None:
+    program = Program()
+    batches = [torch.zeros(int(length * ELEMENTS)) for length in (1.0, 0.9, 0.95, 0.85, 0.9)]
+    seen, foretold = [], 0
+    with scope(2.5) as session:
+        for x in batches:
+            seen.append(first_needed_first(x))
+            program.end_step()
+            session.check()
+            before, foretold = foretold, session._core.stats().foretold
+    assert seen == [[True, False], *[[False, True]] * 4]
+    assert foretold > before
+
+
+def test_of_tapes_in_the_same_order_that_of_the_same_length_is_followed() -> None:
+    """A step as long as the first, after one that was shorter and used the newer result first."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5):
+        for _ in range(2):
+            first_needed_first(x)
+            program.end_step()
+        short = x[: int(0.9 * ELEMENTS)]
+        for _ in range(2):
+            old, new = short + 1, short + 2
+            filler = short + 3
+            del filler
+            assert float((new * 2)[0]) == 4.0
+            assert float((old * 2)[0]) == 2.0
+            del old, new
+            program.end_step()
+        assert first_needed_first(x) == [False, True]
 
 
 def test_one_that_began_alike_is_followed_instead() -> None:

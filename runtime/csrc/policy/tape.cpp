@@ -17,7 +17,7 @@ void mix(std::uint64_t& hash, std::int64_t number) {
 void Tapes::begin_operator() {
   if (written_.begins.size() >= kLongest) return;
   // One that raised did not end.
-  if (written_.hashes.size() < written_.begins.size()) written_.hashes.push_back(hash_);
+  if (written_.hashes.size() < written_.begins.size()) written_.hashes.push_back(hash());
   written_.begins.push_back(written_.length);
 }
 
@@ -25,8 +25,8 @@ void Tapes::accessed(Value& value) {
   if (written_.begins.size() >= kLongest || written_.begins.empty()) return;
   const auto place = static_cast<std::int32_t>(written_.next.size());
   const bool met = value.step == step_;
-  mix(hash_, value.size);
-  mix(hash_, met ? place - value.access : 0);
+  mix(order_, met ? place - value.access : -1);  // Not 0, which changes no hash of 0.
+  mix(bytes_, value.size);
   const Nanos now = written_.begins.back();
   if (met) written_.next[value.access] = now;
   if (from_step_before(value)) before_->in_next_step[value.access] = now;
@@ -39,28 +39,42 @@ void Tapes::outlives(const Value& value) {
   if (value.step == step_) written_.next[value.access] = written_.length;
 }
 
+Tapes::Hash Tapes::hash() const {
+  return {static_cast<std::uint32_t>(order_ >> 32), static_cast<std::uint32_t>(bytes_ >> 32)};
+}
+
 bool Tapes::agrees(const Tape& tape) const {
   const std::size_t last = written_.hashes.size();
-  return last <= tape.hashes.size() && tape.hashes[last - 1] == hash_;
+  if (last > tape.hashes.size()) return false;
+  const Hash now = hash(), then = tape.hashes[last - 1];
+  return then.order == now.order && (other_bytes_ || then.bytes == now.bytes);
+}
+
+const Tapes::Tape* Tapes::find_alike() const {
+  if (followed_ && agrees(*followed_)) return followed_;
+  const auto found = std::ranges::find_if(kept_, [this](const Tape& tape) { return agrees(tape); });
+  return found == kept_.end() ? nullptr : &*found;
 }
 
 bool Tapes::end_operator(Nanos cost) {
   written_.length += cost;
   if (written_.hashes.size() == written_.begins.size()) return false;
-  written_.hashes.push_back(hash_);
+  written_.hashes.push_back(hash());
   if (lost_ || (followed_ && agrees(*followed_))) return false;
-  const bool foretold = followed_ != nullptr;
-  const auto found = std::ranges::find_if(kept_, [this](const Tape& tape) { return agrees(tape); });
-  followed_ = found == kept_.end() ? nullptr : &*found;
-  lost_ = !followed_;
-  return foretold || followed_;
+  const Tape* const before = followed_;
+  const Tape* found = find_alike();
+  if (!found && !std::exchange(other_bytes_, true)) found = find_alike();
+  followed_ = found;
+  lost_ = !found;
+  return found != before;
 }
 
 // A step like an earlier one takes its place: the times are newer.
 void Tapes::keep() {
   const auto alike = std::ranges::find_if(kept_, [this](const Tape& tape) {
-    return tape.hashes.size() == written_.hashes.size() &&
-           tape.hashes.back() == written_.hashes.back();
+    const Hash now = written_.hashes.back(), then = tape.hashes.back();
+    return tape.hashes.size() == written_.hashes.size() && then.order == now.order &&
+           then.bytes == now.bytes;
   });
   if (alike != kept_.end()) {
     written_.successor = alike->successor;
@@ -86,7 +100,8 @@ bool Tapes::end_step() {
   if (whole) keep();
   written_ = {};
   ++step_;
-  hash_ = 0;
+  order_ = bytes_ = 0;
+  other_bytes_ = false;
   followed_ = nullptr;
   if (whole) {
     Tape& last = kept_.front();
@@ -102,7 +117,8 @@ void Tapes::forget() {
   followed_ = before_ = nullptr;
   kept_.clear();
   written_ = {};
-  hash_ = 0;
+  order_ = bytes_ = 0;
+  other_bytes_ = lost_ = false;
   ++step_;
 }
 

@@ -3,10 +3,11 @@
 // A tape is what one step of a program did. It has an entry for each access: each argument and each
 // result of each operator, in order. The entry says when the same value was accessed next. In a
 // step that does what an earlier one did, the entry at the same place foretells the next use of the
-// value at hand. The step is known by its hash: of each access the bytes, and how many accesses
-// ago the value was last met. At the first operator whose hash differs, another tape that began
-// alike is followed. Where there is none, nothing is foretold until the step is over. So a wrong
-// tape costs time, and never a result.
+// value at hand. The step is known by two hashes: one of the order of accesses (how many accesses
+// ago each value was last met), and one of the bytes of each. At the first operator whose hashes
+// differ, another tape that began alike is followed. Where no tape has the bytes, one of the same
+// order is followed: a batch of another length is used in the order of those before. Where there is
+// none, nothing is foretold until the step is over. So a wrong tape costs time, and never a result.
 //
 // All times are the tape's own: the costs of the operators before, from the begin of the step. A
 // step that takes longer than the tape's does not come late, because both are at the same operator.
@@ -57,11 +58,14 @@ class Tapes {
   Nanos length() const { return followed_ ? followed_->length : 0ns; }
 
  private:
+  struct Hash {
+    std::uint32_t order, bytes;
+  };
   struct Tape {
-    std::vector<std::uint64_t> hashes;  // Of the step up to the end of each operator.
-    std::vector<Nanos> begins;          // Of each operator.
-    std::vector<Nanos> next;            // Of each access.
-    std::vector<Nanos> in_next_step;    // Of a value's last access: its first one in that step.
+    std::vector<Hash> hashes;         // Of the step up to the end of each operator.
+    std::vector<Nanos> begins;        // Of each operator.
+    std::vector<Nanos> next;          // Of each access.
+    std::vector<Nanos> in_next_step;  // Of a value's last access: its first one in that step.
     Nanos length = 0ns;
     const Tape* successor = nullptr;  // What the step after it was like.
   };
@@ -71,6 +75,8 @@ class Tapes {
   static constexpr std::size_t kLongest = std::size_t{1} << 20;
 
   bool agrees(const Tape& tape) const;
+  const Tape* find_alike() const;
+  Hash hash() const;
   bool from_step_before(const Value& value) const;
   void keep();
 
@@ -78,8 +84,9 @@ class Tapes {
   Tape written_;            // Of the step that is under way.
   Tape* before_ = nullptr;  // Of the step before, the first of the kept ones; null: it is not kept.
   const Tape* followed_ = nullptr;
-  bool lost_ = false;  // No tape agrees with the step any more.
-  std::uint64_t hash_ = 0;
+  bool other_bytes_ = false;  // No tape has the step's bytes any more,
+  bool lost_ = false;         // nor its order.
+  std::uint64_t order_ = 0, bytes_ = 0;
   std::uint32_t step_ = 1;  // A value that was never accessed has 0.
 };
 
