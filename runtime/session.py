@@ -196,9 +196,9 @@ class Session:
         """Changes the budget while the program runs; any thread may call this.
 
         A smaller budget holds at once: the tensors cheapest to recompute are evicted until what is
-        left fits, and the pages above it go back to the system. With ``memory="torch"`` torch's
-        allocator, or malloc, is told to give back what it keeps. A larger one lets the program keep
-        more from now on.
+        left fits, and the pages above it go back to the system. Where small tensors lie scattered
+        over more pages, more of them go. With ``memory="torch"`` torch's allocator, or malloc, is
+        told to give back what it keeps. A larger one lets the program keep more from now on.
 
         Args:
             budget: bytes, or a text such as ``"2GiB"``, up to the budget that the scope was opened

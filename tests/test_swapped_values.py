@@ -181,6 +181,28 @@ def test_release_writes_what_cannot_be_recomputed() -> None:
         assert session.stats().swapped_out_bytes == 2 * made[0].nbytes
 
 
+def test_what_only_a_recipe_kept_goes_with_it_while_pages_are_cleared() -> None:
+    """What was made from each lies on another page, and goes to the file, which ends its recipe."""
+    torch.manual_seed(0)
+    factor = torch.randn(4096, 64)
+    with dtr_alloc.rematerialize("300MiB", swap="64MiB") as session:  # Its pages have 2 MiB.
+        between, made, expected = [], [], []
+        for n in range(24):
+            large = torch.full((64, 4096), float(n))
+            between.append(torch.ones(7 << 17))  # 3.5 MiB.
+            made.append(large @ factor)
+            expected.append(made[-1].tolist())
+            del large
+        session.release()
+        assert [one.tolist() for one in made] == expected
+        between.clear()
+        session.resize("6MiB")
+        assert session._core.pool_stats().committed <= 6 * MIB
+        session.check()
+        session.resize("300MiB")
+        assert [one.tolist() for one in made] == expected
+
+
 def test_what_is_dear_to_recompute_goes_to_the_file_instead() -> None:
     expected = dear()
     with dtr_alloc.rematerialize("12MiB", swap="64MiB") as session:

@@ -255,8 +255,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  if (!smaller || memory_->pool()) return;\n",
-                "  return;\n",
+                "    if (!memory_->pool()) return trim();\n",
+                "    if (!memory_->pool()) return;\n",
             ),
         ),
         "tests/test_guest_memory.py::test_what_a_smaller_budget_evicts_leaves_the_process",

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "runtime/csrc/engine/clear_pages.h"
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/out_of_memory.h"
 #include "runtime/csrc/live/session.h"
@@ -53,9 +54,10 @@ void Session::resize(Bytes budget) {
     throw;
   }
   budget_ = budget;
-  if (!smaller || memory_->pool()) return;
+  if (!smaller) return;
   try {
-    trim();
+    if (!memory_->pool()) return trim();
+    while (clear_pages(budget)) memory_->set_limit(limit);
   } catch (const std::exception&) {  // The budget holds all the same.
   }
 }
@@ -81,11 +83,22 @@ void Session::shrink(Bytes budget) {
   insist_on(budget, memory_->live());  // What was to go may have been read or pinned meanwhile.
 }
 
+bool Session::clear_pages(Bytes budget) {
+  const Pool* pool = memory_->pool();
+  if (!pool || captures_ > 0) return false;
+  Guard guard(*this);
+  if (pool->stats().committed - budget < pool->arena().page()) return false;
+  give_up_ahead();
+  const bool any = dtr::clear_pages(*pool, engine_, budget);
+  if (any) storages_.bury_with_lock_open(guard.lock());
+  return any;
+}
+
 // Relative to the budget of the moment, so that lenders in several threads do not undo each other.
 void Session::lend(Bytes bytes) {
   Turn turn(*this);
-  TORCH_CHECK_VALUE(bytes < budget_, "amount ", bytes, " is not below the budget of ", budget_,
-                    " bytes: nothing would be left");
+  TORCH_CHECK_VALUE(bytes < budget_, "amount ", in_mib(bytes), " is not below the budget of ",
+                    in_mib(budget_), ", so that nothing would be left: lend less");
   resize(std::min(budget_ - bytes, memory_->largest_budget()));
 }
 

@@ -217,6 +217,7 @@ class Session final : public Executor {
   void refuse_what_cannot_fit(Bytes budget);
   void insist_on(Bytes budget, Bytes stays) const;
   void shrink(Bytes budget);
+  bool clear_pages(Bytes budget);
   void trim();
   bool follow_stream();  // Whether the memory has met several.
   void read_on_stream(const Value& value);
