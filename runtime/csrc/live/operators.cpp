@@ -171,13 +171,9 @@ bool is_composite(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-// An OperatorInfo has a bit for each.
-constexpr std::size_t kMostArguments = 64;
-
 // Whether calls of the operator can be recorded, as far as its schema and the tables tell.
 bool is_recordable(const FunctionSchema& schema) {
   const std::string& name = schema.name();
-  if (schema.arguments().size() > kMostArguments) return false;
   if (contains(kStorageSurgery, name) || contains(kNeverRecorded, name)) return false;
   // Before torch 2.13 nobody tells us when the program fills such memory through a raw pointer.
   if (!kSeesRawAccess && begins_with_one_of(kBlankPrefixes, name)) return false;
@@ -186,7 +182,7 @@ bool is_recordable(const FunctionSchema& schema) {
   });
 }
 
-// What the schema says of an argument.
+// What the schema says of an argument. There is a bit for each: torch allows no more than 64.
 void read_declared(OperatorInfo& info, std::size_t i, const c10::Argument& argument) {
   const c10::Type& type = without_optional(*argument.type());
   const std::uint64_t bit = std::uint64_t{1} << i;
@@ -343,8 +339,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   if (others) obstacle = obstacle_of(schema);
   recordable = is_recordable(schema) && !obstacle;
   if (others && !recordable && !obstacle) obstacle = "takes an object that no recipe can keep";
-  const std::size_t count = std::min<std::size_t>(arguments, kMostArguments);
-  for (std::size_t i = 0; i < count; ++i) read_declared(*this, i, schema.arguments()[i]);
+  for (std::size_t i = 0; i < arguments; ++i) read_declared(*this, i, schema.arguments()[i]);
   add_undeclared(*this, schema);
   for (const auto& result : schema.returns()) {
     fresh |= result.type()->kind() == TypeKind::TensorType && !result.alias_info();
