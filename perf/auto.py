@@ -1,17 +1,18 @@
 """What do the default heuristic and heuristic="auto" save over the paper's, `dtr`?
 
-The demo's five models, or the paper's eight (perf/models), on one thread, or the two of real size
-(real_size.py) on two, at shares of the activation peak. In each round eager in the pool comes
-first; `dtr`, the default and "auto" follow in an order that is drawn. "auto" may simulate as long
-as it likes, and the program waits for it before its seventh step, so that the figures are of what
-was chosen; its search is told beside them. The first thirteen steps of each training do not count:
-a scope records twelve of them. Bits are compared with eager's.
+The demo's five models, or the four of `--set sizes` whose batches are of many sizes, or the paper's
+eight of `--set paper` (perf/models), on one thread, or the two of `--set real` (real_size.py) on
+two, at shares of the activation peak. In each round eager in the pool comes first; `dtr`, the
+default and "auto" follow in an order that is drawn. "auto" may simulate as long as it likes, and
+the program waits for it before its seventh step, so that the figures are of what was chosen; its
+search is told beside them. The first thirteen steps of each training do not count: a scope records
+twelve of them. Bits are compared with eager's.
 
 `recomputing` is the time of operators run again over that of the program's own, `step` the
 processor time of a step over eager's in the pool: the median over rounds of the round's median. A
 second table has the parts of what a step by the default takes beyond eager's. Some fifteen minutes.
 
-    python perf/auto.py [--set paper] [--rounds 3] [--model gpt] [--quick] [--out perf/results]
+    python perf/auto.py [--set sizes] [--rounds 3] [--model gpt] [--quick] [--out perf/results]
 """
 
 from __future__ import annotations
@@ -63,6 +64,20 @@ class Set:
     suffix: str
 
 
+def of_many_sizes(make: Callable[[], Job]) -> Job:
+    """The same with a part of each batch left out, up to a half, drawn anew each time."""
+    whole = make()
+
+    def batch(generator: torch.Generator) -> Any:
+        made = whole.batch(generator)
+        share = 1 - torch.rand((), generator=generator).item() / 2
+        tensors = (made,) if isinstance(made, Tensor) else made
+        cut = tuple(tensor[: int(share * len(tensor))].clone() for tensor in tensors)
+        return cut[0] if isinstance(made, Tensor) else cut
+
+    return replace(whole, batch=batch)
+
+
 def trainings(jobs: dict[str, Callable[[], Job]]) -> dict[str, Callable[[], Workload]]:
     """Each trained from the same seed."""
     return {name: partial(supervised, make, seed=0) for name, make in jobs.items()}
@@ -70,6 +85,12 @@ def trainings(jobs: dict[str, Callable[[], Job]]) -> dict[str, Callable[[], Work
 
 SETS = {
     "demo": Set(trainings(dict(MODELS)), (0.7, 0.5, 0.4, 0.3), 1, ""),
+    "sizes": Set(
+        trainings({n: partial(of_many_sizes, m) for n, m in MODELS.items() if n != "treelstm"}),
+        (0.7, 0.5, 0.4, 0.3),
+        1,
+        "_sizes",
+    ),  # The trees of treelstm are of many sizes anyway.
     "paper": Set(dict(models.MODELS), (0.7, 0.5, 0.4, 0.3), 1, "_models"),
     "real": Set(
         trainings({name: partial(job, name, quick=False) for name in real_size.BUDGETS}),
