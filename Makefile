@@ -100,14 +100,14 @@ tsan:
 # memory, torch's objects included. Python's leaks are not looked for. Some five minutes.
 ASAN := build/asan-torch
 ASAN_TESTS := threads exactness session scope_ends scope_arguments recording histories raw_access \
-  mutation compiled_code simulate simulate_reports
+  mutation compiled_code simulate simulate_reports resize swapped_values tape
 asan-torch: $(READY)
 	mkdir -p $(ASAN)/path && ln -sfn ../dtr_alloc $(ASAN)/path/dtr_alloc
 	git ls-files -z | tar -c --null -T - | tar -x -C $(ASAN)
 	cd $(ASAN) && DTR_SANITIZE=address $(CURDIR)/$(PYTHON) setup.py -q build_ext --inplace
 	cd $(ASAN) && PYTHONPATH=$(CURDIR)/$(ASAN)/path PYTHONSAFEPATH=1 PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(CURDIR)/.venv/bin/pytest -q -p no:cacheprovider -m "not slow" -k "not few_addresses" $(ASAN_TESTS:%=tests/test_%.py) $(ARGS)
+	  $(CURDIR)/.venv/bin/pytest -q -p no:cacheprovider -m "not slow" -k "not few_addresses and not leave_the_process" $(ASAN_TESTS:%=tests/test_%.py) $(ARGS)
 
 # Does a test notice? Plants one fault at a time in a copy of the sources, builds it, runs a test.
 planted-faults: $(READY)
