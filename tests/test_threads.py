@@ -409,3 +409,24 @@ def test_what_ends_may_ask_the_runtime(end: str) -> None:
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+
+
+def test_what_read_a_tensor_before_another_thread_wrote_it_is_right_though_a_third_pins_it() -> (
+    None
+):
+    for _ in range(10):
+        with scope(None):
+            base = torch.linspace(0, 1, 1 << 21)
+            written = base * 2
+            before = written.sin()
+            dtr_alloc.evict(before)
+
+            def write(tensor: Tensor = written) -> None:
+                tensor.mul_(3)
+
+            def pin(tensor: Tensor = written) -> None:
+                dtr_alloc.pin(tensor)
+
+            in_threads(write, pin)
+            assert torch.equal(before, (base * 2).sin())
+            assert torch.equal(written, base * 2 * 3)

@@ -24,7 +24,9 @@ void Session::materialize(const at::Tensor& tensor) {
   if (value && !value->resident()) bring_back(*value, guard.lock());
 }
 
+// In its turn: an operator that writes the tensor must not find it pinned half-way.
 void Session::pin(const at::Tensor& tensor) {
+  Turn turn(*this);
   Guard guard(*this);
   Value* value = StorageTable::value_of(tensor);
   if (value && !value->resident()) bring_back(*value, guard.lock());
@@ -43,6 +45,7 @@ Constants::Kept Session::expose(const at::Tensor& tensor) {
 }
 
 Constants::Kept Session::hand_out(c10::StorageImpl& storage, Lock& lock) {
+  meet_this_stream();
   Bytes tracked = 0;
   if (Value* value = StorageTable::value_of(&storage)) {
     if (!value->resident()) bring_back(*value, lock);

@@ -253,6 +253,10 @@ bool Session::follow_stream() {
   return memory_->many_streams();
 }
 
+void Session::meet_this_stream() {
+  if (device_.work && captures_ == 0) follow_stream();
+}
+
 void Session::retire_stream(Stream stream) {
   Turn turn(*this);
   Guard guard(*this);

@@ -128,7 +128,8 @@ class Session final : public Executor {
   // took. An operator's arguments are in the operator's hands: nothing happens to them.
   Constants::Kept expose(const at::Tensor& tensor);
   void let_write(Value& value, c10::StorageImpl& storage);  // Behind our back, from now on.
-  void close_swap();                                        // The session is over.
+  void meet_this_stream();               // Who is handed memory may use it there.
+  void close_swap();                     // The session is over.
   void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
   std::vector<std::string> exposures() const;
   void note_stayed(std::string what_and_why);  // It is not recorded.
@@ -235,6 +236,7 @@ class Session final : public Executor {
   std::int64_t usual_ticks(Bytes bytes) const;
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void arm_arguments(const Call& call);
+  void arm_again(const Call& call);
   void tell_what_stays(const Call& call, const torch::jit::Stack& stack);  // library_calls.cpp
 
   // In instruments.cpp.

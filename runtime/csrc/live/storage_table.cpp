@@ -185,6 +185,7 @@ void StorageTable::raw_access(c10::StorageImpl* storage) {
   Session::Guard guard(*session);
   Value* value = value_of(storage);
   if (!value || !value->resident() || Session::Hold::covers(value)) return;
+  session->meet_this_stream();
   value->locks ? session->engine().freeze(*value) : session->let_write(*value, *storage);
 }
 
