@@ -208,7 +208,7 @@ class Session:
         Raises:
             TypeError, ValueError: `budget` is no size, or above the scope's first, or the scope is
                 one of ``measure``, or has no budget.
-            RuntimeError: the scope is over.
+            RuntimeError: the scope is over, or the swap cannot be written.
             torch.OutOfMemoryError: more than `budget` is in use by operators now running or cannot
                 be recomputed. The text names the bytes. The budget is as before.
 
@@ -266,15 +266,15 @@ class Session:
                 self._core.lend(-size)
 
     def release(self) -> int:
-        """Evicts all that can be recomputed, and gives the memory back to the system. What the
-        program touches next comes back. Any thread may call this.
+        """Evicts all that can be recomputed or may go to the swap, and gives the memory back to the
+        system. What the program touches next comes back. Any thread may call this.
 
         Returns:
             Bytes given back: by a pool to the system; with ``memory="torch"`` to malloc, which is
                 told to give back what it can, or by torch's allocator to the device.
 
         Raises:
-            RuntimeError: the scope is over.
+            RuntimeError: the scope is over, or the swap cannot be written.
 
         Example:
             >>> import dtr_alloc, torch
@@ -358,11 +358,12 @@ def evict(tensor: torch.Tensor) -> bool:
     """Evicts a tensor's content now; it comes back when next touched.
 
     Returns:
-        Whether there was something to evict: False for parameters, inputs and whatever else cannot
-            be recomputed.
+        Whether there was something to evict: False for parameters, inputs and whatever else can
+            neither be recomputed nor go to a swap.
 
     Raises:
         TypeError: it is no tensor.
+        RuntimeError: it cannot be written to the swap.
 
     Example:
         >>> import dtr_alloc, torch

@@ -1,6 +1,7 @@
 """Training in less than what nobody can recompute: that goes to a file when memory is full."""
 
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +18,11 @@ from tests.swap_programs import (
     adamw,
     equal,
     floor,
+    gradient,
     make_model,
     train,
 )
+from tests.test_threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("folder")
 MIB = 1 << 20
@@ -110,3 +113,31 @@ def test_threads_of_backward_swap_as_well() -> None:
     with instrumented(swap_always=True), scope as session:
         assert equal(train(make_model()), expected)
     assert session.stats().records == 0
+
+
+def test_a_tensor_whose_memory_is_taken_as_another_thread_reads_it_is_read_as_it_was() -> None:
+    """The reader waits for the turn, as it brings its other argument back, and holds the tensor
+    then. Who takes the memory has the turn before. Pauses make that order likely."""
+    expected = gradient(1 << 18)
+    for _ in range(20):
+        with dtr_alloc.rematerialize("512MiB", swap="64MiB") as session:
+            taken, other, wide = gradient(1 << 18), torch.ones(1 << 18).exp(), torch.ones(1 << 25)
+            dtr_alloc.evict(other)
+            made: list[Tensor] = []
+
+            def write(tensor: Tensor = wide) -> None:
+                tensor.add_(1).sqrt_()
+
+            def read(a: Tensor = taken, b: Tensor = other, made: list[Tensor] = made) -> None:
+                time.sleep(0.003)
+                made.append(a * b)
+
+            def take(tensor: Tensor = taken) -> None:
+                time.sleep(0.006)
+                tensor.numpy()
+
+            in_threads(write, read, take)
+            dtr_alloc.evict(made[0])
+            assert torch.equal(made[0], expected * torch.ones(1 << 18).exp())
+            session.check()
+            made.clear()

@@ -104,6 +104,8 @@ def test_what_a_failing_disk_keeps_at_the_end_is_read_when_it_works_again(folder
     assert torch.equal(made, expected)
     with dtr_alloc.rematerialize("64MiB"):  # The other scope has let everything go.
         pass
+    with pytest.raises(AssertionError, match="no file of a swap is open"):
+        file_of_swap(folder)
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "dtr_alloc/csrc/pool.h"
+#include "runtime/csrc/engine/held.h"
 
 namespace dtr {
 namespace {
@@ -263,14 +264,13 @@ void Engine::evict_all() {
 }
 
 void Engine::move_all() {
-  std::vector<Value*> values;
+  std::vector<Held> all;
   for (std::size_t row = 0; row < columns_.count(); ++row) {
-    if (!columns_.value(row)->locks) values.push_back(columns_.value(row));
+    if (!columns_.value(row)->locks) all.emplace_back(*this, *columns_.value(row));
   }
-  for (Value* value : values) lock(*value);
-  for (Value* value : values) {
-    evict_or_move(*value);
-    unlock(*value);
+  for (Held& one : all) {
+    evict_or_move(*one.value());
+    one.release();
   }
 }
 

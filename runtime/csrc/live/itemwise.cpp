@@ -74,6 +74,8 @@ bool Session::execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet key
   const std::vector<c10::IValue> arguments(stack->end() - info.arguments, stack->end());
   const std::size_t items = arguments[0].toListRef().size();
   if (items < 2 || !have_all(arguments, items)) return false;
+  const at::Tensor& first = arguments[0].toListRef()[0].toTensor();
+  if (!device_.holds(*first.unsafeGetTensorImpl())) return false;
   if (device_.work && !have_one_way(info, arguments)) return false;
   if (bytes_of(arguments) <= memory_->budget() / kShare) return false;
   c10::List<at::Tensor> made;

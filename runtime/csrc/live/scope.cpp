@@ -20,6 +20,7 @@ void Scope::claim() {
   TORCH_CHECK(over || !last || !last->scope().lingering_,
               "a tensor of the dtr_alloc scope before could not be brought back at its end: call "
               "dtr_alloc.materialize(tensor) on it, or delete it, before the next scope");
+  if (over) last->close_swap();
   if (!over) last = nullptr;
   TORCH_CHECK(active_.compare_exchange_strong(last, &session_),
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
@@ -85,7 +86,7 @@ void Scope::commit_and(const std::function<void()>& then) {
   Session::Turn turn(session_);
   Session::Guard guard(session_);
   session_.engine().commit(guard.lock(), [this] {
-    return leaving_ && (spill() || (session_.forget_refusal() && lift_budget()));
+    return leaving_ && session_.forget_refusal() && (spill() || lift_budget());
   });
   then();
 }

@@ -58,6 +58,7 @@ bool Swap::store(Value& value) {
 }
 
 void Swap::read(Op& op, void* to, Stream reader) const {
+  TORCH_INTERNAL_ASSERT(away(op).written, "what was never written to the swap is read from it");
   Tier::Room& room = away(op).room;
   tier_->begin_read(room, to, op.outputs()[0]->size);
   tier_->finish_read(room, to, reader);
@@ -132,8 +133,6 @@ void Swap::close() {
 SwapStats Swap::stats() const {
   SwapStats found = stats_;
   if (!tier_) return found;
-  found.capacity = tier_->capacity();
-  found.reserved = tier_->used();
   found.times = tier_->times();
   return found;
 }

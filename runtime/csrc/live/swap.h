@@ -30,7 +30,6 @@
 namespace dtr {
 
 struct SwapStats {
-  Bytes capacity = 0, reserved = 0;
   Bytes out = 0, in = 0;  // Written and read so far.
   Bytes ahead = 0;        // Of it, what was on its way before it was asked for.
   std::int64_t reloads = 0;

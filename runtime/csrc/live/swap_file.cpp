@@ -52,7 +52,8 @@ SwapFile::SwapFile(const std::string& folder, Bytes asked)
     : folder_(folder), file_(open_nameless(folder)) {
   const Bytes bytes = round_to_granule(asked);
   try {
-    const int error = ::posix_fallocate(file_, 0, bytes);
+    int error = EINTR;
+    while (error == EINTR) error = ::posix_fallocate(file_, 0, bytes);
     if (error) {
       fail("swap of " + std::to_string(bytes) + " bytes cannot be reserved in " + folder, error,
            kOtherFolder);

@@ -78,12 +78,12 @@ void Session::reload(Op& op, Lock& lock) {
     RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
     at = EventLog::now();
     swap_->read(op, memory.get(), reader);
+    arrived();
   } catch (...) {
     engine_.given_up(value);
     throw;
   }
   swap_->fill(op, std::move(memory));
-  arrived();
   if (!events_.keeps()) return;
   events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
 }
@@ -134,8 +134,10 @@ void Session::store(Value& value) {
   events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_->live());
 }
 
+// An operator that has locked the value may be about to record that it reads it.
 void Session::let_write(Value& value, c10::StorageImpl& storage) {
-  if (value.movable() && value.uses) {
+  const bool locked = value.locks > (value.unfilled ? 1 : 0);
+  if (value.movable() && (value.uses || locked)) {
     store(value);
     swap_->let_overwrite();
   }
