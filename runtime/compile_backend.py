@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import compiled_code
+from dtr_alloc.runtime import compiled_code, current
 
 # Of higher-order operators: those that write nothing and have no effect but their results.
 _PURE = frozenset(
@@ -77,16 +77,34 @@ def backend(
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.output_code import CompiledFxGraph
+    from torch._inductor.utils import get_donated_idxs
 
     if kwargs.get("is_backward"):
-        return compile_fx_inner(graph, inputs, **kwargs)
+        overwritten = get_donated_idxs() or []
+        compiled = compile_fx_inner(graph, inputs, **kwargs)
+        compiled_code.mark_overwritten(compiled, overwritten)
+        return compiled
     name, why_not = _name(), _why_not(graph)  # Before Inductor rewrites the graph.
     random, results = _is_random(graph), _results(graph)
     compiled = compile_fx_inner(graph, inputs, **kwargs)
     if isinstance(compiled, CompiledFxGraph):
+        if _keeps_constants(compiled, graph) and torch._inductor.config.freezing:
+            why_not = "is frozen: the program may write the parameters in it"
         region = _core.CompiledRegion(name, results, sorted(compiled.mutated_input_idxs), random)
         compiled_code.mark(compiled, why_not or region, name)
     return compiled
+
+
+def _keeps_constants(compiled: Any, graph: torch.fx.GraphModule) -> bool:
+    """Whether tensors lie in the code itself, which reads them through pointers: they stay in
+    memory from now on."""
+    kept = list((compiled.constants or {}).values())
+    kept += [getattr(graph, name, None) for name in compiled.frozen_param_names.values()]
+    tensors = [constant for constant in kept if isinstance(constant, torch.Tensor)]
+    session = current.session()
+    for tensor in tensors if session else ():
+        session.pin(tensor)
+    return bool(tensors)
 
 
 def _name() -> str:
@@ -119,6 +137,8 @@ def _obstacle(call: Any) -> str | None:
     name = call._schema.name
     if _core.is_collective(name, call._schema.overload_name):
         return f"{name} talks to other processes"
+    if call in torch.fx.node._side_effectful_functions:
+        return f"{name} has effects"
     if torch.Tag.pt2_compliant_tag not in call.tags:
         return f"{name} has no pt2_compliant_tag"
     return f"{name} writes an argument" if call._schema.is_mutable else None

@@ -25,6 +25,7 @@ from dtr_alloc.runtime.replacing import replace
 _MODULE = "torch._inductor.output_code"
 _GRAPHS = ("CompiledFxGraph", "CompiledAOTI")
 _MARK = "_dtr_alloc_region"
+_OVERWRITTEN = "_dtr_alloc_overwritten"
 
 
 def hold_arguments(session: Callable[[], _core.Session | None], undo: ExitStack) -> None:
@@ -42,6 +43,12 @@ def mark(graph: Any, region: _core.CompiledRegion | str, name: str) -> None:
     """Has a compiled graph called as an operator in scopes; or tells why that cannot be, which
     a scope's summary shows under the graph's `name`."""
     graph.__dict__[_MARK] = (region, name)
+
+
+def mark_overwritten(graph: Any, arguments: Sequence[int]) -> None:
+    """Tells which arguments a compiled backward graph may write over, and says so nowhere: what the
+    forward graph saved, and nobody else has."""
+    graph.__dict__[_OVERWRITTEN] = tuple(arguments)
 
 
 def is_being_made() -> bool:
@@ -64,8 +71,9 @@ def _held(
             made = region(inputs, functools.partial(run, graph))
             if made is not None:
                 return made
-        written = getattr(graph, "mutated_input_idxs", range(len(inputs)))
+        written = [*getattr(graph, "mutated_input_idxs", range(len(inputs)))]
+        written += graph.__dict__.get(_OVERWRITTEN, ())
         backward = getattr(graph, "fx_kwargs", {}).get("is_backward", False)
-        return holder.holding(inputs, list(written), backward, lambda: run(graph, inputs))
+        return holder.holding(inputs, written, backward, lambda: run(graph, inputs))
 
     return call

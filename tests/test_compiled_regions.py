@@ -236,6 +236,132 @@ def test_a_frozen_weight_that_comes_back() -> None:
         assert_exact(program)
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_used_a_frozen_weight_keeps_its_value_when_the_weight_changes(folded: bool) -> None:
+    layer = nn.Linear(128, 128).eval()
+
+    def block(x: Tensor) -> Tensor:
+        return x * (layer.weight * 2 if folded else layer.weight)
+
+    with torch._inductor.config.patch(freezing=True), torch.no_grad(), scope(None) as session:
+        run, x = compiled(block), torch.randn(128, 128)
+        expected = block(x).clone()
+        y = run(x)
+        layer.weight.mul_(2)
+        dtr_alloc.evict(y)
+        assert same(bits(y), bits(expected))
+        session.release()
+        run(x)
+        assert "is frozen" in session.summary()
+
+
+def test_an_operator_inside_a_graph_that_keeps_an_argument_of_a_replay_cannot_read_it() -> None:
+    seen: list[Tensor] = []
+
+    @torch.library.custom_op("dtr_alloc_test::keeps", mutates_args=())
+    def keeps(x: Tensor) -> Tensor:
+        seen.append(x)
+        return x.cos()
+
+    keeps.register_fake(torch.empty_like)
+    run = compiled(lambda x: keeps(x) * 2)
+    with scope(None):
+        x = torch.ones(1 << 14).exp()
+        y = run(x)
+        dtr_alloc.evict(y)
+        y.sum()
+        assert len(seen) == 2
+        with pytest.raises(RuntimeError, match="an operator that remembers an argument must keep"):
+            seen[1].sum()
+
+
+@pytest.mark.parametrize("size", [1 << 11, 1 << 14])
+@pytest.mark.parametrize("options", [{}, {"policy": "ignore"}, {"swap": "64MiB"}])
+@pytest.mark.usefixtures("folder")
+def test_what_a_backward_graph_overwrites_is_nothing_that_a_recipe_reads(
+    size: int, options: dict[str, Any]
+) -> None:
+    """A saved tensor that nobody else has is written over, and dropped, by the backward graph."""
+
+    def block(x: Tensor) -> Tensor:
+        return x.sin().exp().tanh()
+
+    def program(run: Function) -> Tensor:
+        torch.manual_seed(0)
+        kept: list[Tensor] = []
+
+        def pack(saved: Tensor) -> Tensor:
+            kept.append(saved.repeat(4))
+            return saved
+
+        x = torch.randn(size, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            y = run(x)
+        y.sum().backward()
+        for one in kept:
+            dtr_alloc.evict(one)
+        return torch.cat([one * 2 for one in kept])
+
+    expected = program(compiled(block))
+    with dtr_alloc.rematerialize("64MiB", **options):
+        assert same(bits(program(compiled(block))), bits(expected))
+
+
+def test_a_replay_knows_nothing_of_a_mode_of_whoever_reads_its_result() -> None:
+    class Doubles(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Function, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made = function(*args, **(kwargs or {}))
+            return made * 2 if function is torch.cos else made
+
+    @torch.library.custom_op("dtr_alloc_test::cosine", mutates_args=())
+    def cosine(x: Tensor) -> Tensor:
+        return torch.cos(x)
+
+    with scope(None):
+        x = torch.ones(1 << 14).exp()
+        y = cosine(x)
+        expected = bits(y.clone())
+        dtr_alloc.evict(y)
+        with Doubles():
+            y.tolist()
+        assert same(bits(y), expected)
+
+
+def test_a_replay_keeps_the_modes_that_an_operator_enters() -> None:
+    class Doubles(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Function, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made = function(*args, **(kwargs or {}))
+            return made * 2 if function is torch.cos else made
+
+    @torch.library.custom_op("dtr_alloc_test::twice_cosine", mutates_args=())
+    def twice_cosine(x: Tensor) -> Tensor:
+        with Doubles():
+            return torch.cos(x)
+
+    with scope(None):
+        x = torch.ones(1 << 14).exp()
+        y = twice_cosine(x)
+        expected = bits(y.clone())
+        dtr_alloc.evict(y)
+        assert same(bits(y), expected)
+
+
+def test_operators_with_effects_beside_their_results_are_not_run_again() -> None:
+    from dtr_alloc.runtime import compile_backend
+
+    effects = [
+        call
+        for call in torch.fx.node._side_effectful_functions
+        if isinstance(call, torch._ops.OpOverload) and call.namespace == "streams"
+    ]
+    assert effects
+    assert all(map(compile_backend._obstacle, effects))
+
+
 def test_an_error_inside_loses_nothing() -> None:
     @torch.library.custom_op("dtr_alloc_test::fails", mutates_args=())
     def fails(x: Tensor) -> Tensor:

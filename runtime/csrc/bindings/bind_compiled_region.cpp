@@ -54,6 +54,16 @@ class PutAside {
 // What a graph made, by the call that is not a recomputation: for the program.
 thread_local py::object* made_for_program = nullptr;
 
+class MadeForProgram {
+ public:
+  explicit MadeForProgram(py::object* made) : before_(std::exchange(made_for_program, made)) {}
+  ~MadeForProgram() { made_for_program = before_; }
+  MadeForProgram(const MadeForProgram&) = delete;
+
+ private:
+  py::object* before_;
+};
+
 const c10::StorageImpl* storage_of_tensor(PyObject* object) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
   return tensor.has_storage()
@@ -108,10 +118,12 @@ class PythonCode final : public CompiledCode {
   // Of the last recipe: the region keeps a weak reference, and with it this object's memory.
   void release_resources() override {
     if (PyObject* run = std::exchange(run_, nullptr)) PutAside::add(run);
+    CompiledCode::release_resources();
   }
 
   std::vector<at::Tensor> run(std::vector<c10::IValue> arguments) override {
     py::gil_scoped_acquire gil;
+    const bool recomputes = InOperator::state.replaying;
     py::list given(arguments.size());
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       PyObject* item = arguments[i].isTensor() ? THPVariable_Wrap(arguments[i].toTensor())
@@ -120,10 +132,9 @@ class PythonCode final : public CompiledCode {
       PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i), item);
     }
     arguments.clear();
-    const bool recomputes = InOperator::state.replaying;
     py::object made = call(given);
     std::vector<at::Tensor> tensors = tensors_of(made, recomputes);
-    if (!recomputes) *std::exchange(made_for_program, nullptr) = std::move(made);
+    if (!recomputes) *made_for_program = std::move(made);
     return tensors;
   }
 
@@ -173,7 +184,7 @@ py::object call(const std::shared_ptr<CompiledRegion>& region, const py::list& i
   }
   inputs.attr("clear")();
   py::object made;
-  made_for_program = &made;
+  const MadeForProgram here(&made);
   c10::intrusive_ptr<CompiledCode> code = code_of(region, run);
   {
     py::gil_scoped_release open;

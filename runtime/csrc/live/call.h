@@ -51,10 +51,10 @@ struct Call {
   bool here = false;     // It runs on the session's device.
   bool tracked = false;
   bool recording = false;
-  bool first_run = false;                     // It loads or tunes what it runs.
-  bool recordable = false;                    // The same where nothing is recorded, for a trace.
-  const char* stays = nullptr;                // Why another library's operator is not recorded.
-  c10::SmallVector<bool, 4> kept;             // Of its results, whether it keeps their memory.
+  bool first_run = false;          // It loads or tunes what it runs.
+  bool recordable = false;         // The same where nothing is recorded, for a trace.
+  const char* stays = nullptr;     // Why a library's operator or a graph is not recorded.
+  c10::SmallVector<bool, 4> kept;  // Of its results, whether it keeps their memory.
   std::shared_ptr<const RandomState> random;  // Before the call, if it may draw and is recorded.
   std::unique_ptr<RandomState> host_random;   // The host's beside it, of a device's operator.
   // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.

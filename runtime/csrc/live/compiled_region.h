@@ -42,9 +42,11 @@ class CompiledCode : public torch::CustomClassHolder {
   // Runs the graph and lets go of the arguments as the graph does. Of each result the tensor, and an
   // undefined one for what is no tensor or belongs to somebody else besides.
   virtual std::vector<at::Tensor> run(std::vector<c10::IValue> arguments) = 0;
+  // The last recipe is gone. The region has a weak reference to this, which must not keep it.
+  void release_resources() override { region_.reset(); }
 
  private:
-  const std::shared_ptr<CompiledRegion> region_;
+  std::shared_ptr<CompiledRegion> region_;
 };
 
 // What stays the same from call to call. It belongs to the graph, and does not own it.

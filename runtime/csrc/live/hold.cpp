@@ -30,15 +30,17 @@ Session::Reading::~Reading() {
 Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
                     c10::ArrayRef<at::Tensor> written)
     : session_(session) {
+  Bytes bytes = 0;
   for (const at::Tensor& tensor : written) {
     if (!tensor.has_storage()) continue;
     Turn turn(session_);
     Guard guard(session_);
-    session_.hand_out(*storage_of(*tensor.unsafeGetTensorImpl()), guard.lock());
+    c10::StorageImpl& storage = *storage_of(*tensor.unsafeGetTensorImpl());
+    if (const Value* value = StorageTable::value_of(&storage)) bytes += value->size;
+    session_.hand_out(storage, guard.lock());
   }
   Guard guard(session_);
   std::vector<Held> held;
-  Bytes bytes = 0;
   for (const at::Tensor& tensor : read) {
     Value* value = StorageTable::value_of(tensor);
     if (!value) continue;

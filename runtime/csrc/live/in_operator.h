@@ -81,9 +81,12 @@ class InOperator {
 
 class InReplay {
  public:
-  InReplay() { InOperator::state.replaying = true; }
-  ~InReplay() { InOperator::state.replaying = false; }
+  InReplay() : before_(std::exchange(InOperator::state.replaying, true)) {}
+  ~InReplay() { InOperator::state.replaying = before_; }
   InReplay(const InReplay&) = delete;
+
+ private:
+  bool before_;
 };
 
 class MakingRoom {

@@ -127,13 +127,19 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   const bool engages = options_.record && (call.recording || call.tracked || info.writes);
   Guard guard(*this, engages);
   OperatorCall engaged(engine_);
-  if (engages) prepare(call, engaged, *stack, guard.lock());
+  try {
+    if (engages) prepare(call, engaged, *stack, guard.lock());
+  } catch (...) {
+    adopt_what_was_written(call);  // What has no reader may move as before: nothing was written.
+    arm_again(call);
+    throw;
+  }
   // The other process may wait for what another thread of this one is about to do.
   if (info.waits) turn.reset();
   try {
     Guard::Opened open(guard);
     run(call, stack);
-    if (info.others && engaged.op()) look_at_what_it_did(call, *stack);
+    if ((info.others || call.host_random) && engaged.op()) look_at_what_it_did(call, *stack);
   } catch (...) {
     after_failure(call, engaged);
     throw;
@@ -151,6 +157,7 @@ bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
   if (apart || captures_ > 0 || Hold::here()) return false;
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
+  if (info.listed && info.returns == 0) return false;  // A graph that only writes.
   return !info.draws_elsewhere(stack);
 }
 

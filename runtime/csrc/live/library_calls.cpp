@@ -47,9 +47,8 @@ bool Session::library_keeps(const at::Tensor& result) const {
 void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
   if (!call.info.others) {
     call.random = Recipe::snapshot(call.info, stack, device_);
-    return;
-  }
-  {
+    if (!call.info.listed || !call.info.random) return;  // A compiled graph may draw from both.
+  } else {
     at::Generator generator = device_.generator(device_.device);
     std::lock_guard guard(generator.mutex());
     if (!last_random_ || !last_random_->is_of(generator)) {
@@ -63,11 +62,12 @@ void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
   call.host_random = std::make_unique<RandomState>(host);
 }
 
-// Another library's operator is over. One that drew from the host's generator beside the device's
-// gets no recipe. Without the engine's lock: a kernel allocates while it holds a generator's, and
-// who looks at a tensor that Python has seen takes Python's.
+// Another library's operator is over, or a compiled graph. One that drew from the host's generator
+// beside the device's gets no recipe. Without the engine's lock: a kernel allocates while it holds a
+// generator's, and who looks at a tensor that Python has seen takes Python's.
 void Session::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const {
   for (const c10::IValue& result : call.results(stack)) {
+    if (!call.info.others) break;
     call.kept.push_back(is_defined_tensor(result) && library_keeps(result.toTensor()));
   }
   if (!call.host_random) return;
@@ -76,7 +76,7 @@ void Session::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) co
   if (!call.host_random->is_of(host)) call.stays = "draws from the host's generator";
 }
 
-// Of other libraries' operators, those whose results would be worth evicting.
+// Of other libraries' operators and compiled graphs, those whose results would be worth evicting.
 void Session::tell_what_stays(const Call& call, const torch::jit::Stack& stack) {
   if (!call.stays || !options_.record) return;
   bool worth = false;

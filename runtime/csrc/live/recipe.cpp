@@ -1,5 +1,6 @@
 #include "runtime/csrc/live/recipe.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -87,6 +88,20 @@ class Autocasting {
   }
   const AutocastTypes before_;
   const bool remembered_;
+};
+
+// Without the `torch.overrides.TorchFunctionMode`s of whoever touches the result: Python code that
+// made it ran without those that its caller had.
+class NoModes {
+  using Modes = at::impl::PythonTorchFunctionTLS;
+
+ public:
+  NoModes() : before_(Modes::get_state()) { Modes::set_state(Modes()); }
+  ~NoModes() { Modes::set_state(before_); }
+  NoModes(const NoModes&) = delete;
+
+ private:
+  const Modes before_;
 };
 
 Interned<TensorKind>& kinds() {
@@ -386,6 +401,8 @@ void Replay::run() {
   c10::AutoGradMode grad(grad_mode);
   std::optional<Autocasting> autocasting;
   if (info->others) autocasting.emplace(autocast);
+  std::optional<NoModes> no_modes;
+  if (info->others || info->listed) no_modes.emplace();
   DrawingFrom state(default_generator, recorded_state ? &*recorded_state : nullptr);
   info->handle.redispatchBoxed(keys, &stack);
 }

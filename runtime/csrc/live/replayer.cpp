@@ -20,8 +20,8 @@ void keep_until_open(c10::StorageImpl* storage, const Memory& memory, StorageTab
   storages.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
 }
 
-// What a replay lends to another library's operator, which may keep its arguments, as may the
-// traceback of an error. Nobody reads a value's memory through them once the replay is over.
+// What a replay lends to another library's operator or a compiled graph, which may keep arguments, as
+// may the traceback of an error. Nobody reads a value's memory through them once the replay is over.
 class Lent {
  public:
   explicit Lent(c10::SmallVector<c10::Storage, 8> storages) : storages_(std::move(storages)) {}
@@ -116,7 +116,8 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     }
   }
   Replay ready = recipe.prepare(storages, op.use_count, device_);
-  Storages lent = recipe.info().others ? std::exchange(storages, {}) : Storages();
+  const bool may_keep = recipe.info().others || recipe.info().listed;
+  Storages lent = may_keep ? std::exchange(storages, {}) : Storages();
   for (const c10::Storage& storage : storages) {
     keep_until_open(storage.unsafeGetStorageImpl(), memory_, storages_);
   }
@@ -177,13 +178,13 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
                 "results: dtr_alloc.pin(result)");
   }
   if (std::ranges::any_of(results, seen_by_python)) drop_what_nobody_lacks(op, made.results, lock);
+  if (memory_.many_streams()) memory_.spread_stream(device_.current_stream());
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
     if (!value || value->resident() || !results[i].defined()) continue;  // Or it went meanwhile.
     adopt(*value, storage_of(results[i]), info);
     bytes += value->size;
   }
-  if (memory_.many_streams()) memory_.spread_stream(device_.current_stream());
   return bytes;
 }
 

@@ -114,11 +114,10 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   }
   engine_.note_operator(call.bytes);
   const bool recorded = engaged.op();
-  tell_what_stays(call, stack);
-  if (call.info.listed && call.recordable && options_.record && !recorded && !in_capture) {
-    stayed_.insert(call.info.name +
-                   ": writes a tensor of over 64 KiB, or two tensors over one memory");
+  if (call.info.listed && call.recordable && !call.stays && !recorded && !in_capture) {
+    call.stays = "writes a tensor of over 64 KiB, or two tensors over one memory";
   }
+  tell_what_stays(call, stack);
   Op* kept = engaged.finish(cost);
   recorded_ += kept != nullptr;
   if (recorded && !options_.instruments.verify) constants_.shed_sometimes();
@@ -166,6 +165,10 @@ void Session::after_failure(Call& call, OperatorCall& engaged) {
   });
   engaged.undo();
   adopt_what_was_written(call);
+  arm_again(call);
+}
+
+void Session::arm_again(const Call& call) {
   for (const TensorArgument& argument : call.arguments) {
     if (argument.value) storages_.arm(*argument.value);
   }
