@@ -34,6 +34,7 @@ OLDER = {
     "hugging_face": "made before results told their code",
     "link": "needs the published logs",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
+    "mutants": "two hours; two proofs of thirteen are of an earlier build",
     "odd_batches": "28 minutes, too long for the forty of `make figures`",
     "page_prices": "needs the published logs",
     "plan": "long",
@@ -71,9 +72,10 @@ GPU = {
 
 # States of the C++ whose figures stand, and what has changed since.
 ALIKE = {
-    "2fa1defc4dee": "as the next, pages of the host moved in another way, and what guests do",
-    "cc86bf5c0b98": "what an operator costs on the host; what a long lineage costs; among how many "
-    "candidates is chosen, and what is asked of the pool first",
+    "dd52716c21b4": "who waits for whom as a tensor is pinned or its memory handed out, which "
+    "compiled graphs get a recipe, and what happens where something failed",
+    "2fa1defc4dee": "how the live runtime chooses, moves pages and serves guests; what stands is "
+    "of the simulator's paper mode",
 }
 
 
