@@ -233,8 +233,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/scope.cpp",
-                "(session_.forget_refusal() && lift_budget())",
-                "false",
+                "(spill() || lift_budget())",
+                "spill()",
             ),
         ),
         "tests/test_scope_ends.py::test_what_others_leave_no_room_for_comes_back_beyond_the_budget",
