@@ -233,6 +233,7 @@ def test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends(
         session.resize(4 * PAGE)
         assert cuda.pending_failures() == 0
         assert cuda.used() <= 4 * PAGE
+        assert sum(map(dtr_alloc.is_evicted, held)) == 8  # No more for that page.
         session.resize(16 * PAGE)
         assert [tensor[1].item() for tensor in held] == list(range(12))
         session.check()
