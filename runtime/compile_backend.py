@@ -101,9 +101,9 @@ def _keeps_constants(compiled: Any, graph: torch.fx.GraphModule) -> bool:
     kept = list((compiled.constants or {}).values())
     kept += [getattr(graph, name, None) for name in compiled.frozen_param_names.values()]
     tensors = [constant for constant in kept if isinstance(constant, torch.Tensor)]
-    session = current.session()
-    for tensor in tensors if session else ():
-        session.pin(tensor)
+    if session := current.session():
+        for tensor in tensors:
+            session.pin(tensor)
     return bool(tensors)
 
 

@@ -158,7 +158,7 @@ def test_an_interrupt_in_the_middle_of_a_search_ends_the_program(
             if where == "forward":
                 x.exp()
             else:
-                x[:10].sum().backward()
+                x[:10].sum().backward()  # type: ignore[no-untyped-call]
         assert float(x.detach()[:10].sum()) == 10
         session.check()
 
