@@ -3,9 +3,9 @@
 Inductor compiles as ever. What is added is a mark on each compiled forward graph: how many results
 it has, what it writes, whether it draws random numbers. In a scope a marked graph is called as one
 operator (csrc/live/compiled_region.h), whose results, saved activations among them, can be evicted
-and computed again by running the graph again. A backward graph has no mark: what it reads is
-brought back and held until it lets it go (compiled_code.py). Outside of scopes graphs are called as
-torch calls them.
+and computed again by running the graph again. What a backward graph reads is brought back and held
+until it lets it go (compiled_code.py); its mark tells what of it the graph may write over. Outside
+of scopes graphs are called as torch calls them.
 
 AOTAutograd's cache gives graphs back without asking a backend, so without marks. It is off for this
 backend; Inductor's own cache, which saves most of the time, stays. Costs a walk over each graph as
@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import compiled_code, current
+from dtr_alloc.runtime import compiled_code
 
 # Of higher-order operators: those that write nothing and have no effect but their results.
 _PURE = frozenset(
@@ -88,23 +88,11 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) 
     random, results = _is_random(graph), _results(graph)
     compiled = compile_fx_inner(graph, inputs, **kwargs)
     if isinstance(compiled, CompiledFxGraph):
-        if _keeps_constants(compiled, graph) and torch._inductor.config.freezing:
+        if torch._inductor.config.freezing and (compiled.constants or compiled.frozen_param_names):
             why_not = "is frozen: the program may write the parameters in it"
         region = _core.CompiledRegion(name, results, sorted(compiled.mutated_input_idxs), random)
         compiled_code.mark(compiled, why_not or region, name)
     return compiled
-
-
-def _keeps_constants(compiled: Any, graph: torch.fx.GraphModule) -> bool:
-    """Whether tensors lie in the code itself, which reads them through pointers: they stay in
-    memory from now on."""
-    kept = list((compiled.constants or {}).values())
-    kept += [getattr(graph, name, None) for name in compiled.frozen_param_names.values()]
-    tensors = [constant for constant in kept if isinstance(constant, torch.Tensor)]
-    if session := current.session():
-        for tensor in tensors:
-            session.pin(tensor)
-    return bool(tensors)
 
 
 def _name() -> str:
