@@ -13,6 +13,7 @@
 // values that nobody wants keep each other wanted: such orphans go by their score. A stepping stone
 // (stepping_stones.cpp) is no orphan.
 
+#include <algorithm>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -97,7 +98,8 @@ Value* Engine::orphan() const {
   return found;
 }
 
-// The rule has been switched on or off.
+// The rule has been switched on or off. In the order in which they became evictable, so that two
+// runs of a program go on alike.
 void Engine::find_all_orphans() {
   orphans_.clear();
   const std::unordered_set<Value*> values = reachable();
@@ -107,6 +109,11 @@ void Engine::find_all_orphans() {
     value->wanted = false;
   }
   for (Value* value : values) follow_wants(value->storage());
+  const std::uint64_t* order = columns_.view().order;
+  std::ranges::sort(orphans_, {}, [order](const Value* one) { return order[one->candidate]; });
+  for (std::size_t i = 0; i < orphans_.size(); ++i) {
+    orphans_[i]->orphan = static_cast<std::int32_t>(i);
+  }
 }
 
 }  // namespace dtr
