@@ -18,6 +18,7 @@ Costs::~Costs() {
 Costs::Sample Costs::begin(Key key, Stream stream, std::int64_t step) {
   const std::lock_guard lock(mutex_);
   collect();
+  if (known_.size() >= kMost && !known_.contains(key)) known_.clear();
   Known& known = known_[key];
   if (known.samples >= kSamples || known.runs++ == 0) return {};
   const bool long_after = step == 0 && known.runs - known.run >= kRunsApart;

@@ -34,6 +34,7 @@ class Costs {
   static constexpr int kRunsApart = 64;  // In a program that knows no steps.
   static constexpr int kPatience = 8;    // Disturbed runs, until one that is disturbed counts.
   static constexpr std::size_t kMostUnderWay = 256;  // Above that the device is far behind.
+  static constexpr std::size_t kMost = 1 << 16;      // Keys. Then all is forgotten.
 
   explicit Costs(DeviceWork& work) : work_(work) {}
   ~Costs();
