@@ -110,6 +110,21 @@ def test_what_later_steps_need_is_what_their_trace_needs() -> None:
     assert Simulator(trace_of(records.tolist(), operators)).run(1 << 30, rules).peak_bytes == peak
 
 
+def test_a_watch_that_begins_late_knows_what_was_there() -> None:
+    """As on a device, where the first step may be over."""
+    with dtr_alloc.rematerialize(1 << 30) as session:
+        program = Program()  # Its weights lie in the pool.
+        program.steps(FIRST)
+        core = session._core
+        core.watch()
+        session.reset_peak()
+        program.steps(2)
+        records, operators, _, _ = core.seen()
+        peak = session.stats().peak_bytes
+    rules = Rules(mode="pool", pin_outputs=False)
+    assert Simulator(trace_of(records.tolist(), operators)).run(1 << 30, rules).peak_bytes == peak
+
+
 def test_what_only_recipes_hold_is_no_part_of_a_later_trace() -> None:
     """With policy "ignore" what the program let go may lie there still."""
     program = Program()

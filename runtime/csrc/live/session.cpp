@@ -316,23 +316,27 @@ void Session::watch() {
   Turn turn(*this);
   Guard guard(*this);
   trace_.watch();
+  if (const Pool* pool = pool_of_values()) tell_what_is_there(*pool, *trace_.recorder());
 }
 
-// What is in memory by now is a constant of that trace: what it was made of is not on record.
 bool Session::watch_again(std::int64_t steps) {
   Turn turn(*this);
   Guard guard(*this);
   const Pool* pool = pool_of_values();
   if (!pool || scope_.joined() > 0) return false;
   TraceRecorder* recorder = trace_.watch_again(steps);
-  if (!recorder) return false;
-  for (const Block& block : pool->snapshot()) {
+  if (recorder) tell_what_is_there(*pool, *recorder);
+  return recorder;
+}
+
+// What is in memory by now is a constant of that trace: what it was made of is not on record.
+void Session::tell_what_is_there(const Pool& pool, TraceRecorder& recorder) {
+  for (const Block& block : pool.snapshot()) {
     if (block.free) continue;
     const Value* value = as_value(block.owner);
     if (value && !value->home) continue;  // For recipes alone: it may go at any time.
-    recorder->found(value ? value->home : pool->data(&block), block.size);
+    recorder.found(value ? value->home : pool.data(&block), block.size);
   }
-  return true;
 }
 
 void Session::follow(const Heuristic& heuristic) {

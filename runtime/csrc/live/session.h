@@ -220,6 +220,7 @@ class Session final : public Executor {
   void shrink(Bytes budget);
   bool clear_pages(Bytes budget);
   void trim();
+  static void tell_what_is_there(const Pool& pool, TraceRecorder& recorder);
   bool follow_stream();  // Whether the memory has met several.
   void read_on_stream(const Value& value);
   void read_on_stream(const Call& call);
