@@ -49,6 +49,26 @@ bool seen_by_python(const at::Tensor& tensor) {
 
 }  // namespace
 
+// What the operator gets, of which copies are the replay's own. They end so where it fails, too.
+class Replayer::Arguments {
+ public:
+  explicit Arguments(Replayer& replayer) : replayer_(replayer) {}
+  ~Arguments() { bury(); }
+  Arguments(const Arguments&) = delete;
+
+  Storages& operator*() { return storages_; }
+  void bury() {
+    for (const c10::Storage& storage : storages_) {
+      keep_until_open(storage.unsafeGetStorageImpl(), replayer_.memory_, replayer_.storages_);
+    }
+    storages_.clear();
+  }
+
+ private:
+  Replayer& replayer_;
+  Storages storages_;
+};
+
 // Of a tensor that Python has seen, what Python has dies with it, under Python's lock.
 Replayer::Burial::~Burial() {
   for (at::Tensor& result : results) {
@@ -100,7 +120,8 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     const Value& value = *op.uses()[i].value;
     if (value.constant() && !value.absent) detector_->verify(value, recipe.info());
   }
-  Storages storages;
+  Arguments arguments(*this);
+  Storages& storages = *arguments;
   c10::SmallVector<Copy, 2> copies;
   for (std::uint32_t i = 0; i < op.use_count; ++i) lay_over(op, i, storages, copies);
   InReplay replaying;
@@ -118,10 +139,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
   Replay ready = recipe.prepare(storages, op.use_count, device_);
   const bool may_keep = recipe.info().others || recipe.info().listed;
   Storages lent = may_keep ? std::exchange(storages, {}) : Storages();
-  for (const c10::Storage& storage : storages) {
-    keep_until_open(storage.unsafeGetStorageImpl(), memory_, storages_);
-  }
-  storages.clear();
+  arguments.bury();
   Results results;
   {
     // A tensor that Python has seen takes Python's lock as it dies, and so does an error: what is

@@ -44,6 +44,7 @@ class Replayer {
   using Storages = c10::SmallVector<c10::Storage, 8>;
   using Results = c10::SmallVector<at::Tensor, 4>;
 
+  class Arguments;
   struct Burial {
     Results results;
     StorageTable& storages;
