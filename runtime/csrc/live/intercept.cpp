@@ -202,7 +202,9 @@ void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack
   if (call.tracked) prepare_reads(call, engaged, lock);
   if (captures_ > 0) call.recording = false;  // One that began meanwhile.
   if (call.info.writes) prepare_writes(call, engaged, lock);
-  if (call.recording) record(call, engaged, stack);
+  if (!call.recording) return;
+  if (device_.work && !call.tracked) follow_stream();  // What it makes is given back to this one.
+  record(call, engaged, stack);
 }
 
 void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
