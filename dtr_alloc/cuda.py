@@ -149,6 +149,11 @@ class Guest(Allocator):
         self._guest = core
         self._service = Service(CudaScope(core, steps))
 
+    def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
+        if size >= 0:  # Torch's allocator is ready once CUDA is.
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        return super().allocate(size, stream=stream, device=device)
+
     def install(self) -> None:
         """Puts it before torch's allocator, though CUDA may be in use. Tensors that exist stay as
         they are: they count in the budget, and are not evicted.

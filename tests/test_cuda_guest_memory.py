@@ -18,7 +18,7 @@ import dtr_alloc
 from dtr_alloc import _core
 from tests.exactness import bits, chain, same
 from tests.fake_cuda.driver import FakeCuda
-from tests.native_stand_in.guests import Open, library, native
+from tests.native_stand_in.guests import Open, guest_of, library, native
 from tests.native_stand_in.native import Native
 
 pytestmark = pytest.mark.skipif(
@@ -218,6 +218,42 @@ def test_in_a_capture_nothing_is_evicted_and_nothing_made_there_is(native: Nativ
         del tensors
 
 
+def test_the_end_of_a_capture_that_nobody_was_told_of_ends_no_other(native: Native) -> None:
+    with Open(native) as opened:
+        native.capture(True, opened.address, pool=7)
+        native.capture(False, opened.address, pool=8)  # It began before the session was there.
+        x = torch.ones(1 << 16).exp()
+        assert not dtr_alloc.evict(x)
+        native.capture(False, opened.address, pool=7)
+        assert dtr_alloc.evict(x + 1)
+        del x
+
+
+def test_while_torchs_cache_is_off_nothing_is_evicted_nor_recorded(native: Native) -> None:
+    with Open(native) as opened:
+        x = torch.ones(1 << 16).exp()
+        y = x + 1
+        assert dtr_alloc.evict(x)
+        native.enable(False, opened.address)
+        assert not dtr_alloc.is_evicted(x)
+        assert not dtr_alloc.evict(y)
+        assert not dtr_alloc.evict(y + 1)
+        native.enable(False, opened.address)
+        native.enable(True, opened.address)
+        assert dtr_alloc.evict(y + 1)
+        assert f"{x[0]:.3f} {y[0]:.3f}" == "2.718 3.718"
+        opened.session.check()
+        del x, y
+
+
+def test_a_cache_that_is_off_by_the_environment_is_refused(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    with pytest.raises(RuntimeError, match="unset PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        guest_of(native)
+
+
 def test_blocks_made_while_torchs_cache_is_off_are_left_alone(native: Native) -> None:
     with Open(native) as opened:
         native.enable(False)
@@ -243,6 +279,24 @@ def test_an_eviction_waits_for_the_streams_that_read_the_tensor(
         assert dtr_alloc.evict(x)
         assert f"recordStream {side}" in native.log()
         assert f"{x[0]:.3f} {y[0]:.3f}" == "2.718 3.718"
+        opened.session.check()
+        del x, y
+
+
+def test_an_eviction_waits_for_a_stream_though_only_that_one_reads(
+    native: Native, cuda: FakeCuda
+) -> None:
+    """Torch would give the memory to the stream that it was made for at once."""
+    with Open(native, on_cuda=True) as opened:
+        side = cuda.stream()
+        _core.set_host_stream(side)
+        x = torch.ones(1 << 16)
+        _core.set_host_stream(0)
+        y = x + 1
+        native.log()
+        assert dtr_alloc.evict(x)
+        assert "recordStream 0" in native.log()
+        assert f"{x[0]:.3f} {y[0]:.3f}" == "1.000 2.000"
         opened.session.check()
         del x, y
 
@@ -324,6 +378,9 @@ native.takes_python(True)  # In malloc and in free, as torch's memory history do
 with instrumented(native=native.address):
     scope = dtr_alloc.rematerialize("2MiB", thrash_limit=0)
     session = scope.__enter__()
+"""
+
+WORK = """
 wrong = []
 
 def work(n):
@@ -348,13 +405,48 @@ print(wrong)
 """
 
 
+# A replay gets a copy for the first of two statistics that its operator writes, and none for the
+# second.
+FAILURE = """
+session.resize("6MiB")
+norm = torch.nn.BatchNorm1d(1 << 16)
+x = torch.ones(2, 1 << 16)
+y = norm(x)
+over = threading.Event()
+
+def look():
+    while not over.is_set():
+        session.stats()
+
+looks = threading.Thread(target=look, daemon=True)
+looks.start()
+failed = 0
+assert dtr_alloc.evict(y)
+for _ in range(20):
+    native.fails(1000, after=1)
+    try:
+        dtr_alloc.materialize(y)
+    except torch.OutOfMemoryError:
+        failed += 1
+    native.fails(0)
+over.set()
+looks.join()
+assert failed == 20, failed
+assert float(y.detach().sum()) == 0
+del x, y, norm
+scope.__exit__(None, None, None)
+print([])
+"""
+
+
+@pytest.mark.parametrize("program", [WORK, FAILURE], ids=["threads", "a replay that fails"])
 def test_history_that_takes_pythons_lock_in_torch_hangs_nobody(
-    library: str, fake_driver: str
+    library: str, fake_driver: str, program: str
 ) -> None:
     root = str(Path(__file__).parents[1])
     path = f"import sys; sys.path.append({root!r})\n"
     done = subprocess.run(
-        [sys.executable, "-c", path + HISTORY, library, fake_driver],
+        [sys.executable, "-c", path + HISTORY + program, library, fake_driver],
         capture_output=True,
         text=True,
         timeout=240,

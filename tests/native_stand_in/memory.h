@@ -50,7 +50,8 @@ struct Block {
 
 struct Settings {
   int takes_python = 0;        // In malloc and free.
-  int fails = 0;               // So many requests from now on.
+  int fails = 0;               // So many requests,
+  int after = 0;               // after so many that are served.
   void (*during)() = nullptr;  // Runs within the next request.
   void (*booked)() = nullptr;  // ... at its end, while nobody else can read the books.
 };
@@ -83,7 +84,8 @@ class Memory {
     std::unique_lock lock(mutex_);
     const Count size = (bytes + 511) / 512 * 512;
     const bool small = size <= kMib;
-    bool refused = settings.fails > 0 && settings.fails--;
+    const bool served = settings.after > 0 && settings.after--;
+    bool refused = !served && settings.fails > 0 && settings.fails--;
     auto found = refused ? blocks_.end() : fitting(size, stream, small);
     if (!refused && found == blocks_.end()) found = grow(size, stream, small);
     if (!refused && found == blocks_.end()) {

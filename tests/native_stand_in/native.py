@@ -75,9 +75,9 @@ class Native:
     def takes_python(self, on: bool) -> None:
         self._library.standin_takes_python(int(on))
 
-    def fails(self, count: int) -> None:
-        """The next requests are turned down, whatever there is."""
-        self._library.standin_fails(count)
+    def fails(self, count: int, after: int = 0) -> None:
+        """The next requests are turned down, whatever there is; but for the first ones."""
+        self._library.standin_fails(count, after)
 
     def during(self, now: Callable[[], None]) -> None:
         """Runs it within the next request, once."""
@@ -97,8 +97,8 @@ class Native:
         """Torch has its own again."""
         self._library.standin_uninstall()
 
-    def enable(self, on: bool) -> None:
-        self._library.standin_enable(int(on))
+    def enable(self, on: bool, allocator: int = 0) -> None:
+        self._library.standin_enable(ctypes.c_long(allocator), int(on))
 
     def reset(self) -> None:
         self._library.standin_reset()
@@ -147,8 +147,8 @@ class Native:
     def create_pool(self, of: int, allocator: int) -> None:
         self._library.standin_create_pool(ctypes.c_long(of), ctypes.c_long(allocator))
 
-    def capture(self, begin: bool, allocator: int = 0) -> None:
-        self._library.standin_capture(ctypes.c_long(allocator), int(begin))
+    def capture(self, begin: bool, allocator: int = 0, pool: int = 9) -> None:
+        self._library.standin_capture(ctypes.c_long(allocator), int(begin), ctypes.c_long(pool))
 
     def record_stream(self, tensor: torch.Tensor, stream: int, allocator: int = 0) -> None:
         self._library.standin_record_stream(

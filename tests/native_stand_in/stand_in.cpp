@@ -29,7 +29,9 @@ using c10::MempoolId_t;
 
 class StandIn final : public CUDAAllocator {
  public:
-  StandIn(const char* name, c10::DeleterFnPtr dispose) : name_(name), dispose_(dispose) {
+  // As torch has them: one deleter for what its cache gives, one for what it gives without.
+  StandIn(const char* name, c10::DeleterFnPtr cached, c10::DeleterFnPtr uncached)
+      : name_(name), cached_(cached), uncached_(uncached) {
     log_.reserve(1 << 20);  // Some tests count the bytes that a program takes.
   }
 
@@ -56,7 +58,7 @@ class StandIn final : public CUDAAllocator {
     log_in_const("is_simple_data_ptr");
     return CUDAAllocator::is_simple_data_ptr(data);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return dispose_; }
+  c10::DeleterFnPtr raw_deleter() const override { return enabled_ ? cached_ : uncached_; }
   void copy_data(void*, const void*, Count bytes) const override {
     log_in_const("copy_data " + std::to_string(bytes));
   }
@@ -119,7 +121,7 @@ class StandIn final : public CUDAAllocator {
     return data;
   }
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
-    const bool known = data.get_deleter() == raw_deleter();
+    const bool known = data.get_deleter() == cached_;
     log("recordStream ", stream.id(), known ? "" : " ignored");
     if (known) memory_.uses(data.get(), reinterpret_cast<cudaStream_t>(stream.id()));
   }
@@ -233,21 +235,25 @@ class StandIn final : public CUDAAllocator {
 
  private:
   const std::string name_;
-  const c10::DeleterFnPtr dispose_;
+  const c10::DeleterFnPtr cached_, uncached_;
   Memory memory_;
   std::mutex mutex_;  // Of the log.
   std::string log_;
   std::atomic<bool> enabled_{true};
 };
 
+template <StandIn& (*instance)(), bool cached>
+void dispose(void* data) {
+  instance().memory().put(data);
+}
+
 StandIn& native() {
-  static StandIn& instance =
-      *new StandIn("native", [](void* data) { native().memory().put(data); });
+  static StandIn& instance = *new StandIn("native", dispose<native, true>, dispose<native, false>);
   return instance;
 }
 
 StandIn& other() {
-  static StandIn& instance = *new StandIn("other", [](void* data) { other().memory().put(data); });
+  static StandIn& instance = *new StandIn("other", dispose<other, true>, dispose<other, false>);
   return instance;
 }
 
@@ -297,7 +303,10 @@ EXPORT const char* standin_log() {
   return taken.c_str();
 }
 EXPORT void standin_takes_python(int on) { settings.takes_python = on; }
-EXPORT void standin_fails(int count) { settings.fails = count; }
+EXPORT void standin_fails(int count, int after) {
+  settings.fails = count;
+  settings.after = after;
+}
 EXPORT void standin_during(void (*now)()) { settings.during = now; }
 EXPORT void standin_booked(void (*now)()) { settings.booked = now; }
 // In place of what torch has; and torch's own again.
@@ -306,7 +315,7 @@ EXPORT void standin_install(std::uintptr_t address) {
   install_in_torch(&allocator_at(address));
 }
 EXPORT void standin_uninstall() { install_in_torch(torchs()); }
-EXPORT void standin_enable(int on) { native().enable(on); }
+EXPORT void standin_enable(std::uintptr_t address, int on) { allocator_at(address).enable(on); }
 EXPORT long standin_frees() { return native().memory().frees(); }
 EXPORT long standin_other_frees() { return other().memory().frees(); }
 EXPORT long standin_strays() { return native().memory().strays() + other().memory().strays(); }
@@ -354,9 +363,10 @@ EXPORT void standin_create_pool(std::uintptr_t address, std::uintptr_t allocator
   allocator_at(address).createOrIncrefPool(
       0, {9, 0}, std::shared_ptr<CUDAAllocator>(&allocator_at(allocator), [](auto*) {}));
 }
-EXPORT void standin_capture(std::uintptr_t address, int begin) {
-  begin ? allocator_at(address).beginAllocateToPool(0, {9, 0}, [](cudaStream_t) { return true; })
-        : allocator_at(address).endAllocateToPool(0, {9, 0});
+EXPORT void standin_capture(std::uintptr_t address, int begin, long id) {
+  const MempoolId_t pool{static_cast<c10::CaptureId_t>(id), 0};
+  begin ? allocator_at(address).beginAllocateToPool(0, pool, [](cudaStream_t) { return true; })
+        : allocator_at(address).endAllocateToPool(0, pool);
 }
 // Without asking torch for the storage, which would tell that its memory is handed out.
 EXPORT void standin_record_stream(std::uintptr_t address, const void* tensor,

@@ -50,12 +50,13 @@ class PyGuestAllocator {
 
 }  // namespace
 
-Memory::Handle memory_over(std::uintptr_t native, Bytes budget) {
-  return NativeMemory::create(*reinterpret_cast<Native*>(native), 0, budget, host_work());
-}
-
 c10::DeleterFnPtr deleter_of(std::uintptr_t native) {
   return reinterpret_cast<Native*>(native)->raw_deleter();
+}
+
+Memory::Handle memory_over(std::uintptr_t native, Bytes budget) {
+  return NativeMemory::create(*reinterpret_cast<Native*>(native), 0, budget, host_work(),
+                              deleter_of(native));
 }
 
 void bind_guest(py::module_& m) {

@@ -2,8 +2,14 @@
 
 #include "runtime/csrc/live_cuda/guest_allocator.h"
 
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
 #include <utility>
 
+#include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live_cuda/device_memory.h"
 
 namespace dtr {
@@ -76,6 +82,9 @@ GuestAllocator::GuestAllocator(Native& native, const SessionOptions& options, De
                              "change no allocator before");
   TORCH_CHECK(native.isEnabled(), "torch's CUDA allocator is switched off and caches nothing: "
                                   "torch.cuda.memory.caching_allocator_enable(True)");
+  TORCH_CHECK(!std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING"),
+              "torch's CUDA allocator is switched off by the environment and caches nothing: unset "
+              "PYTORCH_NO_CUDA_MEMORY_CACHING");
 }
 
 // ---- To come and to go
@@ -86,8 +95,9 @@ void GuestAllocator::install() {
   Native* before = caching::allocator.load();
   TORCH_CHECK(before == &native_ || before == this,
               "another CUDA allocator was installed meanwhile: make dtr_alloc.allocator() after it");
+  TORCH_CHECK(caching::allocator.compare_exchange_strong(before, this),
+              "another CUDA allocator was installed meanwhile: make dtr_alloc.allocator() after it");
   c10::SetAllocator(c10::kCUDA, this, kHighest);
-  caching::allocator.compare_exchange_strong(before, this);
 }
 
 void GuestAllocator::remove() {
@@ -137,26 +147,29 @@ NativeMemory* GuestAllocator::memory(DeviceIndex device) const {
   return serves_ == device ? memory() : nullptr;
 }
 
-Session& GuestAllocator::make_session(DeviceIndex device) {
+Session* GuestAllocator::make_session(DeviceIndex device) {
+  const Session::Turn turn(switching_);
+  if (!native_.isEnabled()) return nullptr;
   const std::lock_guard lock(mutex_);
-  if (Session* session = this->session()) return *session;
+  if (Session* session = this->session()) return session;
   SessionOptions options = options_;
   options.on_cuda = true;
   options.cuda_device = device;
   SessionDevice here = session_device(device, *this, deleter_);
   total_ = here.work->total_memory();
   auto session = std::make_unique<Session>(
-      options, std::move(here), NativeMemory::create(native_, device, options.budget, work_));
+      options, std::move(here),
+      NativeMemory::create(native_, device, options.budget, work_, deleter_));
   session->scope().claim();
   serves_ = device;
   session_.store(session.get(), std::memory_order_release);
-  return *session.release();
+  return session.release();
 }
 
 Session* GuestAllocator::session_for(DeviceIndex device) {
   if (removed_ || (device_ >= 0 && device_ != device) || !native_.initialized()) return nullptr;
   Session* session = this->session();
-  if (!session) session = &make_session(device);
+  if (!session) session = make_session(device);
   return serves_ == device ? session : nullptr;
 }
 
@@ -224,6 +237,8 @@ void* GuestAllocator::raw_alloc_with_stream(Count bytes, cudaStream_t stream) {
 }
 
 void* GuestAllocator::allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream) {
+  std::optional<c10::cuda::CUDAGuard> guard;  // Torch asks which device is the thread's.
+  if (work_.device() != device) guard.emplace(device);
   return telling(device, bytes, [&] {
     if (Session* session = serving(device, bytes)) return take(*session, bytes, handle(stream));
     return native_.raw_alloc_with_stream(bytes, stream);
@@ -249,7 +264,7 @@ void GuestAllocator::attachOutOfMemoryObserver(OomObserver observer) {
 
 void GuestAllocator::retire_stream(Stream stream, DeviceIndex device) {
   Session* session = this->session();
-  if (session && serves_ == device) session->retire_stream(stream);
+  if (session && serves_ == device && !removed_) session->retire_stream(stream);
 }
 
 void GuestAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
@@ -272,14 +287,32 @@ void GuestAllocator::beginAllocateToPool(DeviceIndex device, MempoolId id,
     if (session) session->end_capture();
     throw;
   }
-  if (session) ++captures_;
+  if (!session) return;
+  const std::lock_guard lock(mutex_);
+  captures_.push_back(id);
 }
 
 void GuestAllocator::endAllocateToPool(DeviceIndex device, MempoolId id) {
   native_.endAllocateToPool(device, id);
-  if (serves_ != device || captures_ == 0) return;
-  --captures_;
+  if (serves_ != device) return;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto begun = std::ranges::find(captures_, id);
+    if (begun == captures_.end()) return;  // Before the session was there.
+    captures_.erase(begun);
+  }
   session()->end_capture();
+}
+
+// While torch's cache is off its tensors have another deleter, and an operator that ran again would
+// make such. So meanwhile nothing is recorded nor evicted, as in a capture.
+void GuestAllocator::enable(bool on) {
+  const Session::Turn turn(switching_);
+  Session* session = this->session();
+  if (session && !on && !off_) session->begin_capture();
+  native_.enable(on);
+  if (session && on && off_) session->end_capture();
+  off_ = session && !on;
 }
 
 // An allocator that is asked from within torch's, whose lock is then held, must not be this one.

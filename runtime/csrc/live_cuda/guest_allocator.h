@@ -72,7 +72,7 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
   void setMemoryFraction(double fraction, DeviceIndex device) override;
   std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
       DeviceIndex device) override;
-  void enable(bool on) override { native_.enable(on); }
+  void enable(bool on) override;
   bool isEnabled() const override { return native_.isEnabled(); }
   void cacheInfo(DeviceIndex device, Count* largest) override;
   void* getBaseAllocation(void* data, Count* size) override;
@@ -126,7 +126,7 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
  private:
   Session* session_for(DeviceIndex device);           // Made if need be, or null.
   Session* serving(DeviceIndex device, Count bytes);  // That a request goes through, or null.
-  Session& make_session(DeviceIndex device);
+  Session* make_session(DeviceIndex device);          // Null while torch's cache is off.
   static void* take(Session& session, Count bytes, Stream stream);
   template <class Ask>
   auto telling(DeviceIndex device, Count bytes, const Ask& ask);
@@ -140,10 +140,13 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
   std::atomic<Session*> session_{nullptr};  // Never destroyed: tensors outlive it.
   std::atomic<DeviceIndex> serves_{-1};
   std::atomic<bool> removed_{false};
-  std::atomic<int> captures_{0};
   Bytes total_ = NativeMemory::kLargest;  // Of the device.
   std::mutex mutex_;
+  std::vector<MempoolId> captures_;  // That the session was told of.
   std::vector<OomObserver> observers_;
+  // While torch's cache is switched, and while a session begins. Taken before the mutex.
+  std::recursive_mutex switching_;
+  bool off_ = false;  // Torch's cache, and the session was told.
 };
 
 }  // namespace dtr

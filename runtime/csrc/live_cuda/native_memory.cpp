@@ -57,15 +57,16 @@ CurrentWork current_cuda_work() {
               }};
 }
 
-NativeMemory::NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work)
-    : Memory(0), native_(native), device_(device), work_(work), limit_(budget) {}
+NativeMemory::NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
+                           c10::DeleterFnPtr deleter)
+    : Memory(0), native_(native), device_(device), work_(work), deleter_(deleter), limit_(budget) {}
 
 NativeMemory::~NativeMemory() = default;
 
 Memory::Handle NativeMemory::create(Native& native, c10::DeviceIndex device, Bytes budget,
-                                    CurrentWork work) {
+                                    CurrentWork work, c10::DeleterFnPtr deleter) {
   insist(budget > 0 && budget <= kLargest, "a guest's budget must be above 0 and at most 16 TiB");
-  return Handle(new NativeMemory(native, device, budget, work));
+  return Handle(new NativeMemory(native, device, budget, work, deleter));
 }
 
 // ---- Requests
@@ -222,7 +223,7 @@ void NativeMemory::free(Block* block) {
 
 // Torch passes over a DataPtr with another deleter than its own, such as a tracked tensor's.
 void NativeMemory::use_on(void* data, c10::cuda::CUDAStream stream) {
-  at::DataPtr shown(data, data, native_.raw_deleter(), c10::Device(c10::kCUDA, device_));
+  at::DataPtr shown(data, data, deleter_, c10::Device(c10::kCUDA, device_));
   try {
     native_.recordStream(shown, stream);
   } catch (...) {

@@ -53,8 +53,9 @@ class NativeMemory final : public Memory {
   using Native = c10::cuda::CUDACachingAllocator::CUDAAllocator;
   static constexpr Bytes kLargest = Bytes{16} << 40;  // LARGEST_BUDGET (size.py): no budget.
 
-  // `native` is never destroyed.
-  static Handle create(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work);
+  // `native` is never destroyed. `deleter`: of what its cache gives.
+  static Handle create(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
+                       c10::DeleterFnPtr deleter);
 
   // The Block is the thread's, and good until its next request.
   Block* allocate(Bytes size, Fit fit, Stream stream) override;
@@ -101,7 +102,8 @@ class NativeMemory final : public Memory {
   };
   struct Order;  // Of streams (dtr_alloc/csrc/streams.h).
 
-  NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work);
+  NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
+               c10::DeleterFnPtr deleter);
   ~NativeMemory() override;
   void retire() override { delete this; }
 
@@ -121,6 +123,7 @@ class NativeMemory final : public Memory {
   Native& native_;
   const c10::DeviceIndex device_;
   const CurrentWork work_;
+  const c10::DeleterFnPtr deleter_;
   std::atomic<Bytes> limit_;
 
   mutable std::mutex mutex_;  // Never held while memory is asked for or given back.
@@ -132,7 +135,7 @@ class NativeMemory final : public Memory {
   int rise_ = kFastestRise;  // The cap's: a request's size, so often halved.
   Bytes refused_at_ = 0;     // What would have been live with the last refused request.
   std::unordered_map<const void*, Tracked> tracked_;
-  std::vector<Stream> streams_;   // That read tracked tensors.
+  std::vector<Stream> streams_;   // That memory was made for, or that read tracked tensors.
   std::unique_ptr<Order> order_;  // From the first stream on.
   std::atomic<bool> many_streams_{false};
   std::atomic<std::int64_t> failures_{0}, recovered_{0};
