@@ -124,7 +124,10 @@ def origin(command: str = "") -> str:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Writes `path` in one go: a reader sees the old file or the new one, never half of one."""
+    """Writes `path` in one go: a reader sees the old file or the new one, never half of one. In a
+    folder the file has the script's name."""
+    if path.is_dir():
+        path = path / f"{Path(sys.argv[0]).stem}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps(document, indent=1) + "\n")
