@@ -119,7 +119,11 @@ def page_moves() -> Iterator[str]:
 
 
 def chosen() -> Iterator[str]:
-    for stem, models in (("auto", "the demo's five"), ("auto_models", "the paper's eight")):
+    for stem, models in (
+        ("auto", "the demo's five"),
+        ("auto_sizes", "four of them, each batch of another size"),
+        ("auto_models", "the paper's eight"),
+    ):
         over = result(stem)["over dtr"]
         for share in over["auto step"]:
             cells = [models, f"{100 * float(share):.0f} %"]
