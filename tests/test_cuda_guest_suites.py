@@ -14,7 +14,6 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime._testing import instrumented
-from tests.fake_cuda.driver import FakeCuda
 from tests.native_stand_in.guests import library
 from tests.native_stand_in.native import Native
 from tests.test_guest_suites import suites
@@ -46,7 +45,6 @@ __all__ = ["library"]
 
 @pytest.fixture(autouse=True)
 def _guests(library: str, fake_driver: str) -> Iterator[None]:
-    FakeCuda(fake_driver)  # Whatever an earlier test made of it.
     native = Native(library, fake_driver)
     native.reset()
     # oneDNN frees by a bare pointer, for which torch's CPU allocator looks in no CUDA memory.
