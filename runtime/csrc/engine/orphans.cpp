@@ -98,8 +98,8 @@ Value* Engine::orphan() const {
   return found;
 }
 
-// The rule has been switched on or off. In the order in which they became evictable, so that two
-// runs of a program go on alike.
+// The rule has been switched on or off. The list is then in the order in which its values became
+// evictable, so that two runs of a program evict alike.
 void Engine::find_all_orphans() {
   orphans_.clear();
   const std::unordered_set<Value*> values = reachable();

@@ -45,7 +45,7 @@ Constants::Kept Session::expose(const at::Tensor& tensor) {
 }
 
 Constants::Kept Session::hand_out(c10::StorageImpl& storage, Lock& lock) {
-  if (storage.device() == device_.device) meet_this_stream();  // The host's has none.
+  if (storage.device() == device_.device) meet_this_stream();  // A host's tensor has no stream.
   Bytes tracked = 0;
   if (Value* value = StorageTable::value_of(&storage)) {
     if (!value->resident()) bring_back(*value, lock);
