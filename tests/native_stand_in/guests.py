@@ -17,6 +17,8 @@ from tests.fake_cuda.driver import FakeCuda
 from tests.native_stand_in.native import Native, build
 
 MIB = 1 << 20
+WHOLE = 1 << 32
+"""The fake device's memory where no test says otherwise."""
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +40,7 @@ def native(library: str, cuda: FakeCuda) -> Iterator[Native]:
     made.enable(True)
     assert (made.live, made.other_live, made.strays) == (0, 0, 0)
     made.reset()
+    cuda.set_capacity(WHOLE)
 
 
 def scope(
