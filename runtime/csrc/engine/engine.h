@@ -92,6 +92,11 @@ class Engine {
 
   // An operator ran that is not recorded.
   void advance(Nanos cost) { stats_.clock += cost, stats_.base_cost += cost; }
+  // The program has worked so long beside its operators.
+  void worked(Nanos time) {
+    advance(time);
+    if (heuristic_.next_use) tapes_.advance(time);
+  }
 
   void lock(Value& view) {
     Value& value = view.storage();

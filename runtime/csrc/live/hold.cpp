@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/csrc/live/locks.h"
+#include "runtime/csrc/live/ticks.h"
 
 namespace dtr {
 
@@ -30,6 +31,7 @@ Session::Reading::~Reading() {
 Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
                     c10::ArrayRef<at::Tensor> written)
     : session_(session) {
+  note_use(read, written);
   Bytes bytes = 0;
   for (const at::Tensor& tensor : written) {
     if (!tensor.has_storage()) continue;
@@ -47,7 +49,6 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
     const auto is = [&](const Held& one) { return one.value() == value; };
     if (std::ranges::none_of(held, is)) bytes += value->size;
     held.emplace_back(session_.engine_, *value);
-    session_.engine_.touch(*value);
     session_.engine_.used(*value);
   }
   for (const Held& value : held) {
@@ -57,13 +58,36 @@ Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
     for (const Held& value : held) session_.read_on_stream(*value.value());
   }
   session_.largest_hold_ = std::max(session_.largest_hold_, bytes);
+  bytes_ = bytes;
+  began_ = ticks();
+  clock_ = session_.engine_.stats().clock;
   values_ = std::move(held);
   innermost = this;
+}
+
+// On the tape the code is an operator: in the next step, too, all of this is needed here.
+void Session::Hold::note_use(c10::ArrayRef<at::Tensor> read, c10::ArrayRef<at::Tensor> written) {
+  Guard guard(session_);
+  Engine& engine = session_.engine_;
+  engine.begin_operator();
+  for (const auto& tensors : {read, written}) {
+    for (const at::Tensor& tensor : tensors) {
+      if (Value* value = StorageTable::value_of(tensor)) engine.accessed(*value);
+    }
+  }
+  engine.end_operator(0ns);
+}
+
+// Beside the operators that the code ran.
+Nanos Session::Hold::own_time() const {
+  if (session_.options_.logical_clock) return Nanos{bytes_};
+  return to_nanoseconds(ticks() - began_) - (session_.engine_.stats().clock - clock_);
 }
 
 Session::Hold::~Hold() {
   innermost = outer_;
   Guard guard(session_);
+  session_.engine_.worked(std::max(own_time(), 0ns));
   for (Held& held : values_) {
     if (held.value()) session_.storages_.arm(*held.value());
     held.release();

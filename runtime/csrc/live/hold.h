@@ -7,7 +7,8 @@
 // run many operators' work between two looks at us. All of it is brought back first and locked.
 // What the code itself lets go, as compiled code does with its arguments once it has read them, is
 // free at once. Afterwards it can be evicted again. What the code writes becomes a constant, and
-// recipes that read it keep the old content, as where memory is handed out. Nothing is recorded
+// recipes that read it keep the old content, as where memory is handed out. On the tape the code is
+// an operator that reads all of it, so that the next step is foretold. Nothing is recorded
 // meanwhile: between two operators compiled code writes over its own buffers, and a recipe would
 // read what is there then.
 
@@ -54,10 +55,15 @@ class Session::Hold {
 
  private:
   static thread_local Hold* innermost;
+  void note_use(c10::ArrayRef<at::Tensor> read, c10::ArrayRef<at::Tensor> written);
+  Nanos own_time() const;
 
   Session& session_;
   Hold* const outer_ = innermost;
   std::vector<Held> values_;  // Once for each time that a value is there.
+  Bytes bytes_ = 0;
+  std::int64_t began_ = 0;  // In ticks.
+  Nanos clock_ = 0ns;       // The engine's, then.
 };
 
 }  // namespace dtr

@@ -44,6 +44,7 @@ class Tapes {
   [[nodiscard]] bool end_operator(Nanos cost);
   [[nodiscard]] bool end_step();
   void outlives(const Value& value);  // The step that is about to end.
+  void advance(Nanos time) { written_.length += time; }  // Between two operators.
 
   void forget();  // All of it.
 
