@@ -43,7 +43,7 @@ class Tapes {
   // These two return whether what is foretold has changed, of any value.
   [[nodiscard]] bool end_operator(Nanos cost);
   [[nodiscard]] bool end_step();
-  void outlives(const Value& value);  // The step that is about to end.
+  void outlives(const Value& value);                     // The step that is about to end.
   void advance(Nanos time) { written_.length += time; }  // Between two operators.
 
   void forget();  // All of it.
