@@ -147,6 +147,15 @@ def parts_of_a_step() -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def unavoidable_at_real_size() -> Iterator[str]:
+    rows = result("unavoidable_real_size")["rows"]
+    gpt, resnet = (row["least"] for row in rows if row["share"] == 0.25)
+    yield (
+        f"At real size and a budget of 25 % any policy has to run again {gpt:.2f} of the GPT's "
+        f"time and {resnet:.2f} of ResNet-50's"
+    )
+
+
 def overlaps() -> Iterator[str]:
     found = measured("swap_overlap")
     for cell in dict.fromkeys(name.split(":")[0] for name in found):
@@ -154,6 +163,15 @@ def overlaps() -> Iterator[str]:
             f"| {cell} | {found[f'{cell}: copied']:.1f} MiB | "
             f"{found[f'{cell}: came back ahead of its use']:.0f} % | "
             f"{found[f'{cell}: stood for copies']:.1f} % |"
+        )
+
+
+def floors_with_swap() -> Iterator[str]:
+    found = measured("swap")
+    for model in ("resnet", "unet"):
+        yield (
+            f"{found[f'{model}: in use by operators below it']:.1f} of "
+            f"{found[f'{model}: floor with swap']:.1f} MiB"
         )
 
 
@@ -334,6 +352,8 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
         device_time,
         mutants,
         limits,
+        floors_with_swap,
+        unavoidable_at_real_size,
     ),
     "docs/allocator.md": (scores_on_the_host, gpu_quotes.crossover),
     "docs/exactness.md": (conformance,),

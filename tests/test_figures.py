@@ -36,12 +36,18 @@ OLDER = {
     "page_prices": "needs the published logs",
     "plan": "long",
     "planted_faults": "twenty minutes of two cores: of an earlier build",
-    "swap": "long",
     "tune": "long, needs the published logs; made before results told their code",
 }
 
 # Of today's C++, but made alone: too long for the forty minutes of `make figures`.
-ALONE = {"auto_models", "auto_sizes", "guest", "odd_batches"}
+ALONE = {
+    "auto_models",
+    "auto_sizes",
+    "guest",
+    "odd_batches",
+    "swap",
+    "unavoidable_real_size",
+}
 
 # Those of perf/paper that are older than what tells where they come from, and why they stay. A
 # picture or a table of numbers that has no text of its own waits for one here.
