@@ -179,6 +179,7 @@ def test_a_request_that_is_just_being_served_is_not_counted_twice(native: Native
             time.sleep(0.3)  # It waits for the books by now.
 
         native.booked(look)
+        native.lingers(8)
         block = opened.guest.allocate(6 * MIB, 0, 0)
         resized[0].result(60)
         opened.guest.free(block)
@@ -351,7 +352,7 @@ def test_compiled_code_in_a_capture_waits_for_no_other_stream(
         native.capture(True, opened.address)
         _core.set_host_stream(cuda.stream())
         waits = cuda.calls("cuStreamWaitEvent")
-        assert opened.session._core.holding([x, y], [], False, lambda: 7) == 7
+        assert opened.session._core.holding([x, y], [], False, 0, lambda: 7) == 7
         assert cuda.calls("cuStreamWaitEvent") == waits
         _core.set_host_stream(0)
         native.capture(False, opened.address)

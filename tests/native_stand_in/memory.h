@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -54,6 +55,7 @@ struct Settings {
   int after = 0;               // after so many that are served.
   void (*during)() = nullptr;  // Runs within the next request.
   void (*booked)() = nullptr;  // ... at its end, while nobody else can read the books.
+  int lingers = 0;             // Then it stays until the books have been read so often.
 };
 inline Settings settings;
 
@@ -110,7 +112,11 @@ class Memory {
     bump(stats_.allocated_bytes, static_cast<std::int64_t>(block.size));
     bump(stats_.allocation, 1);
     if (auto* now = std::exchange(settings.booked, nullptr)) now();
-    return reinterpret_cast<void*>(found->first);
+    const auto address = found->first;
+    const int until = reads_ + std::exchange(settings.lingers, 0);
+    lock.unlock();
+    for (int i = 0; i < 50'000 && reads_ < until; ++i) usleep(100);
+    return reinterpret_cast<void*>(address);
   }
 
   // A stray is counted, since an error within a deleter ends the process.
@@ -174,6 +180,7 @@ class Memory {
   long strays() const { return strays_; }  // Frees of what it had not given.
   DeviceStats stats() const {
     const std::lock_guard lock(mutex_);
+    ++reads_;
     return stats_;
   }
   void reset_failures() { stats_.num_ooms = stats_.num_alloc_retries = 0; }
@@ -254,6 +261,7 @@ class Memory {
   DeviceStats stats_{};
   Count most_ = kAll;
   long frees_ = 0, strays_ = 0;
+  mutable std::atomic<int> reads_{0};
 };
 
 }  // namespace stand_in

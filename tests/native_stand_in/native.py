@@ -89,6 +89,10 @@ class Native:
         self._booked = ctypes.CFUNCTYPE(None)(now)
         self._library.standin_booked(self._booked)
 
+    def lingers(self, reads: int) -> None:
+        """The next request returns once the books have been read so often with it in them."""
+        self._library.standin_lingers(reads)
+
     def install(self, allocator: int = 0) -> None:
         """In place of what torch has."""
         self._library.standin_install(ctypes.c_long(allocator))

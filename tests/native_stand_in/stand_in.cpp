@@ -309,6 +309,7 @@ EXPORT void standin_fails(int count, int after) {
 }
 EXPORT void standin_during(void (*now)()) { settings.during = now; }
 EXPORT void standin_booked(void (*now)()) { settings.booked = now; }
+EXPORT void standin_lingers(int reads) { settings.lingers = reads; }
 // In place of what torch has; and torch's own again.
 EXPORT void standin_install(std::uintptr_t address) {
   torchs();

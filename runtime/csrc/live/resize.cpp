@@ -66,7 +66,7 @@ void Session::resize(Bytes budget) {
 // gone. The engine's lock is held.
 void Session::refuse_what_cannot_fit(Bytes budget) {
   if (memory_->live() > budget) give_up_ahead();
-  if (captures_ > 0) return insist_on(budget, memory_->live());
+  if (captures_ > 0) return insist_on(budget, memory_->settled_live(budget));
   if (!memory_->is_torchs()) insist_on(budget, memory_->live() - engine_.evictable_bytes());
 }
 
@@ -80,7 +80,8 @@ void Session::shrink(Bytes budget) {
   while (memory_->live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
     storages_.bury_with_lock_open(guard.lock());
   }
-  insist_on(budget, memory_->live());  // What was to go may have been read or pinned meanwhile.
+  // What was to go may have been read or pinned meanwhile.
+  insist_on(budget, memory_->settled_live(budget));
 }
 
 bool Session::clear_pages(Bytes budget) {

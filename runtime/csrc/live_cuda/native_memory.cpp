@@ -5,10 +5,12 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "dtr_alloc/csrc/cuda/driver.h"
@@ -21,6 +23,7 @@ namespace {
 constexpr Bytes kSmall = Bytes{1} << 20;
 constexpr int kMostFailures = 3;  // After which all is evicted.
 constexpr int kMostLooks = 8;
+constexpr std::chrono::seconds kLongestWait{1};
 
 Bytes current_of(const c10::CachingAllocator::StatArray& figures) {
   return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
@@ -290,6 +293,21 @@ Bytes NativeMemory::charge(Bytes size) const {
 Bytes NativeMemory::live() const {
   std::unique_lock lock(mutex_);
   return look(lock);
+}
+
+// A request that has just been served is in the books, and in flight until its thread says so. Both
+// are counted until then: no thread can tell which requests the books have.
+Bytes NativeMemory::settled_live(Bytes enough) const {
+  const auto until = std::chrono::steady_clock::now() + kLongestWait;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const Bytes bound = look(lock);
+    if (bound <= enough || in_flight_ == 0) return bound;
+    if (std::chrono::steady_clock::now() > until) return bound;
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    lock.lock();
+  }
 }
 
 // A request is in flight until the books have it, and for a moment longer. The books may be torch's

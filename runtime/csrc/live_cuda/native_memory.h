@@ -67,7 +67,8 @@ class NativeMemory final : public Memory {
 
   Bytes budget() const override { return limit_; }
   Bytes largest_budget() const override { return kLargest; }
-  Bytes live() const override;  // With what is asked for just now.
+  Bytes live() const override;  // With what is asked for just now, perhaps counted twice.
+  Bytes settled_live(Bytes enough) const override;
   Bytes charge(Bytes size) const override;
   PoolStats stats() const override;
   void reset_peak() override { native_.resetPeakStats(device_); }
