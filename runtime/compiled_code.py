@@ -74,6 +74,6 @@ def _held(
         written = [*getattr(graph, "mutated_input_idxs", range(len(inputs)))]
         written += graph.__dict__.get(_OVERWRITTEN, ())
         backward = getattr(graph, "fx_kwargs", {}).get("is_backward", False)
-        return holder.holding(inputs, written, backward, lambda: run(graph, inputs))
+        return holder.holding(inputs, written, backward, id(graph), lambda: run(graph, inputs))
 
     return call

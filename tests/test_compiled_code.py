@@ -221,26 +221,6 @@ def test_what_was_held_can_be_evicted_again() -> None:
         session.check()
 
 
-@pytest.mark.parametrize("written", [[], [0]], ids=["reads", "writes"])
-@pytest.mark.parametrize("late", [0, 1])
-def test_of_two_values_the_one_that_it_is_given_later_goes(late: int, written: list[int]) -> None:
-    x = torch.randn(512, 512)
-    weight = torch.zeros(1, requires_grad=True)
-    weight.grad = torch.ones(1)
-    optimizer = torch.optim.SGD([weight])
-    with scope(int(2.5 * MIB)) as session:
-        for _ in range(4):
-            made = [x.exp(), x.sin()]
-            room = x.cos()  # Of three of 1 MiB each one has to go.
-            gone = [dtr_alloc.is_evicted(value) for value in made]
-            del room
-            for which in (1 - late, late):
-                session._core.holding([made[which]], written, False, list)
-            optimizer.step()
-            del made
-    assert gone == [late == 0, late == 1]
-
-
 def test_a_budget_that_holds_three_of_twenty() -> None:
     compiled = torch.compile(wave)
 
@@ -302,7 +282,7 @@ def test_what_another_thread_lets_go_meanwhile_is_free_when_it_ends() -> None:
             thread.start()
             thread.join()
 
-        session._core.holding(held, [], False, run)
+        session._core.holding(held, [], False, 0, run)
         assert session.stats().live_bytes == 0
 
 
@@ -392,7 +372,7 @@ print("done")
             "from dtr_alloc.runtime.steps import Steps\n"
             "seen = []\n"
             "class Session:\n"
-            "    def holding(self, tensors, written, backward, run):\n"
+            "    def holding(self, tensors, written, backward, code, run):\n"
             "        seen.extend(tensors)\n"
             "        return run()\n"
             "    def reading(self, tensor):\n"

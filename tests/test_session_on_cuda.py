@@ -287,7 +287,7 @@ def hold(tensor: Tensor) -> None:
     """As compiled code does."""
     session = current.session()
     assert session is not None
-    session.holding([tensor], [], False, lambda: None)
+    session.holding([tensor], [], False, 0, lambda: None)
 
 
 @pytest.mark.parametrize("read", [torch.sum, hold])

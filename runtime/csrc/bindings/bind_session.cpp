@@ -54,9 +54,9 @@ void set_adviser(const py::function& function) {
   Session::set_adviser(&advice);
 }
 
-// Runs compiled code that is given `tensors`, of which it writes those at `written`.
+// Runs compiled code that is given `tensors`, of which it writes those at `written`. `code`: its name.
 py::object holding(Session& session, const py::sequence& tensors,
-                   const std::vector<std::size_t>& written, bool backward,
+                   const std::vector<std::size_t>& written, bool backward, std::uint64_t code,
                    const py::function& run) {
   std::unique_ptr<Session::Hold> hold;
   {  // The code lets its arguments go as it runs: nobody else may keep them.
@@ -68,7 +68,7 @@ py::object holding(Session& session, const py::sequence& tensors,
       (changes ? changed : read).push_back(THPVariable_Unpack(tensor.ptr()));
     }
     py::gil_scoped_release open;
-    hold = std::make_unique<Session::Hold>(session, read, changed);
+    hold = std::make_unique<Session::Hold>(session, code, read, changed);
   }
   py::object made = run();
   if (!backward) return made;

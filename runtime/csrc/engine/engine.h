@@ -40,9 +40,10 @@ struct EngineStats {
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
   std::int64_t foretold = 0;  // Operators of the program at which a tape was followed.
-  Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;  // By recorded costs.
-  std::int64_t evaluations = 0;                          // Scores computed.
-  std::int64_t accesses = 0;  // Those, and edges and records visited for them (appendix D.3).
+  // By recorded costs, and by what compiled code took.
+  Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;
+  std::int64_t evaluations = 0;  // Scores computed.
+  std::int64_t accesses = 0;     // Those, and edges and records visited for them (appendix D.3).
 };
 
 // What happens to a value that the program drops (paper, appendices C.4 and C.5).
@@ -92,7 +93,7 @@ class Engine {
 
   // An operator ran that is not recorded.
   void advance(Nanos cost) { stats_.clock += cost, stats_.base_cost += cost; }
-  // The program has worked so long beside its operators.
+  // Compiled code ran so long, beside the operators that it called.
   void worked(Nanos time) {
     advance(time);
     if (heuristic_.next_use) tapes_.advance(time);
@@ -110,7 +111,7 @@ class Engine {
   }
 
   // The program's operators and steps, for the tape (tape.h): each operator that OperatorCall
-  // leads, each argument of it, and the end of each step.
+  // leads and each call of compiled code, each argument of it, and the end of each step.
   void begin_operator() {
     if (heuristic_.next_use) tapes_.begin_operator();
   }

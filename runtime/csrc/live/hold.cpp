@@ -1,9 +1,12 @@
 #include "runtime/csrc/live/hold.h"
 
+#include <c10/util/hash.h>
+
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "runtime/csrc/live/locks.h"
-#include "runtime/csrc/live/ticks.h"
 
 namespace dtr {
 
@@ -28,71 +31,129 @@ Session::Reading::~Reading() {
   held_.release();
 }
 
-Session::Hold::Hold(Session& session, c10::ArrayRef<at::Tensor> read,
+Session::Hold::Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
                     c10::ArrayRef<at::Tensor> written)
-    : session_(session) {
-  note_use(read, written);
-  Bytes bytes = 0;
-  for (const at::Tensor& tensor : written) {
-    if (!tensor.has_storage()) continue;
-    Turn turn(session_);
-    Guard guard(session_);
-    c10::StorageImpl& storage = *storage_of(*tensor.unsafeGetTensorImpl());
-    if (const Value* value = StorageTable::value_of(&storage)) bytes += value->size;
-    session_.hand_out(storage, guard.lock());
-  }
+    : session_(session), cost_(code) {
+  std::optional<Turn> turn;
+  if (!written.empty()) turn.emplace(session_);
   Guard guard(session_);
-  std::vector<Held> held;
-  for (const at::Tensor& tensor : read) {
-    Value* value = StorageTable::value_of(tensor);
-    if (!value) continue;
-    const auto is = [&](const Held& one) { return one.value() == value; };
-    if (std::ranges::none_of(held, is)) bytes += value->size;
-    held.emplace_back(session_.engine_, *value);
-    session_.engine_.used(*value);
+  try {
+    take(read);
+    take(written);
+    if (on_tape_) session_.engine_.end_operator(0ns);
+    bring_back(guard);
+    hand_out(written, guard);
+    if (session_.device_.work && session_.captures_ == 0 && session_.follow_stream()) {
+      for (const Held& value : values_) session_.read_on_stream(*value.value());
+    }
+    if (!apart_) start_timing(code);
+  } catch (...) {
+    values_.clear();  // While the lock is held.
+    throw;
   }
-  for (const Held& value : held) {
-    if (!value.value()->resident()) session_.bring_back(*value.value(), guard.lock());
-  }
-  if (session_.device_.work && session_.captures_ == 0 && session_.follow_stream()) {
-    for (const Held& value : held) session_.read_on_stream(*value.value());
-  }
-  session_.largest_hold_ = std::max(session_.largest_hold_, bytes);
-  bytes_ = bytes;
-  began_ = ticks();
-  clock_ = session_.engine_.stats().clock;
-  values_ = std::move(held);
+  session_.largest_hold_ = std::max(session_.largest_hold_, bytes_);
   innermost = this;
 }
 
-// On the tape the code is an operator: in the next step, too, all of this is needed here.
-void Session::Hold::note_use(c10::ArrayRef<at::Tensor> read, c10::ArrayRef<at::Tensor> written) {
-  Guard guard(session_);
+// All is locked before any is brought back: what the code is given next is needed behind the code,
+// as far as the tape knows, and would be the first to go.
+void Session::Hold::take(c10::ArrayRef<at::Tensor> tensors) {
   Engine& engine = session_.engine_;
-  engine.begin_operator();
-  for (const auto& tensors : {read, written}) {
-    for (const at::Tensor& tensor : tensors) {
-      if (Value* value = StorageTable::value_of(tensor)) engine.accessed(*value);
-    }
+  for (const at::Tensor& tensor : tensors) {
+    cost_ = c10::hash_combine(cost_, static_cast<std::size_t>(tensor.numel()));
+    Value* value = StorageTable::value_of(tensor);
+    if (!value) continue;
+    const auto is = [&](const Held& one) { return one.value() == value; };
+    if (std::ranges::none_of(values_, is)) bytes_ += value->size;
+    values_.emplace_back(engine, *value);
+    engine.used(*value);
+    if (apart_) continue;
+    if (!std::exchange(on_tape_, true)) engine.begin_operator();
+    engine.accessed(*value);
   }
-  engine.end_operator(0ns);
 }
 
-// Beside the operators that the code ran.
-Nanos Session::Hold::own_time() const {
-  if (session_.options_.logical_clock) return Nanos{bytes_};
-  return to_nanoseconds(ticks() - began_) - (session_.engine_.stats().clock - clock_);
+void Session::Hold::bring_back(Guard& guard) {
+  bool any = false;
+  for (const Held& held : values_) {
+    if (held.value()->resident()) continue;
+    session_.bring_back(*held.value(), guard.lock());
+    any = true;
+  }
+  if (any && !apart_) session_.watch_for_thrash();
+}
+
+void Session::Hold::hand_out(c10::ArrayRef<at::Tensor> written, Guard& guard) {
+  for (const at::Tensor& tensor : written) {
+    if (!tensor.has_storage()) continue;
+    const Value* value = StorageTable::value_of(tensor);
+    std::erase_if(values_, [&](const Held& held) { return value && held.value() == value; });
+    session_.hand_out(*storage_of(*tensor.unsafeGetTensorImpl()), guard.lock());
+  }
 }
 
 Session::Hold::~Hold() {
   innermost = outer_;
   Guard guard(session_);
-  session_.engine_.worked(std::max(own_time(), 0ns));
+  if (!apart_) count();
   for (Held& held : values_) {
     if (held.value()) session_.storages_.arm(*held.value());
     held.release();
   }
+  if (!apart_) session_.reload_ahead();
 }
+
+// ---- What the code costs
+
+void Session::Hold::start_timing(std::uint64_t code) {
+  first_run_ = session_.compiled_.insert(code).second;
+  if (session_.costs_ && session_.captures_ == 0) {
+    stream_ = session_.device_.current_stream();
+    sample_ = session_.costs_->begin(cost_, stream_, session_.steps_);
+  }
+  began_ = ticks();
+}
+
+void Session::Hold::count() {
+  const std::int64_t own = own_ticks();
+  const Nanos cost = session_.options_.logical_clock ? Nanos{bytes_} : to_nanoseconds(own);
+  session_.engine_.worked(cost);
+  session_.touched_bytes_ += bytes_;
+  session_.kernel_ticks_ += own;
+  session_.thrash_.computed(own);
+  if (outer_) {
+    outer_->inside_ticks_ += ticks() - met_;
+    outer_->inside_cost_ += inside_cost_ + own;
+  }
+}
+
+// On a device, where the host's clock only sees launches, what the whole costs is known.
+std::int64_t Session::Hold::own_ticks() {
+  const std::int64_t passed = ticks() - began_ - inside_ticks_;
+  const std::int64_t usual = session_.usual_ticks(bytes_);
+  if (session_.costs_) {
+    session_.costs_->end(sample_, stream_, searched_);
+    const Nanos whole = session_.costs_->cost(cost_, to_nanoseconds(inside_cost_ + usual));
+    return std::max<std::int64_t>(to_ticks(whole) - inside_cost_, 0);
+  }
+  // The first one tunes what it runs.
+  return first_run_ ? usual
+                    : session_.usual_.of(cost_, std::max<std::int64_t>(passed, 0), session_.steps_);
+}
+
+void Session::Hold::ran(std::int64_t passed, std::int64_t cost) {
+  if (!innermost) return;
+  innermost->inside_ticks_ += passed;
+  innermost->inside_cost_ += cost;
+}
+
+void Session::Hold::searched(std::int64_t passed) {
+  if (!innermost) return;
+  innermost->searched_ = true;
+  if (InOperator::state.depth == 0) innermost->inside_ticks_ += passed;
+}
+
+// ---- What the code does to its arguments
 
 void Session::Hold::returned(const at::Tensor& result) {
   Guard guard(session_);

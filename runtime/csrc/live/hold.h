@@ -7,20 +7,27 @@
 // run many operators' work between two looks at us. All of it is brought back first and locked.
 // What the code itself lets go, as compiled code does with its arguments once it has read them, is
 // free at once. Afterwards it can be evicted again. What the code writes becomes a constant, and
-// recipes that read it keep the old content, as where memory is handed out. On the tape the code is
-// an operator that reads all of it, so that the next step is foretold. Nothing is recorded
+// recipes that read it keep the old content, as where memory is handed out. Nothing is recorded
 // meanwhile: between two operators compiled code writes over its own buffers, and a recipe would
 // read what is there then.
+//
+// On the tape the code is an operator that accesses all of it, so that the next step is foretold.
+// Its cost is what it takes beside the operators that it runs, which count for themselves, and it
+// counts once they have: how many they are is not known before.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstdint>
 #include <vector>
 
-#include "runtime/csrc/engine/operator_call.h"
+#include "runtime/csrc/engine/held.h"
+#include "runtime/csrc/live/in_operator.h"
+#include "runtime/csrc/live/operator_costs.h"
 #include "runtime/csrc/live/session.h"
+#include "runtime/csrc/live/ticks.h"
 
 namespace dtr {
 
@@ -39,8 +46,10 @@ class Session::Reading {
 
 class Session::Hold {
  public:
-  // Throws torch.OutOfMemoryError where they do not fit together.
-  Hold(Session& session, c10::ArrayRef<at::Tensor> read, c10::ArrayRef<at::Tensor> written);
+  // `code` names it: on arguments of the same sizes it costs the same. Throws
+  // torch.OutOfMemoryError where they do not fit together; then nothing has become a constant.
+  Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
+       c10::ArrayRef<at::Tensor> written);
   ~Hold();
   Hold(const Hold&) = delete;
 
@@ -53,17 +62,35 @@ class Session::Hold {
   static bool covers(const Value* value);
   static void died(Value& value);  // The program let it go. The engine's lock is held.
 
+  // This thread's code ran an operator, in so many ticks, of which the operator is held to cost some;
+  // or looked for memory outside of operators.
+  static void ran(std::int64_t passed, std::int64_t cost);
+  static void searched(std::int64_t passed);
+
  private:
   static thread_local Hold* innermost;
-  void note_use(c10::ArrayRef<at::Tensor> read, c10::ArrayRef<at::Tensor> written);
-  Nanos own_time() const;
+  void take(c10::ArrayRef<at::Tensor> tensors);
+  void bring_back(Guard& guard);
+  void hand_out(c10::ArrayRef<at::Tensor> written, Guard& guard);
+  void start_timing(std::uint64_t code);
+  void count();
+  std::int64_t own_ticks();
 
   Session& session_;
   Hold* const outer_ = innermost;
+  // Within an operator, which has its own cost and is an operator on the tape, or is a replay.
+  const bool apart_ = InOperator::state.depth > 0;
   std::vector<Held> values_;  // Once for each time that a value is there.
   Bytes bytes_ = 0;
-  std::int64_t began_ = 0;  // In ticks.
-  Nanos clock_ = 0ns;       // The engine's, then.
+  bool on_tape_ = false;
+
+  Costs::Key cost_;  // Of the code and the sizes that it sees.
+  Costs::Sample sample_;
+  Stream stream_{};
+  bool first_run_ = false;
+  std::int64_t met_ = ticks(), began_ = 0;
+  std::int64_t inside_ticks_ = 0, inside_cost_ = 0;  // Of what counts for itself.
+  bool searched_ = false;
 };
 
 }  // namespace dtr

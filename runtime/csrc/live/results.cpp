@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "runtime/csrc/live/hold.h"
 #include "runtime/csrc/live/locks.h"
 #include "runtime/csrc/live/session.h"
 #include "runtime/csrc/live/ticks.h"
@@ -129,7 +130,9 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   arm_arguments(call);
   engaged.unlock();
   reload_ahead();
-  bookkeeping_ticks_ += ticks() - call.begin_ticks - call.remat_ticks - call.inside_ticks;
+  const std::int64_t passed = ticks() - call.begin_ticks;
+  bookkeeping_ticks_ += passed - call.remat_ticks - call.inside_ticks;
+  Hold::ran(passed, call.kernel_ticks);
   if (options_.timeline) timeline_.push_back(memory_->live());
   if (detector_ && kept && call.info.others) verify_library(call.info, *kept, lock);
   apply_instruments(kept, lock);

@@ -166,6 +166,7 @@ void* Session::allocate(std::size_t bytes, Stream stream) {
     const std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
     InOperator::state.search_ticks += passed;
+    Hold::searched(passed);
     if (!block) out_of_memory(asked, shortage);
     data = memory_->data(block);  // Before the lock opens, and what died may run code.
   }

@@ -19,6 +19,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "dtr_alloc/csrc/pool.h"
@@ -285,6 +286,7 @@ class Session final : public Executor {
   const SessionDevice device_;
   const std::unique_ptr<Costs> costs_;                // Null on the host.
   UsualTimes usual_;                                  // On the host.
+  std::unordered_set<std::uint64_t> compiled_;        // Code that has run (hold.h).
   const std::unique_ptr<MutationDetector> detector_;  // Null outside debug mode.
   const Memory::Handle memory_;
   Engine engine_;

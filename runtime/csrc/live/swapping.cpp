@@ -93,12 +93,12 @@ void Session::reload(Op& op, Lock& lock) {
 void Session::reload_ahead() {
   constexpr Bytes kShare = 8;
   if (!swap_ || !swap_->runs_beside() || captures_ > 0 || InOperator::state.handled) return;
-  if (!engine_.foretells()) {
-    give_up_ahead();
-    return;
-  }
   const Bytes most = memory_->budget() / kShare;
   try {
+    if (!engine_.foretells()) {
+      give_up_ahead();
+      return;
+    }
     for (Value* value : engine_.due(swap_->transfer().one_way(most))) {
       if (value->size > most) {
         engine_.pass_over(*value);

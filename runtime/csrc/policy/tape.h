@@ -9,7 +9,7 @@
 // order is followed: a batch of another length is used in the order of those before. Where there is
 // none, nothing is foretold until the step is over. So a wrong tape costs time, and never a result.
 //
-// All times are the tape's own: the costs of the operators before, from the begin of the step. A
+// All times are the tape's own: the costs of what ran before, from the begin of the step. A
 // step that takes longer than the tape's does not come late, because both are at the same operator.
 //
 // What a step leaves to the next one, such as the state of an optimizer, has no entry in that one
