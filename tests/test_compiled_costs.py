@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc.runtime._testing import instrumented
 from dtr_alloc.runtime.session import Session
 from tests.exactness import scope
+from tests.fake_cuda.driver import FakeCuda
 from tests.taped_programs import ELEMENTS, Program
 from tests.taped_programs import scope as taped
 
@@ -199,6 +201,27 @@ def test_the_first_call_which_tunes_what_it_runs_is_held_to_cost_the_usual() -> 
         second, _ = counted(session, lambda: code(session, [], run=nap, name=3))
         other, _ = counted(session, lambda: code(session, [], run=nap, name=4))
     assert max(first, other) < NAP <= second
+
+
+@pytest.mark.parametrize("inside", [0, 1])
+def test_on_a_device_it_costs_what_the_device_needs_beside_operators(
+    cuda: FakeCuda, inside: int
+) -> None:
+    """A time stamp takes 0.25 ms: with an operator inside, three pass until the last."""
+    x = torch.ones(64, 64)
+    with instrumented(on_cuda=True), dtr_alloc.rematerialize("64MiB") as session:
+
+        def operators() -> None:
+            for _ in range(inside):
+                x.exp()
+
+        cuda.event_takes(0.25)
+        for _ in range(6):
+            before = session._core.stats().kernel_ns
+            code(session, [x], run=operators)
+            took = session._core.stats().kernel_ns - before
+            session._core.step()
+    assert took == pytest.approx(750_000 if inside else 250_000, rel=0.01)
 
 
 def test_its_time_is_the_programs_computing() -> None:

@@ -244,8 +244,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/resize.cpp",
-                "  insist_on(budget, memory_->live());  // What",
-                "  // What",
+                "meanwhile.\n  insist_on(budget, memory_->settled_live(budget));",
+                "meanwhile.",
             ),
         ),
         "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
