@@ -88,8 +88,9 @@ def test_nothing_that_it_is_given_goes_to_bring_back_the_rest() -> None:
 def test_where_what_it_reads_does_not_fit_nothing_becomes_a_constant() -> None:
     with scope(int(2.5 * MIB)) as session:
         given = [torch.full((512, 512), i / 7).exp() for i in range(3)]
+        resident = [dtr_alloc.is_evicted(value) for value in given].index(False)
         with pytest.raises(torch.OutOfMemoryError):
-            code(session, given, (0,))
+            code(session, given, (resident,))
         assert all(dtr_alloc.is_evicted(value) or dtr_alloc.evict(value) for value in given)
         session.check()
         del given
