@@ -11,6 +11,8 @@ microseconds for each call of a graph.
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import ModuleType
@@ -26,6 +28,8 @@ _MODULE = "torch._inductor.output_code"
 _GRAPHS = ("CompiledFxGraph", "CompiledAOTI")
 _MARK = "_dtr_alloc_region"
 _OVERWRITTEN = "_dtr_alloc_overwritten"
+_NAME = "_dtr_alloc_name"
+_names = itertools.count(int.from_bytes(os.urandom(7), "big"))
 
 
 def hold_arguments(session: Callable[[], _core.Session | None], undo: ExitStack) -> None:
@@ -56,6 +60,11 @@ def is_being_made() -> bool:
     return torch._guards.CompileContext.try_get() is not None
 
 
+def _name(graph: Any) -> int:
+    """Of a graph and no other, unlike its address. Torch's caches on disk may keep it."""
+    return int(graph.__dict__.setdefault(_NAME, next(_names)))
+
+
 def _held(
     run: Callable[..., Any], session: Callable[[], _core.Session | None]
 ) -> Callable[..., Any]:
@@ -74,6 +83,6 @@ def _held(
         written = [*getattr(graph, "mutated_input_idxs", range(len(inputs)))]
         written += graph.__dict__.get(_OVERWRITTEN, ())
         backward = getattr(graph, "fx_kwargs", {}).get("is_backward", False)
-        return holder.holding(inputs, written, backward, id(graph), lambda: run(graph, inputs))
+        return holder.holding(inputs, written, backward, _name(graph), lambda: run(graph, inputs))
 
     return call

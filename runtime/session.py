@@ -36,7 +36,7 @@ class SessionStats:
         evictions: tensors evicted; what the program itself dropped does not count.
         rematerializations: operators run again.
         records: live entries of the runtime's own bookkeeping; 0 after a commit.
-        kernel_ns: time in the program's operators.
+        kernel_ns: time in the program's operators and in compiled code.
         remat_ns: time in operators run again.
         search_ns: time spent choosing victims and giving their blocks back.
         move_ns: time that the host spent on moving pages while memory was sought.

@@ -225,6 +225,20 @@ def test_on_a_device_it_costs_what_the_device_needs_beside_operators(
     assert took == pytest.approx(750_000 if inside else 250_000, rel=0.01)
 
 
+def test_a_call_that_fails_says_nothing_of_what_the_next_one_costs() -> None:
+    def fail() -> None:
+        raise LookupError
+
+    with dtr_alloc.rematerialize(None) as session:
+        code(session, [])
+        before = session._core.stats().kernel_ns
+        with pytest.raises(LookupError):
+            code(session, [], run=fail)
+        assert session._core.stats().kernel_ns == before
+        code(session, [], run=nap)
+        assert session._core.stats().kernel_ns - before >= NAP * 1e9
+
+
 def test_its_time_is_the_programs_computing() -> None:
     with dtr_alloc.rematerialize(None) as session:
         code(session, [])

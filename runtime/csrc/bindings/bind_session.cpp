@@ -71,6 +71,7 @@ py::object holding(Session& session, const py::sequence& tensors,
     hold = std::make_unique<Session::Hold>(session, code, read, changed);
   }
   py::object made = run();
+  hold->ended();
   if (!backward) return made;
   for (py::handle result : made) {
     if (THPVariable_Check(result.ptr())) hold->returned(THPVariable_Unpack(result.ptr()));

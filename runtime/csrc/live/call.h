@@ -61,12 +61,12 @@ struct Call {
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> held;
   // Of arguments that were movable before they were written (swap.h).
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 2> movable;
-  std::int64_t begin_ticks = 0;
-  std::int64_t remat_ticks = 0;   // Spent bringing arguments back.
-  std::int64_t inside_ticks = 0;  // Spent in the operator,
-  std::int64_t kernel_ticks = 0;  // without the search for its memory.
-  std::int64_t usual_ticks = 0;   // What it is held to cost.
-  Costs::Key cost = 0;            // None where what it reads has no plain shape.
+  std::int64_t begin_ticks = 0, inside_hold = 0;  // At the begin; Hold::inside() then.
+  std::int64_t remat_ticks = 0;                   // Spent bringing arguments back.
+  std::int64_t inside_ticks = 0;                  // Spent in the operator,
+  std::int64_t kernel_ticks = 0;                  // without the search for its memory.
+  std::int64_t usual_ticks = 0;                   // What it is held to cost.
+  Costs::Key cost = 0;                            // None where what it reads has no plain shape.
   Costs::Sample sample;
   std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
 

@@ -34,15 +34,21 @@ Session::Reading::~Reading() {
 Session::Hold::Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
                     c10::ArrayRef<at::Tensor> written)
     : session_(session), cost_(code) {
+  for (const auto& tensors : {read, written}) {
+    for (const at::Tensor& tensor : tensors) {
+      cost_ = c10::hash_combine(cost_, static_cast<std::size_t>(tensor.numel()));
+    }
+  }
   std::optional<Turn> turn;
   if (!written.empty()) turn.emplace(session_);
   Guard guard(session_);
   try {
+    hand_out(written, Which::kConstants, guard);  // What has read them may need room.
     take(read);
     take(written);
     if (on_tape_) session_.engine_.end_operator(0ns);
     bring_back(guard);
-    hand_out(written, guard);
+    hand_out(written, Which::kAll, guard);  // Some may be constants since.
     if (session_.device_.work && session_.captures_ == 0 && session_.follow_stream()) {
       for (const Held& value : values_) session_.read_on_stream(*value.value());
     }
@@ -60,7 +66,6 @@ Session::Hold::Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tens
 void Session::Hold::take(c10::ArrayRef<at::Tensor> tensors) {
   Engine& engine = session_.engine_;
   for (const at::Tensor& tensor : tensors) {
-    cost_ = c10::hash_combine(cost_, static_cast<std::size_t>(tensor.numel()));
     Value* value = StorageTable::value_of(tensor);
     if (!value) continue;
     const auto is = [&](const Held& one) { return one.value() == value; };
@@ -83,11 +88,12 @@ void Session::Hold::bring_back(Guard& guard) {
   if (any && !apart_) session_.watch_for_thrash();
 }
 
-void Session::Hold::hand_out(c10::ArrayRef<at::Tensor> written, Guard& guard) {
+void Session::Hold::hand_out(c10::ArrayRef<at::Tensor> written, Which which, Guard& guard) {
   for (const at::Tensor& tensor : written) {
     if (!tensor.has_storage()) continue;
     const Value* value = StorageTable::value_of(tensor);
-    std::erase_if(values_, [&](const Held& held) { return value && held.value() == value; });
+    if (which == Which::kConstants && value) continue;
+    std::erase_if(values_, [&](const Held& held) { return held.value() == value; });
     session_.hand_out(*storage_of(*tensor.unsafeGetTensorImpl()), guard.lock());
   }
 }
@@ -107,43 +113,49 @@ Session::Hold::~Hold() {
 
 void Session::Hold::start_timing(std::uint64_t code) {
   first_run_ = session_.compiled_.insert(code).second;
-  if (session_.costs_ && session_.captures_ == 0) {
+  if (session_.costs_ && session_.captures_ == 0 && !session_.options_.logical_clock) {
     stream_ = session_.device_.current_stream();
     sample_ = session_.costs_->begin(cost_, stream_, session_.steps_);
   }
   began_ = ticks();
 }
 
+void Session::Hold::ended() {
+  passed_ = std::max<std::int64_t>(ticks() - began_ - inside_ticks_, 1);
+  if (session_.costs_) session_.costs_->end(std::exchange(sample_, {}), stream_, searched_);
+}
+
 void Session::Hold::count() {
-  const std::int64_t own = own_ticks();
-  const Nanos cost = session_.options_.logical_clock ? Nanos{bytes_} : to_nanoseconds(own);
-  session_.engine_.worked(cost);
-  session_.touched_bytes_ += bytes_;
-  session_.kernel_ticks_ += own;
-  session_.thrash_.computed(own);
-  if (outer_) {
-    outer_->inside_ticks_ += ticks() - met_;
-    outer_->inside_cost_ += inside_cost_ + own;
+  if (has_ended()) {
+    const std::int64_t own = own_ticks();
+    session_.engine_.worked(session_.options_.logical_clock ? Nanos{bytes_} : to_nanoseconds(own));
+    session_.touched_bytes_ += bytes_;
+    session_.kernel_ticks_ += own;
+    session_.thrash_.computed(own);
+    inside_cost_ += own;
+  } else if (session_.costs_) {
+    session_.costs_->abandon(sample_);
   }
+  if (!outer_) return;
+  outer_->inside_ticks_ = outer_inside_ + ticks() - met_;
+  outer_->inside_cost_ += inside_cost_;
+  outer_->searched_ |= searched_;
 }
 
-// On a device, where the host's clock only sees launches, what the whole costs is known.
+// On a device, where the host's clock only sees launches, what the whole costs is known. On the host
+// the first run counts as usual: it tunes what it runs.
 std::int64_t Session::Hold::own_ticks() {
-  const std::int64_t passed = ticks() - began_ - inside_ticks_;
   const std::int64_t usual = session_.usual_ticks(bytes_);
-  if (session_.costs_) {
-    session_.costs_->end(sample_, stream_, searched_);
-    const Nanos whole = session_.costs_->cost(cost_, to_nanoseconds(inside_cost_ + usual));
-    return std::max<std::int64_t>(to_ticks(whole) - inside_cost_, 0);
+  if (!session_.costs_) {
+    return first_run_ ? usual : session_.usual_.of(cost_, passed_, session_.steps_);
   }
-  // The first one tunes what it runs.
-  return first_run_ ? usual
-                    : session_.usual_.of(cost_, std::max<std::int64_t>(passed, 0), session_.steps_);
+  const Nanos whole = session_.costs_->cost(cost_, to_nanoseconds(inside_cost_ + usual));
+  return std::max<std::int64_t>(to_ticks(whole) - inside_cost_, 0);
 }
 
-void Session::Hold::ran(std::int64_t passed, std::int64_t cost) {
+void Session::Hold::ran(std::int64_t inside, std::int64_t passed, std::int64_t cost) {
   if (!innermost) return;
-  innermost->inside_ticks_ += passed;
+  innermost->inside_ticks_ = inside + passed;
   innermost->inside_cost_ += cost;
 }
 

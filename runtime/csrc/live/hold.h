@@ -47,13 +47,14 @@ class Session::Reading {
 class Session::Hold {
  public:
   // `code` names it: on arguments of the same sizes it costs the same. Throws
-  // torch.OutOfMemoryError where they do not fit together; then nothing has become a constant.
+  // torch.OutOfMemoryError; where they do not fit together, no tensor has become a constant.
   Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
        c10::ArrayRef<at::Tensor> written);
   ~Hold();
   Hold(const Hold&) = delete;
 
-  // The code returned `result`, perhaps over memory that it was given: a compiled backward graph may
+  void ended();  // The code did not fail: what it took counts.
+  // It returned `result`, perhaps over memory that it was given: a compiled backward graph may
   // write over a saved tensor that nobody else has, and says so nowhere.
   void returned(const at::Tensor& result);
 
@@ -62,19 +63,23 @@ class Session::Hold {
   static bool covers(const Value* value);
   static void died(Value& value);  // The program let it go. The engine's lock is held.
 
-  // This thread's code ran an operator, in so many ticks, of which the operator is held to cost some;
-  // or looked for memory outside of operators.
-  static void ran(std::int64_t passed, std::int64_t cost);
+  // Of this thread's code: what the things took so far that count for themselves. An operator that
+  // began at `inside` took `passed`, of which it computed for `cost`. A search for memory took
+  // `passed`. All in ticks.
+  static std::int64_t inside() { return innermost ? innermost->inside_ticks_ : 0; }
+  static void ran(std::int64_t inside, std::int64_t passed, std::int64_t cost);
   static void searched(std::int64_t passed);
 
  private:
   static thread_local Hold* innermost;
   void take(c10::ArrayRef<at::Tensor> tensors);
   void bring_back(Guard& guard);
-  void hand_out(c10::ArrayRef<at::Tensor> written, Guard& guard);
+  enum class Which { kConstants, kAll };
+  void hand_out(c10::ArrayRef<at::Tensor> written, Which which, Guard& guard);
   void start_timing(std::uint64_t code);
   void count();
   std::int64_t own_ticks();
+  bool has_ended() const { return passed_ > 0; }
 
   Session& session_;
   Hold* const outer_ = innermost;
@@ -88,8 +93,9 @@ class Session::Hold {
   Costs::Sample sample_;
   Stream stream_{};
   bool first_run_ = false;
-  std::int64_t met_ = ticks(), began_ = 0;
-  std::int64_t inside_ticks_ = 0, inside_cost_ = 0;  // Of what counts for itself.
+  const std::int64_t met_ = ticks(), outer_inside_ = inside();
+  std::int64_t began_ = 0, passed_ = 0;
+  std::int64_t inside_ticks_ = 0, inside_cost_ = 0;
   bool searched_ = false;
 };
 

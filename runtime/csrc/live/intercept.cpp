@@ -114,6 +114,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (info.itemwise && execute_itemwise(info, keys, stack)) return;
   Call call{.info = info, .keys = keys};
   call.begin_ticks = ticks();
+  call.inside_hold = Hold::inside();
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);

@@ -132,7 +132,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   reload_ahead();
   const std::int64_t passed = ticks() - call.begin_ticks;
   bookkeeping_ticks_ += passed - call.remat_ticks - call.inside_ticks;
-  Hold::ran(passed, call.kernel_ticks);
+  Hold::ran(call.inside_hold, passed, call.kernel_ticks);
   if (options_.timeline) timeline_.push_back(memory_->live());
   if (detector_ && kept && call.info.others) verify_library(call.info, *kept, lock);
   apply_instruments(kept, lock);
