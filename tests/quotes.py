@@ -187,6 +187,20 @@ def swaps() -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def compiled() -> Iterator[str]:
+    rows = result("compiled")["rows"]
+    found = {(row["model"], row["way"]): row for row in rows}
+    for model in ("gpt", "resnet", "llama"):
+        whole = found[model, "no budget"]["peak_bytes"]
+        smallest = found[model, "smallest"]["peak_bytes"] / whole
+        steps = {
+            way: f"{row['slowdown']:.2f}" for (name, way), row in found.items() if name == model
+        }
+        first = " | ".join(steps[f"at {share}%"] for share in (70, 50, 30))
+        last = " | ".join(steps[way] for way in ("smallest", "torch's 0.5", "ours, as torch's 0.5"))
+        yield f"| {model} | {first} | {smallest:.2f} of the peak | {last} |"
+
+
 def one_score() -> str:
     return f"{measured('scoring')['C++: 10,000 rows']:.1f} ns"
 
@@ -366,6 +380,7 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     ),
     "docs/scoring.md": (scores,),
     "docs/simulator.md": (simulator_quotes.theorem, simulator_quotes.links),
+    "docs/ecosystem.md": (compiled,),
     "docs/swap.md": (swaps, overlaps, gpu_quotes.bus),
     "docs/tuning.md": (simulator_quotes.tuning,),
 }

@@ -43,6 +43,7 @@ OLDER = {
 ALONE = {
     "auto_models",
     "auto_sizes",
+    "compiled",
     "guest",
     "odd_batches",
     "swap",
@@ -79,9 +80,10 @@ GPU = {
 
 # States of the C++ whose figures stand, and what has changed since.
 ALIKE = {
-    "7424232f7d83": "what is foretold of compiled code",
-    "468ce71f65a3": "whether a host's tensor that is handed out meets a device's stream, in which "
-    "file a guest's functions lie, and what is foretold of compiled code",
+    "7424232f7d83": "what is foretold and counted of compiled code, and that a guest's smaller "
+    "budget waits for requests",
+    "468ce71f65a3": "the same, whether a host's tensor that is handed out meets a device's stream, "
+    "and in which file a guest's functions lie",
     "a227625f8a22": "in which order equal orphans go, what a late watch knows, and guests on a "
     "device; what stands is what proofs found",
     "2fa1defc4dee": "how the live runtime chooses, moves pages and serves guests; what stands is "
