@@ -99,8 +99,8 @@ class Memory {
 
   virtual Bytes budget() const = 0;
   virtual Bytes largest_budget() const = 0;  // That set_limit takes.
-  virtual Bytes live() const = 0;            // Where another thread allocates just now, a bound.
-  // Waits for such threads while the bound is above `enough`, a second at most.
+  virtual Bytes live() const = 0;            // An upper bound while other threads allocate.
+  // The same, but waits for such threads while it is above `enough`, a second at most.
   virtual Bytes settled_live(Bytes /*enough*/) const { return live(); }
   // What a block of that size counts, at most.
   virtual Bytes charge(Bytes size) const { return round_to_granule(size); }

@@ -63,9 +63,9 @@ class Session::Hold {
   static bool covers(const Value* value);
   static void died(Value& value);  // The program let it go. The engine's lock is held.
 
-  // Of this thread's code: what the things took so far that count for themselves. An operator that
-  // began at `inside` took `passed`, of which it computed for `cost`. A search for memory took
-  // `passed`. All in ticks.
+  // For this thread's innermost call, in ticks. inside(): what its operators, its calls and its
+  // searches for memory have taken so far, which count for themselves. ran(): an operator took
+  // `passed`, and computed for `cost` of it; `inside` is from when it began.
   static std::int64_t inside() { return innermost ? innermost->inside_ticks_ : 0; }
   static void ran(std::int64_t inside, std::int64_t passed, std::int64_t cost);
   static void searched(std::int64_t passed);
