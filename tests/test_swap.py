@@ -106,6 +106,25 @@ def test_everything_may_go_out_and_in_after_each_operator() -> None:
     assert_exact(program, modes=["swap_always"])
 
 
+@pytest.mark.parametrize("name", ["_cudnn_init_dropout_state", "_cudnn_rnn_flatten_weight"])
+def test_what_code_touches_that_nobody_sees_stays_where_it_is(name: str) -> None:
+    """cuDNN advances the state of its dropout where it lies, and torch takes the address of a
+    recurrent layer's weights. Here is no cuDNN."""
+    arguments = {
+        "_cudnn_init_dropout_state": (0.5, True, 0),
+        "_cudnn_rnn_flatten_weight": ([torch.ones(4)], 4, 1, 2, 1, 0, 1, False, False),
+    }
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(name, lambda *_, **__: torch.ones(1 << 15), "CPU")  # type: ignore[no-untyped-call]
+    try:
+        with dtr_alloc.rematerialize("1MiB", swap="64MiB"):
+            made = getattr(torch.ops.aten, name)(*arguments[name])
+            assert dtr_alloc.evict(torch.ones(1 << 15) + 1)
+            assert not dtr_alloc.evict(made)
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
 def test_threads_of_backward_swap_as_well() -> None:
     expected = train(make_model())
     budget = floor(adamw) * 2 // 3
@@ -113,6 +132,36 @@ def test_threads_of_backward_swap_as_well() -> None:
     with instrumented(swap_always=True), scope as session:
         assert equal(train(make_model()), expected)
     assert session.stats().records == 0
+
+
+def test_a_tensor_is_not_settled_while_another_thread_writes_a_part_of_it() -> None:
+    """A reader of the other part finds that its recipe has grown too long. Had it moved the tensor
+    to the swap, whose copy is made before a write, its result could not be computed again."""
+    half = 1 << 13
+    expected = torch.full((half,), 402.0)
+    for _ in range(5):
+        with dtr_alloc.rematerialize("1GiB", swap="64MiB") as session:
+            made = [torch.ones(8 * half)]
+            for _ in range(199):
+                made.append(made.pop() + 1)
+            tensor, wide = made[0][: 2 * half] + 1, torch.ones(1 << 14, half)
+            read: list[Tensor] = []
+
+            def write(tensor: Tensor = tensor, wide: Tensor = wide) -> None:
+                torch.sum(wide, dim=0, out=tensor[:half])
+
+            def drop_and_read(
+                tensor: Tensor = tensor, made: list[Tensor] = made, read: list[Tensor] = read
+            ) -> None:
+                time.sleep(0.005)  # Most often in the middle of the write.
+                made.clear()
+                read.append(tensor[half:] * 2)
+
+            in_threads(write, drop_and_read)
+            dtr_alloc.evict(read[0])
+            assert torch.equal(read[0], expected)
+            session.check()
+            read.clear()
 
 
 def test_a_tensor_whose_memory_is_taken_as_another_thread_reads_it_is_read_as_it_was() -> None:

@@ -44,8 +44,10 @@ constexpr std::string_view kItemwisePrefixes[] = {"aten::_foreach_", "aten::_fus
 // Operators that leave bytes of a result as they happen to be, besides the blank ones: a workspace.
 constexpr std::string_view kUninitialized[] = {"aten::mkldnn_rnn_layer"};
 
-// Other operators advance this state of cuDNN's dropout later, and do not say so.
-constexpr std::string_view kNeverRecorded[] = {"aten::_cudnn_init_dropout_state"};
+// Results that must stay where they are. Other operators advance the state of cuDNN's dropout later,
+// and do not say so. Before torch 2.13 a recurrent layer takes the address of its weights unseen.
+constexpr std::string_view kStays[] = {"aten::_cudnn_init_dropout_state",
+                                       "aten::_cudnn_rnn_flatten_weight"};
 
 // Collectives write what their schemas say they read, some of it after they have returned.
 constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"};
@@ -174,7 +176,7 @@ bool is_composite(const c10::OperatorHandle& op) {
 // Whether calls of the operator can be recorded, as far as its schema and the tables tell.
 bool is_recordable(const FunctionSchema& schema) {
   const std::string& name = schema.name();
-  if (contains(kStorageSurgery, name) || contains(kNeverRecorded, name)) return false;
+  if (contains(kStorageSurgery, name) || contains(kStays, name)) return false;
   // Before torch 2.13 nobody tells us when the program fills such memory through a raw pointer.
   if (!kSeesRawAccess && begins_with_one_of(kBlankPrefixes, name)) return false;
   return std::ranges::all_of(schema.arguments(), [](const c10::Argument& argument) {
@@ -332,6 +334,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   blank = begins_with_one_of(kBlankPrefixes, name);
   uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";
+  stays = contains(kStays, name);
   itemwise = is_itemwise(schema);
   waits = name == kWaits;
   others = is_of_library(schema);

@@ -38,6 +38,7 @@ struct OperatorInfo {
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
   bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
   bool shares = false;    // Its result shares its argument's memory until one of them is written.
+  bool stays = false;     // Its results may not leave memory.
   bool fresh = false;     // May return a tensor, not a list of them, that is none of its arguments.
   bool itemwise = false;  // Does the same to each item of its lists (itemwise.cpp).
   bool waits = false;     // For other processes, and writes nothing itself.
