@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc import _core
 from tests.fake_cuda.driver import FakeCuda
 from tests.test_swap_on_device import COPIES, on_device
 
@@ -242,4 +243,33 @@ def test_a_copy_that_fails_ahead_is_copied_when_it_is_asked_for(cuda: FakeCuda, 
             break
     assert after > 0
     assert silent > 0
+    assert cuda.faults() == []
+
+
+def test_what_arrives_is_not_there_before_other_streams_wait_for_it(cuda: FakeCuda) -> None:
+    """Where they cannot be made to wait, another stream might read it too early."""
+    other = cuda.stream()
+    try:
+        mode, scope = on_device(16 * QUARTER_MIB, "logical")
+        with mode, scope as session:
+            _core.set_host_stream(other)
+            torch.ones(1 << 16).exp()
+            _core.set_host_stream(0)
+            program = Repeated(gradients=12)
+            for _ in range(3):
+                program.step()
+            torch.zeros(WIDE << 16).add(1)
+            program.gradient(0)[7] + 1
+            copies = cuda.calls(COPIES[1])
+            cuda.fail("cuStreamWaitEvent", 1)  # The first is the reader's.
+            with pytest.raises(RuntimeError, match="cuStreamWaitEvent failed"):
+                dtr_alloc.materialize(program.gradient(1))
+            assert cuda.calls(COPIES[1]) == copies  # It was on its way.
+            assert dtr_alloc.is_evicted(program.gradient(1))
+            session.check()
+            program.step()
+            del program
+    finally:
+        _core.set_host_stream(0)
+        cuda.destroy_stream(other)
     assert cuda.faults() == []

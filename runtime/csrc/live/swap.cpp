@@ -89,10 +89,16 @@ void Swap::begin_ahead(Op& op, Block* block) {
   engine_.begins_copy(value);
 }
 
-bool Swap::arrive(Op& op, Stream reader) {
+bool Swap::arrive(Op& op, Stream reader, c10::function_ref<void()> order) {
   Away& its = away(op);
   if (!its.ahead) return false;
   tier_->finish_read(its.room, memory_.data(its.ahead), reader);
+  try {
+    order();
+  } catch (...) {
+    give_up(op);
+    throw;
+  }
   Value& value = *op.outputs()[0];
   storages_.fill(value, leave_ahead(op));
   stats_.in += value.size;

@@ -20,6 +20,8 @@
 
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <memory>
 #include <vector>
 
@@ -60,11 +62,12 @@ class Swap {
   void forget(Op& op);
 
   // Ahead of its use, where copies run beside. begin_ahead() takes the block, or throws what the
-  // tier throws. Then arrive() fills the value, for work of a stream; false where nothing was begun.
+  // tier throws. Then arrive() fills the value, for work of a stream, when `order` has made other
+  // streams wait for that one; false where nothing was begun.
   bool runs_beside() const { return runs_beside_; }
   Bytes under_way() const { return under_way_; }
   void begin_ahead(Op& op, Block* block);
-  bool arrive(Op& op, Stream reader);
+  bool arrive(Op& op, Stream reader, c10::function_ref<void()> order);
   bool give_up_ahead();  // All of it. Whether there was any.
   void end_step();       // Gives up what was begun before the step that ends, and is not touched.
 

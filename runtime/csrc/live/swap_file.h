@@ -5,7 +5,7 @@
 // place is a block of a pool whose addresses are those of the file (pool.h). Bytes go through the
 // system's own cache, which keeps as much of the file in memory as the machine has to spare.
 //
-// Not thread-safe: the session's lock is held in all calls.
+// The session's lock is held in all calls but begin_read().
 
 #pragma once
 

@@ -17,6 +17,7 @@ namespace dtr {
 // written. Of other memory somebody may have the address.
 bool Session::may_adopt(const Call& call) const {
   if (!swap_ || !call.here || call.foreign || call.handled || call.info.others) return false;
+  if (call.info.stays) return false;
   return captures_ == 0 && !Hold::here();
 }
 
@@ -57,6 +58,7 @@ void Session::note_movable(Call& call, c10::StorageImpl* storage) {
 }
 
 void Session::close_swap() {
+  const std::lock_guard guard(engine_.mutex());  // Another thread may be asking what it did.
   if (swap_) swap_->close();
 }
 
@@ -66,7 +68,7 @@ void Session::reload(Op& op, Lock& lock) {
   const auto arrived = [&] {
     if (memory_->many_streams()) memory_->spread_stream(reader);
   };
-  if (swap_->arrive(op, reader)) return arrived();
+  if (swap_->arrive(op, reader, arrived)) return;
   Value& value = *op.outputs()[0];
   at::DataPtr memory;
   Nanos at = 0ns;
