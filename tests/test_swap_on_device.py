@@ -24,6 +24,7 @@ from tests.fake_cuda.driver import FakeCuda
 from tests.swap_programs import KINDS, Make, adamw, equal, floor, make_model, train
 from tests.test_session_on_cuda import batch_norms, checkpointed, mlp
 
+SCALAR = torch.empty(())
 COPIES = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"]
 AT_THE_START = {  # How often: a stream each way, and twelve copies to measure the bus.
     "cuMemHostRegister_v2": 1,
@@ -157,6 +158,48 @@ def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
             session.check()
             del made, gradient, expected
     finally:
+        _core.set_host_stream(0)
+        cuda.destroy_stream(one)
+        cuda.destroy_stream(other)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda gradient: torch.equal(gradient, gradient),
+        lambda gradient: torch.sum(gradient, dim=(0,), out=SCALAR),
+    ],
+    ids=["reads", "writes"],
+)
+def test_a_stream_that_comes_later_waits_for_what_was_brought_back_and_pinned(
+    cuda: FakeCuda, act: Callable[[Tensor], object]
+) -> None:
+    """Though its operator is not recorded and reads nothing that may be evicted."""
+    one, other = cuda.stream(), cuda.stream()
+    try:
+        mode, scope = on_device("64MiB")
+        with mode, scope as session:
+            _core.set_host_stream(one)
+            parameter = torch.ones(1 << 16).requires_grad_()
+            (parameter * 3).sum().backward()  # type: ignore[no-untyped-call]
+            gradient = parameter.grad
+            assert gradient is not None
+            assert dtr_alloc.evict(gradient)
+            cuda.manual()
+            dtr_alloc.pin(gradient)
+            _core.set_host_stream(other)
+            _core.set_in_optimizer(True)
+            with torch.no_grad():
+                act(gradient)
+            _core.set_in_optimizer(False)
+            cuda.drain(other)
+            assert cuda.queued(other) > 0
+            cuda.finish()
+            cuda.manual(False)
+            session.check()
+            del parameter, gradient
+    finally:
+        _core.set_in_optimizer(False)
         _core.set_host_stream(0)
         cuda.destroy_stream(one)
         cuda.destroy_stream(other)

@@ -126,10 +126,12 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (call.recording) snapshot(call, *stack);
 
   const bool engages = options_.record && (call.recording || call.tracked || info.writes);
-  Guard guard(*this, engages);
+  const bool meets = !engages && may_be_new(call);
+  Guard guard(*this, engages || meets);
   OperatorCall engaged(engine_);
   try {
     if (engages) prepare(call, engaged, *stack, guard.lock());
+    if (meets) meet_this_stream();  // What it reads may have come back on another.
   } catch (...) {
     adopt_what_was_written(call);  // What has no reader may move as before: nothing was written.
     arm_again(call);
@@ -203,9 +205,8 @@ void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack
   if (call.tracked) prepare_reads(call, engaged, lock);
   if (captures_ > 0) call.recording = false;  // One that began meanwhile.
   if (call.info.writes) prepare_writes(call, engaged, lock);
-  if (!call.recording) return;
-  if (device_.work && !call.tracked) follow_stream();  // What it makes is given back to this one.
-  record(call, engaged, stack);
+  if (!call.tracked) meet_this_stream();  // What it reads may have come back on another.
+  if (call.recording) record(call, engaged, stack);
 }
 
 void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
@@ -221,13 +222,20 @@ void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
   if (device_.work && follow_stream()) read_on_stream(call);
 }
 
+// Another operator, which is under way, reads or writes the value.
+bool Session::held_elsewhere(const Call& call, const Value& value) const {
+  std::int32_t own = value.unfilled ? 1 : 0;
+  for (const TensorArgument& argument : call.arguments) own += argument.value == &value;
+  return value.locks > own;
+}
+
 void Session::cut_histories(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || is_lost(*value)) continue;
     if (call.info.shares) {
       make_constant(call, engaged, *value);
-    } else if (engine_.outweighed(*value)) {
+    } else if (engine_.outweighed(*value) && !held_elsewhere(call, *value)) {
       settle(call, engaged, *value);
     }
   }
@@ -238,7 +246,9 @@ void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || is_lost(*value)) continue;
-    if (engine_.rests_on_absent(*value)) settle(call, engaged, *value);
+    if (engine_.rests_on_absent(*value) && !held_elsewhere(call, *value)) {
+      settle(call, engaged, *value);
+    }
   }
 }
 

@@ -251,11 +251,18 @@ bool Session::follow_stream() {
     if (memory_->many_streams()) memory_->gather_streams(current);
     streams_.push_back(current);
   }
+  latest_stream_.store(current, std::memory_order_relaxed);
   return memory_->many_streams();
 }
 
 void Session::meet_this_stream() {
   if (device_.work && captures_ == 0) follow_stream();
+}
+
+// By a look without a lock: it may be met after all.
+bool Session::may_be_new(const Call& call) const {
+  if (!device_.work || !options_.record || !call.here) return false;
+  return device_.current_stream() != latest_stream_.load(std::memory_order_relaxed);
 }
 
 void Session::retire_stream(Stream stream) {
@@ -265,6 +272,7 @@ void Session::retire_stream(Stream stream) {
                               "be waited for");
   memory_->retire_stream(stream);
   std::erase(streams_, stream);
+  latest_stream_.store(kNoStream, std::memory_order_relaxed);
 }
 
 void Session::read_on_stream(const Value& value) {

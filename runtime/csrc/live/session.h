@@ -222,7 +222,9 @@ class Session final : public Executor {
   bool clear_pages(Bytes budget);
   void trim();
   static void tell_what_is_there(const Pool& pool, TraceRecorder& recorder);
-  bool follow_stream();  // Whether the memory has met several.
+  bool follow_stream();                     // Whether the memory has met several.
+  bool may_be_new(const Call& call) const;  // This thread's stream.
+  bool held_elsewhere(const Call& call, const Value& value) const;
   void read_on_stream(const Value& value);
   void read_on_stream(const Call& call);
 
@@ -313,7 +315,9 @@ class Session final : public Executor {
     std::atomic<int> under_way{0};
     std::atomic<std::int64_t> ended{0};
   } resizes_;
-  std::vector<Stream> streams_;  // That have run operators on tracked tensors.
+  static constexpr Stream kNoStream = ~Stream{0};
+  std::vector<Stream> streams_;                   // That have run operators,
+  std::atomic<Stream> latest_stream_{kNoStream};  // and the one that did last.
   std::atomic<int> captures_{0};
   TraceRecorder* locked_recorder_ = nullptr;  // For a fork.
   std::atomic<std::int64_t> steps_{0};        // Of optimizers.
