@@ -198,6 +198,27 @@ def test_steps_that_take_turns_are_foretold_from_their_first_operator() -> None:
     assert foretold >= operators - 8  # Of the optimizer some do not reach the engine.
 
 
+def test_a_rare_step_does_not_change_what_the_usual_ones_are_foretold_by() -> None:
+    """One that begins with a validation: the same operators, whose results nobody reads."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    seen = []
+    with scope(2.5) as session:
+        for validates in (False, False, False, True, False, False, False, True, False, False):
+            for trains in (False, True) if validates else (True,):
+                old, new = x + 1, x + 2
+                filler = x + 3
+                evicted = [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)]
+                del filler
+                if trains:
+                    assert float((new * 2)[0]) == 4.0
+                    assert float((old * 2)[0]) == 2.0
+                del old, new
+            seen.append(evicted)
+            program.end_step()
+            session.check()
+    assert seen[5:] == [[True, False]] * 5
+
+
 def test_a_program_without_steps_is_not_foretold() -> None:
     x = torch.zeros(ELEMENTS)
     with scope(2.5) as session:

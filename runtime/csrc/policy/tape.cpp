@@ -78,6 +78,7 @@ void Tapes::keep() {
   });
   if (alike != kept_.end()) {
     written_.successor = alike->successor;
+    written_.latest = alike->latest;
     written_.in_next_step = std::move(alike->in_next_step);
     kept_.splice(kept_.begin(), kept_, alike);
   } else {
@@ -88,6 +89,7 @@ void Tapes::keep() {
   if (kept_.size() <= kKept) return;
   for (Tape& tape : kept_) {
     if (tape.successor == &kept_.back()) tape.successor = nullptr;
+    if (tape.latest == &kept_.back()) tape.latest = nullptr;
   }
   kept_.pop_back();
 }
@@ -105,7 +107,10 @@ bool Tapes::end_step() {
   followed_ = nullptr;
   if (whole) {
     Tape& last = kept_.front();
-    if (before) before->successor = &last;
+    if (before) {
+      if (!before->successor || before->latest == &last) before->successor = &last;
+      before->latest = &last;
+    }
     followed_ = last.successor ? last.successor : &last;
   }
   before_ = whole ? &kept_.front() : nullptr;

@@ -68,7 +68,9 @@ class Tapes {
     std::vector<Nanos> next;          // Of each access.
     std::vector<Nanos> in_next_step;  // Of a value's last access: its first one in that step.
     Nanos length = 0ns;
-    const Tape* successor = nullptr;  // What the step after it was like.
+    // What the step after it was like, and was the last time. A step that comes once, such as one
+    // with a validation, is not taken for the successor: only one that comes twice in a row is.
+    const Tape *successor = nullptr, *latest = nullptr;
   };
   // Few kinds of steps: a generator's and a critic's, some lengths of sequences.
   static constexpr std::size_t kKept = 4;
