@@ -21,7 +21,7 @@ from dtr_alloc.runtime.bounding import bound as bounding
 from dtr_alloc.runtime.bounding import knapsack, search, stages
 from dtr_alloc.runtime.bounding.bound import Bounder
 from dtr_alloc.runtime.bounding.needs import Needs, needs_of
-from dtr_alloc.runtime.heuristic import PRESETS
+from dtr_alloc.runtime.heuristic import PRESETS, resolve
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 from dtr_alloc.runtime.trace import Trace
@@ -331,6 +331,34 @@ def test_the_search_finds_what_no_preset_has_and_is_the_same_each_time(recorded:
     assert (found.overhead or 0) <= (best.overhead or 0)
     again = search.run(simulator, budget, found.heuristic, found.policy)
     assert again == found
+
+
+def test_the_search_tries_the_tape_orphans_and_stepping_stones() -> None:
+    begin, draw = search.Setting("dtr", "eager", 1.0), random.Random(0)
+    tried = [resolve(search._changed(begin, draw, set()).heuristic) for _ in range(200)]
+    for switch in ("next_use", "orphans_first", "stepping_stones"):
+        assert any(getattr(one, switch) for one in tried), switch
+
+
+def test_a_log_whose_operators_take_no_time_is_bounded_at_once() -> None:
+    made = [Call("f", (), (Result(name, GRANULE, -1),), 0) for name in "abc"]
+    trace = Trace((*made, Call("g", tuple("abc"), (Result("d", 0, -1),), 0)))
+    found = dtr_alloc.bound(trace, 3 * GRANULE, seconds=LONG)
+    assert (found.lower, found.best_found is not None) == (1.0, True)
+
+
+def test_no_program_is_written_down_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long trace one takes seconds."""
+    needs, written = needs_of(chain(8).trace().schedule()), []
+    program = stages._program
+
+    def slow(*given: Any) -> Any:
+        written.append(given)
+        return program(*given)
+
+    monkeypatch.setattr(stages, "_program", slow)
+    assert stages.prove(needs, 4 * GRANULE, 0.0) is None
+    assert not written
 
 
 def test_a_setting_says_its_heuristic_and_policy() -> None:

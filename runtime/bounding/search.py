@@ -37,6 +37,7 @@ _NAMES = {
 }
 _POLICIES: tuple[Policy, ...] = ("eager", "ignore")
 _EXPONENTS = ("cost_exp", "size_exp", "staleness_exp")
+_SWITCHES = ("next_use", "orphans_first", "stepping_stones")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ def anneal(
     slow: set[str] = set()
     for number in range(MOST_SETTINGS if seconds else 0):
         done = max((time.monotonic() - began) / seconds, number / MOST_SETTINGS)
-        if done >= 1 or (best is not None and (best.overhead or math.inf) <= enough):
+        if done >= 1:
+            break
+        if best is not None and best.overhead is not None and best.overhead <= enough:
             break
         tried = _changed(now, draw, slow)
         found, took = _taken(simulator, budget, tried.heuristic, tried.policy)
@@ -117,11 +120,13 @@ def _changed(setting: Setting | None, draw: random.Random, slow: set[str]) -> Se
     changed: dict[str, Any] = {"seed": 0}
     if old.selection not in _NAMES["selection"]:
         changed["selection"] = "single"
-    what = draw.choice((*_NAMES, "policy", "recompute_penalty", *_EXPONENTS))
+    what = draw.choice((*_NAMES, "policy", "recompute_penalty", *_EXPONENTS, *_SWITCHES))
     if what == "policy":
         policy = draw.choice(_POLICIES)
     elif what in _NAMES:
         changed[what] = draw.choice([name for name in _NAMES[what] if name not in slow])
+    elif what in _SWITCHES:
+        changed[what] = not getattr(old, what)
     elif what == "recompute_penalty":
         changed[what] = round(draw.uniform(1, 1.5), 2)
     else:

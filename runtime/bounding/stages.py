@@ -97,10 +97,14 @@ def prove(needs: Needs, budget: int, seconds: float) -> Proof | None:
     best: Proof | None = None
     first = int(short[0])
     for moment in pressing(needs, budget, SINGLE_MOMENTS).tolist():
+        if time.monotonic() >= end:  # To write a program down takes time, too.
+            return best
         found = _program(needs, budget, [moment]).relaxed(end - time.monotonic())
         if _better(best, found) is not best:
             best, first = found, moment
     for count in FEW_MOMENTS:
+        if time.monotonic() >= end:
+            return best
         chosen = sorted({first, *pressing(needs, budget, count).tolist()})
         best = _better(best, _program(needs, budget, chosen).relaxed(end - time.monotonic()))
     return _without_fractions(needs, budget, short.tolist(), first, best, end)
