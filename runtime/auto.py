@@ -12,7 +12,8 @@ moved, and the choice of victims, which is timed, because it is the same code. B
 foretells them, and each operator has its usual time (csrc/live/usual_times.h), so that a program
 that repeats itself does what the simulation did, operator by operator. One that does not may do
 otherwise. So a candidate must be better by some to be taken, and is on trial for its first steps
-(trial.py): where it adds more than what was in force, that comes back.
+(trial.py): where it adds more than what was in force, that comes back, and the search begins anew
+without the one that failed.
 
 Cost: the thread sleeps until a hundredth of the elapsed time pays for the next simulation. Python's
 lock is held only to make the trace, some fifty microseconds an operator.
@@ -38,12 +39,13 @@ from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_result import SimulationResult
 from dtr_alloc.runtime.simulation_rules import HOPELESS, Clock, Rules, live
 from dtr_alloc.runtime.trace.from_records import first_steps, trace_of
-from dtr_alloc.runtime.trial import Added
+from dtr_alloc.runtime.trial import Added, Choice, Trial
 
 AUTO = "auto"
 
 _STEPS, _FORETOLD = 6, 3  # Recorded for a search; those by which a candidate is judged, the last.
 _TRIAL = 4  # Steps by which a choice is judged.
+_FAILURES = 3  # Choices that failed at a budget: then nothing else is tried.
 _AGAIN = 100  # Steps from the end of one search until others are recorded for the next.
 _SHARE = 0.01  # Of the elapsed time.
 _BETTER = 0.97  # Of the time added by what is in force, at most.
@@ -77,38 +79,6 @@ class Replay:
     all: Simulator
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen, and why.
-
-    Attributes:
-        heuristic: in force from the end of a step on.
-        budget_bytes: for which budget.
-        seen: the number of the last step that was simulated.
-        tried: how many candidates had been, by then.
-        before: what was in force then.
-        added: the time it added in the simulation, over that of the operators; `added_before`: what
-            `before` added. Infinite where the budget did not do.
-    """
-
-    heuristic: Heuristic
-    before: Heuristic
-    budget_bytes: int
-    seen: int
-    tried: int
-    added: float
-    added_before: float
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Of a new choice: the one before it, what that added, and the most that it did in one step."""
-
-    choice: Choice | None
-    added: float
-    most: float
-
-
 class Chooser:
     """Chooses for one scope."""
 
@@ -118,7 +88,8 @@ class Chooser:
         self.spent_seconds = 0.0
         self._wake = threading.Condition()
         self._closed = False
-        self._budget = self._searched = 0  # That to choose for; that of the last search.
+        self._budget = 0  # That to choose for.
+        self._asked = self._begun = 0  # Searches; `_over`: the one begun last.
         self._over = False
         self._steps = self._idle_steps = 0  # Of optimizers; those since a search was over.
         self._seen: Seen | None = None  # To search by.
@@ -126,7 +97,8 @@ class Chooser:
         self._waiting: Choice | None = None  # Until the end of a step.
         self._thread: threading.Thread | None = None
         self.choice: Choice | None = None  # In force.
-        self._live = Added(_TRIAL)
+        self._live = Added(_TRIAL, timed=clock == "wall")
+        self._most = math.inf  # What a choice may add: no more than any before it might.
         self._trial: Trial | None = None  # Of the choice.
         self._worse: set[tuple[int, Heuristic]] = set()  # That failed, and at which budget.
         self._draw = random.Random(0)
@@ -151,8 +123,8 @@ class Chooser:
                 self._begin(core)
             else:
                 self._look_again(core)
-        if follow != before:
-            core.follow(follow._native())
+            if follow != before:
+                core.follow(follow._native())
 
     def _in_force(self) -> Heuristic:
         return self.choice.heuristic if self.choice else FIRST[0]
@@ -165,14 +137,21 @@ class Chooser:
         if (budget, self._in_force()) in self._worse:
             self.choice = None
         self._budget, self._waiting, self._trial, self._failed = budget, None, None, ""
+        self._most = math.inf
         self._live.clear()
+        self._ask()
+
+    def _ask(self) -> None:
+        """For a search, which has nothing of the one before."""
+        self._asked += 1
         self._wake.notify()
 
     def _take(self) -> None:
         """What waits, if anything does and there are steps to compare it with."""
         if self._waiting is None or not self._live.whole:
             return
-        self._trial = Trial(self.choice, self._live.median(), self._live.most())
+        self._most = min(self._most, self._live.most())
+        self._trial = Trial(self.choice, self._live.median(), self._most)
         self.choice, self._waiting, self._failed = self._waiting, None, ""
         self._live.clear()
 
@@ -187,6 +166,9 @@ class Chooser:
         self._worse.add((self._budget, tried))
         self.choice = trial.choice
         self._live.clear()
+        if self._waiting is None:  # What promised a little more was cut short: it may be good.
+            self._why_not = "the next simulations are not over"
+            self._ask()
         self._failed = (
             f"; {name_of(tried)} was tried and added {_percent(added)}, where "
             f"{name_of(self._in_force())} had added {_percent(trial.added)}"
@@ -204,8 +186,13 @@ class Chooser:
             self._why_not = "the first simulations are not over"
             records, operators, _, _ = core.seen()
             self._seen = Seen(records, operators, _STEPS)
-            self._thread = threading.Thread(target=self._search, name="dtr_alloc auto", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._search, name="dtr_alloc auto", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # The program's step is done, and its next ones can be.
+                self._why_not, self._closed = f"there is no thread to simulate: {error}", True
+                return
+            self._thread = thread
             # A thread that comes back from C++ when Python has gone would end the process.
             atexit.register(self.close)
 
@@ -216,8 +203,9 @@ class Chooser:
             if steps >= _STEPS:
                 self._seen, self._over = Seen(records, operators, self._steps), False
                 self._worse.clear()  # The program may have changed.
-                self._wake.notify()
-        elif not self._looking and self._seen and self._over and self._budget == self._searched:
+                self._most = math.inf
+                self._ask()
+        elif not self._looking and self._seen and self._idle():
             self._idle_steps += 1
             if self._idle_steps >= _AGAIN:
                 self._looking = core.watch_again(_STEPS)
@@ -228,8 +216,8 @@ class Chooser:
             self._closed = True
             self._wake.notify()
         if self._thread is not None:
-            atexit.unregister(self.close)
             self._thread.join()
+            atexit.unregister(self.close)
 
     def abandon_in_child(self) -> None:
         """After a fork: its thread is the parent's, and may hold the lock."""
@@ -238,15 +226,22 @@ class Chooser:
         atexit.unregister(self.close)
 
     def idle(self) -> bool:
-        """Whether a search is over, and another budget would have to come for the next."""
+        """Whether a search is over, and no other is asked for."""
         with self._wake:
-            return self._over and self._budget == self._searched
+            return self._idle()
+
+    def _idle(self) -> bool:
+        return self._over and self._begun == self._asked
 
     def told(self) -> str:
         """For people."""
-        if self.choice is None:
-            return f"auto: {DEFAULT} so far, since {self._why_not}{self._failed}"
+        with self._wake:
+            return self._told()
+
+    def _told(self) -> str:
         chosen = self.choice
+        if chosen is None:
+            return f"auto: {DEFAULT} so far, since {self._why_not}{self._failed}"
         return (
             f"auto: {name_of(chosen.heuristic)}: by a simulation of {chosen.tried} candidates, on "
             f"the steps up to {chosen.seen}, it adds {_percent(chosen.added)}, "
@@ -270,21 +265,24 @@ class Chooser:
                 if not self._try_all(replay, seen):
                     return
                 with self._wake:
-                    self._over = not self._outdated(seen, self._searched)
+                    self._over = self._begun == self._asked
                     self._idle_steps = 0
-                    self._wake.wait_for(
-                        lambda: (
-                            self._closed or self._budget != self._searched or self._seen is not seen
-                        )
-                    )
+                    self._wake.wait_for(lambda: self._closed or self._begun != self._asked)
 
     def _try_all(self, replay: Replay, seen: Seen) -> bool:
-        """At the budget of now, until all were tried or something has changed; False where the
-        scope is over."""
+        """At the budget of now, until all were tried or another search is asked for; False where
+        the scope is over."""
         with self._wake:
+            if self._seen is not seen:
+                return True
             self._over = False
-            budget = self._searched = self._budget
-            before = self._in_force()
+            search = self._begun = self._asked
+            budget, before = self._budget, self._in_force()
+            refuted = {heuristic for at, heuristic in self._worse if at == budget}
+            if len(refuted) >= _FAILURES:
+                self._why_not = "what simulations prefer adds more in fact"
+                return True
+        refuted.discard(before)
         found: dict[Heuristic, float] = {}
         longest, began = 0.0, self.spent_seconds
         firsts = [before, *(one for one in FIRST if one != before)]
@@ -292,40 +290,34 @@ class Chooser:
             late = turn >= len(firsts)
             if late and self.spent_seconds - began > _SECONDS:
                 break
-            if not self._may_spend(longest, lambda: self._outdated(seen, budget)):
+            if not self._may_spend(longest, lambda: self._asked != search):
                 return not self._closed
-            with self._wake:  # A trial may have failed meanwhile.
-                refuted = {heuristic for at, heuristic in self._worse if at == budget}
-            standing = {one: added for one, added in found.items() if one not in refuted}
-            best = min(standing, key=standing.__getitem__, default=before)
+            best = min(found, key=found.__getitem__, default=before)
             candidate = changed(best, self._draw) if late else firsts[turn]
-            if candidate in found or (candidate in refuted and candidate != before):
+            if candidate in found or candidate in refuted:
                 continue
-            spent = self.spent_seconds
-            added = self._added(replay, candidate, budget, standing.get(best, math.inf))
+            least, spent = found.get(best, math.inf), self.spent_seconds
+            added = self._added(replay, candidate, budget, least)
             longest = max(longest, self.spent_seconds - spent)
             found[candidate] = added
             if candidate == before and added < _NEGLIGIBLE:
                 break
-            if candidate != before and added < standing.get(best, math.inf):
-                self._offer(candidate, budget, seen.last, found)
+            if candidate != before and added < least:
+                self._offer(candidate, search, seen.last, found)
         with self._wake:
             self._why_not = "no other candidate would add less"
         return True
 
-    def _outdated(self, seen: Seen, budget: int) -> bool:
-        return self._budget != budget or self._seen is not seen
-
     def _offer(
-        self, candidate: Heuristic, budget: int, seen: int, found: dict[Heuristic, float]
+        self, candidate: Heuristic, search: int, seen: int, found: dict[Heuristic, float]
     ) -> None:
         """It waits for the end of a step, where it is better by some."""
         with self._wake:
             now, tried, added = self._in_force(), len(found), found[candidate]
             latest = self._waiting.heuristic if self._waiting else now
-            if self._budget == budget and added < _BETTER * found.get(latest, math.inf):
+            if self._asked == search and added < _BETTER * found.get(latest, math.inf):
                 added_now = found.get(now, math.inf)
-                self._waiting = Choice(candidate, now, budget, seen, tried, added, added_now)
+                self._waiting = Choice(candidate, now, seen, tried, added, added_now)
 
     def _added(self, replay: Replay, candidate: Heuristic, budget: int, enough: float) -> float:
         """The time that a candidate adds to a foretold step, over that of its operators; infinite
@@ -341,10 +333,11 @@ class Chooser:
         both = self._simulated(replay.all, budget, replace(rules, thrash=thrash))
         if both is None:
             return math.inf
-        again = both.total_compute - first.total_compute - own
-        # By the clock on the wall: of two runs the difference would be noise.
-        choosing = both.search_ns * own / base
-        return max(again + both.move_ns - first.move_ns + choosing, 0) / own
+        added: float = both.total_compute - first.total_compute - own
+        if self._rules.clock == "wall":
+            # Choosing by the clock on the wall: of two runs the difference would be noise.
+            added += both.move_ns - first.move_ns + both.search_ns * own / base
+        return max(added, 0) / own
 
     def _simulated(
         self, simulator: Simulator, budget: int, rules: Rules

@@ -129,6 +129,6 @@ def live(
         mode="pool",
         thrash=HOPELESS,
         pin_outputs=False,
-        move_ns="measured",
+        move_ns="measured" if clock == "wall" else None,
         clock=clock,
     )

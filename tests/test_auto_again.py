@@ -149,7 +149,7 @@ def test_a_look_that_ended_early_is_of_no_use_and_not_repeated_at_once(
     monkeypatch.setattr(auto, "_AGAIN", 3)
     core, chooser = Mock(), auto.Chooser("eager", "wall")
     core.stats.return_value = Mock(remat_cost=0, search_ns=0, move_ns=0, base_cost=0)
-    core.pool_stats.return_value.budget = chooser._budget = chooser._searched = BUDGET
+    core.pool_stats.return_value.budget = chooser._budget = BUDGET
     core.watch_again.return_value = True
     core.watching_again.return_value = _core.Watch.long
     core.seen_again.return_value = (np.zeros(0, np.int64), [], steps, _core.Watch.long)

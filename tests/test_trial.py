@@ -1,7 +1,5 @@
 """heuristic="auto": a choice that adds more than what was in force before it is taken back."""
 
-import math
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,9 +9,8 @@ import torch
 import dtr_alloc
 from dtr_alloc import Heuristic, _core
 from dtr_alloc.runtime import auto
-from dtr_alloc.runtime.candidates import FIRST
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS
-from dtr_alloc.runtime.trial import Added
+from dtr_alloc.runtime.trial import Added, Choice
 from tests.test_auto import wait_for_search
 
 BUDGET = 10 << 16
@@ -49,7 +46,7 @@ class Program:
     def promise(self, heuristic: Heuristic, added: float) -> None:
         """As a search does that has found it."""
         now = self.chooser._in_force()
-        self.chooser._waiting = auto.Choice(heuristic, now, BUDGET, 4, 8, added, 0.4)
+        self.chooser._waiting = Choice(heuristic, now, 4, 8, added, 0.4)
 
     @property
     def in_force(self) -> Heuristic:
@@ -125,122 +122,15 @@ def test_another_choice_waits_for_the_end_of_a_trial() -> None:
     assert "lineage') was tried and added 35%" in told
 
 
-def test_what_failed_is_not_tried_again_at_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def added(_: Any, __: Any, candidate: Heuristic, budget: int, ___: float) -> float:
-        tried.append((candidate, budget))
-        return 0.1 if candidate == PROMISING else 1.0
-
-    monkeypatch.setattr(auto.Chooser, "_added", added)
-    monkeypatch.setattr(auto, "_SHARE", 1e9)
-    program = on_trial(before=400)
-    program.steps(*[570] * 5)
-    seen = program.chooser._seen = Mock(last=4)
-    program.chooser._try_all(Mock(), seen)
-    assert (PROMISING, BUDGET) not in tried
-    assert program.chooser._waiting is None
-    assert "no other candidate would add less; Heuristic(" in program.chooser.told()
-    program.chooser._budget -= 512
-    program.chooser._try_all(Mock(), seen)
-    assert (PROMISING, BUDGET - 512) in tried
-
-
-def test_of_a_search_what_a_trial_refuted_is_neither_changed_nor_compared_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_choices_that_are_each_a_little_worse_do_not_follow_one_another() -> None:
     program = Program()
-    changed_from = []
-
-    def added(_: Any, __: Any, candidate: Heuristic, *___: Any) -> float:
-        if candidate == FIRST[-1]:  # Meanwhile a trial fails.
-            program.chooser._worse.add((BUDGET, PROMISING))
-        return {PROMISING: 0.1, SECOND: 0.5}.get(candidate, 1.0)
-
-    def change(heuristic: Heuristic, _: Any) -> Heuristic:
-        changed_from.append(heuristic)
-        return heuristic
-
-    monkeypatch.setattr(auto.Chooser, "_added", added)
-    monkeypatch.setattr(auto, "changed", change)
-    monkeypatch.setattr(auto, "_SHARE", 1e9)
-    seen = program.chooser._seen = Mock(last=4)
-    program.chooser._try_all(Mock(), seen)
-    assert {*changed_from} == {SECOND}
-
-
-def another_budget(chooser: auto.Chooser) -> None:
-    chooser._budget += 512
-
-
-def other_steps(chooser: auto.Chooser) -> None:
-    chooser._seen = Mock(last=12)
-
-
-@pytest.mark.parametrize("comes", [another_budget, other_steps])
-def test_a_search_ends_when_its_steps_or_its_budget_are_no_longer_of_now(
-    monkeypatch: pytest.MonkeyPatch, comes: Callable[[auto.Chooser], None]
-) -> None:
-    chooser = Program().chooser
-    tried = []
-
-    def added(_: Any, __: Any, candidate: Heuristic, *___: Any) -> float:
-        tried.append(candidate)
-        comes(chooser)
-        return 0.5 / len(tried)
-
-    monkeypatch.setattr(auto.Chooser, "_added", added)
-    monkeypatch.setattr(auto, "_SHARE", 1e9)
-    seen = chooser._seen = Mock(last=4)
-    assert chooser._try_all(Mock(), seen)
-    assert len(tried) == 1
-
-
-def test_what_was_found_for_another_budget_is_not_offered() -> None:
-    chooser = Program().chooser
-    found = {FIRST[0]: 0.5, SECOND: 0.1}
-    chooser._offer(SECOND, BUDGET - 512, 4, found)
-    assert chooser._waiting is None
-    chooser._offer(SECOND, BUDGET, 4, found)
-    assert chooser._waiting is not None
-
-
-def test_what_waits_gives_way_only_to_what_is_better_by_some() -> None:
-    chooser = Program().chooser
-    found = {FIRST[0]: 0.5, PROMISING: 0.1, SECOND: 0.099, FIRST[1]: 0.09}
-    for heuristic, waits in ((PROMISING, PROMISING), (SECOND, PROMISING), (FIRST[1], FIRST[1])):
-        chooser._offer(heuristic, BUDGET, 4, found)
-        assert chooser._waiting is not None
-        assert chooser._waiting.heuristic == waits
-
-
-def replay(own: int, search: tuple[int, int] = (0, 0), moves: tuple[int, int] = (0, 0)) -> Any:
-    """Steps whose operators take 1,000, and with `own` more all; 100 and 300 of them run again."""
-
-    def simulator(base: int, again: int, searched: int, moved: int) -> Any:
-        result = Mock(status="ok", base_compute=base, total_compute=base + again)
-        result.search_ns, result.move_ns = searched, moved
-        return Mock(baseline=Mock(compute=base), run=Mock(return_value=result))
-
-    earlier = simulator(1000, 100, search[0], moves[0])
-    return Mock(earlier=earlier, all=simulator(1000 + own, 300, search[1], moves[1]))
-
-
-def test_what_a_candidate_adds_is_of_the_last_steps() -> None:
-    chooser = auto.Chooser("eager", "wall")
-    assert chooser._added(replay(1000), FIRST[0], BUDGET, math.inf) == pytest.approx(0.2)
-    assert chooser._added(replay(1000, (0, 200)), FIRST[0], BUDGET, 0.4) == pytest.approx(0.3)
-    moving = replay(1000, moves=(200, 250))
-    assert chooser._added(moving, FIRST[0], BUDGET, 0.4) == pytest.approx(0.25)
-
-
-def test_an_interruption_in_the_shorter_run_makes_no_candidate_better() -> None:
-    chooser = auto.Chooser("eager", "wall")
-    assert chooser._added(replay(1000, (10**9, 0)), FIRST[0], BUDGET, 0.4) == pytest.approx(0.2)
-
-
-def test_where_no_step_is_left_nothing_is_known() -> None:
-    assert auto.Chooser("eager", "wall")._added(replay(0), FIRST[0], BUDGET, 0.4) == math.inf
+    program.steps(440, 440, 480, 440, 440, 480)
+    program.promise(PROMISING, 0.4)
+    program.steps(440, *[440, 470, 470, 510, 470])
+    assert (program.in_force, program.chooser._trial) == (PROMISING, None)
+    program.promise(SECOND, 0.3)
+    program.steps(470, *[500] * 5)
+    assert program.in_force == PROMISING
 
 
 def test_another_budget_ends_a_trial_and_with_it_the_choice() -> None:
@@ -299,7 +189,7 @@ def test_what_failed_may_be_tried_again_when_the_program_has_changed() -> None:
     program.steps(*[570] * 5)
     chooser = program.chooser
     chooser._seen, chooser._over, chooser._looking = Mock(), True, True
-    chooser._searched, chooser._thread = BUDGET, Mock()
+    chooser._begun, chooser._thread = chooser._asked, Mock()
     program.core.watching_again.return_value = _core.Watch.over
     program.core.seen_again.return_value = (Mock(), [], auto._STEPS, _core.Watch.over)
     program.step(400)
