@@ -129,7 +129,7 @@ class Heuristic:
             something much larger that is much cheaper to make from it. From the first eviction on,
             and with policy ``"eager"``.
         selection: ``"single"`` looks at all candidates; ``"sample"`` too while that takes less
-            than a hundredth of the operators' time, then at about sqrt(candidates), at least 32,
+            than a fiftieth of the operators' time, then at about sqrt(candidates), at least 32,
             and passes over tensors below a hundredth of the mean size (appendix E.2);
             ``"window"`` evicts neighbours, so that one hole holds what is asked for; ``"random"``
             takes any and has no score.

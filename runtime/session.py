@@ -399,9 +399,13 @@ def materialize(tensor: torch.Tensor) -> None:
 def pin(tensor: torch.Tensor) -> None:
     """Brings a tensor back if it is evicted, and never evicts it again.
 
+    On a device that is work of the current stream. A thread outside the scope that reads the tensor
+    on another stream has it wait for this one.
+
     Raises:
         TypeError: it is no tensor.
         torch.OutOfMemoryError: it does not fit the budget.
+        RuntimeError: it cannot be read from the swap.
 
     Example:
         >>> import dtr_alloc, torch
