@@ -92,6 +92,7 @@ class Chooser:
         self._asked = self._begun = 0  # Searches; `_over`: the one begun last.
         self._over = False
         self._steps = self._idle_steps = 0  # Of optimizers; those since a search was over.
+        self._patience = _AGAIN
         self._seen: Seen | None = None  # To search by.
         self._looking = False  # Whether steps are being recorded, after the first.
         self._waiting: Choice | None = None  # Until the end of a step.
@@ -142,15 +143,18 @@ class Chooser:
         self._ask()
 
     def _ask(self) -> None:
-        """For a search, which has nothing of the one before."""
-        self._asked += 1
-        self._wake.notify()
+        """For a new search; one that is under way ends."""
+        if self._seen is not None:
+            self._why_not = "the next simulations are not over"
+            self._asked += 1
+            self._wake.notify()
 
     def _take(self) -> None:
         """What waits, if anything does and there are steps to compare it with."""
         if self._waiting is None or not self._live.whole:
             return
-        self._most = min(self._most, self._live.most())
+        most = self._live.most()  # What is in force may add more by now, as longer batches do.
+        self._most = min(self._most, most) if self._live.median() <= self._most else most
         self._trial = Trial(self.choice, self._live.median(), self._most)
         self.choice, self._waiting, self._failed = self._waiting, None, ""
         self._live.clear()
@@ -167,7 +171,6 @@ class Chooser:
         self.choice = trial.choice
         self._live.clear()
         if self._waiting is None:  # What promised a little more was cut short: it may be good.
-            self._why_not = "the next simulations are not over"
             self._ask()
         self._failed = (
             f"; {name_of(tried)} was tried and added {_percent(added)}, where "
@@ -186,15 +189,13 @@ class Chooser:
             self._why_not = "the first simulations are not over"
             records, operators, _, _ = core.seen()
             self._seen = Seen(records, operators, _STEPS)
-            thread = threading.Thread(target=self._search, name="dtr_alloc auto", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # The program's step is done, and its next ones can be.
-                self._why_not, self._closed = f"there is no thread to simulate: {error}", True
-                return
-            self._thread = thread
+            self._thread = threading.Thread(target=self._search, name="dtr_alloc auto", daemon=True)
             # A thread that comes back from C++ when Python has gone would end the process.
             atexit.register(self.close)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # The program's step is done, and its next ones can be.
+                self._why_not, self._closed = f"there is no thread to simulate: {error}", True
 
     def _look_again(self, core: _core.Session) -> None:
         if self._looking and core.watching_again() != _core.Watch.on:
@@ -207,7 +208,7 @@ class Chooser:
                 self._ask()
         elif not self._looking and self._seen and self._idle():
             self._idle_steps += 1
-            if self._idle_steps >= _AGAIN:
+            if self._idle_steps >= self._patience:
                 self._looking = core.watch_again(_STEPS)
 
     def close(self) -> None:
@@ -216,7 +217,8 @@ class Chooser:
             self._closed = True
             self._wake.notify()
         if self._thread is not None:
-            self._thread.join()
+            if self._thread.is_alive():
+                self._thread.join()
             atexit.unregister(self.close)
 
     def abandon_in_child(self) -> None:
@@ -234,11 +236,7 @@ class Chooser:
         return self._over and self._begun == self._asked
 
     def told(self) -> str:
-        """For people."""
-        with self._wake:
-            return self._told()
-
-    def _told(self) -> str:
+        """For people, in any thread."""
         chosen = self.choice
         if chosen is None:
             return f"auto: {DEFAULT} so far, since {self._why_not}{self._failed}"
@@ -280,6 +278,7 @@ class Chooser:
             budget, before = self._budget, self._in_force()
             refuted = {heuristic for at, heuristic in self._worse if at == budget}
             if len(refuted) >= _FAILURES:
+                self._patience *= 2  # Or a program that no simulation foretells tries for ever.
                 self._why_not = "what simulations prefer adds more in fact"
                 return True
         refuted.discard(before)

@@ -400,7 +400,7 @@ def pin(tensor: torch.Tensor) -> None:
     """Brings a tensor back if it is evicted, and never evicts it again.
 
     On a device that is work of the current stream. A thread outside the scope that reads the tensor
-    on another stream has it wait for this one.
+    on another stream must first make that stream wait for this one (``wait_stream``).
 
     Raises:
         TypeError: it is no tensor.

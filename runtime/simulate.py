@@ -178,7 +178,7 @@ class Simulator:
             baseline_peak_bytes=self.baseline.peak_bytes,
             base_compute=base,
             total_compute=total,
-            overhead=total / max(base, 1),
+            overhead=total / base if base else 1.0,
             wall_seconds=wall,
             events=counts.pop("events").reshape(-1, 2),
             layouts=counts.pop("layouts").reshape(-1, 4),

@@ -3,8 +3,8 @@
 A simulation knows a few steps, and what each operator usually takes. A program may do otherwise
 later, and what the simulation prefers then recompute more than what was in force. Every choice is
 therefore on trial: for some steps it is compared with as many before it, and where it adds more
-than each of them it is taken back. So it is where it adds more than a choice before it might, or
-choices that are each a little worse would follow one another.
+than each of them it is taken back. The limit of a choice is one for those after it, too, or choices
+that are each a little worse would follow one another.
 
 Operators count by the costs that the engine knows, which are a device's own times on a device. The
 host's time for choosing and for moving counts in full there, though the device may hide it. Cost: a

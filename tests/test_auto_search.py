@@ -107,6 +107,7 @@ def test_after_three_failures_nothing_else_is_tried(promises: dict[Heuristic, fl
     search(program)
     program.steps(*[400] * 8)
     assert program.in_force == PRESETS[DEFAULT]
+    assert program.chooser._patience == 2 * auto._AGAIN
     assert "since what simulations prefer adds more in fact; Heuris" in program.chooser.told()
 
 

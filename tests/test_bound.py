@@ -344,21 +344,30 @@ def test_a_log_whose_operators_take_no_time_is_bounded_at_once() -> None:
     made = [Call("f", (), (Result(name, GRANULE, -1),), 0) for name in "abc"]
     trace = Trace((*made, Call("g", tuple("abc"), (Result("d", 0, -1),), 0)))
     found = dtr_alloc.bound(trace, 3 * GRANULE, seconds=LONG)
-    assert (found.lower, found.best_found is not None) == (1.0, True)
+    assert (found.lower, found.gap) == (1.0, 0.0)
 
 
-def test_no_program_is_written_down_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("programs", [0, 3, 10])  # Ten moments are short of room.
+def test_no_program_is_written_down_when_the_time_is_over(
+    programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a long trace one takes seconds."""
     needs, written = needs_of(chain(8).trace().schedule()), []
-    program = stages._program
+    assert len(knapsack.pressing(needs, 4 * GRANULE, stages.SINGLE_MOMENTS)) == 10
+    program, asked = stages._program, []
 
-    def slow(*given: Any) -> Any:
+    def clock() -> float:
+        asked.append(len(written))
+        return 0.0 if len(asked) == 1 or len(written) < programs else 100.0
+
+    def count(*given: Any) -> Any:
         written.append(given)
         return program(*given)
 
-    monkeypatch.setattr(stages, "_program", slow)
-    assert stages.prove(needs, 4 * GRANULE, 0.0) is None
-    assert not written
+    monkeypatch.setattr(stages, "_program", count)
+    monkeypatch.setattr("time.monotonic", clock)
+    proof = stages.prove(needs, 4 * GRANULE, LONG)
+    assert (len(written), proof is None) == (programs, programs == 0)
 
 
 def test_a_setting_says_its_heuristic_and_policy() -> None:

@@ -237,7 +237,7 @@ def test_what_is_visited_for_a_neighbourhood_is_counted_once(
 
 def test_an_empty_budgetless_run_of_a_trace_without_time_has_an_overhead(log: Path) -> None:
     result = Simulator(Trace(load(log, constant("a")).instructions)).run(8)
-    assert (result.base_compute, result.overhead, result.status) == (0, 0.0, "ok")
+    assert (result.base_compute, result.overhead, result.status) == (0, 1.0, "ok")
 
 
 def test_a_log_that_reads_a_view_of_a_storage_that_was_written_in_place_is_refused() -> None:

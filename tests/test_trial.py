@@ -133,6 +133,15 @@ def test_choices_that_are_each_a_little_worse_do_not_follow_one_another() -> Non
     assert program.in_force == PROMISING
 
 
+def test_what_is_in_force_may_add_more_than_its_limit_by_now() -> None:
+    """As where batches grow: what saves a part of that is no worse."""
+    program = on_trial(before=100)
+    program.steps(*[100] * 5, *[600] * 5)
+    program.promise(SECOND, 0.3)
+    program.steps(600, *[400] * 5)
+    assert (program.in_force, program.chooser._trial) == (SECOND, None)
+
+
 def test_another_budget_ends_a_trial_and_with_it_the_choice() -> None:
     program = on_trial(before=400)
     program.set_budget(BUDGET // 2)

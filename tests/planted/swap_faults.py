@@ -21,7 +21,7 @@ SWAP_FAULTS = (
     ),
     Fault(
         "keep the disk's room after the scope",
-        (Edit("runtime/csrc/live/swap.cpp", "  tier_.reset();\n", ""),),
+        (Edit("runtime/csrc/live/swapping.cpp", "  if (swap_) over = swap_->close();\n", ""),),
         "tests/test_swap_file.py::test_the_disk_has_its_room_back_when_the_scope_is_over",
     ),
     Fault(

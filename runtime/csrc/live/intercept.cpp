@@ -131,7 +131,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   OperatorCall engaged(engine_);
   try {
     if (engages) prepare(call, engaged, *stack, guard.lock());
-    if (meets) meet_this_stream();  // What it reads may have come back on another.
+    if (meets) meet_this_stream();
   } catch (...) {
     adopt_what_was_written(call);  // What has no reader may move as before: nothing was written.
     arm_again(call);
@@ -205,7 +205,7 @@ void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack
   if (call.tracked) prepare_reads(call, engaged, lock);
   if (captures_ > 0) call.recording = false;  // One that began meanwhile.
   if (call.info.writes) prepare_writes(call, engaged, lock);
-  if (!call.tracked) meet_this_stream();  // What it reads may have come back on another.
+  if (call.here && !call.tracked) meet_this_stream();  // What it reads may be new from another.
   if (call.recording) record(call, engaged, stack);
 }
 
@@ -246,9 +246,7 @@ void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || is_lost(*value)) continue;
-    if (engine_.rests_on_absent(*value) && !held_elsewhere(call, *value)) {
-      settle(call, engaged, *value);
-    }
+    if (engine_.rests_on_absent(*value)) settle(call, engaged, *value);
   }
 }
 

@@ -131,9 +131,9 @@ void Swap::end_step() {
   }
 }
 
-void Swap::close() {
+std::unique_ptr<Tier> Swap::close() {
   stats_ = stats();
-  tier_.reset();
+  return std::move(tier_);
 }
 
 SwapStats Swap::stats() const {

@@ -72,7 +72,7 @@ class Swap {
   void end_step();       // Gives up what was begun before the step that ends, and is not touched.
 
   SwapStats stats() const;
-  void close();  // Gives the tier back. There are no values any more.
+  std::unique_ptr<Tier> close();  // Gives the tier back. There are no values any more.
 
  private:
   struct Away;  // What an Op::reload has for a payload.

@@ -58,8 +58,9 @@ void Session::note_movable(Call& call, c10::StorageImpl* storage) {
 }
 
 void Session::close_swap() {
+  std::unique_ptr<Tier> over;  // Ends after the lock, since it may wait for a device.
   const std::lock_guard guard(engine_.mutex());  // Another thread may be asking what it did.
-  if (swap_) swap_->close();
+  if (swap_) over = swap_->close();
 }
 
 void Session::reload(Op& op, Lock& lock) {
