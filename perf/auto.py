@@ -4,8 +4,8 @@ The demo's five models, or the four of `--set sizes` whose batches are of many s
 eight of `--set paper` (perf/models), on one thread, or the two of `--set real` (real_size.py) on
 two, at shares of the activation peak. In each round eager in the pool comes first; `dtr`, the
 default and "auto" follow in an order that is drawn. "auto" may simulate as long as it likes, and
-the program waits for it before its seventh step, so that the figures are of what was chosen; its
-search is told beside them. The first thirteen steps of each training do not count: a scope records
+the program waits for it before its seventh step, and again where a choice fails, so that the figures
+are of what was chosen; its search is told beside them. The first thirteen steps of each training do not count: a scope records
 twelve of them. Bits are compared with eager's.
 
 `recomputing` is the time of operators run again over that of the program's own, `step` the
@@ -141,7 +141,7 @@ class Run:
 def trained(
     build: Callable[[], Workload], steps: int, scope: Callable[[], AbstractContextManager[Session]]
 ) -> Run | None:
-    """From scratch; waits, before the step in which a search is due, until it is over. None where
+    """From scratch; waits, before each step in which a search is due, until it is over. None where
     the budget does not do."""
     gc.collect()
     workload = build()
@@ -149,7 +149,7 @@ def trained(
     try:
         with scope() as session:
             for step in range(steps):
-                while step == auto._STEPS and session._chooser and not session._chooser.idle():
+                while step >= auto._STEPS and session._chooser and not session._chooser.idle():
                     time.sleep(0.01)
                 began, spent = time.perf_counter_ns(), time.process_time_ns()
                 workload.step()

@@ -352,9 +352,11 @@ def test_no_program_is_written_down_when_the_time_is_over(
     programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a long trace one takes seconds."""
-    needs, written = needs_of(chain(8).trace().schedule()), []
+    needs = needs_of(chain(8).trace().schedule())
+    written: list[object] = []
     assert len(knapsack.pressing(needs, 4 * GRANULE, stages.SINGLE_MOMENTS)) == 10
-    program, asked = stages._program, []
+    program = stages._program
+    asked: list[int] = []
 
     def clock() -> float:
         asked.append(len(written))

@@ -3,8 +3,8 @@
 A policy that decides step by step may come to other decisions for 0.1 % less memory, and recompute
 several times as much (a study of DTR found 7.3 times, arXiv 2609.31250), or be refused where less
 memory does. Four traces, budgets from 90 to 20 % of the peak by 0.1 %, simulated as the live
-runtime decides: by the default, and by the best of what heuristic="auto" tries, at each budget
-anew.
+runtime decides: by the paper's heuristic, by the default, and by the best of what heuristic="auto"
+tries first, at each budget anew.
 
 A jump is what is recomputed at one budget over what is at the next larger one, where that is at
 least a hundredth of the program's own time.
@@ -23,36 +23,42 @@ from matplotlib.figure import Figure
 from study import Row, options, tell
 
 from dtr_alloc.runtime.candidates import FIRST
+from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, Heuristic
 from dtr_alloc.runtime.plot import short_name
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
 
+WAYS = ("dtr", DEFAULT, "best of auto's")
 TRACES = ("lstm", "resnet32", "transformer", "unet")
 FROM, TO = 900, 200  # Thousandths of the peak.
 WORTH = 0.01  # Of the program's own time.
 THRASH = 4.0
 
 
-def recomputed(simulator: Simulator, budget: int, rules: Rules, enough: float) -> float:
+def recomputed(simulator: Simulator, budget: int, heuristic: Heuristic, enough: float) -> float:
     """Over the program's own time; infinite where it is refused, or more than `enough`."""
     limit = min(THRASH, 1 + enough + 1e-9)
-    result = simulator.run(budget, Rules(rules.heuristic, mode="pool", thrash=limit))
+    rules = Rules(heuristic, mode="pool", thrash=limit, pin_outputs=False)
+    result = simulator.run(budget, rules)
     return result.overhead - 1 if result.status == "ok" else math.inf
 
 
-def curves(path: str, thousandths: Sequence[int]) -> tuple[list[float], list[float]]:
-    """The default's, and that of the best candidate."""
+def curves(path: str, thousandths: Sequence[int]) -> tuple[list[float], ...]:
+    """One for each of `WAYS`."""
     simulator = Simulator(path)
     peak = simulator.run(1 << 40, Rules(mode="pool")).peak_bytes
-    default, best = [], []
+    paper: list[float] = []
+    default: list[float] = []
+    best: list[float] = []
     for thousandth in thousandths:
         budget = peak * thousandth // 1000
-        default.append(recomputed(simulator, budget, Rules(FIRST[0]), math.inf))
+        paper.append(recomputed(simulator, budget, PRESETS["dtr"], math.inf))
+        default.append(recomputed(simulator, budget, FIRST[0], math.inf))
         least = default[-1]
         for candidate in FIRST[1:]:
-            least = min(least, recomputed(simulator, budget, Rules(candidate), least))
+            least = min(least, recomputed(simulator, budget, candidate, least))
         best.append(least)
-    return default, best
+    return paper, default, best
 
 
 def told(name: str, way: str, thousandths: Sequence[int], curve: list[float]) -> Row:
@@ -76,14 +82,14 @@ def told(name: str, way: str, thousandths: Sequence[int], curve: list[float]) ->
     }
 
 
-def picture(curves_of: dict[str, tuple[list[float], list[float]]], at: Sequence[int]) -> Figure:
+def picture(curves_of: dict[str, tuple[list[float], ...]], at: Sequence[int]) -> Figure:
     """A panel for each trace."""
     figure = Figure(figsize=(10, 6), layout="constrained")
     panels = figure.subplots(2, 2, squeeze=False).flat
-    for panel, (name, (default, best)) in zip(panels, curves_of.items(), strict=False):
-        shares = [thousandth / 1000 for thousandth in at]
-        panel.plot(shares, default, label="dtr", linewidth=0.8)
-        panel.plot(shares, best, label="best of auto's", linewidth=0.8)
+    shares = [thousandth / 1000 for thousandth in at]
+    for panel, (name, found) in zip(panels, curves_of.items(), strict=False):
+        for way, curve in zip(WAYS, found, strict=True):
+            panel.plot(shares, curve, label=way, linewidth=0.8)
         panel.set(title=name, xlabel="budget / peak", ylabel="recomputed / own time")
         panel.legend()
     return figure
@@ -100,8 +106,8 @@ def main() -> None:
         found = dict(zip([short_name(str(path)) for path in logs], done, strict=True))
     rows = [
         told(name, way, at, curve)
-        for name, both in found.items()
-        for way, curve in zip(("dtr", "best of auto's"), both, strict=True)
+        for name, of_it in found.items()
+        for way, curve in zip(WAYS, of_it, strict=True)
     ]
     tell(asked.file("fine_budgets.txt"), asked.begun, rows)
     picture(found, at).savefig(asked.file("fine_budgets.png"), dpi=120)
