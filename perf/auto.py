@@ -4,9 +4,9 @@ The demo's five models, or the four of `--set sizes` whose batches are of many s
 eight of `--set paper` (perf/models), on one thread, or the two of `--set real` (real_size.py) on
 two, at shares of the activation peak. In each round eager in the pool comes first; `dtr`, the
 default and "auto" follow in an order that is drawn. "auto" may simulate as long as it likes, and
-the program waits for it before its seventh step, and again where a choice fails, so that the figures
-are of what was chosen; its search is told beside them. The first thirteen steps of each training do not count: a scope records
-twelve of them. Bits are compared with eager's.
+the program waits for it before its seventh step, and again where a choice fails, so that the
+figures are of what was chosen; its search is told beside them. The first thirteen steps of each
+training do not count: a scope records twelve of them. Bits are compared with eager's.
 
 `recomputing` is the time of operators run again over that of the program's own, `step` the
 processor time of a step over eager's in the pool: the median over rounds of the round's median. A
