@@ -45,7 +45,7 @@ SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 """Budgets of the logs."""
 PROOF, LOG_PROOF, QUICK = 10.0, 4.0, 0.5
 """Seconds for a proof: of a network, of a log, of any. A search takes as many at most."""
-SHOWN = ("dtr", "dtr_full", "msps")
+SHOWN = ("dtr", "foresight", "msps")
 
 
 @dataclass(frozen=True)
