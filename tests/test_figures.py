@@ -46,6 +46,7 @@ ALONE = {
     "compiled",
     "guest",
     "odd_batches",
+    "paper/fine_budgets_own",
     "swap",
     "unavoidable_real_size",
 }
