@@ -84,9 +84,6 @@ ALIKE = {
     "a40bf0babd6e": "which tape is followed after a step of another kind that began alike, that an "
     "operator of any kind meets its stream on a device, which results of cuDNN's stay, and how a "
     "swap ends and fails; what one thread does on the host in steps that repeat is the same",
-    "468ce71f65a3": "the same, what is foretold and counted of compiled code, that a guest's lower "
-    "budget waits for requests, and in which file its functions lie; of sizes and bounds also what "
-    '"auto" does after a failure and which settings a bound searches',
     "a227625f8a22": "in which order equal orphans go, what a late watch knows, and guests on a "
     "device; what stands is what proofs found",
     "2fa1defc4dee": "how the live runtime chooses, moves pages and serves guests; what stands is "
