@@ -4,7 +4,7 @@ the fake device's memory. The tier alone is in test_host_tier.py.
 
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -133,34 +133,40 @@ def test_memory_that_is_handed_out_is_copied_first(cuda: FakeCuda) -> None:
         del parameter, gradient, twice, expected
 
 
+@pytest.fixture
+def two_streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
+    """For programs that switch between them."""
+    streams = cuda.stream(), cuda.stream()
+    yield streams
+    _core.set_in_optimizer(False)
+    _core.set_host_stream(0)
+    for stream in streams:
+        cuda.destroy_stream(stream)
+
+
 def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
-    cuda: FakeCuda,
+    cuda: FakeCuda, two_streams: tuple[int, int]
 ) -> None:
-    one, other = cuda.stream(), cuda.stream()
-    try:
-        mode, scope = on_device("64MiB")
-        with mode, scope as session:
-            _core.set_host_stream(one)
-            made = torch.empty(1 << 16).fill_(3)
-            gradient = torch.ones(1 << 16).requires_grad_()
-            (gradient * made).sum().backward()  # type: ignore[no-untyped-call]
-            assert gradient.grad is not None
-            expected = gradient.grad.clone()
-            _core.set_host_stream(other)
-            gradient.grad.sum()
-            assert dtr_alloc.evict(gradient.grad)
-            waits = cuda.calls("cuStreamWaitEvent")
-            dtr_alloc.materialize(gradient.grad)
-            # The copy for its bytes and for its new place; this stream for the copy; the first
-            # stream for this one.
-            assert cuda.calls("cuStreamWaitEvent") == waits + 4
-            assert torch.equal(gradient.grad, expected)
-            session.check()
-            del made, gradient, expected
-    finally:
-        _core.set_host_stream(0)
-        cuda.destroy_stream(one)
-        cuda.destroy_stream(other)
+    one, other = two_streams
+    mode, scope = on_device("64MiB")
+    with mode, scope as session:
+        _core.set_host_stream(one)
+        made = torch.empty(1 << 16).fill_(3)
+        gradient = torch.ones(1 << 16).requires_grad_()
+        (gradient * made).sum().backward()  # type: ignore[no-untyped-call]
+        assert gradient.grad is not None
+        expected = gradient.grad.clone()
+        _core.set_host_stream(other)
+        gradient.grad.sum()
+        assert dtr_alloc.evict(gradient.grad)
+        waits = cuda.calls("cuStreamWaitEvent")
+        dtr_alloc.materialize(gradient.grad)
+        # The copy for its bytes and for its new place; this stream for the copy; the first
+        # stream for this one.
+        assert cuda.calls("cuStreamWaitEvent") == waits + 4
+        assert torch.equal(gradient.grad, expected)
+        session.check()
+        del made, gradient, expected
 
 
 @pytest.mark.parametrize(
@@ -172,37 +178,31 @@ def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
     ids=["reads", "writes"],
 )
 def test_a_stream_that_comes_later_waits_for_what_was_brought_back_and_pinned(
-    cuda: FakeCuda, act: Callable[[Tensor], object]
+    cuda: FakeCuda, two_streams: tuple[int, int], act: Callable[[Tensor], object]
 ) -> None:
     """Though its operator is not recorded and reads nothing that may be evicted."""
-    one, other = cuda.stream(), cuda.stream()
-    try:
-        mode, scope = on_device("64MiB")
-        with mode, scope as session:
-            _core.set_host_stream(one)
-            parameter = torch.ones(1 << 16).requires_grad_()
-            (parameter * 3).sum().backward()  # type: ignore[no-untyped-call]
-            gradient = parameter.grad
-            assert gradient is not None
-            assert dtr_alloc.evict(gradient)
-            cuda.manual()
-            dtr_alloc.pin(gradient)
-            _core.set_host_stream(other)
-            _core.set_in_optimizer(True)
-            with torch.no_grad():
-                act(gradient)
-            _core.set_in_optimizer(False)
-            cuda.drain(other)
-            assert cuda.queued(other) > 0
-            cuda.finish()
-            cuda.manual(False)
-            session.check()
-            del parameter, gradient
-    finally:
+    one, other = two_streams
+    mode, scope = on_device("64MiB")
+    with mode, scope as session:
+        _core.set_host_stream(one)
+        parameter = torch.ones(1 << 16).requires_grad_()
+        (parameter * 3).sum().backward()  # type: ignore[no-untyped-call]
+        gradient = parameter.grad
+        assert gradient is not None
+        assert dtr_alloc.evict(gradient)
+        cuda.manual()
+        dtr_alloc.pin(gradient)
+        _core.set_host_stream(other)
+        _core.set_in_optimizer(True)
+        with torch.no_grad():
+            act(gradient)
         _core.set_in_optimizer(False)
-        _core.set_host_stream(0)
-        cuda.destroy_stream(one)
-        cuda.destroy_stream(other)
+        cuda.drain(other)
+        assert cuda.queued(other) > 0
+        cuda.finish()
+        cuda.manual(False)
+        session.check()
+        del parameter, gradient
 
 
 @pytest.mark.parametrize(("call", "times"), AT_THE_START.items())

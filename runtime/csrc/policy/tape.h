@@ -68,8 +68,8 @@ class Tapes {
     std::vector<Nanos> next;          // Of each access.
     std::vector<Nanos> in_next_step;  // Of a value's last access: its first one in that step.
     Nanos length = 0ns;
-    // What the step after it was like, and was the last time. A step that comes once, such as one
-    // with a validation, is not taken for the successor: only one that comes twice in a row is.
+    // What the step after it is taken to be like, and was like the last time. The first successor
+    // stays until another comes twice in a row: a step with a validation is only seldom the next.
     const Tape *successor = nullptr, *latest = nullptr;
   };
   // Few kinds of steps: a generator's and a critic's, some lengths of sequences.
