@@ -1,5 +1,6 @@
 """heuristic="auto": a choice that adds more than what was in force before it is taken back."""
 
+import math
 from typing import Any
 from unittest.mock import Mock
 
@@ -142,6 +143,17 @@ def test_what_is_in_force_may_add_more_than_its_limit_by_now() -> None:
     assert (program.in_force, program.chooser._trial) == (SECOND, None)
 
 
+def test_the_limit_of_one_budget_is_none_at_another() -> None:
+    program = on_trial(before=400)
+    program.steps(*[390] * 5)
+    program.set_budget(BUDGET // 2)
+    program.steps(*[390] * 3, 420, 390)
+    program.promise(SECOND, 0.3)
+    program.step(390)
+    program.steps(*[410] * 5)
+    assert (program.in_force, program.chooser._trial) == (SECOND, None)
+
+
 def test_another_budget_ends_a_trial_and_with_it_the_choice() -> None:
     program = on_trial(before=400)
     program.set_budget(BUDGET // 2)
@@ -203,6 +215,7 @@ def test_what_failed_may_be_tried_again_when_the_program_has_changed() -> None:
     program.core.seen_again.return_value = (Mock(), [], auto._STEPS, _core.Watch.over)
     program.step(400)
     assert not chooser._worse
+    assert chooser._most == math.inf
 
 
 def test_the_median_is_of_the_last_steps() -> None:
