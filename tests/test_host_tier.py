@@ -22,16 +22,18 @@ class Tiered:
     def __init__(self, cuda: FakeCuda, pages: int, bytes: int) -> None:
         self.blocks, *self.streams = start(cuda, pages)
         self.cuda = cuda
+        self.out = cuda.stream()  # The next one has the same name.
+        cuda.destroy_stream(self.out)
         self.tier = _core.HostTier(self.blocks.pool._core, 0, bytes)
         self.away: list[tuple[int, int, int]] = []
         self.begun: list[tuple[int, int, int, int]] = []
 
-    def evict(self, address: int) -> bool:
+    def evict(self, address: int, made: int | None = None) -> bool:
         size, value, _ = self.blocks.held[address]
         room = self.tier.reserve(size)
         if room is None:
             return False
-        self.tier.write(room, address, size)
+        self.tier.write(room, address, size, made)
         self.away.append((room, size, value))
         del self.blocks.held[address]
         self.blocks.pool.free(address)
@@ -87,17 +89,25 @@ def test_what_was_evicted_comes_back_as_it_was(cuda: FakeCuda) -> None:
     assert cuda.faults() == []
 
 
-def random_run(cuda: FakeCuda, seed: int, pages: int = 3, rooms: int = 4 * PAGE) -> None:
+def random_run(cuda: FakeCuda, seed: int, streams: int, pages: int = 3) -> None:
+    """The program uses so many streams; with one of them, marks tell what was made by when."""
     rng = random.Random(seed)
-    tiered = Tiered(cuda, pages, rooms)
-    blocks, copies = tiered.blocks, [tiered.tier.arrives_on(0)]
+    tiered = Tiered(cuda, pages, bytes=4 * PAGE)
+    tiered.streams = tiered.streams[:streams]
+    blocks, copies = tiered.blocks, [tiered.out, tiered.tier.arrives_on(0)]
+    made: dict[int, int] = {}
+    now = 0
     for _ in range(120):
+        now += rng.choice([0, 10_000, 100_000])
+        if rng.random() < 0.3:
+            tiered.tier.mark(tiered.streams[0], now)
         kind = rng.random()
         if kind < 0.25:
             with suppress(torch.OutOfMemoryError):
-                blocks.allocate(rng.choice(SIZES), rng.choice(tiered.streams))
+                made[blocks.allocate(rng.choice(SIZES), rng.choice(tiered.streams))] = now
         elif kind < 0.4 and blocks.held:
-            tiered.evict(rng.choice(sorted(blocks.held)))
+            address = rng.choice(sorted(blocks.held))
+            tiered.evict(address, made.pop(address, None))
         elif kind < 0.5 and tiered.away:
             at = rng.randrange(len(tiered.away))
             with suppress(torch.OutOfMemoryError):
@@ -112,7 +122,9 @@ def random_run(cuda: FakeCuda, seed: int, pages: int = 3, rooms: int = 4 * PAGE)
             else:
                 tiered.finish(at, rng.choice(tiered.streams))
         elif kind < 0.7 and blocks.held:
-            blocks.free(rng.choice(sorted(blocks.held)))
+            address = rng.choice(sorted(blocks.held))
+            made.pop(address, None)
+            blocks.free(address)
         elif kind < 0.75 and blocks.held:
             blocks.use(rng.choice(sorted(blocks.held)), rng.choice(tiered.streams))
         elif kind < 0.78:
@@ -124,15 +136,68 @@ def random_run(cuda: FakeCuda, seed: int, pages: int = 3, rooms: int = 4 * PAGE)
     blocks.pool.check()
 
 
+@pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize("missing", ["", "cuStreamWaitEvent"])
 def test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else(
-    cuda: FakeCuda, missing: str
+    cuda: FakeCuda, missing: str, streams: int
 ) -> None:
     if missing:
         cuda.drop(missing)
     for seed in range(30):
-        random_run(cuda, seed)
+        random_run(cuda, seed, streams)
     assert bool(cuda.faults()) == bool(missing)
+
+
+def test_a_copy_out_waits_for_what_made_the_bytes_and_not_for_what_came_after(
+    cuda: FakeCuda,
+) -> None:
+    tiered = Tiered(cuda, pages=4, bytes=PAGE)
+    a, _, _ = tiered.streams
+    address = tiered.blocks.allocate(PAGE, a)
+    cuda.drain(tiered.tier.arrives_on(0))  # The tier has measured the bus there.
+    tiered.tier.mark(a, 1)
+    made = cuda.queued(a)
+    tiered.blocks.allocate(PAGE, a)
+    tiered.evict(address, made=0)
+    cuda.drain(tiered.out)
+    assert cuda.queued(tiered.out) > 0
+    for _ in range(made):
+        cuda.step(a)
+    cuda.drain(tiered.out)
+    assert cuda.queued(tiered.out) == 0
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def test_what_was_made_at_the_time_of_a_mark_may_have_come_after_it(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=4, bytes=PAGE)
+    a, _, _ = tiered.streams
+    tiered.tier.mark(a, 1)
+    tiered.evict(tiered.blocks.allocate(PAGE, a), made=1)
+    cuda.drain(tiered.out)
+    cuda.finish()
+    assert cuda.faults() == []
+    tiered.reload(0, a)
+    cuda.finish()
+    assert cuda.faults() == []
+
+
+def test_a_stream_that_is_gone_holds_up_no_copy(cuda: FakeCuda) -> None:
+    tiered = Tiered(cuda, pages=4, bytes=PAGE)
+    a, b, _ = tiered.streams
+    address = tiered.blocks.allocate(PAGE, a)
+    tiered.tier.mark(a, 1)
+    tiered.blocks.pool._core.retire_stream(a)
+    cuda.destroy_stream(a)
+    size, value, _ = tiered.blocks.held[address]
+    tiered.blocks.held[address] = (size, value, b)
+    tiered.blocks.allocate(PAGE, b)
+    tiered.evict(address, made=0)
+    cuda.drain(tiered.out)
+    assert cuda.queued(tiered.out) == 0
+    tiered.reload(0, b)
+    cuda.finish()
+    assert cuda.faults() == []
 
 
 def test_a_full_tier_has_no_room(cuda: FakeCuda) -> None:

@@ -111,6 +111,66 @@ def test_nothing_is_page_locked_after_the_start_and_the_host_never_waits(cuda: F
         del model
 
 
+def operators_behind(cuda: FakeCuda) -> None:
+    """Whose times are far enough apart for a mark each."""
+    small = torch.ones(1 << 14)
+    for _ in range(5):
+        small = small.exp()
+
+
+def copies_after(cuda: FakeCuda, given: int) -> bool:
+    """Whether the copies out run once the program's stream has run so many pieces of work, and
+    nothing else has run."""
+    for _ in range(given):
+        cuda.step(0)
+    before = cuda.queued(FIRST_STREAM)
+    assert before > 0
+    cuda.drain(FIRST_STREAM)
+    return cuda.queued(FIRST_STREAM) < before
+
+
+FIRST_STREAM = 0x1000  # That is made: the swap's, out.
+
+
+def test_a_copy_out_does_not_wait_for_what_came_after_its_tensor(cuda: FakeCuda) -> None:
+    mode, scope = on_device("4MiB", "logical")
+    with mode, scope:
+        weight = torch.ones(1 << 16).requires_grad_()
+        cuda.manual()
+        (weight * 2).sum().backward()  # type: ignore[no-untyped-call]
+        operators_behind(cuda)
+        made = cuda.queued(0)
+        operators_behind(cuda)
+        assert weight.grad is not None
+        assert dtr_alloc.evict(weight.grad)
+        assert copies_after(cuda, made)
+        assert cuda.queued(0) > 0
+        cuda.manual(False)
+        cuda.finish()
+        assert torch.equal(weight.grad, torch.full((1 << 16,), 2.0))
+    assert cuda.faults() == []
+
+
+def test_a_copy_out_of_what_was_recomputed_waits_for_all_that_was_given(cuda: FakeCuda) -> None:
+    mode, scope = on_device("4MiB", "logical")
+    with mode, scope:
+        x = torch.arange(1 << 16, dtype=torch.float32)
+        cuda.manual()
+        ordered, indices = x.sort(descending=True)
+        assert dtr_alloc.evict(ordered)
+        assert dtr_alloc.evict(indices)
+        operators_behind(cuda)
+        dtr_alloc.materialize(ordered)  # Its operator makes both.
+        given = cuda.queued(0)
+        wide = torch.zeros(13 << 16)
+        assert dtr_alloc.is_evicted(indices)
+        assert not copies_after(cuda, given)
+        cuda.manual(False)
+        cuda.finish()
+        del wide
+    assert cuda.faults() == []
+
+
 def test_memory_that_is_handed_out_is_copied_first(cuda: FakeCuda) -> None:
     mode, scope = on_device("64MiB")
     with mode, scope as session:

@@ -121,8 +121,9 @@ class PyHostTier {
     rooms_.erase(number);
   }
 
-  void write(int number, std::uintptr_t from, Bytes bytes) {
-    tier_->write(rooms_.at(number), reinterpret_cast<const void*>(from), bytes);
+  void write(int number, std::uintptr_t from, Bytes bytes, std::optional<std::int64_t> made) {
+    tier_->write(rooms_.at(number), reinterpret_cast<const void*>(from), bytes,
+                 made ? Nanos{*made} : Tier::kUnknown);
   }
 
   void begin_read(int number, std::uintptr_t to, Bytes bytes) {
@@ -227,7 +228,14 @@ void bind_pool(py::module_& m) {
            py::keep_alive<1, 2>())
       .def("reserve", &PyHostTier::reserve, py::arg("bytes"))
       .def("give_back", &PyHostTier::give_back, py::arg("room"))
-      .def("write", &PyHostTier::write, py::arg("room"), py::arg("address"), py::arg("bytes"))
+      .def("write", &PyHostTier::write, py::arg("room"), py::arg("address"), py::arg("bytes"),
+           py::arg("made") = py::none())
+      .def(
+          "mark",
+          [](PyHostTier& self, Stream stream, std::int64_t now) {
+            self.tier().mark(stream, Nanos{now});
+          },
+          py::arg("stream"), py::arg("now"))
       .def("begin_read", &PyHostTier::begin_read, py::arg("room"), py::arg("address"),
            py::arg("bytes"))
       .def("finish_read", &PyHostTier::finish_read, py::arg("room"), py::arg("address"),

@@ -3,9 +3,14 @@
 // those of a CUDA device (cuda/host_tier.cpp).
 //
 // A copy of a device is only given to a stream. Its order among other work is the tier's business.
-// A write comes after all that uses the block so far, and the block may be freed at once. A read has
-// two parts: begin_read() starts the copy, and work that the stream `reader` is given after
+// A write comes after all that made the bytes, and the block may be freed at once. A read has two
+// parts: begin_read() starts the copy, and work that the stream `reader` is given after
 // finish_read() finds the bytes there. On the host a call returns when all is done.
+//
+// The device may be far behind the host. So that a write need not come after all that the device
+// was given meanwhile, mark() notes at times how far the program is, by a clock that never goes
+// back. A write tells the time by which its bytes were made, and comes after the first mark of a
+// later time.
 
 #pragma once
 
@@ -31,16 +36,19 @@ class Tier {
   virtual Room reserve(Bytes bytes) = 0;  // Throws nothing.
   virtual void give_back(Room& room) = 0;
 
+  static constexpr Nanos kUnknown = Nanos::max();  // When bytes were made: before the call.
   // Throw std::runtime_error where the system or the driver fails to, with nothing else changed.
   // What is written is the start of a live block; what is read goes to one that was allocated for
   // work of `arrives_on(reader)`, which may be freed before the read is finished. A read may run
   // beside any other call, but not one of its room.
-  virtual void write(Room& room, const void* from, Bytes bytes) = 0;
+  virtual void write(Room& room, const void* from, Bytes bytes, Nanos made) = 0;
   virtual void begin_read(Room& room, void* to, Bytes bytes) = 0;
   virtual void finish_read(Room&, void* /*to*/, Stream /*reader*/) {}
   virtual Stream arrives_on(Stream reader) const { return reader; }
   // Whether a copy runs beside what the host does next.
   virtual bool runs_beside() const { return false; }
+  // All that was made by now has been given to the stream, if the program has no other one.
+  virtual void mark(Stream, Nanos /*now*/) {}
   // What was written may be overwritten where it lay: work of any stream comes after the copies.
   virtual void let_overwrite() {}
 

@@ -39,13 +39,49 @@ SWAP_FAULTS = (
         "copy to the host what the device is still writing",
         (Edit("dtr_alloc/csrc/cuda/host_tier.cpp", "memory_.follow_users(block, out());\n", "\n"),),
         "tests/test_host_tier.py::"
-        "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[]",
+        "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[-3]",
+    ),
+    Fault(
+        "copy to the host what the device has not yet made",
+        (
+            Edit(
+                "dtr_alloc/csrc/cuda/host_tier.cpp",
+                "std::ranges::upper_bound(passed_, made, {}, &Passed::at)",
+                "std::ranges::lower_bound(passed_, made, {}, &Passed::at)",
+            ),
+        ),
+        "tests/test_host_tier.py::"
+        "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[-1]",
+    ),
+    Fault(
+        "take the last access of what was recomputed for the time when it was made",
+        (
+            Edit(
+                "runtime/csrc/live/swap.cpp",
+                "value.recomputes > 0 ? Tier::kUnknown : value.last_access",
+                "value.last_access",
+            ),
+        ),
+        "tests/test_swap_on_device.py::"
+        "test_a_copy_out_of_what_was_recomputed_waits_for_all_that_was_given",
+    ),
+    Fault(
+        "let every copy out wait for all that the device was given",
+        (
+            Edit(
+                "runtime/csrc/live/swapping.cpp",
+                "    swap_->mark(device_.current_stream(), engine_.clock());\n",
+                "",
+            ),
+        ),
+        "tests/test_swap_on_device.py::"
+        "test_a_copy_out_does_not_wait_for_what_came_after_its_tensor",
     ),
     Fault(
         "let work read what the bus has not brought",
         (Edit("dtr_alloc/csrc/cuda/host_tier.cpp", "events_->wait(reader, room.read);", ""),),
         "tests/test_host_tier.py::"
-        "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[]",
+        "test_a_random_run_finds_a_wait_that_is_missing_and_nothing_else[-3]",
     ),
     Fault(
         "keep the memory of a copy whose tensor is gone",

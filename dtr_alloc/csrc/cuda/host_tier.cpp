@@ -9,6 +9,12 @@
 // the stream of the copy (streams.h). Where the place was just evicted, the copy comes after all
 // that the device was given so far.
 //
+// The host runs ahead of the device. A copy out waits for what made the bytes, and for nothing that
+// the device was given since: it runs long before the device comes to the work that needs the place.
+// For that an event is recorded in the program's stream each 50 us of its operators. It serves the
+// fences of freed blocks as well, by which a copy in may begin earlier. A program with several
+// streams has no such events: a copy out then comes after all that they were given.
+//
 // The rooms are blocks of a pool over the page-locked range. Its fences keep a room that was given
 // back from being written while a copy still reads it. Page-locking costs some hundred milliseconds
 // a GiB, so it happens once, when the tier is made.
@@ -228,10 +234,22 @@ class HostTier final : public Tier {
     room = {};
   }
 
-  void write(Room& room, const void* from, Bytes bytes) override {
+  void mark(Stream stream, Nanos now) override {
+    const std::lock_guard lock(mutex_);
+    if (memory_.many_streams() || (!passed_.empty() && now < passed_.back().at + kApart)) return;
+    passed_.push_back({now, memory_.mark(stream)});
+    if (passed_.size() > kMostPassed) passed_.pop_front();
+  }
+
+  void write(Room& room, const void* from, Bytes bytes, Nanos made) override {
     const std::lock_guard lock(mutex_);
     Block* const block = memory_.find(from);
-    memory_.follow_users(block, out());
+    const auto after = std::ranges::upper_bound(passed_, made, {}, &Passed::at);
+    if (after == passed_.end() || memory_.many_streams()) {
+      memory_.follow_users(block, out());
+    } else {
+      memory_.follow_mark(after->mark, out());
+    }
     memory_.record_stream(block, out());
     copy(context_->driver().cuMemcpyDtoHAsync_v2, rooms_->data(room.block),
          reinterpret_cast<Pointer>(from), bytes, out());
@@ -271,6 +289,14 @@ class HostTier final : public Tier {
   }
 
  private:
+  // What the program was given until some time.
+  struct Passed {
+    Nanos at;
+    Mark mark;
+  };
+  static constexpr Nanos kApart = 50us;
+  static constexpr std::size_t kMostPassed = 1024;
+
   Stream out() const { return out_.name(); }
   Stream in() const { return in_.name(); }
 
@@ -360,6 +386,7 @@ class HostTier final : public Tier {
   const std::unique_ptr<StreamEvents> events_;
   Spans spans_;
   Times times_;
+  std::deque<Passed> passed_;  // In order of time.
   const Pool::Handle rooms_;
 };
 

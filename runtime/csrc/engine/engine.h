@@ -99,6 +99,8 @@ class Engine {
     if (heuristic_.next_use) tapes_.advance(time);
   }
 
+  Nanos clock() const { return stats_.clock; }
+
   void lock(Value& view) {
     Value& value = view.storage();
     if (++value.locks == 1 && value.candidate != kNowhere) columns_.forbid(value);

@@ -106,7 +106,7 @@ Session::Hold::~Hold() {
     if (held.value()) session_.storages_.arm(*held.value());
     held.release();
   }
-  if (!apart_) session_.reload_ahead();
+  if (!apart_) session_.swap_beside();
 }
 
 // ---- What the code costs

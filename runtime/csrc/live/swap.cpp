@@ -50,7 +50,9 @@ Value* Swap::adopt(c10::StorageImpl* storage) {
 bool Swap::store(Value& value) {
   Away& its = away(*value.producer);
   if (its.written) return false;
-  tier_->write(its.room, storages_.data_of(value), value.size);
+  // What an operator ran again to make may be younger than its last access.
+  const Nanos made = value.recomputes > 0 ? Tier::kUnknown : value.last_access;
+  tier_->write(its.room, storages_.data_of(value), value.size, made);
   its.written = true;
   engine_.reprice(value, transfer_.one_way(value.size));  // It need only be read.
   stats_.out += value.size;

@@ -76,7 +76,7 @@ Tier::Room SwapFile::reserve(Bytes bytes) {
   }
 }
 
-void SwapFile::write(Room& room, const void* from, Bytes bytes) {
+void SwapFile::write(Room& room, const void* from, Bytes bytes, Nanos /*made*/) {
   const Timer timer(busy_);
   const char* data = static_cast<const char*>(from);
   for (Bytes done = 0; done < bytes;) {
@@ -111,9 +111,9 @@ void SwapFile::measure() {
   const Bytes bytes = std::min<Bytes>(Bytes{1} << 20, capacity());
   std::vector<char> buffer(bytes);
   Room room = reserve(bytes);
-  write(room, buffer.data(), bytes);  // The first write finds no page there.
+  write(room, buffer.data(), bytes, kUnknown);  // The first write finds no page there.
   busy_ = 0;
-  write(room, buffer.data(), bytes);
+  write(room, buffer.data(), bytes, kUnknown);
   begin_read(room, buffer.data(), bytes);
   give_back(room);
   speed_.nanoseconds_per_byte = static_cast<double>(busy_.exchange(0)) / static_cast<double>(bytes);

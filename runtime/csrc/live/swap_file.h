@@ -25,7 +25,7 @@ class SwapFile final : public Tier {
 
   Room reserve(Bytes bytes) override;
   void give_back(Room& room) override { rooms_->free(room.block); }
-  void write(Room& room, const void* from, Bytes bytes) override;
+  void write(Room& room, const void* from, Bytes bytes, Nanos made) override;
   void begin_read(Room& room, void* to, Bytes bytes) override;
 
   Bytes capacity() const override { return rooms_->budget(); }

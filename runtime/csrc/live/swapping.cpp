@@ -91,25 +91,30 @@ void Session::reload(Op& op, Lock& lock) {
   events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
 }
 
-// An operator is over: begins what is due. An eighth of the budget may be under way. What fails is
-// told when the program asks for the value.
+// An operator is over. What fails is told when the program asks for the value.
+void Session::swap_beside() {
+  if (!swap_ || !swap_->runs_beside() || captures_ > 0 || InOperator::state.handled) return;
+  try {
+    swap_->mark(device_.current_stream(), engine_.clock());
+    reload_ahead();
+  } catch (const std::exception&) {
+  }
+}
+
+// Begins what is due. An eighth of the budget may be under way.
 void Session::reload_ahead() {
   constexpr Bytes kShare = 8;
-  if (!swap_ || !swap_->runs_beside() || captures_ > 0 || InOperator::state.handled) return;
   const Bytes most = memory_->budget() / kShare;
-  try {
-    if (!engine_.foretells()) {
-      give_up_ahead();
+  if (!engine_.foretells()) {
+    give_up_ahead();
+    return;
+  }
+  for (Value* value : engine_.due(swap_->transfer().one_way(most))) {
+    if (value->size > most) {
+      engine_.pass_over(*value);
+    } else if (swap_->under_way() + value->size > most || !begin_ahead(*value)) {
       return;
     }
-    for (Value* value : engine_.due(swap_->transfer().one_way(most))) {
-      if (value->size > most) {
-        engine_.pass_over(*value);
-      } else if (swap_->under_way() + value->size > most || !begin_ahead(*value)) {
-        return;
-      }
-    }
-  } catch (const std::exception&) {
   }
 }
 
