@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MODELS_TOLD = ("gpt", "unet", "resnet")
 RATIOS = (0.5, 0.3)
+STOOD_LIMIT = 5.0  # Per cent of a step.
 STEPS = 10
 
 
@@ -112,7 +113,8 @@ def figures(name: str, found: Overlap) -> list[Measurement]:
         Measurement(f"{name}: copied", moved / 2**20 / found.steps, "MiB a step"),
         Measurement(f"{name}: came back ahead of its use", ahead, "%"),
         Measurement(f"{name}: time on the bus to work", found.copied / found.worked, "x"),
-        Measurement(f"{name}: stood for copies", 100 * found.waited / found.step, "%"),
+        Measurement(f"{name}: stood for copies", 100 * found.waited / found.step, "%", STOOD_LIMIT),
+        Measurement(f"{name}: step", found.step / 1e3 / found.steps, "us"),
         Measurement(f"{name}: host waited", found.host_waited / 1e3 / found.steps, "us a step"),
         Measurement(f"{name}: recomputed", found.replayed / found.steps, "ops a step"),
     ]

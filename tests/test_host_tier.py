@@ -98,7 +98,7 @@ def random_run(cuda: FakeCuda, seed: int, streams: int, pages: int = 3) -> None:
     made: dict[int, int] = {}
     now = 0
     for _ in range(120):
-        now += rng.choice([0, 10_000, 100_000])
+        now += rng.choice([0, 100_000, 500_000])
         if rng.random() < 0.3:
             tiered.tier.mark(tiered.streams[0], now)
         kind = rng.random()

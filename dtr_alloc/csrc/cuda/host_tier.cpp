@@ -11,9 +11,10 @@
 //
 // The host runs ahead of the device. A copy out waits for what made the bytes, and for nothing that
 // the device was given since: it runs long before the device comes to the work that needs the place.
-// For that an event is recorded in the program's stream each 50 us of its operators. It serves the
-// fences of freed blocks as well, by which a copy in may begin earlier. A program with several
-// streams has no such events: a copy out then comes after all that they were given.
+// For that an event is recorded in the program's stream each 400 us of its operators; more of them
+// cost the host more than they save the device (perf/swap_overlap.py). It serves the fences of freed
+// blocks as well, by which a copy in may begin earlier. A program with several streams has no such
+// events: a copy out then comes after all that they were given.
 //
 // The rooms are blocks of a pool over the page-locked range. Its fences keep a room that was given
 // back from being written while a copy still reads it. Page-locking costs some hundred milliseconds
@@ -294,7 +295,7 @@ class HostTier final : public Tier {
     Nanos at;
     Mark mark;
   };
-  static constexpr Nanos kApart = 50us;
+  static constexpr Nanos kApart = 400us;
   static constexpr std::size_t kMostPassed = 1024;
 
   Stream out() const { return out_.name(); }
