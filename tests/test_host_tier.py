@@ -182,24 +182,6 @@ def test_what_was_made_at_the_time_of_a_mark_may_have_come_after_it(cuda: FakeCu
     assert cuda.faults() == []
 
 
-def test_a_stream_that_is_gone_holds_up_no_copy(cuda: FakeCuda) -> None:
-    tiered = Tiered(cuda, pages=4, bytes=PAGE)
-    a, b, _ = tiered.streams
-    address = tiered.blocks.allocate(PAGE, a)
-    tiered.tier.mark(a, 1)
-    tiered.blocks.pool._core.retire_stream(a)
-    cuda.destroy_stream(a)
-    size, value, _ = tiered.blocks.held[address]
-    tiered.blocks.held[address] = (size, value, b)
-    tiered.blocks.allocate(PAGE, b)
-    tiered.evict(address, made=0)
-    cuda.drain(tiered.out)
-    assert cuda.queued(tiered.out) == 0
-    tiered.reload(0, b)
-    cuda.finish()
-    assert cuda.faults() == []
-
-
 def test_a_full_tier_has_no_room(cuda: FakeCuda) -> None:
     tier = _core.HostTier(Pool(2 * PAGE, "cuda")._core, 0, PAGE)
     room = tier.reserve(PAGE)

@@ -112,7 +112,7 @@ def test_nothing_is_page_locked_after_the_start_and_the_host_never_waits(cuda: F
 
 
 def operators_behind(cuda: FakeCuda) -> None:
-    """Whose times are far enough apart for a mark each."""
+    """That take long enough for a mark or two."""
     small = torch.ones(1 << 14)
     for _ in range(5):
         small = small.exp()
@@ -132,18 +132,23 @@ def copies_after(cuda: FakeCuda, given: int) -> bool:
 FIRST_STREAM = 0x1000  # That is made: the swap's, out.
 
 
-def test_a_copy_out_does_not_wait_for_what_came_after_its_tensor(cuda: FakeCuda) -> None:
+def test_a_copy_out_waits_for_what_made_its_tensor_and_not_for_what_came_after(
+    cuda: FakeCuda,
+) -> None:
     mode, scope = on_device("4MiB", "logical")
     with mode, scope:
         weight = torch.ones(1 << 16).requires_grad_()
         cuda.manual()
+        operators_behind(cuda)
+        before = cuda.queued(0)
         (weight * 2).sum().backward()  # type: ignore[no-untyped-call]
         operators_behind(cuda)
         made = cuda.queued(0)
         operators_behind(cuda)
         assert weight.grad is not None
         assert dtr_alloc.evict(weight.grad)
-        assert copies_after(cuda, made)
+        assert not copies_after(cuda, before)
+        assert copies_after(cuda, made - before)
         assert cuda.queued(0) > 0
         cuda.manual(False)
         cuda.finish()

@@ -94,8 +94,6 @@ class Pool final : public Memory {
   // what the members below and record_stream say. They do nothing where the arena has no streams.
   void set_stream_apart(Stream stream);
   void follow_users(const Block* block, Stream stream);  // It waits for their work so far.
-  Mark mark(Stream stream);  // An event after the work that the stream was given so far.
-  void follow_mark(Mark mark, Stream stream);
   // The stream has been made to wait for all that uses the block; it alone uses it from now on.
   void hand_over(Block* block, Stream stream);
   // Call it before a stream is destroyed: its name may become another stream's.

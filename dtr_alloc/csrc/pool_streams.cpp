@@ -63,19 +63,6 @@ void Pool::follow_users(const Block* block, Stream stream) {
   order_->follow(block->fence, meet(stream));
 }
 
-Mark Pool::mark(Stream stream) {
-  if (order_ == nullptr) return {};
-  const std::lock_guard lock(mutex_);
-  order_->poll();  // Else its events were kept until somebody allocates.
-  return order_->mark(meet(stream));
-}
-
-void Pool::follow_mark(Mark mark, Stream stream) {
-  if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
-  order_->follow(mark, meet(stream));
-}
-
 void Pool::hand_over(Block* block, Stream stream) {
   if (order_ == nullptr) return;
   const std::lock_guard lock(mutex_);

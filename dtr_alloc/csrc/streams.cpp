@@ -149,24 +149,17 @@ void StreamOrder::poll() {
   }
 }
 
-bool StreamOrder::wait(const Use& use, std::int32_t stream) {
-  if (satisfied(use, stream)) return false;
-  State& used = streams_[use.stream];
-  reach(used, use.number);
-  std::vector<Number>& waited = streams_[stream].waited;
-  waited.resize(streams_.size());
-  events_->wait(streams_[stream].name, used.outstanding[use.number - used.done - 1]);
-  waited[use.stream] = use.number;
-  return true;
-}
-
 void StreamOrder::wait(Fence fence, std::int32_t stream) {
-  for (const Use& use : fences_[fence]) waits_ += wait(use, stream);
-}
-
-Mark StreamOrder::mark(std::int32_t stream) {
-  record(streams_[stream]);
-  return {stream, streams_[stream].recorded()};
+  for (const Use& use : fences_[fence]) {
+    if (satisfied(use, stream)) continue;
+    State& used = streams_[use.stream];
+    reach(used, use.number);
+    std::vector<Number>& waited = streams_[stream].waited;
+    waited.resize(streams_.size());
+    events_->wait(streams_[stream].name, used.outstanding[use.number - used.done - 1]);
+    waited[use.stream] = use.number;
+    waits_++;
+  }
 }
 
 Fence StreamOrder::settle(Fence fence) {

@@ -49,12 +49,6 @@ class StreamEvents {
   virtual void give_back(void* event) = 0;    // To be recorded anew.
 };
 
-// An event of a stream: its number, and the stream's among those that the order knows.
-struct Mark {
-  std::int32_t stream = 0;
-  std::uint64_t number = 0;
-};
-
 // Names a set of (stream, number) in the table of a StreamOrder; 0 is the empty set. Every other
 // fence belongs to one block, or to one old place of pages that moved (pool_moves.cpp).
 using Fence = std::uint32_t;
@@ -77,9 +71,6 @@ class StreamOrder {
   void shared(Fence fence);  // By any of the streams.
   // `stream` comes after all work that the users of a live block were given so far.
   void follow(Fence fence, std::int32_t stream);
-  // An event after all work that the stream was given so far, and who comes after one.
-  Mark mark(std::int32_t stream);
-  void follow(Mark mark, std::int32_t stream) { wait({mark.stream, mark.number}, stream); }
   // `stream` comes after all that uses a live block: for whoever is next that one alone counts.
   void hand_over(Fence fence, std::int32_t stream) { fences_[fence].assign(1, {stream, 0}); }
   // Gives the streams of a live block their numbers. Records an event on those that did not
@@ -138,7 +129,6 @@ class StreamOrder {
   void order(State& first, State& then);
   void complete(State& state, Number number);
   void reach(State& state, Number number);  // Records the event of that number if it is the next.
-  bool wait(const Use& use, std::int32_t stream);  // Whether it had to.
   bool satisfied(const Use& use, std::int32_t stream) const;
   Fence make();
 

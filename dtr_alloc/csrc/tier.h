@@ -7,10 +7,10 @@
 // parts: begin_read() starts the copy, and work that the stream `reader` is given after
 // finish_read() finds the bytes there. On the host a call returns when all is done.
 //
-// The device may be far behind the host. So that a write need not come after all that the device
-// was given meanwhile, mark() notes at times how far the program is, by a clock that never goes
-// back. A write tells the time by which its bytes were made, and comes after the first mark of a
-// later time.
+// The device may be far behind the host. So that a write need not come after all that the device was
+// given meanwhile, mark() notes at times how far the program is, by a clock that never goes back. A
+// write tells a time by which its bytes had been made, and comes after the first mark of a later
+// time. A mark of the same time may be older than the bytes.
 
 #pragma once
 
@@ -36,7 +36,7 @@ class Tier {
   virtual Room reserve(Bytes bytes) = 0;  // Throws nothing.
   virtual void give_back(Room& room) = 0;
 
-  static constexpr Nanos kUnknown = Nanos::max();  // When bytes were made: before the call.
+  static constexpr Nanos kUnknown = Nanos::max();  // Such a write comes after all work so far.
   // Throw std::runtime_error where the system or the driver fails to, with nothing else changed.
   // What is written is the start of a live block; what is read goes to one that was allocated for
   // work of `arrives_on(reader)`, which may be freed before the read is finished. A read may run
@@ -47,7 +47,7 @@ class Tier {
   virtual Stream arrives_on(Stream reader) const { return reader; }
   // Whether a copy runs beside what the host does next.
   virtual bool runs_beside() const { return false; }
-  // All that was made by now has been given to the stream, if the program has no other one.
+  // All work of the program so far was given to the stream, if the pool has met no other.
   virtual void mark(Stream, Nanos /*now*/) {}
   // What was written may be overwritten where it lay: work of any stream comes after the copies.
   virtual void let_overwrite() {}

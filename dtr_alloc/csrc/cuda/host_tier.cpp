@@ -9,12 +9,12 @@
 // the stream of the copy (streams.h). Where the place was just evicted, the copy comes after all
 // that the device was given so far.
 //
-// The host runs ahead of the device. A copy out waits for what made the bytes, and for nothing that
-// the device was given since: it runs long before the device comes to the work that needs the place.
-// For that an event is recorded in the program's stream each 400 us of its operators; more of them
-// cost the host more than they save the device (perf/swap_overlap.py). It serves the fences of freed
-// blocks as well, by which a copy in may begin earlier. A program with several streams has no such
-// events: a copy out then comes after all that they were given.
+// The host runs ahead of the device. So a copy out waits for no more than a part of what the device
+// was given: what made the bytes, and no more than 400 us of operators behind it. Then it is over
+// long before the device comes to the work that needs the place. For that an event is recorded in
+// the program's stream each 400 us of its operators. More of them cost the host more than they save
+// the device (perf/swap_overlap.py). With several streams there are no such events, and a copy out
+// comes after all that they were given.
 //
 // The rooms are blocks of a pool over the page-locked range. Its fences keep a room that was given
 // back from being written while a copy still reads it. Page-locking costs some hundred milliseconds
@@ -238,18 +238,24 @@ class HostTier final : public Tier {
   void mark(Stream stream, Nanos now) override {
     const std::lock_guard lock(mutex_);
     if (memory_.many_streams() || (!passed_.empty() && now < passed_.back().at + kApart)) return;
-    passed_.push_back({now, memory_.mark(stream)});
-    if (passed_.size() > kMostPassed) passed_.pop_front();
+    if (passed_.size() == kMostPassed) forget_oldest_mark();
+    passed_.push_back({now, nullptr});
+    try {
+      passed_.back().event = events_->record(stream);
+    } catch (...) {
+      passed_.pop_back();
+      throw;
+    }
   }
 
   void write(Room& room, const void* from, Bytes bytes, Nanos made) override {
     const std::lock_guard lock(mutex_);
     Block* const block = memory_.find(from);
     const auto after = std::ranges::upper_bound(passed_, made, {}, &Passed::at);
-    if (after == passed_.end() || memory_.many_streams()) {
+    if (after == passed_.end()) {
       memory_.follow_users(block, out());
     } else {
-      memory_.follow_mark(after->mark, out());
+      events_->wait(out(), after->event);
     }
     memory_.record_stream(block, out());
     copy(context_->driver().cuMemcpyDtoHAsync_v2, rooms_->data(room.block),
@@ -290,13 +296,17 @@ class HostTier final : public Tier {
   }
 
  private:
-  // What the program was given until some time.
   struct Passed {
     Nanos at;
-    Mark mark;
+    void* event;  // After all work that the program's stream was given until then.
   };
   static constexpr Nanos kApart = 400us;
   static constexpr std::size_t kMostPassed = 1024;
+
+  void forget_oldest_mark() {
+    events_->give_back(passed_.front().event);
+    passed_.pop_front();
+  }
 
   Stream out() const { return out_.name(); }
   Stream in() const { return in_.name(); }
@@ -368,6 +378,7 @@ class HostTier final : public Tier {
   // Nobody has a room any more. Blocks of the pool may still name the streams.
   void leave() {
     if (context_->forked()) return;
+    while (!passed_.empty()) forget_oldest_mark();
     for (const CopyStream* stream : {&out_, &in_}) {
       for (int attempt = 0; attempt < 2; ++attempt) {
         try {

@@ -139,7 +139,9 @@ class Engine {
     lock(value);
   }
   void used(Value& value) {
-    if (std::exchange(value.unfilled, false)) unlock(value);
+    if (!std::exchange(value.unfilled, false)) return;
+    touch(value);
+    unlock(value);
   }
   // A value whose storage is dying in another thread: its deleter has a pointer to the value, and
   // calls died().

@@ -106,7 +106,7 @@ Session::Hold::~Hold() {
     if (held.value()) session_.storages_.arm(*held.value());
     held.release();
   }
-  if (!apart_) session_.swap_beside();
+  if (!apart_) session_.swap_beside(true);
 }
 
 // ---- What the code costs

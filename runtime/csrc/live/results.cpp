@@ -129,7 +129,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   look_at_results(call, stack);
   arm_arguments(call);
   engaged.unlock();
-  swap_beside();
+  swap_beside(call.here);
   const std::int64_t passed = ticks() - call.begin_ticks;
   bookkeeping_ticks_ += passed - call.remat_ticks - call.inside_ticks;
   Hold::ran(call.inside_hold, passed, call.kernel_ticks);

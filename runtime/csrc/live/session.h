@@ -258,7 +258,7 @@ class Session final : public Executor {
   void note_movable(Call& call, c10::StorageImpl* storage);
   void reload(Op& op, Lock& lock);
   void store(Value& value);
-  void swap_beside();
+  void swap_beside(bool met);
   void reload_ahead();
   bool begin_ahead(Value& value);
   bool give_up_ahead() { return swap_ && swap_->give_up_ahead(); }  // Whether there was any.

@@ -53,7 +53,7 @@ class Swap {
   const Transfer& transfer() const { return transfer_; }
   // Writes a resident value. False where the tier has it already. Throws what the tier throws.
   bool store(Value& value);
-  void mark(Stream stream, Nanos now) { tier_->mark(stream, now); }  // As the tier's.
+  void mark(Stream stream, Nanos now) { tier_->mark(stream, now); }
   void let_overwrite() { tier_->let_overwrite(); }  // What was stored, where it lay.
   // Reads the output of an Op::reload, which nobody else can evict meanwhile, into memory of its
   // size, for work of a stream. The memory is allocated for arrives_on() of it. Needs no lock.

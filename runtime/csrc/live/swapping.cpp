@@ -91,11 +91,15 @@ void Session::reload(Op& op, Lock& lock) {
   events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
 }
 
-// An operator is over. What fails is told when the program asks for the value.
-void Session::swap_beside() {
+// An operator is over, or compiled code. `met`: it ran on the device, and its stream is known. What
+// fails to come back is told when the program asks for it.
+void Session::swap_beside(bool met) {
   if (!swap_ || !swap_->runs_beside() || captures_ > 0 || InOperator::state.handled) return;
   try {
-    swap_->mark(device_.current_stream(), engine_.clock());
+    if (met) swap_->mark(device_.current_stream(), engine_.clock());
+  } catch (const std::exception&) {  // Then a copy waits for more.
+  }
+  try {
     reload_ahead();
   } catch (const std::exception&) {
   }
