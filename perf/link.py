@@ -1,10 +1,10 @@
 """What would a second tier of memory save, at which bandwidth?
 
-Each trace is simulated by the live runtime's rules (mode `pool`) at shares of its peak: what is
-evicted is recomputed (`drop`), goes over a link (`swap`), or whichever takes less time (`both`). A
-transfer is on demand, and the program waits for it. Overhead is the time beyond the trace's own,
-over that. The published logs come from an older GPU; our own traces have the times of a CPU, beside
-which any link is fast.
+Each trace is simulated by the live runtime's rules (mode `pool`) and its default heuristic, at
+shares of its peak: what is evicted is recomputed (`drop`), goes over a link (`swap`), or whichever
+takes less time (`both`). A transfer is on demand, and the program waits for it. Overhead is the
+time beyond the trace's own, over that. The published logs come from an older GPU; our own traces
+have the times of a CPU, beside which any link is fast.
 
 What others published, named in the picture: POFO (Beaumont et al., NeurIPS 2021) removes a third of
 recomputation's overhead by offloading, both planned ahead and overlapped; Capuchin (Peng et al.,
@@ -27,6 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from measurement import origin
 
+from dtr_alloc.runtime.heuristic import DEFAULT
 from dtr_alloc.runtime.link import LeaveBy
 from dtr_alloc.runtime.plot import short_name
 from dtr_alloc.runtime.simulate import Simulator
@@ -52,7 +53,7 @@ def rows_of(path: Path, budgets: Sequence[float], links: Sequence[str]) -> Itera
     asked += [(link, way) for link in links for way in WAYS]
     for budget in budgets:
         for link, way in asked:
-            rules = Rules(mode="pool", thrash=20.0, link=link or None, leave_by=way)
+            rules = Rules(DEFAULT, mode="pool", thrash=20.0, link=link or None, leave_by=way)
             result = simulator.run(budget, rules)
             yield {
                 "trace": simulator.name,
