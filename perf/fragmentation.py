@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from measurement import origin
 
 from dtr_alloc import Heuristic, SimulationResult
+from dtr_alloc.runtime import heuristic
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.plot import short_name
 from dtr_alloc.runtime.simulate import Simulator
@@ -65,7 +66,7 @@ WAYS = {
     "megengine + remap": Way(MEGENGINE, remap=True),
     "window + remap": Way(WINDOW, remap=True),
     "window, two-ended + remap": Way(WINDOW, remap=True, placement="two_ended"),
-    "default": Way(PRESETS["dtr"], remap=True),
+    "default": Way(PRESETS[heuristic.DEFAULT], remap=True),
 }
 DEFAULT = "default"
 PLENTY = 1 << 38

@@ -1,10 +1,10 @@
 """When is it right to move pages, and when to evict neighbours instead?
 
 On a host a page costs next to nothing to move. On an H200 one of 2 MiB takes 25 us
-(perf/gpu/run.py). The traces are replayed in a pool of such pages at several prices: `ours` decides
-as a scope does, `always` moves whenever the bytes are there but scattered, `never` has no pages
-that move and evicts windows. A cell is what was recomputed, and what the moves took, as shares of
-the program's own time.
+(perf/gpu/run.py). The traces are replayed in a pool of such pages at several prices, by the default
+heuristic: `ours` decides as a scope does, `always` moves whenever the bytes are there but
+scattered, `never` has no pages that move and evicts windows. A cell is what was recomputed, and
+what the moves took, as shares of the program's own time.
 
     python perf/page_prices.py [--logs FOLDER] [--out perf/results]
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from measurement import origin
 
 from dtr_alloc import SimulationResult
-from dtr_alloc.runtime.heuristic import PRESETS
+from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS
 from dtr_alloc.runtime.plot import short_name
 from dtr_alloc.runtime.simulate import Simulator
 from dtr_alloc.runtime.simulation_rules import Rules
@@ -58,9 +58,9 @@ def cell(result: SimulationResult, moves_ns: float) -> Cell:
 def rows(path: Path) -> Iterator[tuple[float, int, Cell, Cell, Cell]]:
     """Share of the peak, price, ours, always, never: for one trace."""
     simulator = Simulator(path, name=short_name(str(path)))
-    pool = Rules(mode="pool", thrash=THRASH)
+    pool = Rules(DEFAULT, mode="pool", thrash=THRASH)
     peak = simulator.run(1 << 38, replace(pool, pin_outputs=False)).peak_bytes
-    windows = replace(PRESETS["dtr"], selection="window")
+    windows = replace(PRESETS[DEFAULT], selection="window")
     for share in SHARES:
         budget = int(peak * share)
         free = simulator.run(budget, replace(pool, move_ns=1))  # So its moves_ns counts pages.

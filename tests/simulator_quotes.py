@@ -1,5 +1,6 @@
 """The sentences that quote simulations: fragmentation, links, prices, theorems, tuning."""
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ WAYS = {
     "dtr + remap": "`dtr`, pages move",
     "window + remap": "windows, pages move",
     "window, two-ended + remap": "windows, two-ended placement, pages move",
-    "default": "`dtr` in a scope",
+    "default": "a scope, by default",
     "bytes": "the paper's simulator: bytes alone",
 }
 
@@ -66,17 +67,17 @@ def fragmentation() -> Iterator[str]:
     )
     yield (
         f"feasible in {two_ended - still} cells more ({two_ended} against {still}). Where pages "
-        f"move, it is feasible in {moving} cells against {window}, fewer than the {scope} of `dtr` "
-        "in a scope"
+        f"move, it is feasible in {moving} cells against {window}, fewer than the {scope} of a "
+        "scope"
     )
 
 
 def scope() -> Iterator[str]:
-    """`dtr` in a scope beside bytes alone, from the lines below the table."""
+    """The default in a scope beside bytes alone, from the lines below the table."""
     told = text("fragmentation")
     assert "and not in the pool: none" in told
-    assert "feasible with dtr and not with the default: none" in told
-    assert len(re.findall(r"default against dtr, .*: at most [01]\.\d+ of it", told)) == 2
+    assert "feasible with dtr and not with the default: unrolled_gan at 0.2: thrash\n" in told
+    computed = re.findall(r"all that is computed: at most 1\.(\d\d)\d+ of it, in densenet", told)[0]
     smaller = re.findall(r"feasible in bytes at a budget (\d+) % smaller", told)[0]
     mean, at, worst = re.findall(
         r"at equal budget: -([\d.]+) % in the mean of .*worst unet at ([\d.]+): \+([\d.]+) %", told
@@ -86,13 +87,14 @@ def scope() -> Iterator[str]:
         f"budget it computes {float(mean):.1f} % less than bytes alone, in the mean. The worst "
         f"cell is our U-Net at {at} with {worst} % more"
     )
+    yield f"our DenseNet at 0.5 computes {int(computed)} % more than with plain `dtr`"
 
 
 def cells_of_a_pool() -> Iterator[str]:
     plain, all_ = feasible("dtr")
     yield (
         f"of {all_} cells (twelve traces at nine budgets) {plain} are feasible when blocks lie "
-        f"where they lie, and {feasible('default')[0]} with `dtr` in a scope"
+        f"where they lie, and {feasible('default')[0]} in a scope"
     )
 
 
@@ -138,11 +140,13 @@ def page_prices() -> Iterator[str]:
     for trace, share, us, *_, last in map(str.split, filter(None, lines)):
         if last != "-":
             over[trace, share, us] = float(last)
-    near = sum(ratio <= 0.01 for ratio in over.values())
-    yield f"Of the {len(over)} cells that run, {near} are at most 1 % above the better"
-    at = {us: f"{100 * over['tv_densenet121', '0.3', us]:.0f} %" for us in ("20", "80")}
-    yield f"it is {at['20']} above at 20 us, and {at['80']} at 80 us"
-    yield f"U-Net at 0.5 is {100 * over['unet', '0.5', '20']:.0f} % above at 20 us"
+    near = sum(ratio <= 0.08 for ratio in over.values())
+    yield f"Of {len(over)} cells {near} are at most 8 % above the better"
+    percent = {cell: f"{100 * ratio:.0f} %" for cell, ratio in over.items() if ratio < math.inf}
+    densenet = [percent["tv_densenet121", "0.3", us] for us in ("20", "200")]
+    yield f"DenseNet-121 at 0.3 of its peak is {densenet[0]} above at 20 us, and {densenet[1]} at 200"
+    yield f"U-Net at 0.5 is {percent['unet', '0.5', '20']} above at 20 us"
+    assert over.keys() - percent.keys() == {("unet", "0.3", us) for us in ("20", "80", "200")}
 
 
 def theorem() -> Iterator[str]:

@@ -28,12 +28,9 @@ FIRST_LINE = re.compile(
 
 # Results of other code than today's, and why they stay.
 OLDER = {
-    "fragmentation": "needs the published logs",
     "hugging_face": "made before results told their code",
-    "link": "needs the published logs",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
     "mutants": "two hours",
-    "page_prices": "needs the published logs",
     "plan": "long",
     "planted_faults": "twenty minutes of two cores: of an earlier build",
     "tune": "long, needs the published logs; made before results told their code",
@@ -53,16 +50,8 @@ ALONE = {
 
 # Those of perf/paper that are older than what tells where they come from, and why they stay. A
 # picture or a table of numbers that has no text of its own waits for one here.
-LOGS = "needs the published logs"
-LONG = "minutes on a machine that does something else too"
 TIMES = "has times: for a quiet machine"
 PAPER_OLDER = {
-    "paper/ablations_dtr-logs": LOGS,
-    "paper/accesses_dtr-logs": LOGS,
-    "paper/adversary": LONG,
-    "paper/banishing_dtr-logs": LOGS,
-    "paper/budget_slowdown_dtr-logs": LOGS,
-    "paper/orphans_dtr-logs": LOGS,
     "paper/overhead_profile": TIMES,
     "paper/theorem_linear": TIMES,
 }
