@@ -36,6 +36,7 @@ _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
 _BEYOND = 0.9  # What runs in so much of the request's budget has no such request.
 _KIB, _MIB = 1 << 10, 1 << 20
+_PLAN = "dtr-alloc plan SCRIPT --link measured finds a budget and a swap"
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,16 @@ _before: dict[bool, _Seen] = {}
 class Adviser:
     """Answers for one scope, whose decisions follow some rules."""
 
-    def __init__(self, core: _core.Session, rules: Rules) -> None:
+    def __init__(self, core: _core.Session, rules: Rules, swap: bool) -> None:
         self._core = core
         self._rules = rules
+        self._swap = swap
         self._known: tuple[Any, str] | None = None  # The last search.
 
     def advise(self, at_least: int) -> str:
         """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
+        if self._swap:  # Of which recordings know nothing.
+            return "; a later request may need more: " + _PLAN
         seen = _Seen.of(self._core)
         question = len(seen.records), at_least
         if self._known is None or self._known[0] != question:
@@ -82,12 +86,12 @@ class Adviser:
 
 
 @contextmanager
-def watched(core: _core.Session, rules: Rules) -> Iterator[Adviser]:
+def watched(core: _core.Session, rules: Rules, *, swap: bool = False) -> Iterator[Adviser]:
     """Records the scope that is opened in the body, and gives its adviser."""
     core.watch()
     failed = True
     try:
-        yield Adviser(core, rules)
+        yield Adviser(core, rules, swap)
         failed = False
     finally:
         if not sys.is_finalizing():  # NumPy may be gone.

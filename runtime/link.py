@@ -64,13 +64,18 @@ class Link:
             return link
         if not isinstance(link, str):
             raise TypeError(f'link {link!r} is neither a Link nor a text such as "50GB/s"')
+        no_speed = f'link "{link}" is no speed: write it as "50GB/s" or "50GB/s+10us"'
         speed, plus, latency = link.partition("+")
         size, slash, second = speed.strip().rpartition("/")
         wait = _LATENCY.fullmatch(latency)
         if not slash or second != "s" or (plus and wait is None):
-            raise ValueError(f'link "{link}" is no speed: write it as "50GB/s" or "50GB/s+10us"')
+            raise ValueError(no_speed)
         latency_ns = round(float(wait[1]) * _UNITS[wait[2]]) if wait else 0
-        return cls(parse_size(size, "link"), latency_ns)
+        try:
+            bytes_per_second = parse_size(size)
+        except ValueError as error:
+            raise ValueError(no_speed) from error
+        return cls(bytes_per_second, latency_ns)
 
     @classmethod
     def measured(cls, folder: str | os.PathLike[str] | None = None) -> Link:

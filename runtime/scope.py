@@ -150,6 +150,7 @@ def rematerialize(
     if clock not in ("wall", "logical"):
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     check_thrash_limit(thrash_limit)
+    native = native_policy(policy)
     if swap is not None and (size is None or policy != "eager" or heuristic == "auto"):
         raise ValueError(
             'swap goes with a budget, policy="eager" and a heuristic other than "auto": without a '
@@ -160,7 +161,7 @@ def rematerialize(
         limited=size is not None,
         guest=memory == "torch",
         heuristic=first_heuristic(heuristic)._native(),
-        policy=native_policy(policy),
+        policy=native,
         recordable=libraries.checked(recordable),
         logical_clock=clock == "logical",
         timeline=timeline,
@@ -174,7 +175,7 @@ def rematerialize(
     steps = Steps()
     session = Session(core, steps, has_budget=size is not None, events=events, chooser=chooser)
     with (
-        advice.watched(core, rules) as adviser,
+        advice.watched(core, rules, swap=swap is not None) as adviser,
         closing(chooser) if chooser else nullcontext(),
         _opened(CpuScope(core, adviser, steps, chooser)),
     ):

@@ -64,9 +64,12 @@ def swap_folder(folder: Folder | None, *, anywhere: bool = False) -> Path:
     """The folder of the file for a swap: the one given, or that of temporary files.
 
     Raises:
+        TypeError: it is no path, or an empty one.
         ValueError: it does not exist, cannot be written, or lies where it should not, and
             `anywhere` is False.
     """
+    if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
+        raise TypeError(f"swap_dir {folder!r} is no path of a folder")
     path = Path(tempfile.gettempdir() if folder is None else os.fspath(folder)).resolve()
     if not path.is_dir():
         raise ValueError(f"swap_dir {str(path)!r} is no folder")

@@ -213,9 +213,9 @@ def test_a_link_is_written_as_a_size_a_second(text: str, link: Link) -> None:
     [
         ({"link": "50GB"}, 'link "50GB" is no speed: write it as "50GB/s" or "50GB/s+10us"'),
         ({"link": "50GB/s+soon"}, 'link "50GB/s+soon" is no speed'),
-        ({"link": "fast/s"}, 'link "fast" is not a size'),
+        ({"link": "fast/s"}, 'link "fast/s" is no speed'),
         ({"link": "1GB/s+"}, 'link "1GB/s+" is no speed'),
-        ({"link": "0GB/s"}, "is not above zero"),
+        ({"link": "0GB/s"}, 'link "0GB/s" is no speed'),
         ({"link": "1B/s"}, "give 1 MB to 100 TB"),
         ({"link": "900TB/s"}, "give 1 MB to 100 TB"),
         ({"link": "1GB/s+2000ms"}, "give 0 to a second"),

@@ -108,6 +108,35 @@ def test_what_a_failing_disk_keeps_at_the_end_is_read_when_it_works_again(folder
         file_of_swap(folder)
 
 
+def test_what_a_failing_disk_kept_comes_back_though_the_budget_has_no_room_for_all(
+    folder: Path,
+) -> None:
+    scope = dtr_alloc.rematerialize("1MiB", swap="8MiB")
+    with pytest.raises(RuntimeError, match="cannot be read from the swap"), scope:
+        made = [gradient() for _ in range(8)]
+        number = file_of_swap(folder)
+        good = os.dup(number)
+        with open(os.devnull) as empty:
+            os.dup2(empty.fileno(), number)
+    os.dup2(good, number)
+    os.close(good)
+    for one in made:
+        dtr_alloc.materialize(one)
+    assert all(torch.equal(one, gradient()) for one in made)
+    with dtr_alloc.rematerialize("64MiB"):
+        pass
+
+
+def test_an_error_says_that_the_swap_is_full() -> None:
+    kept = []
+    with (
+        pytest.raises(torch.OutOfMemoryError, match=r"the swap of 1.00 MiB is full: a larger one"),
+        dtr_alloc.rematerialize("1MiB", swap="1MiB"),
+    ):
+        for _ in range(16):
+            kept.append(gradient())
+
+
 @pytest.mark.parametrize("memory", ["pool", "torch"])
 def test_the_swap_holds_no_more_than_it_was_given(memory: Literal["pool", "torch"]) -> None:
     def made() -> Tensor:
@@ -217,6 +246,7 @@ except RuntimeError as error:
         ({"swap_dir": "."}, "swap_dir or swap_anywhere without swap"),
         ({"swap": "1MiB", "swap_dir": "/no/such/folder"}, "is no folder"),
         ({"swap": "1MiB", "policy": "banish"}, "swap goes with a budget"),
+        ({"swap": "1MiB", "policy": "gentle"}, "policy 'gentle' is not one of"),
         ({"swap": "1MiB", "heuristic": "auto"}, "swap goes with a budget"),
         ({"swap": "1MiB", "budget": None}, "swap goes with a budget"),
     ],
@@ -226,6 +256,15 @@ def test_bad_input_is_refused_before_anything_changes(options: dict[str, Any], t
     with pytest.raises(ValueError, match=text), dtr_alloc.rematerialize(**arguments):
         pass
     assert current.session() is None
+
+
+@pytest.mark.parametrize("folder", [3, ""])
+def test_what_is_no_path_is_no_folder_for_a_swap(folder: Any) -> None:
+    with (
+        pytest.raises(TypeError, match="is no path of a folder"),
+        dtr_alloc.rematerialize("64MiB", swap="1MiB", swap_dir=folder),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("kind", "where"), [("nfs4", "on a network"), ("tmpfs", "in memory")])

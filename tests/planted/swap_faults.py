@@ -145,8 +145,8 @@ SWAP_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/swapping.cpp",
-                "      give_up_ahead();\n      return;\n",
-                "      return;\n",
+                "    give_up_ahead();\n    return;\n",
+                "    return;\n",
             ),
         ),
         "tests/test_reload_ahead.py::test_a_program_that_turns_to_other_steps_has_nothing_on_its_way",

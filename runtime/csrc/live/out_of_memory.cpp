@@ -35,6 +35,11 @@ std::string handed_out(const std::vector<std::string>& exposures) {
   return list.empty() ? "" : "memory was handed out by " + list + "; ";
 }
 
+std::string full_swap(Bytes size) {
+  return size > 0 ? "; the swap of " + in_mib(size) + " is full: a larger one takes more of that"
+                  : "";
+}
+
 std::string made_so_far(Bytes bytes) {
   return bytes > 0 ? in_mib(bytes) + " were made so far by the one that asks, " : "";
 }
@@ -83,8 +88,8 @@ void throw_budget_is_full(const Refusal& refusal) {
           ? "what was in memory when this process forked (a DataLoader's workers) is among that; "
           : "",
       handed_out(refusal.exposures), "the largest operator so far needs ",
-      in_mib(refusal.largest_operator), "; raise the budget to at least ",
-      enough_mib(refusal.least_budget()));
+      in_mib(refusal.largest_operator), full_swap(refusal.full_swap),
+      "; raise the budget to at least ", enough_mib(refusal.least_budget()));
 }
 
 void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget) {

@@ -18,6 +18,7 @@ struct Refusal {
   Bytes locked;            // Of values that running operators and recomputations hold.
   Bytes made;              // So far, by the operator that asks; not among the locked.
   Bytes largest_operator;  // So far.
+  Bytes full_swap;         // Its size; 0: it has room, or there is none.
   bool forked;             // While the scope was open.
   const std::vector<std::string>& exposures;
 

@@ -20,7 +20,10 @@ void Scope::claim() {
   TORCH_CHECK(over || !last || !last->scope().lingering_,
               "a tensor of the dtr_alloc scope before could not be brought back at its end: call "
               "dtr_alloc.materialize(tensor) on it, or delete it, before the next scope");
-  if (over) last->close_swap();
+  if (over) {
+    last->close_swap();
+    last->scope().lower_budget();
+  }
   if (!over) last = nullptr;
   TORCH_CHECK(active_.compare_exchange_strong(last, &session_),
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
@@ -51,7 +54,8 @@ Bytes Scope::leave() {
     Scope& scope;
     ~Close() {
       scope.leaving_ = false;
-      scope.lower_budget();
+      const bool lacks = scope.session_.engine().stats().values > 0;
+      lacks ? void(scope.lift_budget()) : scope.lower_budget();  // What comes later has a place.
       scope.linger();
     }
   } close{*this};

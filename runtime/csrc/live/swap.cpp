@@ -27,8 +27,12 @@ Swap::Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_p
 
 // The cost of its recipe is that to write it, too.
 Op* Swap::place_for(Bytes bytes) {
-  const Tier::Room room = bytes >= transfer_.smallest ? tier_->reserve(bytes) : Tier::Room();
-  if (!room.block) return nullptr;
+  if (bytes < transfer_.smallest) return nullptr;
+  const Tier::Room room = tier_->reserve(bytes);
+  if (!room.block) {
+    stats_.full = tier_->capacity();
+    return nullptr;
+  }
   Op* op = engine_.begin(0, 1, sizeof(Away));
   new (op->payload()) Away{room};
   op->cost = transfer_.cost(bytes);

@@ -35,6 +35,7 @@ struct SwapStats {
   Bytes out = 0, in = 0;  // Written and read so far.
   Bytes ahead = 0;        // Of it, what was on its way before it was asked for.
   std::int64_t reloads = 0;
+  Bytes full = 0;  // Its size, if something found no room in it.
   Tier::Times times;
 };
 
@@ -50,6 +51,7 @@ class Swap {
   Value* adopt(c10::StorageImpl* storage);
   // The recipe of what has room in the tier. Null where there is none.
   Op* place_for(Bytes bytes);
+  Bytes full() const { return stats_.full; }
   const Transfer& transfer() const { return transfer_; }
   // Writes a resident value. False where the tier has it already. Throws what the tier throws.
   bool store(Value& value);
