@@ -54,8 +54,7 @@ Bytes Scope::leave() {
     Scope& scope;
     ~Close() {
       scope.leaving_ = false;
-      const bool lacks = scope.session_.engine().stats().values > 0;
-      lacks ? void(scope.lift_budget()) : scope.lower_budget();  // What comes later has a place.
+      scope.end_budget();
       scope.linger();
     }
   } close{*this};
@@ -143,6 +142,15 @@ bool Scope::lift_budget() {
   Pool* pool = memory.pool();
   pool ? pool->lift_budget() : memory.set_limit(memory.largest_budget());
   return true;
+}
+
+// What could not be brought back at the end has a place when it can.
+void Scope::end_budget() {
+  if (session_.engine().stats().values == 0) return lower_budget();
+  try {
+    lift_budget();
+  } catch (const std::exception&) {  // Then it comes back if the budget has room.
+  }
 }
 
 // What is live above it stays, and its pages go back as it dies.

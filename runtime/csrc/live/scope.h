@@ -58,6 +58,7 @@ class Scope {
   void linger();
   bool spill();
   bool lift_budget();
+  void end_budget();
   void lower_budget();
 
   static inline std::atomic<Session*> active_{nullptr};
