@@ -32,7 +32,6 @@ OLDER = {
     "memory_map": "a picture alone, which tells inside of it where it comes from",
     "mutants": "two hours",
     "plan": "long",
-    "planted_faults": "twenty minutes of two cores: of an earlier build",
     "tune": "long, needs the published logs; made before results told their code",
 }
 
