@@ -74,6 +74,7 @@ GPU = {
 
 # States of the C++ whose figures stand, and what has changed since.
 ALIKE = {
+    "6fb98c872778": "in which file a class is",
     "a9b6ec0ce9d1": "texts of errors, and where tensors have a place that come back after the end",
     "ad74b9f2c96d": "what a copy out of a device's swap waits for; on the host nothing differs",
     "a40bf0babd6e": "which tape is followed after a step of another kind that began alike, that an "

@@ -33,6 +33,20 @@ def file_of_swap(folder: Path) -> int:
     raise AssertionError("no file of a swap is open")
 
 
+def break_disk(folder: Path) -> Callable[[], None]:
+    """The file of the swap can neither be written nor read, until what is returned is called."""
+    number = file_of_swap(folder)
+    good = os.dup(number)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), number)
+
+    def repair() -> None:
+        os.dup2(good, number)
+        os.close(good)
+
+    return repair
+
+
 def in_child(run: Callable[[], object]) -> str:
     """What it comes to in a forked process: its result, or the text of its error."""
     reader, writer = os.pipe()
@@ -88,12 +102,8 @@ def test_what_a_failing_disk_keeps_at_the_end_is_read_when_it_works_again(folder
     with pytest.raises(RuntimeError, match="cannot be read from the swap"), scope:
         made = gradient()
         dtr_alloc.evict(made)
-        number = file_of_swap(folder)
-        good = os.dup(number)
-        with open(os.devnull) as empty:
-            os.dup2(empty.fileno(), number)
-    os.dup2(good, number)
-    os.close(good)
+        repair = break_disk(folder)
+    repair()
     assert dtr_alloc.is_evicted(made)
     with (
         pytest.raises(RuntimeError, match="could not be brought back at its end"),
@@ -114,12 +124,8 @@ def test_what_a_failing_disk_kept_comes_back_though_the_budget_has_no_room_for_a
     scope = dtr_alloc.rematerialize("1MiB", swap="8MiB")
     with pytest.raises(RuntimeError, match="cannot be read from the swap"), scope:
         made = [gradient() for _ in range(8)]
-        number = file_of_swap(folder)
-        good = os.dup(number)
-        with open(os.devnull) as empty:
-            os.dup2(empty.fileno(), number)
-    os.dup2(good, number)
-    os.close(good)
+        repair = break_disk(folder)
+    repair()
     for one in made:
         dtr_alloc.materialize(one)
     assert all(torch.equal(one, gradient()) for one in made)
@@ -180,16 +186,12 @@ def test_a_disk_that_fails_to_write_loses_nothing(folder: Path) -> None:
     expected = gradient()
     with dtr_alloc.rematerialize("64MiB", swap="8MiB") as session:
         made = gradient()
-        number = file_of_swap(folder)
-        good = os.dup(number)
-        with open(os.devnull) as only_read:
-            os.dup2(only_read.fileno(), number)
+        repair = break_disk(folder)
         with pytest.raises(RuntimeError, match=r"cannot be written to the swap in .* stays in"):
             dtr_alloc.evict(made)
         assert not dtr_alloc.is_evicted(made)
         assert torch.equal(made, expected)
-        os.dup2(good, number)
-        os.close(good)
+        repair()
         assert dtr_alloc.evict(made)
         assert torch.equal(made, expected)
         session.check()
@@ -200,14 +202,10 @@ def test_a_file_that_cannot_be_read_is_read_again_when_it_can(folder: Path) -> N
     with dtr_alloc.rematerialize("64MiB", swap="8MiB"):
         made = gradient()
         dtr_alloc.evict(made)
-        number = file_of_swap(folder)
-        good = os.dup(number)
-        with open(os.devnull) as empty:
-            os.dup2(empty.fileno(), number)
+        repair = break_disk(folder)
         with pytest.raises(RuntimeError, match="cannot be read from the swap"):
             made.sum()
-        os.dup2(good, number)
-        os.close(good)
+        repair()
         assert torch.equal(made, expected)
 
 

@@ -36,11 +36,11 @@ def trained_steps(model: str, session: dtr_alloc.Session, steps: int) -> Iterato
 
 def test_steps_that_do_the_same_evict_the_same() -> None:
     tries = []
-    for _ in range(5):  # A usual time may still change while a step is beside others on its core.
+    for _ in range(5):  # A usual time may still change, the more so on a busy machine.
         with dtr_alloc.rematerialize("20MiB") as session:
             tries.append([*trained_steps("unet", session, 14)][4:])
         assert tries[-1][0][0] > 0
-        if len({*tries[-1]}) <= 2:
+        if len({*tries[-1]}) == 1:
             return
     pytest.fail(f"steps differ by their times: {tries}")
 

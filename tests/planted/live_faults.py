@@ -4,6 +4,17 @@ from tests.planted.fault import Edit, Fault
 
 LIVE_FAULTS = (
     Fault(
+        "hold an operator to cost what it took this time",
+        (
+            Edit(
+                "runtime/csrc/live/results.cpp",
+                "usual ? usual_.of(call.cost, call.kernel_ticks, steps_) : call.kernel_ticks",
+                "usual ? call.kernel_ticks : call.kernel_ticks",
+            ),
+        ),
+        "tests/test_usual_times.py::test_steps_that_do_the_same_evict_the_same",
+    ),
+    Fault(
         "record the backward pass",
         (
             Edit(

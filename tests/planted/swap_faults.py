@@ -20,6 +20,12 @@ SWAP_FAULTS = (
         "tests/test_swapped_values.py::test_what_is_not_recorded_leaves_memory_and_comes_back",
     ),
     Fault(
+        "have no place after the scope for what a failing disk kept",
+        (Edit("runtime/csrc/live/scope.cpp", "scope.end_budget();", "scope.lower_budget();"),),
+        "tests/test_swap_file.py::"
+        "test_what_a_failing_disk_kept_comes_back_though_the_budget_has_no_room_for_all",
+    ),
+    Fault(
         "keep the disk's room after the scope",
         (Edit("runtime/csrc/live/swapping.cpp", "  if (swap_) over = swap_->close();\n", ""),),
         "tests/test_swap_file.py::test_the_disk_has_its_room_back_when_the_scope_is_over",
@@ -62,7 +68,7 @@ SWAP_FAULTS = (
                 "value.last_access",
             ),
         ),
-        "tests/test_swap_on_device.py::"
+        "tests/test_copies_out.py::"
         "test_a_copy_out_of_what_was_recomputed_waits_for_all_that_was_given",
     ),
     Fault(
@@ -74,7 +80,7 @@ SWAP_FAULTS = (
                 "value.recomputes > 0 ? Tier::kUnknown : 0ns",
             ),
         ),
-        "tests/test_swap_on_device.py::"
+        "tests/test_copies_out.py::"
         "test_a_copy_out_waits_for_what_made_its_tensor_and_not_for_what_came_after",
     ),
     Fault(
@@ -98,7 +104,7 @@ SWAP_FAULTS = (
                 "",
             ),
         ),
-        "tests/test_swap_on_device.py::"
+        "tests/test_copies_out.py::"
         "test_a_copy_out_waits_for_what_made_its_tensor_and_not_for_what_came_after",
     ),
     Fault(

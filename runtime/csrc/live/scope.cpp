@@ -144,7 +144,7 @@ bool Scope::lift_budget() {
   return true;
 }
 
-// What could not be brought back at the end has a place when it can.
+// A tensor that the swap did not give back at the end may come back later, and then has a place.
 void Scope::end_budget() {
   if (session_.engine().stats().values == 0) return lower_budget();
   try {
