@@ -365,6 +365,7 @@ void register_interception() {
       dispatcher.addRegistrationListener(std::make_unique<Undefined>()));
   static_cast<void>(undefined);
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+  surgery = contains(kStorageSurgery, name);
     if (!name.name.starts_with("aten::")) continue;
     auto op = dispatcher.findSchema(name);
     if (!op) continue;

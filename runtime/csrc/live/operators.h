@@ -42,6 +42,7 @@ struct OperatorInfo {
   bool fresh = false;     // May return a tensor, not a list of them, that is none of its arguments.
   bool itemwise = false;  // Does the same to each item of its lists (itemwise.cpp).
   bool waits = false;     // For other processes, and writes nothing itself.
+  bool surgery = false;   // Lays a tensor over other memory, or changes its size.
   bool listed = false;    // Returns a list, of so many tensors (compiled_region.h).
   // False: outputs are constants (arguments we cannot keep, storage surgery, an obstacle below).
   bool recordable = true;

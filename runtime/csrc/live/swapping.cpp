@@ -14,7 +14,9 @@
 namespace dtr {
 
 // What nobody can make again may go to the swap: fresh results, and what was there before it was
-// written. Of other memory somebody may have the address.
+// written. Of other memory somebody may have the address. A result is fresh if its operator made the
+// memory, and nobody else holds it. It need not: `set_` lays a tensor over a storage that it is given
+// as such, and is how copy.copy and pickle make a tensor (torch 2.13, torch/_utils.py).
 bool Session::may_adopt(const Call& call) const {
   if (!swap_ || !call.here || call.foreign || call.handled || call.info.others) return false;
   if (call.info.stays) return false;
@@ -34,10 +36,11 @@ void Session::adopt_what_was_written(const Call& call) {
 }
 
 void Session::adopt_what_was_made(const Call& call, const torch::jit::Stack& stack) {
-  if (!may_adopt(call)) return;
+  if (!may_adopt(call) || call.info.surgery) return;
   for (const c10::IValue& result : call.results(stack)) {
     for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
       if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
+      if (c10::raw::intrusive_ptr::use_count(storage_of(tensor)) > 1) return;
       if (worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()))) {
         adopt_movable(call, storage_of(tensor));
       }
