@@ -24,10 +24,14 @@ void Session::verify(Op& op, Lock& lock) {
   TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
 }
 
-// Debug mode: the first call of each operator of another library is run twice. Where the budget has
-// no room for that, the next call is.
-void Session::verify_library(const OperatorInfo& info, Op& op, Lock& lock) {
-  if (!repeated_.insert(&info).second) return;
+// Debug mode runs an operator twice: its first call, and each that is twice as large as the largest
+// so far, since several threads work only at large ones. Where the budget has no room for that, the
+// next call is.
+void Session::verify_repeats(const Call& call, Op& op, Lock& lock) {
+  const OperatorInfo& info = call.info;
+  const auto [largest, is_first] = repeated_.try_emplace(&info, call.bytes);
+  if (!is_first && call.bytes < 2 * largest->second) return;
+  const Bytes before = is_first ? -1 : std::exchange(largest->second, call.bytes);
   std::string different;
   bool refused = false;
   try {
@@ -38,7 +42,7 @@ void Session::verify_library(const OperatorInfo& info, Op& op, Lock& lock) {
   }
   if (refused) {
     forget_refusal();
-    repeated_.erase(&info);
+    repeated_[&info] = before;
     return;
   }
   TORCH_CHECK(different.empty(), "debug mode: ", info.name,

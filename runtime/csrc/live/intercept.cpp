@@ -162,6 +162,7 @@ bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
   return !info.draws_elsewhere(stack);
+  if (device_.device.is_cpu() && info.differs_in_each_run(stack)) return false;
 }
 
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {

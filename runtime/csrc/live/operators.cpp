@@ -1,5 +1,7 @@
 #include "runtime/csrc/live/operators.h"
 
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/ops/max_pool1d_native.h>
 #include <ATen/ops/max_pool1d_ops.h>
@@ -41,8 +43,10 @@ constexpr std::string_view kBlankPrefixes[] = {"aten::empty", "aten::new_empty"}
 constexpr std::string_view kItemwisePrefixes[] = {"aten::_foreach_", "aten::_fused_",
                                                   "aten::_amp_foreach_"};
 
-// Operators that leave bytes of a result as they happen to be, besides the blank ones: a workspace.
-constexpr std::string_view kUninitialized[] = {"aten::mkldnn_rnn_layer"};
+// Operators that leave bytes of a result as they happen to be, besides the blank ones: a workspace,
+// what no path through a table of probabilities reaches, the noise of what is not negative.
+constexpr std::string_view kUninitialized[] = {"aten::mkldnn_rnn_layer", "aten::_ctc_loss",
+                                               "aten::rrelu_with_noise", "aten::rrelu_with_noise_"};
 
 // Results that must stay where they are. Other operators advance the state of cuDNN's dropout later,
 // and do not say so. Before torch 2.13 a recurrent layer takes the address of its weights unseen.
@@ -103,6 +107,25 @@ constexpr UndeclaredDraw kUndeclaredDraws[] = {{"aten::_cudnn_rnn", "dropout"}};
 
 template <std::size_t size>
 bool contains(const std::string_view (&names)[size], std::string_view name) {
+// Several threads add to one element, by atomics, in the order in which they come. So the last bits
+// differ from run to run, but where the thread computes alone or torch was told to be deterministic.
+// Seen with torch 2.13 on the host (perf/survey/repeats.py); all else that adds up there, such as
+// scatter_add and index_add, repeats itself.
+struct Unordered {
+  std::string_view name;
+  std::string_view flag;  // A bool argument: without it nothing is added. Empty: it always is.
+};
+constexpr Unordered kUnordered[] = {
+    {"aten::index_put_", "accumulate"},
+    {"aten::index_put", "accumulate"},
+    {"aten::_index_put_impl_", "accumulate"},
+    {"aten::_index_put_impl", "accumulate"},
+    {"aten::_unsafe_index_put", "accumulate"},
+    {"aten::put_", "accumulate"},
+    {"aten::put", "accumulate"},
+    {"aten::_unsafe_masked_index_put_accumulate", ""},
+};
+
   return std::ranges::find(names, name) != std::end(names);
 }
 
@@ -224,6 +247,11 @@ void add_undeclared(OperatorInfo& info, const FunctionSchema& schema) {
   }
   if (begins_with_one_of(kWritingPrefixes, name)) info.writes = info.tensors;
 }
+  for (const Unordered& row : kUnordered) {
+    if (row.name != name) continue;
+    info.unordered = true;
+    info.accumulates = index_of(schema, row.flag);
+  }
 
 // An insert-only hash table of pointers. Readers probe it without a lock; there are a few thousand
 // operators.
@@ -356,6 +384,12 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table(
 
 void register_interception() {
   using torch::Library;
+bool OperatorInfo::differs_in_each_run(const torch::jit::Stack& stack) const {
+  if (!unordered) return false;
+  const bool adds = accumulates < 0 || stack[stack.size() - arguments + accumulates].toBool();
+  return adds && !at::globalContext().deterministicAlgorithms() && at::get_num_threads() > 1;
+}
+
   static auto* libraries = new std::vector<Library>;  // Registrations live as long as the process.
   libraries->emplace_back(Library::IMPL, "_", kKey, __FILE__, __LINE__);
   libraries->back().fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());

@@ -33,7 +33,10 @@ struct OperatorInfo {
   std::int32_t device = -1;          // Index of the Device argument.
   std::int32_t training = -1;        // Index of the flag to write them; -1: always.
   std::int32_t dropout = -1;  // Index of a rate above which it draws from a state of its own.
+  std::int32_t accumulates =
+      -1;  // Index of the flag to do so, of one that is unordered; -1: always.
   bool random = false;
+  bool unordered = false;      // Adds in an order that differs in each run.
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
   bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
@@ -59,6 +62,8 @@ struct OperatorInfo {
     return dropout >= 0 && stack[stack.size() - arguments + dropout].toDouble() > 0;
   }
   bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
+  // Whether a call on top of `stack`, on the host, may have other bits when it is run again.
+  bool differs_in_each_run(const torch::jit::Stack& stack) const;
 };
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);

@@ -134,7 +134,7 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
   bookkeeping_ticks_ += passed - call.remat_ticks - call.inside_ticks;
   Hold::ran(call.inside_hold, passed, call.kernel_ticks);
   if (options_.timeline) timeline_.push_back(memory_->live());
-  if (detector_ && kept && call.info.others) verify_library(call.info, *kept, lock);
+  if (detector_ && kept) verify_repeats(call, *kept, lock);
   apply_instruments(kept, lock);
 }
 

@@ -246,7 +246,7 @@ class Session final : public Executor {
   // In instruments.cpp.
   void apply_instruments(Op* kept, Lock& lock);
   void verify(Op& op, Lock& lock);
-  void verify_library(const OperatorInfo& info, Op& op, Lock& lock);
+  void verify_repeats(const Call& call, Op& op, Lock& lock);
   std::string difference(Op& op, Lock& lock);
 
   // In swapping.cpp.
@@ -327,7 +327,8 @@ class Session final : public Executor {
   std::map<std::string, Bytes> caught_;  // The most that each operator was refused.
   std::vector<std::string> untold_;
   std::atomic<bool> some_untold_{false};
-  std::set<const OperatorInfo*> repeated_;               // Of other libraries, by debug mode.
+  // The size of the largest call that debug mode has run twice.
+  std::unordered_map<const OperatorInfo*, Bytes> repeated_;
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
   static inline std::atomic<Adviser> adviser_{nullptr};
 };
