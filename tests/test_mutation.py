@@ -184,3 +184,22 @@ def test_declared_writes_are_no_errors(program: Callable[[], Iterator[Tensor]]) 
         found = run(program)
     assert all(same(one, other) for one, other in zip(expected, found, strict=True))
     assert_exact(program)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrent_layers_train_in_debug_mode(kind: type[nn.LSTM], bidirectional: bool) -> None:
+    def program() -> Iterator[Tensor]:
+        layer = kind(32, 32, num_layers=2, bidirectional=bidirectional)
+        made, _ = layer(torch.randn(10, 4, 32))
+        loss = made.square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        yield loss
+        yield from (p.grad for p in layer.parameters() if p.grad is not None)
+
+    expected = run(program)
+    with dtr_alloc.rematerialize("64MiB", debug=True):
+        found = run(program)
+    assert all(map(same, expected, found))
+    assert_exact(program, modes=["recorded", "evict_always"])

@@ -96,6 +96,8 @@ constexpr UndeclaredWrite kUndeclaredWrites[] = {
     {"aten::batch_norm_gather_stats", "running_var", "", OldContent::kIgnored},
     {"aten::batch_norm_gather_stats_with_counts", "running_mean", "", OldContent::kIgnored},
     {"aten::batch_norm_gather_stats_with_counts", "running_var", "", OldContent::kIgnored},
+    // What the forward pass left there is read, and then written over (torch 2.13, oneDNN).
+    {"aten::mkldnn_rnn_layer_backward", "workspace", "", OldContent::kRead},
 };
 
 // A rate above zero makes the operator draw from a state in device memory, which it advances there.
