@@ -159,6 +159,8 @@ struct TensorRecipes {
                     .written = argument.written,
                     .offset = tensor.storage_offset()});
     words += TensorWords(list.back()).end;
+                    .remainder = static_cast<std::uint8_t>(
+                        remainder_of(argument.storage->_mutable_data_ptr_no_checks().get())),
     written += argument.written;
   }
 };
@@ -198,11 +200,11 @@ void write_plain_arguments(const OperatorInfo& info, const c10::IValue* first,
   }
 }
 
-// A storage of its own for content that the recipe keeps. Kernels expect every tensor to be aligned
-// as an allocator would.
-c10::Storage storage_of_kept(const void* kept, c10::Device device) {
-  void* content = c10::alloc_cpu(kLargestInline);
-  std::memcpy(content, kept, kLargestInline);
+// A storage of its own for content that the recipe keeps.
+c10::Storage storage_of_kept(const RecipeReader::Tensor& tensor, c10::Device device) {
+  void* const block = c10::alloc_cpu(tensor.recipe.remainder + kLargestInline);
+  void* const content = static_cast<char*>(block) + tensor.recipe.remainder;
+  std::memcpy(content, tensor.content, kLargestInline);
   return c10::Storage(c10::Storage::use_byte_size_t(), kLargestInline,
                       at::DataPtr(content, content, &c10::free_cpu, device));
 }

@@ -30,6 +30,7 @@ struct TensorRecipe {
   std::uint8_t argument;
   std::uint8_t dims;
   bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
+  std::uint8_t remainder;  // Where its storage began (device.h), of one that is kept in the recipe.
   std::int64_t offset;
 };
 constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.

@@ -131,9 +131,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     for (Bytes size : scratch) storages.push_back(over(allocate_(size), size));
     for (const Copy& copy : copies) {
       c10::StorageImpl* storage = storages[copy.storage].unsafeGetStorageImpl();
-      at::DataPtr data = allocate_(static_cast<Bytes>(storage->nbytes()));
-      device_.copy(data.get(), copy.from, static_cast<Bytes>(storage->nbytes()));
-      storage->set_data_ptr_noswap(std::move(data));
+      storage->set_data_ptr_noswap(copy_(copy.from, static_cast<Bytes>(storage->nbytes())));
     }
   }
   Replay ready = recipe.prepare(storages, op.use_count, device_);

@@ -21,13 +21,15 @@ class Replayer {
   // `detector` may be null.
   using Allocate = std::function<at::DataPtr(Bytes)>;
   Replayer(Engine& engine, Memory& memory, StorageTable& storages, const SessionDevice& device,
-           MutationDetector* detector, Allocate allocate)
+  using CopyOf = std::function<at::DataPtr(const void*, Bytes)>;
+           UnderWay& under_way, MutationDetector* detector, Allocate allocate, CopyOf copy)
       : engine_(engine),
         memory_(memory),
         storages_(storages),
         device_(device),
         detector_(detector),
-        allocate_(std::move(allocate)) {}
+        allocate_(std::move(allocate)),
+        copy_(std::move(copy)) {}
 
   // Recomputes the missing outputs of `op`; returns their bytes.
   Bytes recompute(Op& op, Lock& lock);
@@ -67,3 +69,4 @@ class Replayer {
 };
 
 }  // namespace dtr
+  const CopyOf copy_;

@@ -65,10 +65,12 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
             return copy_of(storage, bytes, lock);
           },
           [this] { forget_refusal(); }),
-      replayer_(engine_, *memory_, storages_, device_, detector_.get(),
-                [this](Bytes bytes) {
-                  return device_.ordinary(allocate(bytes, device_.current_stream()));
-                }),
+      replayer_(
+          engine_, *memory_, storages_, device_, under_way_, detector_.get(),
+          [this](Bytes bytes) {
+            return device_.ordinary(allocate(bytes, device_.current_stream()));
+          },
+          [this](const void* content, Bytes bytes) { return copy_of(content, bytes); }),
       swap_(options.swap
                 ? std::make_unique<Swap>(engine_, *memory_, storages_, tier_for(options, *memory_),
                                          options.logical_clock, options.instruments.swap_always)
@@ -227,14 +229,21 @@ MovePrices Session::move_prices(const Pool& pool) const {
 }
 
 // Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
+at::DataPtr Session::copy_of(const void* content, Bytes bytes) {
+  const Bytes remainder = remainder_of(content);
+  void* const block = allocate(bytes + remainder, device_.current_stream());
+  at::DataPtr data(static_cast<char*>(block) + remainder, block, device_.deleter, device_.device);
+  device_.copy(data.get(), content, bytes);
+  return data;
+}
+
 // the copy then says so (Replayer::lay_over).
 c10::intrusive_ptr<c10::StorageImpl> Session::copy_of(const c10::StorageImpl& storage, Bytes bytes,
                                                       Lock& lock) {
   Unlocked open(lock);
   at::DataPtr data = device_.ordinary(nullptr);
   if (static_cast<Bytes>(storage.nbytes()) >= bytes) {
-    data = device_.ordinary(allocate(bytes, device_.current_stream()));
-    device_.copy(data.get(), pointer_of(&storage).get(), bytes);
+    data = copy_of(pointer_of(&storage).get(), bytes);
   }
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                std::move(data), device_.allocator, false);

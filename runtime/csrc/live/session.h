@@ -272,6 +272,7 @@ class Session final : public Executor {
 
   Constants::Kept hand_out(c10::StorageImpl& storage, Lock& lock);
   void bring_back(Value& value, Lock& lock);
+  at::DataPtr copy_of(const void* content, Bytes bytes);
   c10::intrusive_ptr<c10::StorageImpl> copy_of(const c10::StorageImpl& storage, Bytes bytes,
                                                Lock& lock);
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
