@@ -300,6 +300,8 @@ void bind_session(py::module_& m) {
   });
   m.def("set_host_stream", &set_host_stream);
   m.def("set_in_optimizer", &Session::set_in_optimizer);
+  m.def("switches", &Switches::names);
+  m.def("refuse_switch", &Switches::refuse);
 }
 
 }  // namespace dtr

@@ -12,6 +12,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 
+#include <cstdint>
 #include <cstring>
 #include <memory>
 
@@ -30,7 +31,6 @@ inline bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
 }
 
-struct SessionDevice {
 // Where in its 64 bytes memory begins. By that a product of a matrix and a vector, and a dot product,
 // choose the order in which they add up (torch 2.13 on x86-64: by the address modulo 16), and thus
 // their last bits. Allocators begin at 0; safetensors, a mapped file and rows of NumPy need not. So a
@@ -39,6 +39,7 @@ inline Bytes remainder_of(const void* data) {
   return static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data) % 64);
 }
 
+struct SessionDevice {
   c10::Device device;
   at::Allocator* allocator;       // Makes the tensors of this device, in a replay too.
   c10::DeleterFnPtr deleter;      // Of an ordinary tensor; its context is the data pointer.

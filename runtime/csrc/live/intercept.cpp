@@ -127,7 +127,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 
   const bool engages = options_.record && (call.recording || call.tracked || info.writes);
   const bool meets = !engages && may_be_new(call);
-  Guard guard(*this, engages || meets);
+  Guard guard(*this, engages || meets || scope_.joined() > 0);
   OperatorCall engaged(engine_);
   try {
     if (engages) prepare(call, engaged, *stack, guard.lock());
@@ -140,6 +140,7 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   // The other process may wait for what another thread of this one is about to do.
   if (info.waits) turn.reset();
   try {
+    const UnderWay::Operator under_way(under_way_, guard.lock(), info.waits || info.collective);
     Guard::Opened open(guard);
     run(call, stack);
     if ((info.others || call.host_random) && engaged.op()) look_at_what_it_did(call, *stack);
@@ -161,8 +162,8 @@ bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
-  return !info.draws_elsewhere(stack);
   if (device_.device.is_cpu() && info.differs_in_each_run(stack)) return false;
+  return !info.draws_elsewhere(stack);
 }
 
 void Session::gather(Call& call, const torch::jit::Stack& stack) const {
@@ -288,8 +289,8 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
         "torch.backends.cudnn.benchmark = False");
   }
   if (detector_) verify_constants(call);
-  Op* op =
-      Recipe::record(engine_, call.info, call.keys, stack, call.arguments, std::move(call.random));
+  Op* op = Recipe::record(engine_, call.info, call.keys, stack, call.arguments,
+                          std::move(call.random), under_way_.switches());
   if (!op) return;
   engaged.begin(*op);
   if (!call.info.shape_only) link_reads(call, *op);

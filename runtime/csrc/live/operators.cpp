@@ -107,8 +107,6 @@ struct UndeclaredDraw {
 };
 constexpr UndeclaredDraw kUndeclaredDraws[] = {{"aten::_cudnn_rnn", "dropout"}};
 
-template <std::size_t size>
-bool contains(const std::string_view (&names)[size], std::string_view name) {
 // Several threads add to one element, by atomics, in the order in which they come. So the last bits
 // differ from run to run, but where the thread computes alone or torch was told to be deterministic.
 // Seen with torch 2.13 on the host (perf/survey/repeats.py); all else that adds up there, such as
@@ -128,6 +126,8 @@ constexpr Unordered kUnordered[] = {
     {"aten::_unsafe_masked_index_put_accumulate", ""},
 };
 
+template <std::size_t size>
+bool contains(const std::string_view (&names)[size], std::string_view name) {
   return std::ranges::find(names, name) != std::end(names);
 }
 
@@ -247,13 +247,13 @@ void add_undeclared(OperatorInfo& info, const FunctionSchema& schema) {
   for (const UndeclaredDraw& row : kUndeclaredDraws) {
     if (row.name == name) info.dropout = index_of(schema, row.rate);
   }
-  if (begins_with_one_of(kWritingPrefixes, name)) info.writes = info.tensors;
-}
   for (const Unordered& row : kUnordered) {
     if (row.name != name) continue;
     info.unordered = true;
     info.accumulates = index_of(schema, row.flag);
   }
+  if (begins_with_one_of(kWritingPrefixes, name)) info.writes = info.tensors;
+}
 
 // An insert-only hash table of pointers. Readers probe it without a lock; there are a few thousand
 // operators.
@@ -365,8 +365,10 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";
   stays = contains(kStays, name);
+  surgery = contains(kStorageSurgery, name);
   itemwise = is_itemwise(schema);
   waits = name == kWaits;
+  collective = is_collective(schema);
   others = is_of_library(schema);
   promised = op.hasTag(at::Tag::pt2_compliant_tag);
   if (others) obstacle = obstacle_of(schema);
@@ -382,16 +384,16 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
       contains(kReadsOnlyShapes, name) && writes == 0 && __builtin_popcountll(tensors) == 1;
 }
 
-const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table().at(op); }
-
-void register_interception() {
-  using torch::Library;
 bool OperatorInfo::differs_in_each_run(const torch::jit::Stack& stack) const {
   if (!unordered) return false;
   const bool adds = accumulates < 0 || stack[stack.size() - arguments + accumulates].toBool();
   return adds && !at::globalContext().deterministicAlgorithms() && at::get_num_threads() > 1;
 }
 
+const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table().at(op); }
+
+void register_interception() {
+  using torch::Library;
   static auto* libraries = new std::vector<Library>;  // Registrations live as long as the process.
   libraries->emplace_back(Library::IMPL, "_", kKey, __FILE__, __LINE__);
   libraries->back().fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
@@ -401,7 +403,6 @@ bool OperatorInfo::differs_in_each_run(const torch::jit::Stack& stack) const {
       dispatcher.addRegistrationListener(std::make_unique<Undefined>()));
   static_cast<void>(undefined);
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-  surgery = contains(kStorageSurgery, name);
     if (!name.name.starts_with("aten::")) continue;
     auto op = dispatcher.findSchema(name);
     if (!op) continue;

@@ -42,11 +42,12 @@ struct OperatorInfo {
   bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
   bool shares = false;    // Its result shares its argument's memory until one of them is written.
   bool stays = false;     // Its results may not leave memory.
+  bool surgery = false;   // Lays a tensor over other memory, or changes its size.
   bool fresh = false;     // May return a tensor, not a list of them, that is none of its arguments.
   bool itemwise = false;  // Does the same to each item of its lists (itemwise.cpp).
   bool waits = false;     // For other processes, and writes nothing itself.
-  bool surgery = false;   // Lays a tensor over other memory, or changes its size.
-  bool listed = false;    // Returns a list, of so many tensors (compiled_region.h).
+  bool collective = false;
+  bool listed = false;  // Returns a list, of so many tensors (compiled_region.h).
   // False: outputs are constants (arguments we cannot keep, storage surgery, an obstacle below).
   bool recordable = true;
 
@@ -61,9 +62,9 @@ struct OperatorInfo {
   bool draws_elsewhere(const torch::jit::Stack& stack) const {
     return dropout >= 0 && stack[stack.size() - arguments + dropout].toDouble() > 0;
   }
-  bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
   // Whether a call on top of `stack`, on the host, may have other bits when it is run again.
   bool differs_in_each_run(const torch::jit::Stack& stack) const;
+  bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
 };
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);

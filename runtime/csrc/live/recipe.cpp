@@ -56,6 +56,8 @@ struct Context {
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
   AutocastTypes autocast;
+  Switches::Number switches;
+  ThreadSwitches thread;
   bool operator==(const Context&) const = default;
 };
 
@@ -157,10 +159,10 @@ struct TensorRecipes {
                     .wrapped_number = tensor.is_wrapped_number(),
                     .requires_grad = tensor.requires_grad(),
                     .written = argument.written,
-                    .offset = tensor.storage_offset()});
-    words += TensorWords(list.back()).end;
                     .remainder = static_cast<std::uint8_t>(
                         remainder_of(argument.storage->_mutable_data_ptr_no_checks().get())),
+                    .offset = tensor.storage_offset()});
+    words += TensorWords(list.back()).end;
     written += argument.written;
   }
 };
@@ -206,7 +208,7 @@ c10::Storage storage_of_kept(const RecipeReader::Tensor& tensor, c10::Device dev
   void* const content = static_cast<char*>(block) + tensor.recipe.remainder;
   std::memcpy(content, tensor.content, kLargestInline);
   return c10::Storage(c10::Storage::use_byte_size_t(), kLargestInline,
-                      at::DataPtr(content, content, &c10::free_cpu, device));
+                      at::DataPtr(content, block, &c10::free_cpu, device));
 }
 
 at::Tensor tensor_over(c10::Storage storage, const RecipeReader::Tensor& tensor) {
@@ -268,7 +270,7 @@ class ReplayArguments {
       case kShapeOnly:
         return c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, device()));
       case kInline:
-        return storage_of_kept(tensor.content, device());
+        return storage_of_kept(tensor, device());
       default:
         return storages_[tensor.recipe.use];
     }
@@ -322,7 +324,7 @@ std::shared_ptr<const RandomState> Recipe::snapshot(const OperatorInfo& info,
 
 Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
                    const torch::jit::Stack& stack, const TensorArguments& arguments,
-                   std::shared_ptr<const RandomState> random) {
+                   std::shared_ptr<const RandomState> random, Switches::Number switches) {
   if (!is_countable(arguments)) return nullptr;
   TensorRecipes tensors;
   for (const TensorArgument& argument : arguments) tensors.add(info, argument);
@@ -330,9 +332,9 @@ Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   const std::size_t plain = count_plain_arguments(info, first);
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  const std::uint16_t context =
-      contexts().index(Context{keys, local.included_, local.excluded_, c10::GradMode::is_enabled(),
-                               info.others ? autocast_types() : AutocastTypes()});
+  const std::uint16_t context = contexts().index(
+      Context{keys, local.included_, local.excluded_, c10::GradMode::is_enabled(),
+              info.others ? autocast_types() : AutocastTypes(), switches, ThreadSwitches::now()});
 
   Op* op =
       engine.begin(tensors.uses, info.returns + tensors.written,
@@ -346,6 +348,14 @@ Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet
     writer.tensor(tensors.list[i], *arguments[i].tensor, *arguments[i].storage);
   }
   return op;
+}
+
+void Recipe::has_run() {
+  const std::int32_t threads = ThreadSwitches::threads_now();
+  if (contexts()[context_].thread.threads == threads) return;
+  Context seen = contexts()[context_];
+  seen.thread.threads = threads;
+  context_ = contexts().index(seen);
 }
 
 void Recipe::destroy() {
@@ -384,6 +394,8 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
                 .excluded = context.excluded | kAbove,
                 .grad_mode = context.grad_mode,
                 .autocast = context.autocast,
+                .switches = context.switches,
+                .thread = context.thread,
                 .default_generator = {},
                 .recorded_state = {}};
   ReplayArguments arguments(*info_, reader(), random_.get(), storages, uses);
@@ -405,6 +417,7 @@ void Replay::run() {
   if (info->others) autocasting.emplace(autocast);
   std::optional<NoModes> no_modes;
   if (info->others || info->listed) no_modes.emplace();
+  const ThreadSwitchesPut switches(thread);
   DrawingFrom state(default_generator, recorded_state ? &*recorded_state : nullptr);
   info->handle.redispatchBoxed(keys, &stack);
 }

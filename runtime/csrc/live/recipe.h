@@ -1,9 +1,10 @@
 // How to run one torch operator again: the live executor's part of an Op.
 //
 // Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj
-// and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, and the
-// state of the random generator. What many recipes share (dispatch state; key set, dtype and device
-// of a tensor) is kept once and named by a 16-bit index.
+// and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, the switches
+// of process and thread (switches.h), and the state of the random generator. What many recipes share
+// (all that is not of the tensors; key set, dtype and device of a tensor) is kept once and named by a
+// 16-bit index.
 
 #pragma once
 
@@ -25,6 +26,7 @@
 #include "runtime/csrc/live/operators.h"
 #include "runtime/csrc/live/random_state.h"
 #include "runtime/csrc/live/recipe_layout.h"
+#include "runtime/csrc/live/switches.h"
 
 namespace dtr {
 
@@ -66,6 +68,8 @@ struct Replay {
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
   AutocastTypes autocast;
+  Switches::Number switches;  // Who runs it puts these: it may have to be alone for them.
+  ThreadSwitches thread;
   // For a random operator that takes none: the one it draws from, and the state to draw from.
   at::Generator default_generator;
   std::optional<RandomState> recorded_state;
@@ -82,7 +86,10 @@ class Recipe {
   // that cannot be kept. The engine's lock must be held, here and in prepare().
   static Op* record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
-                    std::shared_ptr<const RandomState> random);
+                    std::shared_ptr<const RandomState> random, Switches::Number switches);
+
+  // The operator has run. With how many threads a thread computes is known once it has.
+  void has_run();
 
   // The generator's state before a random call, for record(). Taken without the engine's lock:
   // kernels allocate while they hold the generator's. Where the call is given none, it is the

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "runtime/csrc/graph/owner.h"
@@ -138,6 +139,12 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
   const bool may_keep = recipe.info().others || recipe.info().listed;
   Storages lent = may_keep ? std::exchange(storages, {}) : Storages();
   arguments.bury();
+  std::optional<UnderWay::Alone> alone;
+  std::optional<SwitchesPut> switches;
+  if (const auto now = Switches::now(); now != ready.switches) {
+    alone.emplace(under_way_, lock);
+    switches.emplace(now, ready.switches);
+  }
   Results results;
   {
     // A tensor that Python has seen takes Python's lock as it dies, and so does an error: what is

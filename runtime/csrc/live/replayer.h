@@ -12,21 +12,23 @@
 #include "runtime/csrc/live/mutation_detector.h"
 #include "runtime/csrc/live/recipe.h"
 #include "runtime/csrc/live/storage_table.h"
+#include "runtime/csrc/live/under_way.h"
 
 namespace dtr {
 
 class Replayer {
  public:
-  // `allocate` gives memory, with the lock open; it throws torch.OutOfMemoryError.
-  // `detector` may be null.
+  // `allocate` gives memory, and `copy` some with the same content; with the lock open. They throw
+  // torch.OutOfMemoryError. `detector` may be null.
   using Allocate = std::function<at::DataPtr(Bytes)>;
-  Replayer(Engine& engine, Memory& memory, StorageTable& storages, const SessionDevice& device,
   using CopyOf = std::function<at::DataPtr(const void*, Bytes)>;
+  Replayer(Engine& engine, Memory& memory, StorageTable& storages, const SessionDevice& device,
            UnderWay& under_way, MutationDetector* detector, Allocate allocate, CopyOf copy)
       : engine_(engine),
         memory_(memory),
         storages_(storages),
         device_(device),
+        under_way_(under_way),
         detector_(detector),
         allocate_(std::move(allocate)),
         copy_(std::move(copy)) {}
@@ -64,9 +66,10 @@ class Replayer {
   Memory& memory_;
   StorageTable& storages_;
   const SessionDevice& device_;
+  UnderWay& under_way_;
   MutationDetector* const detector_;
   const Allocate allocate_;
+  const CopyOf copy_;
 };
 
 }  // namespace dtr
-  const CopyOf copy_;

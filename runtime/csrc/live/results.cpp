@@ -107,7 +107,10 @@ void Session::after(Call& call, OperatorCall& engaged, const torch::jit::Stack& 
     call.recording = false;
     engaged.undo();
   }
-  if (Op* op = engaged.op()) adopt_results(call, *op, stack);
+  if (Op* op = engaged.op()) {
+    Recipe::of(*op).has_run();
+    adopt_results(call, *op, stack);
+  }
   adopt_written(call, engaged);
   const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.usual_ticks);
   if (TraceRecorder* recorder = trace_.recorder()) {

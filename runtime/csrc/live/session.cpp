@@ -138,6 +138,7 @@ void Session::make_ordinary(Value& value) {
 
 void Session::bring_back(Value& value, Lock& lock) {
   const Held held(engine_, value);
+  const UnderWay::Aside aside(under_way_);
   lock.unlock();
   Turn turn(*this);
   lock.lock();
@@ -228,7 +229,6 @@ MovePrices Session::move_prices(const Pool& pool) const {
   return options_.logical_clock ? MovePrices::usual(pool.arena().page()) : pool.move_prices();
 }
 
-// Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
 at::DataPtr Session::copy_of(const void* content, Bytes bytes) {
   const Bytes remainder = remainder_of(content);
   void* const block = allocate(bytes + remainder, device_.current_stream());
@@ -237,6 +237,7 @@ at::DataPtr Session::copy_of(const void* content, Bytes bytes) {
   return data;
 }
 
+// Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
 // the copy then says so (Replayer::lay_over).
 c10::intrusive_ptr<c10::StorageImpl> Session::copy_of(const c10::StorageImpl& storage, Bytes bytes,
                                                       Lock& lock) {

@@ -297,12 +297,13 @@ class Session final : public Executor {
   SessionTrace trace_;
   StorageTable storages_;
   Constants constants_;
+  std::recursive_mutex turn_;
+  UnderWay under_way_{turn_};
   Replayer replayer_;
   const std::unique_ptr<Swap> swap_;  // Null where there is none.
   EventLog events_;
   ThrashWatch thrash_;
   Scope scope_;
-  std::recursive_mutex turn_;
   std::shared_ptr<const RandomState> last_random_;  // For a library's operator, in its Turn.
 
   std::vector<std::int64_t> timeline_;
