@@ -26,18 +26,34 @@ def over_storage(t: Tensor) -> Tensor:
     return torch.empty(0).set_(storage_of(t), 0, t.size(), t.stride())
 
 
+def over_tensor(t: Any) -> Tensor:
+    return torch.empty(0).set_(t.detach())
+
+
+def rebuilt(t: Any) -> Tensor:
+    made: Tensor = torch._utils._rebuild_tensor(  # type: ignore[no-untyped-call]
+        t._typed_storage(), 0, t.size(), t.stride()
+    )
+    return made
+
+
+def memory_of(t: Tensor) -> Any:
+    array: Any = t.detach().numpy()
+    return memoryview(array)
+
+
 NAMES: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda t: t.detach().numpy(),
     "dlpack": lambda t: np.from_dlpack(t.detach()),
     "storage": storage_of,
     "copy": copy.copy,
     "set_ to a storage": over_storage,
-    "set_ to a tensor": lambda t: torch.empty(0).set_(t.detach()),
-    "rebuilt": lambda t: torch._utils._rebuild_tensor(t._typed_storage(), 0, t.size(), t.stride()),
+    "set_ to a tensor": over_tensor,
+    "rebuilt": rebuilt,
     "data": lambda t: t.data,
     "view": lambda t: t.detach().view(-1),
     "array of a copy": lambda t: copy.copy(t).numpy(),
-    "memory": lambda t: memoryview(t.detach().numpy()),
+    "memory": memory_of,
 }
 
 
@@ -57,7 +73,7 @@ class Aliases:
         if self.random.random() < 0.5:
             return made
         leaf = torch.ones(SIDE, SIDE, requires_grad=True)
-        (leaf * made).sum().backward()
+        (leaf * made).sum().backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
         return leaf.grad
 

@@ -110,7 +110,7 @@ def test_training_beside_layers_without_onednn_has_eagers_bits(memory: Any) -> N
             with onednn(i % 2 == 0):
                 x = torch.tanh(layer(x))
         loss = x.square().mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return [loss, *(p.grad for p in layers.parameters() if p.grad is not None)]
 
     wanted = run(train)
@@ -229,6 +229,38 @@ def unflip() -> None:
     torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
     torch._C._set_fp32_precision_setter("cuda", "rnn", "none")
     torch.set_num_threads(1)
+
+
+def test_a_precision_that_changes_alone_is_seen() -> None:
+    """It lies beside torch's context, in a table."""
+
+    def precision() -> str:
+        return torch._C._get_fp32_precision_getter("mkldnn", "conv")
+
+    seen: list[str] = []
+    PRECISIONS.clear()
+    x = torch.ones(1000)
+    with dtr_alloc.rematerialize("64MiB"):
+        plain = shows_precision(x)
+        with setting(
+            precision, lambda to: torch._C._set_fp32_precision_setter("mkldnn", "conv", to), "ieee"
+        ):
+            other = shows_precision(x)
+        for made in (plain, other):
+            assert dtr_alloc.evict(made)
+            made.sum()
+            seen.append(precision())
+    assert PRECISIONS == ["none", "ieee", "none", "ieee"]
+    assert seen == ["none", "none"]
+
+
+PRECISIONS: list[str] = []
+
+
+@torch.library.custom_op("dtr_switches::shows_precision", mutates_args=())
+def shows_precision(x: Tensor) -> Tensor:
+    PRECISIONS.append(torch._C._get_fp32_precision_getter("mkldnn", "conv"))
+    return x.clone()
 
 
 def test_a_switch_that_cannot_be_put_is_named_when_it_is_needed_and_nothing_has_changed() -> None:

@@ -1,0 +1,114 @@
+"""Faults of rules that a good guess about torch gets wrong: what a kernel reads besides its
+arguments, which operators repeat themselves, where copies begin, whose memory may move."""
+
+from tests.planted.fault import Edit, Fault
+
+GUESS_FAULTS = (
+    Fault(
+        "record no switch of the process",
+        (
+            Edit(
+                "runtime/csrc/live/replayer.cpp",
+                "now != ready.switches",
+                "false && now != ready.switches",
+            ),
+        ),
+        "tests/test_switches.py::test_what_was_computed_by_other_switches_is_recomputed_by_them",
+    ),
+    Fault(
+        "see no change of a precision",
+        (
+            Edit(
+                "runtime/csrc/live/switches.cpp",
+                "precisions == precisions_of(context)",
+                "precisions == precisions",
+            ),
+        ),
+        "tests/test_switches.py::test_a_precision_that_changes_alone_is_seen",
+    ),
+    Fault(
+        "recompute with the reader's number of threads",
+        (Edit("runtime/csrc/live/switches.cpp", "    threads_ = true;", "    return;"),),
+        "tests/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
+    ),
+    Fault(
+        "recompute with the reader's control word",
+        (Edit("runtime/csrc/live/switches.cpp", "  flushing_ = true;", "  return;"),),
+        "tests/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
+    ),
+    Fault(
+        "switch beside operators of other threads",
+        (
+            Edit(
+                "runtime/csrc/live/under_way.cpp",
+                "return all.running_ == here;",
+                "return true;",
+            ),
+        ),
+        "tests/test_switches.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
+        tries=3,
+    ),
+    Fault(
+        "begin operators while a recomputation has switched",
+        (
+            Edit(
+                "runtime/csrc/live/under_way.cpp",
+                "  all.wait_for_alone(lock);\n",
+                "",
+            ),
+        ),
+        "tests/test_switches.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
+        tries=3,
+    ),
+    Fault(
+        "run a sum in any order again",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "info.differs_in_each_run(stack)",
+                "false && info.differs_in_each_run(stack)",
+            ),
+        ),
+        "tests/test_repeats.py::"
+        "test_with_two_threads_a_sum_at_indices_keeps_the_bits_that_it_was_made_with",
+    ),
+    Fault(
+        "begin each copy at a multiple of 64",
+        (
+            Edit(
+                "runtime/csrc/live/session.cpp",
+                "remainder = remainder_of(content);",
+                "remainder = 0;",
+            ),
+        ),
+        "tests/test_alignment.py::"
+        "test_a_recipe_that_reads_a_copy_of_a_constant_has_the_bits_of_the_original",
+    ),
+    Fault(
+        "let memory move that a tensor was laid over",
+        (
+            Edit(
+                "runtime/csrc/live/swapping.cpp",
+                "!may_adopt(call) || call.info.surgery",
+                "!may_adopt(call)",
+            ),
+            Edit(
+                "runtime/csrc/live/swapping.cpp",
+                "use_count(storage_of(tensor)) > 1",
+                "use_count(storage_of(tensor)) > 99",
+            ),
+        ),
+        "tests/test_swap_aliases.py",
+    ),
+    Fault(
+        "take a workspace for read-only",
+        (
+            Edit(
+                "runtime/csrc/live/operators.cpp",
+                '    {"aten::mkldnn_rnn_layer_backward", "workspace", "", OldContent::kRead},\n',
+                "",
+            ),
+        ),
+        "tests/test_mutation.py::test_recurrent_layers_train_in_debug_mode",
+    ),
+)
