@@ -1,6 +1,6 @@
 """The demo, for the README: its table, its figures with what they were measured on, its picture.
 
-python perf/demo.py [--quick] [--out perf/results] [--picture docs/demo.png]
+python perf/demo.py [--quick] [--rounds 6] [--out perf/results] [--picture docs/demo.png]
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ def main() -> int:
     """Runs the demo; returns 1 where a promise of its was not kept."""
     parser = argparse.ArgumentParser(description="The demo's table, figures and picture.")
     parser.add_argument("--quick", action="store_true", help="one model, one budget, one round")
+    parser.add_argument("--rounds", type=int, default=6, help="train each way so many times")
     parser.add_argument("--out", type=Path, help="write demo.json and demo.txt here")
     parser.add_argument("--picture", type=Path, help="draw here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plan = Plan((0.5,), steps=2, rounds=1) if options.quick else Plan(rounds=6)
+    plan = Plan((0.5,), steps=2, rounds=1) if options.quick else Plan(rounds=options.rounds)
     models = {name: MODELS[name] for name in (["unet"] if options.quick else MODELS)}
 
     console = Console(width=100, record=True)
