@@ -10,6 +10,7 @@ import pytest
 from tests.fences import ROOT
 
 NOT_HERE = {
+    "beside.py": "builds two commits: minutes; test_beside.py tests its parts",
     "checkpointing.py": "no script",
     "engine_harness.py": "no script",
     "fake_device.py": "no script",
