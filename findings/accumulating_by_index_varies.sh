@@ -4,8 +4,8 @@
 # Truth: index_put_ and put_ with accumulate=True add atomically, and differ from run to run as soon
 # as two threads work. So does the backward of x[index]. What looks alike does not: index_add_,
 # scatter_add_, bincount and the backward of index_select repeat themselves.
-# Seen: torch 2.13.0 and 2.14.1 on x86-64, two threads, 4 to 35 contents in 50 runs; on a
-# busy machine fewer, so four threads and 300 runs below.
+# Seen: torch 2.13.0 and 2.14.1 on x86-64, two threads, 4 to 35 contents in 50 runs; on a busy
+# machine fewer, so four threads and 300 runs below.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

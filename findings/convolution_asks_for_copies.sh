@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Guess: what a library below torch needs for itself, it takes from malloc; a convolution asks torch's
-# allocator for its result.
+# Guess: what a library below torch needs for itself, it takes from malloc; a convolution asks
+# torch's allocator for its result.
 # Truth: oneDNN's inputs, weights and result in its own layout come from torch's CPU allocator. A
-# convolution whose result has 12.25 MiB asks for 36.9, of which 24.6 live at once. Without oneDNN it
-# asks for its result alone.
+# convolution whose result has 12.25 MiB asks for 36.9, of which 24.6 live at once. Without oneDNN
+# it asks for its result alone.
 # Seen: torch 2.13.0 on x86-64 with AVX-512, one thread, in torch's profiler.
 set -euo pipefail
 folder=$(mktemp -d)

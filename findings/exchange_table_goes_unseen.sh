@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Guess: a DLPack consumer calls the tensor's __dlpack__, which a program can watch, and which refuses
-# a tensor that requires gradients.
-# Truth: tvm_ffi.from_dlpack takes torch's C functions from Tensor.__dlpack_c_exchange_api__ and calls
-# no Python method. It takes parameters too. A write through it leaves _version as it was, so that a
-# backward pass reads the overwritten result and raises nothing.
+# Guess: a DLPack consumer calls the tensor's __dlpack__, which a program can watch, and which
+# refuses a tensor that requires gradients.
+# Truth: tvm_ffi.from_dlpack takes torch's C functions from Tensor.__dlpack_c_exchange_api__ and
+# calls no Python method. It takes parameters too. A write through it leaves _version as it was, so
+# that a backward pass reads the overwritten result and raises nothing.
 # Seen: torch 2.13.0 with apache-tvm-ffi 0.1.15.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Guess: torch.set_flush_denormal(True) makes every later operator flush denormal numbers to zero, and
-# False ends it.
+# Guess: torch.set_flush_denormal(True) makes every later operator flush denormal numbers to zero,
+# and False ends it.
 # Truth: it sets a bit of the calling thread's processor state. OpenMP's workers have copied that of
 # the thread that made them, at its first parallel operator, and keep the copy. So after a first
 # operator the switch holds for the caller's share of each result only, and one that was on from the

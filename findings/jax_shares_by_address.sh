@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Guess: jax.dlpack.from_dlpack either always shares a CPU tensor's memory, or always copies it, since
-# jax's arrays never change.
-# Truth: it shares where the tensor begins at a multiple of 64, and copies where not, without a word.
-# Where it shares, a later write in torch changes the jax array. So what a program sees depends on
-# whether it passes x or x[1:].
+# Guess: jax.dlpack.from_dlpack either always shares a CPU tensor's memory, or always copies it,
+# since jax's arrays never change.
+# Truth: it shares where the tensor begins at a multiple of 64, and copies where not, without a
+# word. Where it shares, a later write in torch changes the jax array. So what a program sees
+# depends on whether it passes x or x[1:].
 # Seen: jax 0.10.2 with torch 2.13.0 on the CPU.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Guess: torch.set_float32_matmul_precision is for CUDA and changes nothing on the CPU; or else, where
-# the CPU has bfloat16 instructions, "medium" gives bfloat16's precision.
-# Truth: "medium" sends products from some 200 rows and columns on to oneDNN instead of MKL, and oneDNN
-# has no faster kernel for it without AMX. The bits are others, and the precision is float32's:
-# thousands of times bfloat16's. "high" changes nothing.
-# Seen: torch 2.13.0 on an AMD EPYC with AVX512_BF16 and without AMX. The first line tells the machine.
+# Guess: torch.set_float32_matmul_precision is for CUDA and changes nothing on the CPU; or else,
+# where the CPU has bfloat16 instructions, "medium" gives bfloat16's precision.
+# Truth: "medium" sends products from some 200 rows and columns on to oneDNN instead of MKL, and
+# oneDNN has no faster kernel for it without AMX. The bits are others, and the precision is
+# float32's: thousands of times bfloat16's. "high" changes nothing.
+# Seen: torch 2.13.0 on an AMD EPYC with AVX512_BF16 and without AMX. The first line tells the
+# machine.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

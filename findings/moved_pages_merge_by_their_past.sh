@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Guess: neighbouring anonymous pages with the same flags lie in one mapping, so moving pages by
 # mremap(2) into a gapless row costs one mapping of the 65,530 that a process may have.
-# Truth: a private page that was once touched keeps the number it got where it was touched first, and
-# so does any page of a shared mapping. Neighbours merge only if these numbers follow each other: in
-# any other order each page is a mapping of its own. Private pages that nobody touched always merge.
+# Truth: a private page that was once touched keeps the number it got where it was touched first,
+# and so does any page of a shared mapping. Neighbours merge only if these numbers follow each
+# other: in any other order each page is a mapping of its own. Private pages that nobody touched
+# always merge.
 # Seen: Linux 6.18 on x86-64; mm/vma.c, can_vma_merge_after compares vm_pgoff. Needs Python alone.
 set -euo pipefail
 folder=$(mktemp -d)

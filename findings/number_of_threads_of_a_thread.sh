@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Guess: torch.set_num_threads sets the number of threads of the process; or, if it is a thread's own,
-# then the caller's from that moment on.
+# Guess: torch.set_num_threads sets the number of threads of the process; or, if it is a thread's
+# own, then the caller's from that moment on.
 # Truth: a thread takes the number that was last set, by whichever thread, when it first computes in
-# parallel or asks get_num_threads, and keeps it from then on. Until then a number that it set itself
-# is lost to one that another thread sets later.
+# parallel or asks get_num_threads, and keeps it from then on. Until then a number that it set
+# itself is lost to one that another thread sets later.
 # Seen: torch 2.13.0 and 2.14.1; aten/src/ATen/ParallelOpenMP.cpp.
 set -euo pipefail
 folder=$(mktemp -d)

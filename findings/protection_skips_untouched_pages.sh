@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Guess: UFFDIO_WRITEPROTECT over a registered range protects each page of it.
-# Truth: of private anonymous memory it protects what was touched, read or written. Pages that nobody
-# touched stay open and nothing says so: a first write there goes unseen. The feature
+# Truth: of private anonymous memory it protects what was touched, read or written. Pages that
+# nobody touched stay open and nothing says so: a first write there goes unseen. The feature
 # UFFD_FEATURE_WP_UNPOPULATED protects them too. A memfd, and shared anonymous memory, need it not.
-# Seen: Linux 6.18 on x86-64; mm/userfaultfd.c. Needs Python alone. No page is written to while it is
-# protected; bit 57 of /proc/self/pagemap tells.
+# Seen: Linux 6.18 on x86-64; mm/userfaultfd.c. Needs Python alone. No page is written to while it
+# is protected; bit 57 of /proc/self/pagemap tells.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

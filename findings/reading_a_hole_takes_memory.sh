@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Guess: reading what was never written costs no memory: the kernel shows its one page of zeros.
 # Truth: that holds for private anonymous memory, and for read(2) of a hole in a memfd. Reading the
-# hole through a mapping makes real pages, which stay, even where the mapping is private and may only
-# be read. So memory that was given back by a hole returns when somebody looks at it.
+# hole through a mapping makes real pages, which stay, even where the mapping is private and may
+# only be read. So memory that was given back by a hole returns when somebody looks at it.
 # Seen: Linux 6.18, tmpfs without huge pages; mm/shmem.c, shmem_fault. Needs Python alone.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -2,8 +2,8 @@
 # Guess: a page of a private file mapping that was written to is the process's own, and nothing that
 # happens to the file reaches it.
 # Truth: truncating the file takes the private copy too. After the file has grown again the mapping
-# reads the file's zeros, and what the process wrote is lost. Punching a hole in the same place, which
-# empties the file as well, leaves the copy; so does a write to the file.
+# reads the file's zeros, and what the process wrote is lost. Punching a hole in the same place,
+# which empties the file as well, leaves the copy; so does a write to the file.
 # Seen: Linux 6.18, a memfd; mm/memory.c, unmap_mapping_range: even_cows is set for a truncation and
 # not for a hole. Needs Python alone.
 set -euo pipefail
