@@ -4,12 +4,12 @@
 # Truth: tvm_ffi.from_dlpack takes torch's C functions from Tensor.__dlpack_c_exchange_api__ and
 # calls no Python method. It takes parameters too. A write through it leaves _version as it was, so
 # that a backward pass reads the overwritten result and raises nothing.
-# Seen: torch 2.13.0 with apache-tvm-ffi 0.1.15.
+# Seen: torch 2.13.0 with apache-tvm-ffi 0.1.15 and 0.1.15.post2 (0.1.15 was yanked).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q torch==2.13.0 apache-tvm-ffi==0.1.15 numpy==2.4.6
+"$folder/venv/bin/pip" install -q torch==2.13.0 apache-tvm-ffi==0.1.15.post2 numpy==2.4.6
 "$folder/venv/bin/python" - >"$folder/seen" <<'PROGRAM'
 import numpy as np
 import torch
