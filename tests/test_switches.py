@@ -143,6 +143,12 @@ def flags() -> list[object]:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
         torch._C._get_sdp_priority_order(),
+        torch._C._get_cudnn_sdp_enabled(),
+        torch._C._get_overrideable_sdp_enabled(),
+        torch._C._get_sm_carveout_experimental(),
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
+        torch._C._get_float32_matmul_precision(),
         *(
             torch._C._get_fp32_precision_getter(backend, operator)
             for backend in ("mkldnn", "cuda")
@@ -169,7 +175,12 @@ def flip_all() -> None:
     torch._C._set_sdp_use_mem_efficient(False)
     torch._C._set_math_sdp_allow_fp16_bf16_reduction(True)
     torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])
-    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "bf16")
+    torch._C._set_sdp_use_cudnn(False)
+    torch._C._set_sdp_use_overrideable(False)
+    torch._C._set_sm_carveout_experimental(20)
+    torch._C._set_cublas_allow_fp16_reduced_precision_reduction(False)
+    torch._C._set_cublas_allow_bf16_reduced_precision_reduction(False, False)
+    torch._C._set_float32_matmul_precision("medium")
     torch._C._set_fp32_precision_setter("cuda", "rnn", "ieee")
     torch.set_num_threads(2)
 
@@ -226,7 +237,12 @@ def unflip() -> None:
     torch._C._set_sdp_use_mem_efficient(True)
     torch._C._set_math_sdp_allow_fp16_bf16_reduction(False)
     torch._C._set_sdp_priority_order([1, 2, 0, 3, 4])
-    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
+    torch._C._set_sdp_use_cudnn(True)
+    torch._C._set_sdp_use_overrideable(True)
+    torch._C._set_sm_carveout_experimental(None)
+    torch._C._set_cublas_allow_fp16_reduced_precision_reduction(True)
+    torch._C._set_cublas_allow_bf16_reduced_precision_reduction(True)
+    torch._C._set_float32_matmul_precision("highest")
     torch._C._set_fp32_precision_setter("cuda", "rnn", "none")
     torch.set_num_threads(1)
 

@@ -171,7 +171,10 @@ constexpr Switch kSwitches[] = {
     DTR_NEW_SWITCH("the grouped product of cuBLASLt", preferCublasltGroupedGemm,
                    setPreferCublasltGroupedGemm),
     {"torch._C._set_sm_carveout_experimental()",
-     [](Context& context) { return Setting{context._SMCarveout_EXPERIMENTAL().value_or(kNone)}; },
+     [](Context& context) {
+       const auto carveout = context._SMCarveout_EXPERIMENTAL();
+       return carveout ? Setting{*carveout} : kNone;
+     },
      [](Context& context, Setting to) {
        using Carveout = std::optional<std::int32_t>;
        context._setSMCarveout_EXPERIMENTAL(to == kNone ? Carveout() : Carveout(to));
@@ -212,36 +215,31 @@ State read_all() {
 }
 
 // What of the process tells whether a switch has changed. The context begins with flags of devices,
-// one each, which are none; its table of precisions lies elsewhere.
+// one each, which are none; the precisions lie elsewhere, in a table that keeps its entries' places.
 struct Image {
   static constexpr std::size_t kFlags =
       sizeof(std::array<c10::once_flag, at::COMPILE_TIME_MAX_DEVICE_TYPES>);
   static_assert(kFlags < sizeof(Context));
 
   std::array<char, sizeof(Context) - kFlags> fields;
-  std::uint64_t precisions = 0;
+  std::vector<std::pair<const at::Float32Precision*, at::Float32Precision>> precisions;
   c10::ScalarType type{};
 
   void take(Context& context) {
     std::memcpy(fields.data(), begin(context), fields.size());
-    precisions = precisions_of(context);
+    precisions.clear();
+    for (const auto& [key, one] : float32_precisions(context)) precisions.emplace_back(&one, one);
     type = c10::get_default_dtype_as_scalartype();
   }
   bool is_of(Context& context) const {
     return std::memcmp(fields.data(), begin(context), fields.size()) == 0 &&
-           precisions == precisions_of(context) && type == c10::get_default_dtype_as_scalartype();
+           std::ranges::all_of(precisions, [](auto& one) { return *one.first == one.second; }) &&
+           type == c10::get_default_dtype_as_scalartype();
   }
 
  private:
   static const char* begin(Context& context) {
     return reinterpret_cast<const char*>(&context) + kFlags;
-  }
-  static std::uint64_t precisions_of(Context& context) {
-    std::uint64_t all = 0;
-    for (const auto& [key, precision] : float32_precisions(context)) {
-      all = all << 3 | static_cast<std::uint64_t>(precision);
-    }
-    return all;
   }
 };
 
