@@ -2,9 +2,9 @@
 # Guess: Triton's interpreter (TRITON_INTERPRET=1) computes in bfloat16 as a compiled kernel does,
 # or refuses, as its documentation says that it does not support bfloat16.
 # Truth: it keeps bfloat16 as 16-bit integers, and adds, negates and sums these: 1 + 1 is 1.7e38,
-# the negative of 1 is -4, and 512 ones sum to 0. A cast from float32 cuts bits off instead of rounding.
-# Nothing warns. Loads, stores, comparisons and casts to float32 are right, so a kernel that casts
-# before it computes is wrong in the last bits of what it stores only.
+# the negative of 1 is -4, and 512 ones sum to 0. A cast from float32 cuts bits off, and does not
+# round. Nothing warns. Loads, stores, comparisons and casts to float32 are right, so a kernel that
+# casts before it computes is wrong in the last bits of what it stores only.
 # Seen: triton 3.6.0 and 3.8.0 with torch 2.13.0 and numpy 2.4.6.
 set -euo pipefail
 folder=$(mktemp -d)
