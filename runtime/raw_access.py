@@ -6,6 +6,10 @@ copy of what they read, or what rests on it stays in memory: whichever is smalle
 keep_content). Methods that only read (`tolist`, `deepcopy`, `is_shared`, `torch.save`) hold the
 tensor while they read, and change nothing. Torch's own checks of storages cannot do this: by the
 time a pointer leaves C++, an evicted tensor has none.
+
+Three methods write through a pointer themselves, and tell no version counter: `apply_`, `map_` and
+`map2_` (torch/csrc/utils/tensor_apply.cpp, 2.11 to 2.15). To them the tensor is handed out; their
+other arguments are read.
 """
 
 from __future__ import annotations
@@ -40,6 +44,9 @@ _EXPOSING = (
     "__dlpack__",
     "__reduce_ex__",
     "share_memory_",
+    "apply_",
+    "map_",
+    "map2_",
 )
 # Of these, what `torch.save`, `deepcopy` and `is_shared` call themselves, to read.
 _STORAGES = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__")
@@ -79,6 +86,8 @@ def watch(current: Current, undo: ExitStack) -> None:
     for owner, name, make in watches:
         if method := getattr(owner, name, None):
             replace(undo, owner, name, functools.wraps(method)(make(method)))
+    undo.callback(_core.tell_exposures, None)
+    _core.tell_exposures(functools.partial(_tell_of_table, current, set()))
 
 
 def _read(current: Current, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +124,12 @@ def _expose(
         copied, kept = session.expose(self)
         if copied or kept:
             _tell(session, told, method.__name__, copied, kept)
-        return method(self, *args, **kwargs)
+        given = (*args, *kwargs.values())
+        others = [session.reading(one) for one in given if isinstance(one, torch.Tensor)]
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            del others
 
     return call
 
@@ -129,6 +143,12 @@ def _save(save: Callable[..., Any]) -> Callable[..., Any]:
             _here.held = outer
 
     return call
+
+
+def _tell_of_table(current: Current, told: set[tuple[str, int]], copied: int, kept: int) -> None:
+    """For bindings/bind_exchange_table.cpp, which sees what no method of Python's does."""
+    if session := current():
+        _tell(session, told, "__dlpack_c_exchange_api__", copied, kept)
 
 
 def _tell(

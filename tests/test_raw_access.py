@@ -152,6 +152,41 @@ def test_a_write_through_numpy_between_forward_and_backward_is_seen_as_in_eager(
         assert all(same(one, other) for one, other in zip(expected, found, strict=True))
 
 
+WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "apply_": lambda t, other: t.apply_(lambda x: x + 1),
+    "map_": lambda t, other: t.map_(other, lambda x, y: x + y),
+    "map_ by names": lambda t, other: t.map_(other=other, callable=lambda x, y: x + y),
+    "map2_": lambda t, other: t.map2_(other, other, lambda x, y, z: x + y + z),
+    "map_ of itself": lambda t, other: t.map_(t, lambda x, y: x + y),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize("what", ["input", "parameter", "activation", "evicted"])
+def test_methods_that_write_by_calling_python_are_writes_like_others(way: str, what: str) -> None:
+    """And what they read besides comes back for them."""
+
+    def program() -> list[Tensor]:
+        made = {"parameter": nn.Parameter(torch.arange(1000.0)), "input": torch.arange(1000.0)}
+        with torch.no_grad():
+            other = torch.arange(1000.0).cos()
+            t = made.get(what, torch.arange(1000.0) + 1).detach()
+            read = [t * 2, t * 3, t.sin()]
+            dtr_alloc.evict(other)
+            if what == "evicted":
+                dtr_alloc.evict(t)
+            WRITES[way](t, other)
+            for one in read:
+                dtr_alloc.evict(one)
+        return [t, other, *read, t.cos()]
+
+    expected = [bits(tensor) for tensor in program()]
+    for instruments in ({}, {"evict_always": True}):
+        with scope(None, **instruments):
+            found = [bits(tensor) for tensor in program()]
+        assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
 def test_memory_whose_content_recipes_have_a_copy_of_goes_with_its_last_tensor() -> None:
     array = np.ones(100_000, np.float32)
     gone = weakref.ref(array)
