@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "runtime/csrc/engine/rules.h"
+#include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/operator_costs.h"
 #include "runtime/csrc/live/operators.h"
 #include "runtime/csrc/live/random_state.h"
@@ -37,6 +38,7 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
 inline bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
   const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
   const bool index = c10::isIntegralType(type, /*includeBool=*/true);
+  if (index && InOperator::state.indices_stay) return false;
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 

@@ -10,25 +10,39 @@
 
 namespace dtr {
 
-thread_local int Session::Reading::depth = 0;
+thread_local std::vector<const c10::StorageImpl*> Session::Reading::storages;
 thread_local Session::Hold* Session::Hold::innermost = nullptr;
 
-Session::Reading::Reading(Session& session, const at::Tensor& tensor) : session_(session) {
+Session::Reading::Reading(Session& session, c10::ArrayRef<at::Tensor> tensors) : session_(session) {
   Guard guard(session_);
-  if (Value* value = StorageTable::value_of(tensor)) {
-    Held held(session_.engine_, *value);
-    if (!value->resident()) session_.bring_back(*value, guard.lock());
-    held_ = std::move(held);
+  for (const at::Tensor& tensor : tensors) {
+    if (storage_of(tensor)) own_.push_back(storage_of(tensor));
+    if (Value* value = StorageTable::value_of(tensor)) held_.emplace_back(session_.engine_, *value);
   }
-  ++depth;
+  try {
+    for (const Held& held : held_) {
+      if (!held.value()->resident()) session_.bring_back(*held.value(), guard.lock());
+    }
+  } catch (...) {
+    held_.clear();  // While the lock is held.
+    throw;
+  }
+  storages.insert(storages.end(), own_.begin(), own_.end());
+}
+
+bool Session::Reading::covers(const c10::StorageImpl* storage) {
+  return std::ranges::find(storages, storage) != storages.end();
 }
 
 Session::Reading::~Reading() {
-  --depth;
-  if (!held_.value()) return;
+  for (const c10::StorageImpl* storage : own_) {
+    const auto found = std::ranges::find(storages, storage);
+    if (found != storages.end()) storages.erase(found);  // Not in another thread.
+  }
+  if (own_.empty()) return;
   Guard guard(session_);
-  session_.storages_.arm(*held_.value());
-  held_.release();
+  for (const Held& held : held_) session_.storages_.arm(*held.value());
+  held_.clear();
 }
 
 Session::Hold::Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,

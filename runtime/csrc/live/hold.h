@@ -1,7 +1,7 @@
 // What code reads past the dispatcher, through pointers, for as long as it runs.
 //
-// Session::Reading: Python copies a tensor's content through a pointer (`tolist`), which is no
-// reason to make it a constant.
+// Session::Reading: Python copies a tensor's content through a pointer (`tolist`), or a composite
+// kernel reads one, which is no reason to make it a constant.
 //
 // Session::Hold: torch.compile's kernels take the address of every tensor that they are given, and
 // run many operators' work between two looks at us. All of it is brought back first and locked.
@@ -33,15 +33,17 @@ namespace dtr {
 
 class Session::Reading {
  public:
-  // Throws torch.OutOfMemoryError where the tensor does not fit.
-  Reading(Session& session, const at::Tensor& tensor);
+  // Throws torch.OutOfMemoryError where the tensors do not fit together.
+  Reading(Session& session, c10::ArrayRef<at::Tensor> tensors);
   ~Reading();
   Reading(const Reading&) = delete;
-  static thread_local int depth;
+  static bool covers(const c10::StorageImpl* storage);  // This thread reads it.
 
  private:
+  static thread_local std::vector<const c10::StorageImpl*> storages;
   Session& session_;
-  Held held_;
+  std::vector<c10::StorageImpl*> own_;
+  std::vector<Held> held_;
 };
 
 class Session::Hold {
@@ -85,7 +87,7 @@ class Session::Hold {
   Hold* const outer_ = innermost;
   // Within an operator, which has its own cost and is an operator on the tape, or is a replay.
   const bool apart_ = InOperator::state.depth > 0;
-  std::vector<Held> values_;  // Once for each time that a value is there.
+  std::vector<Held> values_;              // Once for each time that a value is there.
   Bytes bytes_ = 0;
   bool on_tape_ = false;
 

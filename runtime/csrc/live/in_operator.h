@@ -64,9 +64,10 @@ class InOperator {
     int depth = 0;
     // Python code runs whose operators torch hides from us: what they read is not locked.
     bool handled = false;
-    bool replaying = false;         // The operator is a recomputation, and not the program's doing.
-    bool first_run = false;         // The operator never ran before, and does more than later.
-    bool making_room = false;       // What is evicted goes for want of memory.
+    bool replaying = false;    // The operator is a recomputation, and not the program's doing.
+    bool first_run = false;    // The operator never ran before, and does more than later.
+    bool making_room = false;  // What is evicted goes for want of memory.
+    int indices_stay = 0;      // A composite kernel reads what integers it makes (composites.h).
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
     // The largest request in vain since this operator began, and a budget that would have served
     // all of them; 0 where none would.

@@ -2,9 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorSubclassLikeUtils.h>
-#include <ATen/ops/max_pool1d_native.h>
-#include <ATen/ops/max_pool1d_ops.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -15,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/csrc/live/composites.h"
 #include "runtime/csrc/live/libraries.h"
 
 namespace dtr {
@@ -59,10 +57,6 @@ constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"}
 // It returns when a collective is over, whose result it is given.
 constexpr std::string_view kWaits = "_c10d_functional::wait_tensor";
 
-// Made of other operators, but where nothing is differentiated its kernel reads its argument through
-// a pointer instead. It is treated as a plain operator then: see max_pool1d() below.
-constexpr std::string_view kReadsInComposite = "aten::max_pool1d";
-
 // What the results have to do with the old content of an argument that the operator writes.
 enum class OldContent { kRead, kIgnored };
 
@@ -98,6 +92,7 @@ constexpr UndeclaredWrite kUndeclaredWrites[] = {
     {"aten::batch_norm_gather_stats_with_counts", "running_var", "", OldContent::kIgnored},
     // What the forward pass left there is read, and then written over (torch 2.13, oneDNN).
     {"aten::mkldnn_rnn_layer_backward", "workspace", "", OldContent::kRead},
+    {"aten::_saturate_weight_to_fp16", "weight", "", OldContent::kRead},
 };
 
 // A rate above zero makes the operator draw from a state in device memory, which it advances there.
@@ -189,13 +184,6 @@ bool is_pure_view(const FunctionSchema& schema) {
 
 bool is_metadata_change(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::inplace_view) && !contains(kStorageSurgery, op.schema().name());
-}
-
-bool is_composite(const c10::OperatorHandle& op) {
-  return op.schema().name() != kReadsInComposite &&
-         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
-         !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
 // Whether calls of the operator can be recorded, as far as its schema and the tables tell.
@@ -311,20 +299,6 @@ class Table {
   std::size_t size_ = 0;
 };
 
-// A composite kernel runs at autograd's key, above ours, so that we would not see what it reads.
-// Where torch's kernel would take the pointer, this one goes on to kKey, and thence to torch's.
-at::Tensor max_pool1d(c10::DispatchKeySet keys, const at::Tensor& self, at::IntArrayRef kernel_size,
-                      at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                      bool ceil_mode) {
-  const bool differentiated =
-      (self.requires_grad() && at::GradMode::is_enabled()) || self._fw_grad(/*level=*/0).defined();
-  if (!keys.has(kKey) || differentiated || at::isTensorSubclassLike(self)) {
-    return at::native::max_pool1d(self, kernel_size, stride, padding, dilation, ceil_mode);
-  }
-  return at::_ops::max_pool1d::redispatch(keys & c10::after_autograd_keyset, self, kernel_size,
-                                          stride, padding, dilation, ceil_mode);
-}
-
 Table& table() {
   static Table* table = new Table;
   return *table;
@@ -406,13 +380,13 @@ void register_interception() {
     if (!name.name.starts_with("aten::")) continue;
     auto op = dispatcher.findSchema(name);
     if (!op) continue;
+    if (reads_pointers(*op)) continue;
     if (!is_pure_view(op->schema()) && !is_metadata_change(*op) && !is_composite(*op)) continue;
     std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
     libraries->back().impl((name.name.substr(6) + overload).c_str(),
                            torch::CppFunction::makeFallthrough());
   }
-  libraries->emplace_back(Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
-  libraries->back().impl("max_pool1d", TORCH_FN(max_pool1d));
+  register_pointer_readers();
 }
 
 }  // namespace dtr
