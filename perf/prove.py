@@ -56,6 +56,12 @@ PROOFS = {
         (*PYTEST, "-k", "test_every_case_is_exact"),
         "rules 3 to 5", "conformance.json", ITSELF,
     ),
+    "switches": Proof(
+        "So have 500 random programs that change switches, threads, addresses and layouts, "
+        "in five ways to evict",
+        (*PYTEST, "-m", "slow", "tests/test_switch_programs.py"),
+        "rule 3",
+    ),
     "parity": Proof(
         "The simulator decides as the paper's simulator does",
         (*PYTEST, "tests/test_reference_parity.py"),
