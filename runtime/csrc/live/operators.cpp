@@ -165,6 +165,10 @@ const c10::Type& without_optional(const c10::Type& type) {
   return type.kind() == TypeKind::OptionalType ? *type.containedTypes()[0] : type;
 }
 
+bool is_storage(const c10::Argument& argument) {
+  return without_optional(*argument.type()).kind() == TypeKind::StorageType;
+}
+
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
@@ -339,7 +343,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";
   stays = contains(kStays, name);
-  surgery = contains(kStorageSurgery, name);
+  surgery = contains(kStorageSurgery, name) || std::ranges::any_of(schema.arguments(), is_storage);
   itemwise = is_itemwise(schema);
   waits = name == kWaits;
   collective = is_collective(schema);
