@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.runtime._testing import instrumented
 from tests.exactness import assert_exact, bits, run, same
 
@@ -101,16 +102,22 @@ def test_a_value_that_recipes_read_may_be_pinned() -> None:
         assert same(bits(made), bits(torch.ones(64, 64).exp().exp()))
 
 
-def test_a_constant_that_an_operator_of_another_thread_writes() -> None:
-    with dtr_alloc.rematerialize("4MiB", debug=True):
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_constant_that_an_operator_of_another_thread_writes(debug: bool) -> None:
+    """Which torch tells from 2.13 on: its kernel takes the address."""
+    with dtr_alloc.rematerialize("4MiB", debug=debug):
         weight = torch.ones(1, 100)
         product = weight.expand(40, 100) * torch.ones(40, 100)
         thread = threading.Thread(target=lambda: weight.mul_(2))
         thread.start()
         thread.join()
         dtr_alloc.evict(product)
-        with pytest.raises(RuntimeError, match="torch counted the write, so an operator made it"):
-            product.sum()
+        if _core.sees_raw_access:
+            assert product.sum() == 4000
+        elif debug:
+            told = "torch counted the write, so an operator made it"
+            with pytest.raises(RuntimeError, match=told):
+                product.sum()
         del product  # Else the scope could not bring it back at its end, and would raise likewise.
 
 

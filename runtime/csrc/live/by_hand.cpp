@@ -37,11 +37,14 @@ void Session::pin(const at::Tensor& tensor) {
 Constants::Kept Session::expose(const at::Tensor& tensor) {
   if (InOperator::state.depth && !is_evicted(tensor)) return {};
   c10::StorageImpl* storage = storage_of(tensor);
-  if (!storage) return {};
+  return storage ? expose(*storage) : Constants::Kept{};
+}
+
+Constants::Kept Session::expose(c10::StorageImpl& storage) {
   Turn turn(*this);
   Guard guard(*this);
-  if (Hold::here() && Hold::covers(StorageTable::value_of(storage))) return {};
-  return hand_out(*storage, guard.lock());
+  if (Hold::here() && Hold::covers(StorageTable::value_of(&storage))) return {};
+  return hand_out(storage, guard.lock());
 }
 
 Constants::Kept Session::hand_out(c10::StorageImpl& storage, Lock& lock) {

@@ -41,6 +41,7 @@ Session::Reading::~Reading() {
   }
   if (own_.empty()) return;
   Guard guard(session_);
+  session_.arm_constants(own_);
   for (const Held& held : held_) session_.storages_.arm(*held.value());
   held_.clear();
 }
@@ -81,6 +82,8 @@ void Session::Hold::take(c10::ArrayRef<at::Tensor> tensors) {
   Engine& engine = session_.engine_;
   for (const at::Tensor& tensor : tensors) {
     Value* value = StorageTable::value_of(tensor);
+    c10::StorageImpl* storage = storage_of(tensor);
+    if (!value && storage && is_armed(storage)) armed_.push_back(storage);
     if (!value) continue;
     const auto is = [&](const Held& one) { return one.value() == value; };
     if (std::ranges::none_of(values_, is)) bytes_ += value->size;
@@ -120,6 +123,7 @@ Session::Hold::~Hold() {
     if (held.value()) session_.storages_.arm(*held.value());
     held.release();
   }
+  session_.arm_constants(armed_);
   if (!apart_) session_.swap_beside(true);
 }
 

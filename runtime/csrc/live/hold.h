@@ -88,6 +88,7 @@ class Session::Hold {
   // Within an operator, which has its own cost and is an operator on the tape, or is a replay.
   const bool apart_ = InOperator::state.depth > 0;
   std::vector<Held> values_;              // Once for each time that a value is there.
+  std::vector<c10::StorageImpl*> armed_;  // Constants, which may be gone by the end.
   Bytes bytes_ = 0;
   bool on_tape_ = false;
 

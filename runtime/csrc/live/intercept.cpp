@@ -197,6 +197,8 @@ void Session::add_argument(Call& call, TensorArgument& argument) const {
     if (!has_memory || !trace_.tracks(storages_, storage_of(tensor))) return;
   }
   argument.storage = storage_of(tensor);
+  argument.armed = is_armed(argument.storage) && !StorageTable::tracked(argument.storage);
+  if (argument.armed && call.info.shares) disarm(argument.storage);
   call.bytes += static_cast<Bytes>(argument.storage->nbytes());
   call.tracked |= !call.info.shape_only && StorageTable::tracked(argument.storage);
   call.arguments.push_back(argument);
@@ -300,13 +302,14 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
   call.sources.clear();
 }
 
-void Session::link_reads(const Call& call, Op& op) {
+void Session::link_reads(Call& call, Op& op) {
   std::uint32_t use = 0;
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-    const TensorArgument& argument = call.arguments[i];
+    TensorArgument& argument = call.arguments[i];
     if (argument.scratch || argument.inlined()) continue;
     Value& source = source_of(call, i);
     engine_.read(op, use++, source);
+    argument.armed |= kSeesRawAccess && !argument.value;
     if (detector_ && source.constant()) detector_->watch(source, argument.tensor);
   }
 }

@@ -43,6 +43,7 @@ struct TensorArgument {
   bool scratch =
       false;  // Written, its old content ignored (OldContent::kIgnored in operators.cpp).
   std::uint16_t item = 0;  // Position in its list.
+  bool armed = false;      // A constant that recipes read (storage_access.h).
 
   bool writes_constant() const { return written && !value && !scratch; }
   // Whether a recipe keeps the content itself instead of reading a Value.

@@ -154,8 +154,16 @@ void Session::look_at_results(Call& call, const torch::jit::Stack& stack) {
 void Session::arm_arguments(const Call& call) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
+    if (!value && argument.armed) arm_constants(argument.storage);
     if (!value || !value->producer || !value->home) continue;
     call.foreign ? engine_.freeze(*value) : storages_.arm(*value);
+  }
+}
+
+// Where recipes read it still: else its storage may be gone, or the program's alone.
+void Session::arm_constants(c10::ArrayRef<c10::StorageImpl*> storages) {
+  for (c10::StorageImpl* storage : storages) {
+    if (constants_.find(storage)) StorageTable::arm(storage);
   }
 }
 
@@ -177,6 +185,7 @@ void Session::after_failure(Call& call, OperatorCall& engaged) {
 void Session::arm_again(const Call& call) {
   for (const TensorArgument& argument : call.arguments) {
     if (argument.value) storages_.arm(*argument.value);
+    if (argument.armed) arm_constants(argument.storage);
   }
 }
 

@@ -128,6 +128,7 @@ class Session final : public Executor {
   // ordinary tensor from now on, and recipes that read it keep what they read. Returns what that
   // took. An operator's arguments are in the operator's hands: nothing happens to them.
   Constants::Kept expose(const at::Tensor& tensor);
+  Constants::Kept expose(c10::StorageImpl& storage);
   void let_write(Value& value, c10::StorageImpl& storage);  // Behind our back, from now on.
   void meet_this_stream();               // Who is handed memory may use it there.
   void close_swap();                     // The session is over.
@@ -213,7 +214,7 @@ class Session final : public Executor {
   bool library_keeps(const at::Tensor& result) const;
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
-  void link_reads(const Call& call, Op& op);
+  void link_reads(Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
   void refuse_what_cannot_fit(Bytes budget);
@@ -240,6 +241,7 @@ class Session final : public Executor {
   std::int64_t usual_ticks(Bytes bytes) const;
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void arm_arguments(const Call& call);
+  void arm_constants(c10::ArrayRef<c10::StorageImpl*> storages);  // Those that are constants.
   void arm_again(const Call& call);
   void tell_what_stays(const Call& call, const torch::jit::Stack& stack);  // library_calls.cpp
 

@@ -1,9 +1,12 @@
-// Who may look at a storage's memory. An evicted storage refuses raw access; a resident one that we
-// track tells us when a mutable pointer is about to leave torch, where torch can (from 2.13 on).
+// Who may look at a storage's memory. An evicted storage refuses raw access. A resident one that we
+// track, and a constant that recipes read, tell us when a mutable pointer is about to leave torch,
+// where torch can (from 2.13 on: StorageMaterializer.h). It tells once, a kernel's access included,
+// so a storage is armed again after each operator.
 
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/COW.h>
 
 #include <optional>
 #include <utility>
@@ -18,9 +21,19 @@ inline void arm(c10::StorageImpl* storage, AccessHook hook) {
 #endif
 }
 
+inline bool is_armed(const c10::StorageImpl* storage) {
+#if __has_include(<c10/core/StorageMaterializer.h>)
+  return storage->has_materializer();
+#else
+  return false;
+#endif
+}
+
+// A lazy clone and its original have a hook of torch's instead, which copies before a write.
 inline void disarm(c10::StorageImpl* storage) {
 #if __has_include(<c10/core/StorageMaterializer.h>)
-  storage->clear_materializer();
+  const at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
+  if (!c10::impl::cow::is_cow_data_ptr(pointer)) storage->clear_materializer();
 #endif
 }
 

@@ -182,6 +182,7 @@ void StorageTable::storage_died(void* context) {
 void StorageTable::raw_access(c10::StorageImpl* storage) {
   Session* session = Session::active();
   if (!session || InOperator::state.depth || Session::Reading::covers(storage)) return;
+  if (!tracked(storage)) return static_cast<void>(session->expose(*storage));
   Session::Guard guard(*session);
   Value* value = value_of(storage);
   if (!value || !value->resident() || Session::Hold::covers(value)) return;

@@ -97,6 +97,7 @@ class StorageTable {
   void fill(Value& value, Block* block);
   // Tells of raw access again, if the value is one that the program holds.
   void arm(const Value& value);
+  static void arm(c10::StorageImpl* constant) { dtr::arm(constant, &raw_access); }
   // The program may write a storage from now on without telling: it is an ordinary one. Its value
   // stays for the recipes that read it, without memory.
   void let_write(Value& value, c10::StorageImpl& storage);
