@@ -32,6 +32,7 @@ void Constants::forget(Value& constant) {
   if (detector_) detector_->forget(constant);
   c10::StorageImpl* storage = home_storage(constant);
   if (find(storage) == &constant) {
+    disarm(storage);
     constants_.erase(storage);
     of_libraries_.erase(storage);
   }
@@ -103,6 +104,7 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
 
 void Constants::move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage) {
   c10::StorageImpl* before = home_storage(constant);
+  disarm(before);
   constants_.erase(before);
   of_libraries_.erase(before);
   storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(before));
