@@ -10,6 +10,10 @@ time a pointer leaves C++, an evicted tensor has none.
 Three methods write through a pointer themselves, and tell no version counter: `apply_`, `map_` and
 `map2_` (torch/csrc/utils/tensor_apply.cpp, 2.11 to 2.15). To them the tensor is handed out; their
 other arguments are read.
+
+And torch reads the items of a list, as in `torch.tensor([x[0], y[1]])`, with our key switched off
+(internal_new_from_data in torch/csrc/utils/tensor_new.cpp, 2.11 to 2.15). It calls `float(x[0])`
+and the like, which are tried again where the tensor turns out to be evicted.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ _EXPOSING = (
     "map_",
     "map2_",
 )
-# Of these, what `torch.save`, `deepcopy` and `is_shared` call themselves, to read.
+_NUMBERS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
+# Of those above, what `torch.save`, `deepcopy` and `is_shared` call themselves, to read.
 _STORAGES = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__")
 # Code that takes memory for the program's line, which is the one to name.
 _BETWEEN = (
@@ -81,8 +86,11 @@ def watch(current: Current, undo: ExitStack) -> None:
         watches.append((torch.Tensor, name, functools.partial(_read, current)))
     for name in _EXPOSING:
         watches.append((torch.Tensor, name, functools.partial(_expose, current, set())))
-    for owner in (torch, torch.utils.dlpack):
-        watches.append((owner, "to_dlpack", functools.partial(_expose, current, set())))
+    for name in _NUMBERS:
+        watches.append((torch.Tensor, name, functools.partial(_try_again, current)))
+    for owner in (torch, torch.utils.dlpack, torch._C):
+        for name in ("to_dlpack", "_to_dlpack", "_to_dlpack_versioned"):
+            watches.append((owner, name, functools.partial(_expose, current, set())))
     for owner, name, make in watches:
         if method := getattr(owner, name, None):
             replace(undo, owner, name, functools.wraps(method)(make(method)))
@@ -102,6 +110,21 @@ def _read(current: Current, method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _here.readers -= 1
             del held
+
+    return call
+
+
+def _try_again(current: Current, method: Callable[..., Any]) -> Callable[..., Any]:
+    read = _read(current, method)
+
+    def call(self: torch.Tensor) -> Any:
+        try:
+            return method(self)
+        except RuntimeError:
+            session = current()
+            if session is None or not session.is_evicted(self):
+                raise
+            return read(self)
 
     return call
 

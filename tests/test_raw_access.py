@@ -187,6 +187,27 @@ def test_methods_that_write_by_calling_python_are_writes_like_others(way: str, w
         assert all(same(one, other) for one, other in zip(expected, found, strict=True))
 
 
+LISTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tensor": lambda t: torch.tensor([t[3], t[5]]),
+    "as_tensor": lambda t: torch.as_tensor([[t[3]], [t[5]]]),
+    "asarray": lambda t: torch.asarray([t[3], 1]),
+    "new_tensor": lambda t: torch.ones(1).new_tensor([t[3], t[5]]),
+    "Tensor": lambda t: torch.Tensor([t[3].real, t[5].real]),
+}
+
+
+@pytest.mark.parametrize("way", LISTS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.bool, torch.complex64])
+def test_items_of_an_evicted_tensor_in_a_list(way: str, kind: torch.dtype) -> None:
+    plain = torch.arange(100_000).remainder(7).to(kind)
+    expected = LISTS[way](plain)
+    with dtr_alloc.rematerialize(None):
+        t = plain.roll(0)
+        assert dtr_alloc.evict(t)
+        assert torch.equal(LISTS[way](t), expected)
+        assert dtr_alloc.evict(t)
+
+
 def test_memory_whose_content_recipes_have_a_copy_of_goes_with_its_last_tensor() -> None:
     array = np.ones(100_000, np.float32)
     gone = weakref.ref(array)
