@@ -153,10 +153,9 @@ class CpuScope(OpenScope):
         return self.core.part
 
     def before_fork(self) -> None:
-        # Where a tensor would fit, but not with what recomputes it, all the rest stays evicted. A
-        # child that reads one of these gets an error.
+        # A child that reads what did not fit gets an error.
         with contextlib.suppress(torch.OutOfMemoryError):
-            self.core.commit_before_fork()
+            self.core.bring_back_for_child()
 
     def advise(self, at_least: int) -> str:
         return self._adviser.advise(at_least)

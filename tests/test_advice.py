@@ -1,6 +1,5 @@
 """What an OutOfMemoryError says about the budget that would do, and whether that does."""
 
-import os
 import re
 import subprocess
 import sys
@@ -296,24 +295,6 @@ def test_sizes_below_a_mib_are_told_in_kib() -> None:
     text = refusal(run)
     assert text.startswith("budget 4.00 KiB: 5.00 KiB asked, 4.00 KiB free")
     assert "raise the budget to at least 5.00 KiB;" in text
-
-
-def test_a_fork_is_named_where_it_is_why_so_much_stays() -> None:
-    def run(fork: bool) -> None:
-        with dtr_alloc.rematerialize("1MiB"):
-            x = torch.ones(64, 1024).exp()
-            y = x.exp()
-            if fork:
-                child = os.fork()
-                if child == 0:
-                    os._exit(0)
-                os.waitpid(child, 0)
-            z = y.exp()
-            torch.cat([x, y, z, y]).sum()
-
-    named = "what was in memory when this process forked (a DataLoader's workers) is among that"
-    assert named in refusal(lambda: run(fork=True))
-    assert named not in refusal(lambda: run(fork=False))
 
 
 # What `measure` records is what a scope records that evicts nothing.

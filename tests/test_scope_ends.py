@@ -3,10 +3,12 @@
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterator
 from typing import Literal
 
 import pytest
@@ -113,6 +115,104 @@ def test_a_fork_goes_on_where_the_budget_has_no_room_to_bring_back_all(
         assert os.waitpid(child, 0)[1] == 0
         session.check()
         del held
+
+
+def filling(size: int) -> list[Tensor]:
+    """So many bytes that nobody may evict."""
+    filled = [torch.zeros(1 << 16) for _ in range(size >> 18)]
+    for one in filled:
+        one.numpy()
+    return filled
+
+
+BEYOND = r"beyond its budget, by up to \S+ [KM]iB: what cannot be recomputed, or is held by"
+
+
+def in_child(run: Callable[[], object]) -> str:
+    """What it comes to in a forked process: its result, or the text of its error."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            told = str(run())
+        except BaseException as error:
+            told = str(error)
+        os.write(writer, told.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with open(reader) as pipe:
+        return pipe.read()
+
+
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_a_fork_leaves_the_parent_room_for_its_operators(
+    memory: Literal["pool", "torch"],
+) -> None:
+    with dtr_alloc.rematerialize("2MiB", memory=memory) as session:
+        held = [torch.full((1 << 14,), float(n)).exp() for n in range(60)]  # 3.75 MiB.
+        expected = float((held[1] * 2).sum())
+        evictable = session.stats().evictable_bytes
+        assert in_child(lambda: "") == ""
+        assert session.stats().evictable_bytes >= evictable - (64 << 10)
+        assert float((held[1] * 2).sum()) == expected
+        session.check()
+        del held
+
+
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing(
+    memory: Literal["pool", "torch"],
+) -> None:
+    inside, over = threading.Event(), threading.Event()
+
+    def code() -> list[Tensor]:
+        inside.set()
+        over.wait()
+        return []
+
+    def work(x: Tensor) -> None:
+        with dtr_alloc.join_scope():
+            session._core.holding([x], [], False, 1, code)  # As compiled code has its arguments.
+
+    def child() -> str:
+        with pytest.raises(RuntimeError, match="not in memory when this process was forked"):
+            missing.sum()
+        with dtr_alloc.rematerialize("1MiB") as own:
+            made = [kept.exp() for _ in range(30)]
+            assert own.stats().evictions > 0
+            assert same(bits(made[0]), bits(kept.exp()))
+            own.check()
+            made.clear()
+        return f"{float(read[0]):.3f}, {float(kept[0]):.3f}"
+
+    with dtr_alloc.rematerialize("2MiB", memory=memory) as session:
+        read, kept = torch.ones(1 << 14).exp(), torch.zeros(1 << 14).exp()
+        missing = torch.ones(1 << 17).exp()
+        dtr_alloc.evict(missing)
+        filled = filling(7 << 18)  # There is no room for it.
+        thread = threading.Thread(target=work, args=(read,))
+        thread.start()
+        inside.wait()
+        told = in_child(child)
+        over.set()
+        thread.join()
+        del filled
+    assert told == "2.718, 1.000"
+
+
+def test_a_child_of_a_thread_that_joined_leaves_the_scope() -> None:
+    told: list[str] = []
+
+    def work() -> None:
+        with dtr_alloc.join_scope():
+            told.append(in_child(_core.records_this_thread))
+
+    with dtr_alloc.rematerialize("1MiB"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert told == ["False"]
 
 
 def test_a_child_that_leaves_its_parents_scope_keeps_its_own() -> None:
@@ -294,17 +394,36 @@ def test_what_a_failed_end_made_ordinary_is_freed_when_the_program_drops_it() ->
     del lost
 
 
+def test_an_end_beyond_the_budget_after_an_error_is_told_with_bytes() -> None:
+    def run() -> None:
+        with dtr_alloc.rematerialize("8MiB"):
+            kept.append(torch.ones(1 << 17).exp())
+            kept.extend(filling(8 << 20))
+            raise ValueError("no")
+
+    kept: list[Tensor] = []
+    with pytest.raises(ValueError, match="no"), pytest.warns(UserWarning, match=BEYOND):
+        run()
+    kept.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # The program's own error is the one that it gets.
+        with pytest.raises(ValueError, match="no") as raised:
+            run()
+    if hasattr(raised.value, "__notes__"):
+        assert re.search(BEYOND, raised.value.__notes__[0])
+
+
 @pytest.mark.parametrize("memory", ["pool", "torch"])
 def test_what_others_leave_no_room_for_comes_back_beyond_the_budget(
     memory: Literal["pool", "torch"],
 ) -> None:
-    with dtr_alloc.rematerialize("8MiB", memory=memory) as session:
-        x = torch.ones(1 << 17).exp()
-        filled = []
-        for _ in range(4):  # 8 MiB, which nobody may evict.
-            filled.append(torch.zeros(1 << 19))
-            filled[-1].numpy()
-        assert dtr_alloc.is_evicted(x)
+    scope = dtr_alloc.rematerialize("8MiB", memory=memory)
+    session = scope.__enter__()
+    x = torch.ones(1 << 17).exp()
+    filled = filling(8 << 20)
+    assert dtr_alloc.is_evicted(x)
+    with pytest.warns(UserWarning, match=BEYOND):
+        scope.__exit__(None, None, None)
     assert f"{x[7]:.3f}" == "2.718"
     assert session.stats().budget_bytes == 8 << 20
     session.check()

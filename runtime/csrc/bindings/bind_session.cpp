@@ -215,7 +215,7 @@ void bind_session(py::module_& m) {
       .def("holding", &holding)
       .def("is_evicted", &Session::is_evicted)
       .def("commit", in_scope(&Scope::commit), Open())
-      .def("commit_before_fork", in_scope(&Scope::commit_before_fork), Open())
+      .def("bring_back_for_child", in_scope(&Scope::bring_back_for_child), Open())
       .def("watch", &Session::watch, Open())
       .def("watch_again", &Session::watch_again, Open())
       .def("seen", [](const Session& session) { return tuple_of(session.trace().seen()); })

@@ -241,11 +241,10 @@ class Engine {
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
   // returns true, or gives up. An error about one value is thrown when the others are frozen.
   void commit(Lock& lock, const std::function<bool()>& spill);
-  // Settles everything that the program holds: afterwards no operator runs again. What was moved
-  // comes back where there is room for its bytes.
-  void settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room);
-  // Brings back what the program holds, and freezes nothing. Whether all of it is there together.
-  bool return_all(Lock& lock);
+  // Brings back what the program holds, of each value if there is room for its bytes, and freezes
+  // nothing. Whether all of it is there together. An error about one value is thrown when the others
+  // are back.
+  bool return_all(Lock& lock, const std::function<bool(Bytes)>& has_room);
   // Freezes what the program holds and is in memory, and calls `give_up` for the rest, which drops
   // it.
   void freeze_resident(const std::function<void(Value&)>& give_up);
@@ -339,7 +338,6 @@ class Engine {
   void settle_together(const std::vector<Value*>& values);
   static void let_die(std::exception_ptr& error, Lock& lock);
   void retain(Value& value, Lock& lock, void (Engine::*keep)(Value&));
-  void retain_owned(Lock& lock, void (Engine::*keep)(Value&), const std::function<bool()>& spill);
   void unlock_inputs(Op& op);
 
   Executor& executor_;

@@ -183,60 +183,19 @@ void Engine::retire(Value& constant, Lock& lock, Nanos since) {
 }
 
 void Engine::commit(Lock& lock, const std::function<bool()>& spill) {
-  retain_owned(lock, &Engine::freeze, spill);
-}
-
-void Engine::settle_all(Lock& lock, const std::function<bool(Bytes)>& has_room) {
-  retain_owned(lock, &Engine::settle, [] { return false; });
-  std::unordered_set<const Value*> tried;
-  while (true) {
-    const auto left = std::ranges::find_if(owned_, [&](Value* value) {
-      return !value->resident() && has_room(value->size) && !tried.contains(value);
-    });
-    if (left == owned_.end()) return;
-    tried.insert(*left);
-    retain(**left, lock, &Engine::settle);
-  }
-}
-
-bool Engine::return_all(Lock& lock) {
-  const auto missing = [](const Value* value) { return !value->resident(); };
-  std::unordered_set<const Value*> tried;
-  while (true) {
-    const auto left = std::ranges::find_if(
-        owned_, [&](Value* value) { return missing(value) && !tried.contains(value); });
-    if (left == owned_.end()) return std::ranges::none_of(owned_, missing);
-    const Held held(*this, **left);
-    tried.insert(*left);
-    materialize(*held.value(), lock);
-  }
-}
-
-void Engine::freeze_resident(const std::function<void(Value&)>& give_up) {
-  while (!owned_.empty()) {
-    Value& value = *owned_.back();
-    value.resident() ? freeze(value) : give_up(value);
-  }
-}
-
-void Engine::retain_owned(Lock& lock, void (Engine::*keep)(Value&),
-                          const std::function<bool()>& spill) {
-  const bool settling = keep == &Engine::settle;
-  const auto done = [&](const Value& value) { return settling && value.movable(); };
   for (std::size_t i = owned_.size(); i-- > 0;) {
-    if (i < owned_.size() && owned_[i]->resident()) (this->*keep)(*owned_[i]);
+    if (i < owned_.size() && owned_[i]->resident()) freeze(*owned_[i]);
   }
   std::exception_ptr error;
   std::unordered_set<const Value*> lost;
   while (true) {
-    const auto left = std::ranges::find_if(owned_.rbegin(), owned_.rend(), [&](Value* value) {
-      return !done(*value) && !lost.contains(value);
-    });
+    const auto left = std::ranges::find_if(owned_.rbegin(), owned_.rend(),
+                                           [&](Value* value) { return !lost.contains(value); });
     if (left == owned_.rend()) break;
     Value& value = **left;
     std::exception_ptr failure;
     try {
-      retain(value, lock, keep);
+      retain(value, lock, &Engine::freeze);
     } catch (const std::exception&) {
       failure = std::current_exception();
     }
@@ -247,6 +206,35 @@ void Engine::retain_owned(Lock& lock, void (Engine::*keep)(Value&),
     let_die(failure, lock);
   }
   if (error) std::rethrow_exception(error);
+}
+
+bool Engine::return_all(Lock& lock, const std::function<bool(Bytes)>& has_room) {
+  const auto missing = [](const Value* value) { return !value->resident(); };
+  std::unordered_set<const Value*> tried;
+  std::exception_ptr error, another;
+  while (true) {
+    const auto left = std::ranges::find_if(owned_, [&](Value* value) {
+      return missing(value) && has_room(value->size) && !tried.contains(value);
+    });
+    if (left == owned_.end()) break;
+    const Held held(*this, **left);
+    tried.insert(*left);
+    try {
+      materialize(*held.value(), lock);
+    } catch (const std::exception&) {
+      (error ? another : error) = std::current_exception();
+    }
+    let_die(another, lock);
+  }
+  if (error) std::rethrow_exception(error);
+  return std::ranges::none_of(owned_, missing);
+}
+
+void Engine::freeze_resident(const std::function<void(Value&)>& give_up) {
+  while (!owned_.empty()) {
+    Value& value = *owned_.back();
+    value.resident() ? freeze(value) : give_up(value);
+  }
 }
 
 void Engine::discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants) {

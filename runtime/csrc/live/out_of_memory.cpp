@@ -84,9 +84,6 @@ void throw_budget_is_full(const Refusal& refusal) {
       " are read by operators now running or being recomputed, ", made_so_far(refusal.made),
       in_mib(pool.live - refusal.locked - refusal.made),
       " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); ",
-      refusal.forked
-          ? "what was in memory when this process forked (a DataLoader's workers) is among that; "
-          : "",
       handed_out(refusal.exposures), "the largest operator so far needs ",
       in_mib(refusal.largest_operator), full_swap(refusal.full_swap),
       "; raise the budget to at least ", enough_mib(refusal.least_budget()));

@@ -19,7 +19,6 @@ struct Refusal {
   Bytes made;              // So far, by the operator that asks; not among the locked.
   Bytes largest_operator;  // So far.
   Bytes full_swap;         // Its size; 0: it has room, or there is none.
-  bool forked;             // While the scope was open.
   const std::vector<std::string>& exposures;
 
   Bytes least_budget() const;  // That would have served the request.

@@ -32,7 +32,6 @@ void Session::out_of_memory(Bytes asked, const std::string& shortage) {
                         .made = std::clamp<Bytes>(pool.live - locked, 0, made),
                         .largest_operator = engine_.stats().largest_operator,
                         .full_swap = swap_ ? swap_->full() : 0,
-                        .forked = scope_.forked(),
                         .exposures = exposures_};
   // What no such device has is refused without us as well.
   const Bytes most = device_.work ? device_.work->total_memory() : asked;

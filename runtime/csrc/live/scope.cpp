@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/locks.h"
 
 namespace dtr {
@@ -44,7 +45,10 @@ void Scope::enter() {
 void Scope::linger() {
   record_this_thread(false);
   lingering_ = true;
-  if (session_.engine().stats().values > 0) return;
+  if (session_.engine().stats().values == 0) give_up();
+}
+
+void Scope::give_up() {
   session_.close_swap();
   if (active() == &session_) active_ = nullptr;
 }
@@ -81,11 +85,13 @@ void Scope::part() {
   --joined_;
 }
 
+// In a forked child another thread, which is not there, may have the turn.
 void Scope::commit_and(const std::function<void()>& then) {
   struct LetGo {  // Once the lock is open.
     Scope& scope;
     ~LetGo() { scope.outliving_.clear(); }
   } let_go{*this};
+  if (active() != &session_) return;
   Session::Turn turn(session_);
   Session::Guard guard(session_);
   session_.engine().commit(guard.lock(), [this] {
@@ -103,7 +109,7 @@ void Scope::leave_beyond_budget() {
   try {
     {
       Session::Guard guard(session_);
-      const bool all = session_.engine().return_all(guard.lock());
+      const bool all = session_.engine().return_all(guard.lock(), [](Bytes) { return true; });
       TORCH_CHECK_WITH(OutOfMemoryError, all,
                        "not all tensors that the program holds fit the memory "
                        "together: delete some, or let others free theirs");
@@ -116,22 +122,28 @@ void Scope::leave_beyond_budget() {
   }
 }
 
-void Scope::commit_before_fork() {
-  forked_ = true;
+// A child has what is in memory. Here all can be evicted as before.
+void Scope::bring_back_for_child() {
   Session::Turn turn(session_);
   Session::Guard guard(session_);
   const Memory& memory = session_.memory();
-  session_.engine().settle_all(
+  session_.engine().return_all(
       guard.lock(), [&](Bytes bytes) { return memory.live() + bytes <= memory.budget(); });
 }
 
-// CUDA does not work there, and nothing is asked of it.
+// CUDA does not work there, and nothing is asked of it. What operators of other threads have locked
+// stays on record, since these threads are not there. No tensor leads to a record any more, so that
+// the scope is given up all the same; but not by a child that was forked within an operator, which
+// has the rest of it to do.
 void Scope::abandon_in_child() {
-  if (session_.storages().device().device.is_cpu()) {
+  if (!session_.storages().device().device.is_cpu()) return linger();
+  {
     Session::Guard guard(session_);
     session_.engine().freeze_resident([this](Value& value) { session_.storages().lose(value); });
   }
-  linger();
+  if (InOperator::state.depth > 0) return linger();
+  record_this_thread(false);
+  give_up();
 }
 
 // What remains is brought back though it does not fit: nothing else can go.

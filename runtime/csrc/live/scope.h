@@ -39,8 +39,8 @@ class Scope {
   void commit() {
     commit_and([] {});
   }
-  void commit_before_fork();
-  void abandon_in_child();  // After fork: the parent's scope is not the child's.
+  void bring_back_for_child();  // Before fork, what the budget has room for.
+  void abandon_in_child();      // After it: the parent's scope is not the child's.
 
   static void record_this_thread(bool on);  // Whether its operators are the active scope's.
   static bool records_this_thread();
@@ -48,7 +48,6 @@ class Scope {
   int joined() const { return joined_; }  // Threads.
   bool leaving() const { return leaving_; }
   bool lingering() const { return lingering_; }  // It is over, and some tensors are still its own.
-  bool forked() const { return forked_; }
   // A storage that the commit that ends the scope has made ordinary.
   void outlives(c10::StorageImpl* storage) {
     outliving_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
@@ -61,11 +60,12 @@ class Scope {
   void end_budget();
   void lower_budget();
 
+  void give_up();
   static inline std::atomic<Session*> active_{nullptr};
 
   Session& session_;
   int joined_ = 0;
-  bool lingering_ = false, leaving_ = false, forked_ = false;
+  bool lingering_ = false, leaving_ = false;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> outliving_;
   Bytes spilled_ = 0, lifted_from_ = 0;
 };
