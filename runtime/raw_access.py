@@ -178,8 +178,9 @@ def _tell(
     session: _core.Session, told: set[tuple[str, int]], method: str, copied: int, kept: int
 ) -> None:
     """Notes the line of the program that took the memory, once each."""
-    frame = sys._getframe(2)
-    while frame.f_back and frame.f_code.co_filename.startswith(_BETWEEN):
+    frame = sys._getframe()  # A library's own thread may have no other.
+    between = (*_BETWEEN, __file__)
+    while frame.f_back and frame.f_code.co_filename.startswith(between):
         frame = frame.f_back
     place = (frame.f_code.co_filename, frame.f_lineno)
     if place in told:

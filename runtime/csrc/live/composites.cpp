@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -103,12 +102,11 @@ void run_on_indices(Session& session, const OperatorInfo& info, c10::DispatchKey
 
 void run_on_content(Session& session, const OperatorInfo& info, c10::DispatchKeySet keys,
                     torch::jit::Stack* stack) {
-  std::optional<Session::Hold> hold;
-  hold.emplace(session, reinterpret_cast<std::uintptr_t>(&info),
-               tensors_of(info, info.tensors & ~info.writes, *stack),
-               tensors_of(info, info.writes, *stack));
+  Session::Hold hold(session, reinterpret_cast<std::uintptr_t>(&info),
+                     tensors_of(info, info.tensors & ~info.writes, *stack),
+                     tensors_of(info, info.writes, *stack));
   info.handle.redispatchBoxed(keys, stack);
-  hold->ended();
+  hold.ended();
 }
 
 // Where the kernel of ours is called.

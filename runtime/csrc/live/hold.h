@@ -31,6 +31,7 @@
 
 namespace dtr {
 
+// It ends in the thread in which it began.
 class Session::Reading {
  public:
   // Throws torch.OutOfMemoryError where the tensors do not fit together.

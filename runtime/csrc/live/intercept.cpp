@@ -162,7 +162,9 @@ bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
-  if (device_.device.is_cpu() && info.differs_in_each_run(stack)) return false;
+  if (device_.device.is_cpu() && info.differs_in_each_run(stack)) {
+    if (!at::globalContext().deterministicAlgorithms()) return false;
+  }
   return !info.draws_elsewhere(stack);
 }
 
@@ -291,8 +293,12 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
         "torch.backends.cudnn.benchmark = False");
   }
   if (detector_) verify_constants(call);
+  const Switches::Number switches = under_way_.switches();
+  // What recordable() saw may have been a replay's of another thread.
+  const bool unordered = device_.device.is_cpu() && call.info.differs_in_each_run(stack);
+  if (unordered && !Switches::deterministic(switches)) return;
   Op* op = Recipe::record(engine_, call.info, call.keys, stack, call.arguments,
-                          std::move(call.random), under_way_.switches());
+                          std::move(call.random), switches);
   if (!op) return;
   engaged.begin(*op);
   if (!call.info.shape_only) link_reads(call, *op);

@@ -50,10 +50,11 @@ class Session::Guard {
   Lock lock_;
 };
 
-// A thread that waits gives Python's lock away meanwhile: the owner of the turn may need it.
+// A thread that waits gives Python's lock away meanwhile, and its operators do not count: the owner
+// of the turn may need the lock, or may wait until no operator computes (under_way.h).
 class Session::Turn {
  public:
-  explicit Turn(Session& session) : Turn(session.turn_) {}
+  explicit Turn(Session& session);
   explicit Turn(std::recursive_mutex& mutex) : mutex_(mutex) {
     if (!mutex_.try_lock()) wait();
   }

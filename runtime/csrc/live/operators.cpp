@@ -1,6 +1,5 @@
 #include "runtime/csrc/live/operators.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -365,7 +364,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
 bool OperatorInfo::differs_in_each_run(const torch::jit::Stack& stack) const {
   if (!unordered) return false;
   const bool adds = accumulates < 0 || stack[stack.size() - arguments + accumulates].toBool();
-  return adds && !at::globalContext().deterministicAlgorithms() && at::get_num_threads() > 1;
+  return adds && at::get_num_threads() > 1;
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table().at(op); }

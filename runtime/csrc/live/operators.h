@@ -33,10 +33,9 @@ struct OperatorInfo {
   std::int32_t device = -1;          // Index of the Device argument.
   std::int32_t training = -1;        // Index of the flag to write them; -1: always.
   std::int32_t dropout = -1;  // Index of a rate above which it draws from a state of its own.
-  std::int32_t accumulates =
-      -1;  // Index of the flag to do so, of one that is unordered; -1: always.
   bool random = false;
-  bool unordered = false;      // Adds in an order that differs in each run.
+  bool unordered = false;         // Adds in an order that differs in each run,
+  std::int32_t accumulates = -1;  // where the flag of this index says so; -1: always.
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
   bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
@@ -62,7 +61,8 @@ struct OperatorInfo {
   bool draws_elsewhere(const torch::jit::Stack& stack) const {
     return dropout >= 0 && stack[stack.size() - arguments + dropout].toDouble() > 0;
   }
-  // Whether a call on top of `stack`, on the host, may have other bits when it is run again.
+  // Whether a call on top of `stack`, on the host, may have other bits when it is run again, but for
+  // deterministic mode.
   bool differs_in_each_run(const torch::jit::Stack& stack) const;
   bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
 };

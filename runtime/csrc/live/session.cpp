@@ -138,7 +138,6 @@ void Session::make_ordinary(Value& value) {
 
 void Session::bring_back(Value& value, Lock& lock) {
   const Held held(engine_, value);
-  const UnderWay::Aside aside(under_way_);
   lock.unlock();
   Turn turn(*this);
   lock.lock();

@@ -13,6 +13,21 @@
 
 namespace dtr {
 
+namespace {
+
+// Whether somebody besides these tensors has the storage.
+bool is_held_elsewhere(c10::StorageImpl* storage, c10::ArrayRef<c10::IValue> tensors) {
+  std::size_t here = 0;
+  for (const c10::IValue& one : tensors) {
+    for_each_tensor(one, [&](c10::TensorImpl& tensor, std::uint16_t) {
+      here += tensor.has_storage() && storage_of(tensor) == storage;
+    });
+  }
+  return c10::raw::intrusive_ptr::use_count(storage) > here;
+}
+
+}  // namespace
+
 // What nobody can make again may go to the swap: fresh results, and what was there before it was
 // written. Of other memory somebody may have the address. A result is fresh if its operator made the
 // memory, and nobody else holds it. It need not: `set_` lays a tensor over a storage that it is given
@@ -40,7 +55,7 @@ void Session::adopt_what_was_made(const Call& call, const torch::jit::Stack& sta
   for (const c10::IValue& result : call.results(stack)) {
     for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
       if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
-      if (c10::raw::intrusive_ptr::use_count(storage_of(tensor)) > 1) return;
+      if (is_held_elsewhere(storage_of(tensor), call.results(stack))) return;
       if (worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()))) {
         adopt_movable(call, storage_of(tensor));
       }

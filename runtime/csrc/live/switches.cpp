@@ -11,6 +11,7 @@
 #include <deque>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #if defined(__SSE__)
@@ -206,6 +207,10 @@ constexpr Switch kSwitches[] = {
 #undef DTR_SWITCH
 #undef DTR_NEW_SWITCH
 
+constexpr std::size_t kDeterministic = 1;  // Its row.
+static_assert(std::string_view(kSwitches[kDeterministic].name) ==
+              "torch.use_deterministic_algorithms()");
+
 using State = std::array<Setting, std::size(kSwitches)>;
 
 State read_all() {
@@ -302,6 +307,8 @@ Switches::Number Switches::now() {
   return known.last;
 }
 
+bool Switches::deterministic(Number number) { return states().all[number][kDeterministic] & 1; }
+
 SwitchesPut::SwitchesPut(Switches::Number there, Switches::Number wanted)
     : there_(there), wanted_(wanted) {
   change(there_, wanted_);
@@ -359,7 +366,8 @@ ThreadSwitches ThreadSwitches::now() {
   return {.threads = threads_now(), .flushing = control() & kFlushing};
 }
 
-// The first parallel operator of a thread sets its number, so that this must be over before.
+// A thread's first parallel operator sets its number. To ask for the number does so too, which is
+// over then and does not undo ours.
 ThreadSwitchesPut::ThreadSwitchesPut(const ThreadSwitches& wanted) {
   at::get_num_threads();
   before_ = ThreadSwitches::now();

@@ -25,8 +25,9 @@ class Switches {
  public:
   using Number = std::uint16_t;
 
-  // As they are. The engine's lock must be held.
+  // As they are. The engine's lock must be held, here and in the next.
   static Number now();
+  static bool deterministic(Number number);  // Torch's deterministic mode.
 
   // For tests. Names are as programs say them; the one refused cannot be put, none by "".
   static std::vector<std::string> names();
@@ -34,8 +35,9 @@ class Switches {
 };
 
 // Puts the process in the state `wanted`, from the state `there`, as long as it lives. Throws
-// c10::Error, for Python a RuntimeError, that names a switch which cannot be put; nothing has changed then. The engine's
-// lock must be held at both ends, and no operator of the scope may run beside it (under_way.h).
+// c10::Error, for Python a RuntimeError, that names a switch which cannot be put; nothing has changed
+// then. The engine's lock must be held at both ends, and no operator of the scope may run beside it
+// (under_way.h).
 class SwitchesPut {
  public:
   SwitchesPut(Switches::Number there, Switches::Number wanted);

@@ -9,6 +9,10 @@
 
 namespace dtr {
 
+struct UnderWay::PythonLock {
+  pybind11::gil_scoped_acquire held;
+};
+
 thread_local int UnderWay::here = 0;
 thread_local bool UnderWay::alone_here = false;
 
@@ -29,7 +33,8 @@ UnderWay::Operator::~Operator() {
 
 void UnderWay::wait_for_alone(Lock& lock) {
   while (alone_ && !alone_here) {
-    Unlocked open(lock);
+    const Aside aside(*this);
+    const Unlocked open(lock);
     const Session::Turn over(turn_);
   }
 }
@@ -50,12 +55,16 @@ UnderWay::Alone::Alone(UnderWay& all, Lock& lock)
   all.switches_ = Switches::now();
   all.alone_ = true;
   const auto no_other = [&] { return all.running_ == here; };
-  if (no_other()) return;
-  std::optional<pybind11::gil_scoped_release> python;
-  if (PyGILState_Check()) python.emplace();
-  all.ended_.wait(lock, no_other);
-  const Unlocked open(lock);  // Python's lock is never taken after the engine's.
-  python.reset();
+  if (!no_other()) {
+    std::optional<pybind11::gil_scoped_release> python;
+    if (PyGILState_Check()) python.emplace();
+    all.ended_.wait(lock, no_other);
+    const Unlocked open(lock);  // Python's lock is never taken after the engine's.
+    python.reset();
+  }
+  if (PyGILState_Check()) return;
+  const Unlocked open(lock);
+  python_ = std::make_unique<PythonLock>();
 }
 
 UnderWay::Alone::~Alone() {

@@ -1,13 +1,17 @@
-// Which operators of a scope run at this moment, so that a replay can run alone. A replay that has to
-// change a switch of the process (switches.h) must not do so beside an operator of another thread,
-// which would see it. It waits until those under way have ended, and who comes meanwhile waits for
-// it. A program of one thread counts, and never waits.
+// Which operators of a scope run at this moment, so that a replay can run alone. A replay that has
+// to change a switch of the process (switches.h) must not do so beside an operator of another
+// thread, which would see it. It waits until those under way have ended. An operator that begins
+// meanwhile waits for the replay. In a program of one thread nothing ever waits.
+//
+// Composite kernels and Python code are no operators that we see, and read switches too. So who runs
+// alone has Python's lock as well, unless the operator is written in Python and gives it away.
 //
 // The engine's lock is held in all calls. Waiting opens it, and gives Python's lock away.
 
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 
 #include "runtime/csrc/graph/executor.h"
@@ -19,6 +23,7 @@ class UnderWay {
  public:
   // `turn` is the session's: who runs alone has it (locks.h).
   explicit UnderWay(std::recursive_mutex& turn) : turn_(turn) {}
+  struct PythonLock;
 
   // One that runs as long as this lives. Where the lock is not held, or `apart`, it is not counted:
   // what waits for another process must not be waited for.
@@ -33,8 +38,8 @@ class UnderWay {
     const bool counted_;
   };
 
-  // This thread waits for its turn, or recomputes, in the middle of an operator: as long as this
-  // lives its operators do not count, since none of them computes.
+  // As long as this lives, this thread waits in the middle of its operators, and they do not count:
+  // none of them computes.
   class Aside {
    public:
     explicit Aside(UnderWay& all);
@@ -56,6 +61,7 @@ class UnderWay {
    private:
     UnderWay& all_;
     const bool outermost_;
+    std::unique_ptr<PythonLock> python_;
   };
 
   // The switches as the program has set them.
@@ -69,7 +75,8 @@ class UnderWay {
   bool alone_ = false;
   Switches::Number switches_ = 0;  // While a replay is alone.
   std::condition_variable ended_;
-  static thread_local int here;  // Of those running, this thread's.
+  // This thread's, of the one session that there is at a time: operators that run, whether alone.
+  static thread_local int here;
   static thread_local bool alone_here;
 };
 
