@@ -20,6 +20,7 @@ _UNITS = {"B": 1} | {
     for power, prefix in enumerate(_PREFIXES, start=1)
     for unit, base in (("B", 1000), ("IB", 1024))
 }
+_LONGEST = 100  # Characters, of what a person writes.
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]+)\s*", re.ASCII)
 
 
@@ -35,8 +36,8 @@ def parse_size(size: SupportsIndex | str, name: str = "budget", most: int = 2**6
     """
     remedy = 'write an int of bytes or a number with a unit, such as "8GiB"'
     if isinstance(size, str):
-        shown = f'"{size}"'
-        match = _SIZE.fullmatch(size)
+        shown = f'"{size}"' if len(size) <= _LONGEST else f'"{size[:_LONGEST]}..."'
+        match = _SIZE.fullmatch(size) if len(size) <= _LONGEST else None
         factor = _UNITS.get(match[2].upper()) if match else None
         if match is None or factor is None:
             raise ValueError(f"{name} {shown} is not a size: {remedy}")
@@ -45,7 +46,8 @@ def parse_size(size: SupportsIndex | str, name: str = "budget", most: int = 2**6
         raise TypeError(f"{name} {size!r} is not a size: {remedy}")
     else:
         count = operator.index(size)
-        shown = str(count)
+        small = abs(count) < 10**_LONGEST  # Python writes no integer of thousands of digits.
+        shown = str(count) if small else f"of {count.bit_length()} bits"
     if count <= 0:
         raise ValueError(f"{name} {shown} is not above zero: {remedy}")
     if count >= 2**63:

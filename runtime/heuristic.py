@@ -77,6 +77,15 @@ def insist_whole(name: str, value: object) -> None:
 def _insist_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; it must be a number")
+    insist_float(name, value)
+
+
+def insist_float(name: str, value: numbers.Real) -> None:
+    """Raises ValueError where a number is above the largest float, as an integer may be."""
+    try:
+        float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is above the largest float: give a smaller number") from None
 
 
 def _check(parameter: _core.ScoreParameter, value: Any) -> None:
@@ -188,7 +197,7 @@ class Heuristic:
         """
         try:
             return cls(**json.loads(Path(path).read_text()))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:  # The last: of deep JSON.
             raise ValueError(f"{os.fspath(path)} is no saved heuristic: {error}") from error
 
     def _changes(self) -> dict[str, Any]:

@@ -21,9 +21,16 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.runtime import _testing, advice, current, higher_order, libraries
 from dtr_alloc.runtime.auto import chooser_for, first_heuristic
-from dtr_alloc.runtime.current import CpuScope, CudaScope
-from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Policy, native_policy, resolve
-from dtr_alloc.runtime.hooks import watch_program
+from dtr_alloc.runtime.current import Member, OpenScope
+from dtr_alloc.runtime.heuristic import (
+    DEFAULT,
+    Heuristic,
+    Policy,
+    insist_float,
+    native_policy,
+    resolve,
+)
+from dtr_alloc.runtime.opening import Opening
 from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulation_rules import Clock, live
 from dtr_alloc.runtime.steps import Steps
@@ -44,6 +51,7 @@ def check_thrash_limit(limit: float) -> None:
     """Raises TypeError or ValueError unless it is 0 or more."""
     if isinstance(limit, bool) or not isinstance(limit, numbers.Real):
         raise TypeError(f"thrash_limit {limit!r} is not a number")
+    insist_float("thrash_limit", limit)
     if not limit >= 0:
         raise ValueError(f"thrash_limit is {limit!r}; it must be 0 or more")
 

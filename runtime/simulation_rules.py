@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, cast
 from dtr_alloc.runtime.heuristic import (
     Heuristic,
     Policy,
+    insist_float,
     insist_switch,
     insist_whole,
     native_policy,
@@ -75,12 +76,12 @@ class Rules:
             raise ValueError(f'mode {self.mode!r} is not "bytes" or "pool"')
         for name in ("log_events", "pin_outputs", "remap"):
             insist_switch(name, getattr(self, name))
-        if self.thrash is not None and not (
-            isinstance(self.thrash, numbers.Real) and self.thrash > 1
-        ):
-            raise ValueError(
-                f"thrash is {self.thrash!r}; it is a multiple of the base time, above 1"
-            )
+        if self.thrash is not None:
+            if not (isinstance(self.thrash, numbers.Real) and self.thrash > 1):
+                raise ValueError(
+                    f"thrash is {self.thrash!r}; it is a multiple of the base time, above 1"
+                )
+            insist_float("thrash", self.thrash)
         if self.move_ns not in (None, "measured"):
             if isinstance(self.move_ns, str):
                 raise ValueError(f'move_ns {self.move_ns!r} is not "measured" or a number of ns')

@@ -297,6 +297,19 @@ def test_sizes_below_a_mib_are_told_in_kib() -> None:
     assert "raise the budget to at least 5.00 KiB;" in text
 
 
+def test_what_is_free_and_does_not_do_is_told_with_the_block_that_was_asked() -> None:
+    def ask() -> None:
+        with dtr_alloc.rematerialize((64 << 10) - 100):
+            kept.append(torch.zeros(56 << 10, dtype=torch.uint8))
+            kept[-1].numpy()
+            torch.empty((8 << 10) - 120, dtype=torch.uint8)
+
+    kept: list[torch.Tensor] = []
+    text = refusal(ask)
+    assert "7.89 KiB asked, in a block of 8.00 KiB, 7.90 KiB free, nothing left to evict" in text
+    assert "raise the budget to at least 64.00 KiB" in text
+
+
 # What `measure` records is what a scope records that evicts nothing.
 
 

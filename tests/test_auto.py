@@ -347,7 +347,7 @@ def test_auto_is_no_heuristic_of_a_simulation() -> None:
 
 
 def test_a_file_that_is_no_heuristic_is_refused_by_name(tmp_path: Any) -> None:
-    for text in ("[1]", "{", '{"cost": 1}', '{"cost_exp": -1}', '{"next_use": 1}'):
+    for text in ("[1]", "{", "[" * 100_000, '{"cost": 1}', '{"cost_exp": -1}', '{"next_use": 1}'):
         path = tmp_path / "mine.json"
         path.write_text(text)
         with pytest.raises(ValueError, match=r"mine\.json is no saved heuristic: "):

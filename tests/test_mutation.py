@@ -210,3 +210,18 @@ def test_recurrent_layers_train_in_debug_mode(kind: type[nn.LSTM], bidirectional
         found = run(program)
     assert all(map(same, expected, found))
     assert_exact(program, modes=["recorded", "evict_always"])
+
+
+def test_debug_mode_takes_nested_tensors_which_tell_no_sizes() -> None:
+    def run() -> Tensor:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(32, 32)
+        rows = [torch.randn(rows, 32) for rows in (20, 50, 35)]
+        padded = layer(torch.nested.nested_tensor(rows)).to_padded_tensor(0.0)
+        padded.square().mean().backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad
+
+    expected = run()
+    with dtr_alloc.rematerialize("64MiB", debug=True):
+        assert torch.equal(run(), expected)

@@ -105,6 +105,7 @@ with dtr_alloc.rematerialize("8MiB", device="cpu") as session:
         ("a", TypeError, "^thrash_limit 'a' is not a number$"),
         (None, TypeError, "^thrash_limit None is not a number$"),
         (True, TypeError, "^thrash_limit True is not a number$"),
+        (10**400, ValueError, "^thrash_limit is above the largest float: give a smaller number$"),
     ],
 )
 def test_a_thrash_limit_that_is_none_is_refused(

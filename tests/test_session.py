@@ -1,6 +1,7 @@
 """The scope: budgets, what lives on, control by hand, and failures."""
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -429,3 +430,35 @@ def test_a_backward_pass_that_broke_off_keeps_no_scope_open() -> None:
     with dtr_alloc.rematerialize("64MiB") as session:
         assert len(chain(4)) == 4
         session.check()
+
+
+def test_a_check_from_another_thread_finds_no_fault_in_an_operator_under_way() -> None:
+    w = torch.randn(64, 64)
+    inside, over = threading.Event(), threading.Event()
+
+    @torch.library.custom_op("dtr_session::waits", mutates_args=())
+    def waits(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        over.wait()
+        return x @ w
+
+    found: list[str] = []
+
+    def check() -> None:
+        inside.wait()
+        try:
+            session.check()
+        except RuntimeError as error:
+            found.append(str(error))
+        over.set()
+
+    with dtr_alloc.rematerialize("4MiB") as session:
+        x = torch.ones(64, 64).exp()
+        dtr_alloc.evict(x)
+        thread = threading.Thread(target=check)
+        thread.start()
+        y = waits(x, w.clone())
+        thread.join()
+        session.check()
+        del y
+    assert found == []

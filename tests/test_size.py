@@ -106,3 +106,17 @@ def test_a_size_is_written_in_the_largest_unit_that_it_fills(size: int, written:
 @given(st.integers(1, 2**62))
 def test_a_written_size_reads_back_to_within_its_two_decimals(size: int) -> None:
     assert parse_size(format_size(size)) == pytest.approx(size, rel=0.006)
+
+
+@pytest.mark.parametrize("size", ["9" * 5000 + "GiB", "0." + "1" * 5000 + "GiB", "a" * 5000])
+def test_a_long_text_is_refused_by_a_short_one(size: str) -> None:
+    with pytest.raises(ValueError, match=r'^budget ".{100}\.\.\." is not a size: ') as error:
+        parse_size(size)
+    assert len(str(error.value)) < 250
+
+
+def test_an_integer_that_python_does_not_write_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^budget of 16610 bits is more than any machine can"):
+        parse_size(10**5000)
+    with pytest.raises(ValueError, match=r"^budget of 16610 bits is not above zero"):
+        parse_size(-(10**5000))

@@ -5,6 +5,7 @@ import gzip
 import pickle
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,19 @@ def test_the_message_is_a_sentence_with_file_and_line(log: Path) -> None:
     assert str(error.value) == (f"{log} line 3: CALL op reads x9, which no earlier line defines")
     assert isinstance(error.value, ValueError)
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("step.log", r"not of 'step\.log': Trace\.load\(path\) reads a log"),
+        (5, "a trace is made of a tuple of instructions, not of 5"),
+        (("x",), "'x' in a trace is no instruction of dtr_alloc.runtime.trace.format"),
+    ],
+)
+def test_what_is_no_instructions_is_refused(given: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        Trace(given)
 
 
 def test_a_trace_that_is_put_together_by_hand_is_checked_too() -> None:

@@ -8,6 +8,7 @@ trace is checked when it is made, so one that exists can be replayed.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dtr_alloc.runtime.trace.format import Instruction, TraceError, write
@@ -22,6 +23,7 @@ class Trace:
     """Instructions that were checked.
 
     Raises:
+        TypeError: they are no instructions.
         TraceError: they cannot be replayed. Lines are those that `save` would write.
 
     Example:
@@ -35,6 +37,11 @@ class Trace:
     _schedule: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.instructions, str) or not isinstance(self.instructions, Sequence):
+            raise TypeError(
+                f"a trace is made of a tuple of instructions, not of {self.instructions!r}: "
+                "Trace.load(path) reads a log"
+            )
         object.__setattr__(self, "_schedule", resolve(self.instructions, self.path))
 
     @classmethod

@@ -115,6 +115,7 @@ def resolve(instructions: Sequence[Instruction], path: str = "") -> Schedule:
     """The schedule of a trace.
 
     Raises:
+        TypeError: what is there is no instruction.
         TraceError: a name is used that is not bound, or bound twice; a reference is taken or given
             back that nobody has; bytes or times add up to more than 2^60.
     """
@@ -191,6 +192,10 @@ class _Resolver:
             self.release(old, item.destination)
             self.get(source, item.source)
             self.bound[item.destination] = source
+        elif not isinstance(item, Annotate):
+            raise TypeError(
+                f"{item!r} in a trace is no instruction of dtr_alloc.runtime.trace.format"
+            )
         elif item.text == "STEP":
             self.step(STEP, 0)
         elif item.text.startswith("FREEZE "):

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "runtime/csrc/live/checksum.h"
+#include "runtime/csrc/live/device.h"
 
 namespace dtr {
 namespace {
@@ -46,7 +47,8 @@ void MutationDetector::made(const c10::TensorImpl& result, const OperatorInfo& b
     std::erase_if(origins_, [](const auto& origin) { return origin.second.storage.expired(); });
     sweep_at_ = 2 * origins_.size() + 4096;
   }
-  std::string text = c10::str("the result of ", by.name, ", ", result.dtype(), " ", result.sizes());
+  std::string text = c10::str("the result of ", by.name, ", ", result.dtype());
+  if (is_dense(result)) text += c10::str(" ", result.sizes());  // A nested tensor tells no sizes.
   origins_.emplace(storage, Origin{c10::weak_intrusive_ptr<c10::StorageImpl>(
                                        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
                                    std::move(text)});

@@ -40,6 +40,14 @@ std::string full_swap(Bytes size) {
                   : "";
 }
 
+// What is free may do for what was asked, and not for the block.
+std::string asked_of(const Refusal& refusal) {
+  const Bytes free = free_of(refusal.pool);
+  const bool rounded = refusal.asked <= free && free < refusal.charge;
+  return enough_mib(refusal.asked) + " asked" +
+         (rounded ? ", in a block of " + enough_mib(refusal.charge) : "");
+}
+
 std::string made_so_far(Bytes bytes) {
   return bytes > 0 ? in_mib(bytes) + " were made so far by the one that asks, " : "";
 }
@@ -68,7 +76,7 @@ void throw_device_is_too_small(const Refusal& refusal, Bytes device) {
 
 void throw_nothing_is_evicted_here(const Refusal& refusal) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   enough_mib(refusal.asked), " asked, ", in_mib(free_of(refusal.pool)),
+                   asked_of(refusal), ", ", in_mib(free_of(refusal.pool)),
                    " free; this torch hides what tensor subclasses and dispatch modes call, so "
                    "nothing is evicted inside them: raise the budget to at least ",
                    enough_mib(refusal.least_budget()), ", or take torch 2.13 or later");
@@ -77,8 +85,8 @@ void throw_nothing_is_evicted_here(const Refusal& refusal) {
 void throw_budget_is_full(const Refusal& refusal) {
   const PoolStats& pool = refusal.pool;
   TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", enough_mib(refusal.asked),
-      " asked, ", in_mib(free_of(pool)),
+      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", asked_of(refusal), ", ",
+      in_mib(free_of(pool)),
       pool.live + refusal.charge <= pool.budget ? " free but in smaller pieces" : " free",
       ", nothing left to evict: ", in_mib(refusal.locked),
       " are read by operators now running or being recomputed, ", made_so_far(refusal.made),

@@ -432,10 +432,11 @@ std::vector<EventLog::Event> Session::events() const {
   return events_.events();
 }
 
-// With no other thread in the scope, none but this one can have locked something.
+// With no other thread in the scope, none but its own can have locked something.
 void Session::check() const {
   memory_->check();
-  const bool alone = scope_.joined() == 0;
+  const bool over = active() != this || scope_.lingering();
+  const bool alone = over || (Scope::records_this_thread() && scope_.joined() == 0);
   const bool idle = alone && InOperator::state.depth == 0 && !Hold::here();
   std::lock_guard guard(engine_.mutex());
   engine_.check(idle);
