@@ -54,6 +54,8 @@ class Allocator(_Base):
         device: int | None,
         steps: Steps,
         chooser: Chooser | None,
+        *,
+        serves: bool,
     ) -> None:
         self._native = core.native()
         super().__init__(self._native)
@@ -62,6 +64,8 @@ class Allocator(_Base):
         self._device = device
         self._steps = steps
         self._chooser = chooser
+        if serves:  # Last: what serves must not be lost to an exception.
+            self._service = Service(CudaScope(core, steps, chooser))
 
     def allocator(self) -> Any:
         """The native object, for `change_current_allocator`.
@@ -144,10 +148,8 @@ class Guest(Allocator):
     """
 
     def __init__(self, core: _core.GuestAllocator, budget: int | None, device: int | None) -> None:
-        steps = Steps()
-        super().__init__(core, budget, device, steps, None)
         self._guest = core
-        self._service = Service(CudaScope(core, steps))
+        super().__init__(core, budget, device, Steps(), None, serves=True)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         if size >= 0:  # Torch's allocator is ready once CUDA is.
@@ -292,9 +294,7 @@ def allocator(
     )
     steps = Steps()
     chooser = chooser_for(heuristic) if rematerialize else None
-    if rematerialize:
-        Service(CudaScope(core, steps, chooser))
-    return Allocator(core, size, number, steps, chooser)
+    return Allocator(core, size, number, steps, chooser, serves=rematerialize)
 
 
 def _refuse_what_a_guest_lacks(

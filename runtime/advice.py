@@ -18,7 +18,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -64,11 +63,25 @@ _before: dict[bool, _Seen] = {}
 class Adviser:
     """Answers for one scope, whose decisions follow some rules."""
 
-    def __init__(self, core: _core.Session, rules: Rules, swap: bool) -> None:
+    def __init__(self, core: _core.Session, rules: Rules, *, swap: bool = False) -> None:
         self._core = core
         self._rules = rules
         self._swap = swap
         self._known: tuple[Any, str] | None = None  # The last search.
+
+    def watch(self) -> None:
+        """Records the scope from its begin on."""
+        self._core.watch()
+
+    def keep(self, *, failed: bool) -> None:
+        """Keeps what was seen of the scope, which is over, for those after it. `failed`: its body,
+        or what opens it, raised."""
+        if sys.is_finalizing():  # NumPy may be gone.
+            return
+        seen = _Seen.of(self._core)
+        if seen.steps or not (failed or seen.watch == _core.Watch.long):
+            _before.pop(seen.steps > 0, None)
+            _before[seen.steps > 0] = seen
 
     def advise(self, at_least: int) -> str:
         """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
@@ -83,22 +96,6 @@ class Adviser:
                 found = "; a later request may need more"
             self._known = question, found
         return self._known[1]
-
-
-@contextmanager
-def watched(core: _core.Session, rules: Rules, *, swap: bool = False) -> Iterator[Adviser]:
-    """Records the scope that is opened in the body, and gives its adviser."""
-    core.watch()
-    failed = True
-    try:
-        yield Adviser(core, rules, swap)
-        failed = False
-    finally:
-        if not sys.is_finalizing():  # NumPy may be gone.
-            seen = _Seen.of(core)
-            if seen.steps or not (failed or seen.watch == _core.Watch.long):
-                _before.pop(seen.steps > 0, None)
-                _before[seen.steps > 0] = seen
 
 
 def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:

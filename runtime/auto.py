@@ -213,13 +213,15 @@ class Chooser:
 
     def close(self) -> None:
         """At the end of the scope: the thread ends."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify()
+        _core.locked(self._wake, self._tell_to_end)
         if self._thread is not None:
             if self._thread.is_alive():
                 self._thread.join()
             atexit.unregister(self.close)
+
+    def _tell_to_end(self) -> None:
+        self._closed = True
+        self._wake.notify()
 
     def abandon_in_child(self) -> None:
         """After a fork: its thread is the parent's, and may hold the lock."""

@@ -14,7 +14,6 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.runtime.on_import import when_imported
 from dtr_alloc.runtime.replacing import replace
+from dtr_alloc.runtime.undo import Undo
 
 _MODULE = "torch._inductor.output_code"
 _GRAPHS = ("CompiledFxGraph", "CompiledAOTI")
@@ -32,7 +32,7 @@ _NAME = "_dtr_alloc_name"
 _names = itertools.count(int.from_bytes(os.urandom(7), "big"))
 
 
-def hold_arguments(session: Callable[[], _core.Session | None], undo: ExitStack) -> None:
+def hold_arguments(session: Callable[[], _core.Session | None], undo: Undo) -> None:
     """Makes the graphs that a scope's threads call hold their arguments, by the `session` that the
     scope has then, until `undo` is closed."""
 

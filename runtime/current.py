@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import queue
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -32,14 +32,35 @@ _PATIENCE = 10.0
 """Seconds that a scope waits for its threads without a word."""
 
 
+class Member(Protocol):
+    """A thread that is to be a scope's."""
+
+    def join(self) -> None:
+        """From now on it is."""
+
+    def part(self) -> None:
+        """It is not any more, if it was."""
+
+
+class _Recorded:
+    """A thread of an allocator that has no session yet."""
+
+    def join(self) -> None:
+        _core.record_this_thread(True)
+
+    def part(self) -> None:
+        _core.record_this_thread(False)
+
+
 class OpenScope(ABC):
     """A scope while it is open, and the threads that have joined it."""
 
     def __init__(self, steps: Steps, chooser: Chooser | None) -> None:
         self._steps = steps
         self._chooser = chooser
-        self._members = threading.Condition()
-        self._joined: dict[object, str] = {}  # The threads' names, by what `admit` returned.
+        # No lock: what an exception of a signal's handler left locked would stay so.
+        self._dismissed: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._joined: dict[object, str] = {}  # The threads' names, by what `admit` was given.
         self._admits = True
 
     @abstractmethod
@@ -47,8 +68,8 @@ class OpenScope(ABC):
         """The session that the scope runs in; None as long as there is none."""
 
     @abstractmethod
-    def join(self) -> Callable[[], None]:
-        """Makes what this thread computes part of the scope. Returns the undo."""
+    def member(self) -> Member:
+        """By which a thread makes what it computes part of the scope."""
 
     @abstractmethod
     def before_fork(self) -> None:
@@ -68,60 +89,59 @@ class OpenScope(ABC):
             if self._chooser:
                 self._chooser.stepped(session)
 
-    def admit(self) -> object | None:
-        """Counts this thread as one of the scope's, until `dismiss` gets what this returns; None if
+    def admit(self, who: object) -> bool:
+        """Counts this thread as one of the scope's, until `dismiss` gets the same `who`. False if
         the scope admits none any more.
 
         Raises:
             RuntimeError: it is in a scope already.
         """
-        with self._members:
-            if not self._admits:
-                return None
-            if _core.records_this_thread():
-                raise RuntimeError("this thread belongs to a dtr_alloc scope already")
-            admitted = object()
-            self._joined[admitted] = threading.current_thread().name
-            return admitted
+        if _core.records_this_thread():
+            raise RuntimeError("this thread belongs to a dtr_alloc scope already")
+        self._joined[who] = threading.current_thread().name
+        return self._admits
 
-    def dismiss(self, admitted: object) -> None:
-        """Undoes `admit`."""
-        with self._members:
-            self._joined.pop(admitted, None)  # Not there in a forked child.
-            self._members.notify_all()
+    def dismiss(self, who: object) -> None:
+        """Undoes `admit`, whatever that returned, if it was called."""
+        self._joined.pop(who, None)  # Not there in a forked child.
+        self._dismissed.put(None)
 
     def wait_for_threads(self) -> None:
         """Returns when all threads are dismissed, and admits none from then on. Where that takes
         long, the log tells for whom it waits, and which exception is on its way."""
-        with self._members:
-            if not self._members.wait_for(lambda: not self._joined, _PATIENCE):
-                body, log = sys.exc_info()[1], logging.getLogger("dtr_alloc")
+        patience: float | None = _PATIENCE
+        body, log = sys.exc_info()[1], logging.getLogger("dtr_alloc")
+        while self.refuse_threads():
+            try:
+                self._dismissed.get(timeout=patience)
+            except queue.Empty:
+                patience = None
                 raised = "" if body is None else f"; the body of the scope has raised {body!r}"
                 log.warning(
                     "a scope ends, and waits for threads that joined it by join_scope(): %s%s",
                     self._names(),
                     raised,
                 )
-                self._members.wait_for(lambda: not self._joined)
-            self._admits = False
 
     def refuse_threads(self) -> str:
         """Admits no thread any more; or names those that have joined, if any, and goes on."""
-        with self._members:
-            self._admits = bool(self._joined)
-            return self._names()
+        names = self._names()
+        if not names:
+            self._admits = False  # Who joins is counted before it looks here.
+            names = self._names()
+            self._admits = bool(names)
+        return names
 
     def admit_threads(self) -> None:
         """Undoes `refuse_threads`."""
-        with self._members:
-            self._admits = True
+        self._admits = True
 
     def _names(self) -> str:
-        return ", ".join(self._joined.values())
+        return ", ".join(list(self._joined.values()))
 
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""
-        self._members = threading.Condition()  # One of them may hold the parent's.
+        self._dismissed = queue.SimpleQueue()
         self._steps.abandon_in_child()
         if self._chooser:
             self._chooser.abandon_in_child()
@@ -148,9 +168,8 @@ class CpuScope(OpenScope):
     def session(self) -> _core.Session:
         return self.core
 
-    def join(self) -> Callable[[], None]:
-        self.core.join()
-        return self.core.part
+    def member(self) -> Member:
+        return _core.Member(self.core)
 
     def before_fork(self) -> None:
         # A child that reads what did not fit gets an error.
@@ -176,12 +195,9 @@ class CudaScope(OpenScope):
     def session(self) -> _core.Session | None:
         return self._allocator.session()
 
-    def join(self) -> Callable[[], None]:
-        if session := self.session():
-            session.join()
-            return session.part
-        _core.record_this_thread(True)
-        return partial(_core.record_this_thread, False)
+    def member(self) -> Member:
+        session = self.session()
+        return _Recorded() if session is None else _core.Member(session)
 
     def before_fork(self) -> None:
         """Nothing: a child cannot use CUDA's tensors in any case."""

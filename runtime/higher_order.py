@@ -21,6 +21,6 @@ def let_key_pass() -> None:
     of_new_ones = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     if key in of_new_ones:
         return
-    of_new_ones.append(key)
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(key)  # type: ignore[no-untyped-call]
+    of_new_ones.append(key)  # Last: it says that all were told, which an exception may cut short.

@@ -9,38 +9,42 @@ with the scope too.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import compiled_code, current, raw_access, sharded_parameters
 from dtr_alloc.runtime.current import OpenScope
 from dtr_alloc.runtime.step_ends import StepEnds
+from dtr_alloc.runtime.undo import Undo
 
 
-def watch_program(opened: OpenScope, undo: ExitStack) -> None:
+def watch_program(opened: OpenScope, undo: Undo) -> None:
     """Has torch tell of an optimizer's steps, of raw memory that it hands out, and of compiled
     code that it calls, until `undo` is closed."""
 
-    ended = threading.Event()
+    ended = False
+
+    def end() -> None:
+        nonlocal ended
+        ended = True
 
     def session() -> _core.Session | None:
         """None for a function of ours that a library goes on calling after the scope."""
-        return None if ended.is_set() else current.session()
+        return None if ended else current.session()
 
     def operators() -> int:
         found = session()
         return found.stats().recorded if found else 0
 
     def step() -> None:
-        if not ended.is_set():  # A backward pass may be over later than the scope.
+        if not ended:  # A backward pass may be over later than the scope.
             opened.step()
 
     ends = StepEnds(operators, step)
@@ -60,13 +64,20 @@ def watch_program(opened: OpenScope, undo: ExitStack) -> None:
         _core.set_in_optimizer(False)
         ends.optimizer_ends(optimizer)
 
-    undo.callback(ended.set)
+    undo.callback(end)
     undo.callback(_core.set_in_optimizer, False)
-    undo.callback(register_optimizer_step_pre_hook(begins).remove)
-    undo.callback(register_optimizer_step_post_hook(stepped).remove)
+    handles: list[RemovableHandle] = []
+    undo.callback(_remove, handles)
+    handles.append(register_optimizer_step_pre_hook(begins))
+    handles.append(register_optimizer_step_post_hook(stepped))
     raw_access.watch(session, undo)
     sharded_parameters.watch(session, undo)
     compiled_code.hold_arguments(session, undo)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _outside_of_step(closure: Callable[..., Any], ends: StepEnds) -> Callable[..., Any]:

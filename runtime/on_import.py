@@ -11,19 +11,21 @@ import importlib.machinery
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from types import ModuleType
 
+from dtr_alloc import _core
+from dtr_alloc.runtime.undo import Undo
 
-def when_imported(undo: ExitStack, name: str, act: Callable[[ModuleType], None]) -> None:
+
+def when_imported(undo: Undo, name: str, act: Callable[[ModuleType], None]) -> None:
     """Calls `act` with the module: now, if it is imported already, else when it is. Nothing happens
     any more once `undo` is closed."""
     if name in sys.modules:
         act(importlib.import_module(name))  # Another thread may be at it, and is waited for.
         return
     finder = _Finder(name, act)
-    sys.meta_path.insert(0, finder)
     undo.callback(finder.leave)
+    sys.meta_path.insert(0, finder)
 
 
 class _Finder:
@@ -36,10 +38,12 @@ class _Finder:
         self._lock = threading.RLock()
 
     def leave(self) -> None:
-        with self._lock:
-            self._waits = False
+        _core.locked(self._lock, self._wait_no_more)
         if self in sys.meta_path:  # The program may have put another list there.
             sys.meta_path.remove(self)
+
+    def _wait_no_more(self) -> None:
+        self._waits = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

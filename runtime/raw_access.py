@@ -24,7 +24,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ import torch.utils.dlpack
 from dtr_alloc import _core
 from dtr_alloc.runtime import compiled_code
 from dtr_alloc.runtime.replacing import replace
+from dtr_alloc.runtime.undo import Undo
 from dtr_alloc.size import format_size
 
 _READING = ("tolist", "is_shared", "__deepcopy__")
@@ -78,7 +78,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def watch(current: Current, undo: ExitStack) -> None:
+def watch(current: Current, undo: Undo) -> None:
     """Puts a watch before each method, for the session that is `current` then, until `undo` is
     closed."""
     watches: list[tuple[Any, str, Callable[..., Any]]] = [(torch, "save", _save)]

@@ -8,13 +8,14 @@ calling ours, which do nothing once their scope is over.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
+
+from dtr_alloc.runtime.undo import Undo
 
 _MISSING = object()
 
 
-def replace(undo: ExitStack, owner: Any, name: str, ours: Any) -> None:
+def replace(undo: Undo, owner: Any, name: str, ours: Any) -> None:
     """Until `undo` is closed, the attribute `name` of a module or class is `ours`."""
     undo.callback(_put_back, owner, name, ours, vars(owner).get(name, _MISSING))
     setattr(owner, name, ours)

@@ -1,4 +1,4 @@
-"""Opening and leaving a scope: what changes in the process, and how all of it is undone.
+"""Opening a scope, and joining one.
 
 Entering a scope puts the CPU tensors that torch makes under the budget and routes the
 operators of this thread (of the autograd threads it starts, and of those that join) through the
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import numbers
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
 import torch
 
 from dtr_alloc import _core
-from dtr_alloc.runtime import _testing, advice, current, higher_order, libraries
+from dtr_alloc.runtime import _testing, current, libraries
+from dtr_alloc.runtime.advice import Adviser
 from dtr_alloc.runtime.auto import chooser_for, first_heuristic
 from dtr_alloc.runtime.current import Member, OpenScope
 from dtr_alloc.runtime.heuristic import (
@@ -35,8 +35,8 @@ from dtr_alloc.runtime.session import Session
 from dtr_alloc.runtime.simulation_rules import Clock, live
 from dtr_alloc.runtime.steps import Steps
 from dtr_alloc.runtime.swapping import Folder, native_swap
-from dtr_alloc.runtime.used_once import used_once
-from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
+from dtr_alloc.runtime.used_once import OnceOrDecorator, used_once
+from dtr_alloc.size import LARGEST_BUDGET, parse_size
 
 # Addresses reserved for a pool without a budget: twice the machine's memory, and 128 GiB at least.
 _NO_LIMIT = max(1 << 37, 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -57,7 +57,6 @@ def check_thrash_limit(limit: float) -> None:
 
 
 @used_once
-@contextmanager
 def rematerialize(
     budget: int | str | None,
     *,
@@ -74,7 +73,7 @@ def rematerialize(
     swap_dir: Folder | None = None,
     swap_anywhere: bool = False,
     debug: bool = False,
-) -> Iterator[Session]:
+) -> AbstractContextManager[Session]:
     """Runs the body under a memory budget, which the bytes of CPU tensors made inside never pass.
 
     When an allocation would, the tensors cheapest to recompute are evicted, and recomputed when
@@ -182,17 +181,14 @@ def rematerialize(
     chooser = chooser_for(heuristic, policy, rules.clock)
     steps = Steps()
     session = Session(core, steps, has_budget=size is not None, events=events, chooser=chooser)
-    with (
-        advice.watched(core, rules, swap=swap is not None) as adviser,
-        closing(chooser) if chooser else nullcontext(),
-        _opened(CpuScope(core, adviser, steps, chooser)),
-    ):
-        yield session
+    adviser = Adviser(core, rules, swap=swap is not None)
+    return Opening(core, session, adviser, steps, chooser)
 
 
 @used_once
-@contextmanager
-def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> Iterator[Session]:
+def measure(
+    *, device: str | torch.device = "cpu", timeline: bool = False
+) -> AbstractContextManager[Session]:
     """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
     nothing is ever evicted.
 
@@ -217,11 +213,8 @@ def measure(*, device: str | torch.device = "cpu", timeline: bool = False) -> It
     _check_device(device)
     core = _native(record=False, timeline=timeline)
     steps = Steps()
-    with (
-        advice.watched(core, live()) as adviser,
-        _opened(CpuScope(core, adviser, steps)),
-    ):
-        yield Session(core, steps, has_budget=False)
+    session = Session(core, steps, has_budget=False)
+    return Opening(core, session, Adviser(core, live()), steps)
 
 
 def _native(**options: Any) -> _core.Session:
@@ -256,69 +249,7 @@ def _check_device(device: str | torch.device) -> None:
         )
 
 
-@contextmanager
-def _opened(scope: CpuScope) -> Iterator[None]:
-    if isinstance(current.scope(), CudaScope):
-        raise RuntimeError(
-            "dtr_alloc.allocator() serves this process already, and there is one session in a "
-            "process: CPU tensors cannot have a scope beside it"
-        )
-    higher_order.let_key_pass()
-    scope.core.enter()
-    current.begin(scope)
-    undo = ExitStack()
-    failed = True
-    try:
-        watch_program(scope, undo)
-        yield
-        failed = False
-    finally:
-        try:
-            scope.wait_for_threads()
-        finally:
-            spilled = _leave(scope, failed, undo.close)
-    for text in scope.core.take_untold():
-        warnings.warn(text, stacklevel=6)  # The line of the program that leaves the scope.
-    if spilled and not failed:
-        warnings.warn(
-            "tensors that outlive the scope do not fit its budget together: "
-            f"{format_size(spilled)} of them now lie in ordinary memory, which no budget bounds",
-            stacklevel=6,
-        )
-
-
-def _leave(scope: CpuScope, failed: bool, undo: Callable[[], None]) -> int:
-    """Makes what the program holds ordinary, whether or not the body `failed`. Returns how many
-    bytes of it did not fit the budget."""
-    if current.scope() is not scope:  # A forked child has left already.
-        undo()
-        return 0
-    try:
-        return scope.core.leave()
-    except BaseException as error:
-        current.keep_forever(scope.core)
-        _forget_interrupted_backward()
-        if not (failed and isinstance(error, RuntimeError)):
-            raise
-        # The body's own error says more.
-        if (own := error.__context__) is not None and hasattr(own, "add_note"):
-            own.add_note(f"dtr_alloc: not all that the scope leaves behind can be read: {error}")
-        return 0
-    finally:
-        current.end()
-        undo()
-
-
-def _forget_interrupted_backward() -> None:
-    """An exception in a backward pass leaves what was still to do in the thread's queue, with every
-    tensor saved for that, until the next backward pass finds it there and drops it. Tensors that
-    nobody can reach would keep their scope from ending."""
-    with torch.inference_mode(False), torch.enable_grad():
-        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def join_scope() -> Iterator[None]:
+def join_scope() -> OnceOrDecorator:
     """Makes the operators that this thread runs in the body part of the scope that is open.
 
     A scope's own thread, and autograd's threads, belong to it from the start; any other thread that
@@ -342,21 +273,31 @@ def join_scope() -> Iterator[None]:
         ...     thread.join()
         2718
     """
-    opened = current.scope()
-    if opened is None or (admitted := opened.admit()) is None:
-        raise RuntimeError(
-            "join_scope() in a thread, but no dtr_alloc scope is open: open rematerialize() "
-            "before the thread starts, and keep it open until the thread is done"
-        )
-    try:
-        part = opened.join()
-        try:
-            yield
-        finally:
-            part()
+    return OnceOrDecorator("joining", "join_scope()", _Joining)
+
+
+class _Joining(AbstractContextManager[None]):
+    """From when this thread joins to when it parts. `__exit__` may be called repeatedly."""
+
+    _opened: OpenScope | None = None
+    _member: Member | None = None
+
+    def __enter__(self) -> None:
+        self._opened = current.scope()
+        if self._opened is None or not self._opened.admit(self):
+            raise RuntimeError(
+                "join_scope() in a thread, but no dtr_alloc scope is open: open rematerialize() "
+                "before the thread starts, and keep it open until the thread is done"
+            )
+        self._member = self._opened.member()
+        self._member.join()
+
+    def __exit__(self, *_: object) -> None:
+        if self._member is not None:
+            self._member.part()
             _core.set_in_optimizer(False)
-    finally:
-        opened.dismiss(admitted)
+        if self._opened is not None:
+            self._opened.dismiss(self)
 
 
 def _before_fork() -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from dtr_alloc import _core
 from dtr_alloc.runtime import current, higher_order
 from dtr_alloc.runtime.current import CudaScope
 from dtr_alloc.runtime.hooks import watch_program
+from dtr_alloc.runtime.undo import Undo
 
 
 class Service:
@@ -33,13 +33,13 @@ class Service:
         higher_order.let_key_pass()
         self._thread = threading.current_thread()
         self._scope = scope
-        self._undo = ExitStack()  # To which what is imported later adds its own.
+        self._undo = Undo()  # To which what is imported later adds its own.
         try:
             watch_program(self._scope, self._undo)
-            current.begin(self._scope)
             self._undo.callback(current.end)
-            _core.record_this_thread(True)
+            current.begin(self._scope)
             self._undo.callback(_core.record_this_thread, False)
+            _core.record_this_thread(True)
         except BaseException:
             self._undo.close()
             raise
@@ -57,14 +57,15 @@ class Service:
                 f"the allocator was made in the thread {self._thread.name}, and is removed in "
                 f"{threading.current_thread().name}: call remove() in the thread that made it"
             )
-        if names := self._scope.refuse_threads():
-            raise RuntimeError(
-                f"the allocator cannot be removed while other threads compute under it: {names} "
-                "joined by join_scope() and did not leave; remove it when they are done"
-            )
         try:
-            remove()
+            if names := self._scope.refuse_threads():
+                raise RuntimeError(
+                    "the allocator cannot be removed while other threads compute under it: "
+                    f"{names} joined by join_scope() and did not leave; remove it when they are "
+                    "done"
+                )
+            # In C++, since a signal's handler may raise between two lines.
+            _core.then_to_the_end(remove, self._undo.close)
         except BaseException:
             self._scope.admit_threads()
             raise
-        self._undo.close()

@@ -9,9 +9,9 @@ Scopes are opened in scope.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import SupportsIndex
 
 import numpy as np
@@ -23,6 +23,7 @@ from dtr_alloc.runtime import chrome_trace, current
 from dtr_alloc.runtime.auto import Chooser
 from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
 from dtr_alloc.runtime.steps import Step, Steps
+from dtr_alloc.runtime.used_once import OnceOrDecorator
 from dtr_alloc.size import LARGEST_BUDGET, format_size, parse_size
 
 
@@ -234,8 +235,7 @@ class Session:
         self._core.resize(size)
         self._steps.budget_changed()
 
-    @contextmanager
-    def lent(self, amount: SupportsIndex | str) -> Iterator[None]:
+    def lent(self, amount: SupportsIndex | str) -> OnceOrDecorator:
         """Takes bytes off the budget for as long as the body runs, for somebody else to use.
 
         Args:
@@ -254,16 +254,7 @@ class Session:
             16
             64
         """
-        self._insist_budget()
-        size = parse_size(amount, "amount")
-        self._insist_open()
-        self._core.lend(size)
-        self._steps.budget_changed()
-        try:
-            yield
-        finally:
-            if self._is_open():
-                self._core.lend(-size)
+        return OnceOrDecorator("loan", "lent()", partial(_Loan, self, amount))
 
     def release(self) -> int:
         """Evicts all that can be recomputed or may go to the swap, and gives the memory back to the
@@ -345,6 +336,26 @@ class Session:
             RuntimeError: something does not add up; the text says what.
         """
         self._core.check()
+
+
+class _Loan(AbstractContextManager[None]):
+    """From when it is taken to when it is given back. `__exit__` may be called repeatedly."""
+
+    def __init__(self, session: Session, amount: SupportsIndex | str) -> None:
+        self._session = session
+        self._amount = amount
+        self._taken = _core.Loan(session._core)
+
+    def __enter__(self) -> None:
+        self._session._insist_budget()
+        size = parse_size(self._amount, "amount")
+        self._session._insist_open()
+        self._taken.take(size)
+        self._session._steps.budget_changed()
+
+    def __exit__(self, *_: object) -> None:
+        if self._session._is_open():
+            self._taken.give_back()
 
 
 def _of_budget(s: SessionStats) -> str:

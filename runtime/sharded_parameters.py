@@ -20,7 +20,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from dtr_alloc import _core
 from dtr_alloc.runtime.on_import import when_imported
 from dtr_alloc.runtime.replacing import replace
+from dtr_alloc.runtime.undo import Undo
 
 _MODULES = "torch.distributed.fsdp._fully_shard."
 
@@ -51,13 +52,13 @@ _Waiting = WeakKeyDictionary[Any, int]
 """Forward passes of a group of parameters whose backward pass is to come."""
 
 
-def watch(current: Current, undo: ExitStack) -> None:
+def watch(current: Current, undo: Undo) -> None:
     """Lets FSDP2, from when the program has imported it, tell the session that is `current` then,
     until `undo` is closed."""
     when_imported(undo, _MODULES + "_fsdp_state", lambda _: _watch(current, undo))
 
 
-def _watch(current: Current, undo: ExitStack) -> None:
+def _watch(current: Current, undo: Undo) -> None:
     of_state, of_group, of_parameter = (  # The first has imported the others.
         sys.modules.get(_MODULES + name)
         for name in ("_fsdp_state", "_fsdp_param_group", "_fsdp_param")

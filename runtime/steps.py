@@ -17,6 +17,7 @@ import time
 import warnings
 from dataclasses import dataclass
 
+from dtr_alloc import _core
 from dtr_alloc.size import format_size
 
 _KEPT = 10  # The dearest, so that a long run does not fill memory with them.
@@ -109,8 +110,10 @@ class Steps:
 
     def budget_changed(self) -> None:
         """Steps by another budget do not tell which step is odd by this one."""
-        with self._lock:
-            self._quiet = 0
+        _core.locked(self._lock, self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._quiet = 0
 
     def abandon_in_child(self) -> None:
         """After a fork: a thread that only the parent has may hold the lock."""

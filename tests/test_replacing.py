@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,6 +16,7 @@ import dtr_alloc
 from dtr_alloc.runtime import compiled_code, raw_access
 from dtr_alloc.runtime.on_import import when_imported
 from dtr_alloc.runtime.replacing import replace
+from dtr_alloc.runtime.undo import Undo
 
 
 class Base:
@@ -31,7 +32,7 @@ class Owner(Base):
 @pytest.mark.parametrize("name", ["own", "inherited"])
 def test_an_attribute_is_put_back_as_it_was(name: str) -> None:
     before = dict(vars(Owner))
-    with ExitStack() as undo:
+    with closing(Undo()) as undo:
         replace(undo, Owner, name, lambda self: "ours")
         assert getattr(Owner(), name)() == "ours"
     assert dict(vars(Owner)) == before
@@ -40,7 +41,7 @@ def test_an_attribute_is_put_back_as_it_was(name: str) -> None:
 
 def test_what_another_put_there_meanwhile_stays() -> None:
     owner = SimpleNamespace(name="torch's")
-    with ExitStack() as undo:
+    with closing(Undo()) as undo:
         replace(undo, owner, "name", "ours")
         owner.name = "another's"
     assert owner.name == "another's"
@@ -116,7 +117,7 @@ def test_a_module_is_waited_for_as_long_as_asked(
     for name in ("waited_for", "too_late"):
         (tmp_path / f"{name}.py").write_text("value = 1\n")
     seen = []
-    with ExitStack() as undo:
+    with closing(Undo()) as undo:
         for name in ("waited_for", "too_late"):
             when_imported(undo, name, lambda module: seen.append(module.value))
         import waited_for  # type: ignore[import-not-found]

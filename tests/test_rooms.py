@@ -96,6 +96,8 @@ PYTHON_ROOMS: Table = {
         "dtr_alloc.runtime.session",
         "dtr_alloc.runtime.current",
         "dtr_alloc.runtime.used_once",
+        "dtr_alloc.runtime.opening",
+        "dtr_alloc.runtime.undo",
         "dtr_alloc.runtime.serving",
         "dtr_alloc.runtime.replacing",
         "dtr_alloc.runtime.on_import",

@@ -96,11 +96,14 @@ def test_threads_that_join_are_known_to_the_session(allocator: Any, service: Ser
 
     def work() -> None:
         with dtr_alloc.join_scope():
-            session.join.assert_called_once()
-            session.part.assert_not_called()
+            member.join.assert_called_once()
+            member.part.assert_not_called()
 
-    assert in_thread(work) == []
-    session.part.assert_called_once()
+    with mock.patch.object(_core, "Member") as of:
+        member = of.return_value
+        assert in_thread(work) == []
+    of.assert_called_once_with(session)
+    member.part.assert_called_once()
 
 
 def test_a_session_that_comes_later_is_not_left_by_who_joined_before(
@@ -112,8 +115,9 @@ def test_a_session_that_comes_later_is_not_left_by_who_joined_before(
             allocator.session.return_value = mock.Mock()
         assert not _core.records_this_thread()
 
-    assert in_thread(work) == []
-    allocator.session.return_value.part.assert_not_called()
+    with mock.patch.object(_core, "Member") as of:
+        assert in_thread(work) == []
+    of.assert_not_called()
 
 
 def test_it_may_end_in_another_thread_if_the_one_that_began_is_gone(allocator: Any) -> None:

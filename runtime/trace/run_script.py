@@ -12,12 +12,13 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import dtr_alloc
 from dtr_alloc.runtime.replacing import replace
 from dtr_alloc.runtime.session import Session
+from dtr_alloc.runtime.undo import Undo
 from dtr_alloc.runtime.used_once import used_once
 
 
@@ -55,7 +56,7 @@ def scopes_of_scripts(
         (Session, "release", lambda *_: 0),
         (Session, "export_chrome_trace", lambda *_, **__: None),
     ]
-    with ExitStack() as undo:
+    with closing(Undo()) as undo:
         for row in replaced:
             replace(undo, *row)
         yield

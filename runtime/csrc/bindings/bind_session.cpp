@@ -185,9 +185,18 @@ void bind_session(py::module_& m) {
            py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"),
            py::arg("native"), py::arg("swap"), py::arg("swap_folder"), py::arg("swap_always"))
       .def("enter", in_scope(&Scope::enter))
-      .def("join", in_scope(&Scope::join), Open())
-      .def("part", in_scope(&Scope::part), Open())
-      .def("leave", in_scope(&Scope::leave), Open())
+      .def("leave",
+           [](const py::object& self) {
+             Scope& scope = self.cast<Session&>().scope();
+             try {
+               py::gil_scoped_release open;
+               const Scope::Left left = scope.leave();
+               return std::pair(left.spilled, left.beyond);
+             } catch (...) {
+               self.inc_ref();  // For ever: tensors still lead to it.
+               throw;
+             }
+           })
       .def("evict", &Session::evict, Open())
       .def("materialize", &Session::materialize, Open())
       .def("pin", &Session::pin, Open())
@@ -270,7 +279,6 @@ void bind_session(py::module_& m) {
            })
       .def("follow", &Session::follow, Open())
       .def("resize", &Session::resize, Open())
-      .def("lend", &Session::lend, Open())
       .def("give_back", &Session::give_back, Open())
       .def("check", &Session::check);
   m.def("set_adviser", &set_adviser);

@@ -3,6 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -53,7 +54,8 @@ void Scope::give_up() {
   if (active() == &session_) active_ = nullptr;
 }
 
-Bytes Scope::leave() {
+Scope::Left Scope::leave() {
+  if (active() != &session_ || lingering_) return {};
   struct Close {
     Scope& scope;
     ~Close() {
@@ -66,8 +68,14 @@ Bytes Scope::leave() {
   session_.forget_refusal();
   session_.trace().end_watch(SessionTrace::Watch::kOver);
   commit();
+  Left left{.spilled = spilled_};
+  if (lifted_from_ > 0) {
+    const PoolStats stats = session_.memory().stats();
+    const Bytes most = stats.peak > peak_before_ ? stats.peak : stats.live;
+    left.beyond = std::max<Bytes>(most - lifted_from_, 0);
+  }
   if (Pool* pool = session_.memory().pool()) pool->trim();
-  return spilled_;
+  return left;
 }
 
 void Scope::join() {
@@ -79,19 +87,19 @@ void Scope::join() {
   record_this_thread(true);
 }
 
+// In a forked child another thread, which is not there, may have the turn.
 void Scope::part() {
-  Session::Turn turn(session_);
   record_this_thread(false);
+  if (active() != &session_) return;
+  Session::Turn turn(session_);
   --joined_;
 }
 
-// In a forked child another thread, which is not there, may have the turn.
 void Scope::commit_and(const std::function<void()>& then) {
   struct LetGo {  // Once the lock is open.
     Scope& scope;
     ~LetGo() { scope.outliving_.clear(); }
   } let_go{*this};
-  if (active() != &session_) return;
   Session::Turn turn(session_);
   Session::Guard guard(session_);
   session_.engine().commit(guard.lock(), [this] {
@@ -151,6 +159,7 @@ bool Scope::lift_budget() {
   if (lifted_from_ > 0) return false;
   Memory& memory = session_.memory();
   lifted_from_ = memory.budget();
+  peak_before_ = memory.stats().peak;
   Pool* pool = memory.pool();
   pool ? pool->lift_budget() : memory.set_limit(memory.largest_budget());
   return true;

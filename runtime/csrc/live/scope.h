@@ -30,7 +30,12 @@ class Scope {
   void enter();  // The same, and the operators of this thread are the scope's.
   void join();   // The operators of this thread too. Not while a trace is recorded.
   void part();
-  Bytes leave();  // Commits; returns the bytes that did not fit and are ordinary memory now.
+  // Bytes that did not fit and are ordinary memory now, and those that were beyond the budget while
+  // the rest came back.
+  struct Left {
+    Bytes spilled = 0, beyond = 0;
+  };
+  Left leave();  // Commits. Nothing where it is over.
   // The same of torch's memory, with nothing evicted, whatever the budget. Throws
   // torch.OutOfMemoryError, and all is as before, where the machine has not so much.
   void leave_beyond_budget();
@@ -55,19 +60,19 @@ class Scope {
 
  private:
   void linger();
+  void give_up();
   bool spill();
   bool lift_budget();
   void end_budget();
   void lower_budget();
 
-  void give_up();
   static inline std::atomic<Session*> active_{nullptr};
 
   Session& session_;
   int joined_ = 0;
   bool lingering_ = false, leaving_ = false;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> outliving_;
-  Bytes spilled_ = 0, lifted_from_ = 0;
+  Bytes spilled_ = 0, lifted_from_ = 0, peak_before_ = 0;  // The lift, if there was one.
 };
 
 }  // namespace dtr
