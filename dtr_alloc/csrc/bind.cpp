@@ -10,6 +10,7 @@ void bind_heuristic(pybind11::module_& m);
 void bind_session(pybind11::module_& m);
 void bind_exchange_table(pybind11::module_& m);
 void bind_brackets(pybind11::module_& m);
+void bind_silence(pybind11::module_& m);
 void bind_compiled_region(pybind11::module_& m);
 void bind_simulation(pybind11::module_& m);
 void bind_torch_cuda(pybind11::module_& m);  // Only where torch has CUDA (setup.py).
@@ -27,6 +28,7 @@ PYBIND11_MODULE(_core, m) {
   dtr::bind_session(m);
   dtr::bind_exchange_table(m);
   dtr::bind_brackets(m);
+  dtr::bind_silence(m);
   dtr::bind_compiled_region(m);
   dtr::bind_simulation(m);
 #ifdef DTR_TORCH_CUDA

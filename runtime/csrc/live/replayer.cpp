@@ -11,6 +11,7 @@
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/in_operator.h"
 #include "runtime/csrc/live/locks.h"
+#include "runtime/csrc/live/silence.h"
 
 namespace dtr {
 namespace {
@@ -136,8 +137,8 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     }
   }
   Replay ready = recipe.prepare(storages, op.use_count, device_);
-  const bool may_keep = recipe.info().others || recipe.info().listed;
-  Storages lent = may_keep ? std::exchange(storages, {}) : Storages();
+  const bool foreign = recipe.info().others || recipe.info().listed;  // It may keep arguments.
+  Storages lent = foreign ? std::exchange(storages, {}) : Storages();
   arguments.bury();
   std::optional<UnderWay::Alone> alone;
   std::optional<SwitchesPut> switches;
@@ -153,6 +154,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     const Lent given(std::move(lent));
     Replay running = std::move(ready);
     InOperator inside;
+    const Silence silence(foreign);
     RECORD_FUNCTION(c10::str("dtr::rematerialize(", running.info->name, ")"),
                     c10::ArrayRef<const c10::IValue>(running.stack.data(), running.stack.size()));
     running.run();
