@@ -33,6 +33,12 @@ def file_of_swap(folder: Path) -> int:
     raise AssertionError("no file of a swap is open")
 
 
+def path() -> str:
+    """By which a process of its own finds the package that is tested, and the tests."""
+    package = str(Path(dtr_alloc.__file__).parents[1])
+    return os.pathsep.join((package, str(Path(__file__).parents[1])))
+
+
 def break_disk(folder: Path) -> Callable[[], None]:
     """The file of the swap can neither be written nor read, until what is returned is called."""
     number = file_of_swap(folder)
@@ -207,6 +213,35 @@ def test_a_file_that_cannot_be_read_is_read_again_when_it_can(folder: Path) -> N
             made.sum()
         repair()
         assert torch.equal(made, expected)
+
+
+SHORT = """
+import ctypes, sys, torch, dtr_alloc
+from tests.swap_programs import equal, gradient
+
+double = ctypes.CDLL(sys.argv[1])
+expected = [gradient(n) for n in range(1 << 16, (1 << 16) + 3)]
+before = double.transfers()
+with dtr_alloc.rematerialize("64MiB", swap="8MiB", swap_anywhere=True) as session:
+    made = [gradient(n) for n in range(1 << 16, (1 << 16) + 3)]
+    assert all(map(dtr_alloc.evict, made))
+    assert equal(made, expected)
+    session.check()
+assert double.transfers() - before > 6 * (1 << 18) // 5000
+"""
+
+
+def test_transfers_that_come_short_or_are_interrupted_lose_nothing(tmp_path: Path) -> None:
+    source, library = Path(__file__).with_name("short_transfers.cpp"), tmp_path / "short.so"
+    command = ["c++", "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True)
+    preloaded = " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT, str(library)],
+        env={**os.environ, "LD_PRELOAD": preloaded, "PYTHONPATH": path()},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_disk_without_the_room_is_an_error_and_is_not_filled_to_find_out(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -294,3 +295,29 @@ def test_a_chrome_trace_shows_what_went_out_and_in(folder: Path) -> None:
     events = json.loads((folder / "run.json").read_text())["traceEvents"]
     spans = [(one["name"], one["args"]["bytes"]) for one in events if one["ph"] == "X"]
     assert spans == [("swap out", made.nbytes), ("swap in", made.nbytes), ("swap in", made.nbytes)]
+
+
+def test_what_an_operator_of_another_library_makes_stays_also_where_nothing_is_recorded() -> None:
+    """Nobody but the library knows who has its address."""
+
+    @torch.library.custom_op("dtr_swapped::doubled", mutates_args=())
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            made.append(doubled(gradient.contiguous()))
+            return gradient * 2
+
+    made: list[Tensor] = []
+    with dtr_alloc.rematerialize("64MiB", swap="8MiB"):
+        x = torch.ones(1 << 16, requires_grad=True)
+        Doubles.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert dtr_alloc.evict(x.grad)
+        assert not dtr_alloc.evict(made[0])
