@@ -21,6 +21,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 ELEMENTS = (1_000_000, 100_000, 10_000)
-INDICES = 8_300
+INDICES = (100_000, 8_300)
 MOST_ELEMENTS = 12_000_000
-LONGEST_CALL_S = 1.0
+LONGEST_CALL_S = 0.5
 # The dispatcher's names that are not of one process with a CPU, or not operators of torch's users.
 ELSEWHERE = ("_test::", "profiler::", "c10d::", "_c10d_functional", "symm_mem::", "_dtensor::",
              "static_runtime::", "fsdp::", "debug_mode_ops::", "debugprims::")  # fmt: skip
@@ -109,11 +110,12 @@ def _drawn(old: Tensor, shape: Sequence[int], generator: torch.Generator) -> Ten
 
 @dataclass(frozen=True)
 class Growth:
-    """Which lengths become which. `first`, `last`: at that place of a shape only."""
+    """Which lengths become which, at one place of a shape only or in one shape only."""
 
     name: str
     lengths: dict[int, int]
     place: int | None = None
+    shape: tuple[int, ...] | None = None
     numbers: str = "none"  # Which numbers follow: those in "lists", or "all".
 
     def of(self, sample: Sample, how: str) -> "Call | None":
@@ -137,6 +139,8 @@ class Growth:
         return Call(sample.operator, args, kwargs, f"{how}, {self.name}")
 
     def _shape(self, x: Tensor) -> list[int]:
+        if self.shape is not None and tuple(x.shape) != self.shape:
+            return list(x.shape)
         if self.place is None or not x.dim():
             return [self.lengths.get(n, n) for n in x.shape]
         shape = list(x.shape)
@@ -162,18 +166,19 @@ def _growths(sample: Sample, elements: int) -> Iterator[Growth]:
         yield Growth("the last length", {largest.shape[-1]: largest.shape[-1] * factor}, place=-1)
 
 
-def _index_growths(sample: Sample) -> Iterator[Growth]:
-    """Those that lengthen tensors of indices above what a scope keeps the content of."""
+def _index_growths(sample: Sample, count: int) -> Iterator[Growth]:
+    """Those that make tensors of indices so long, and nothing else that need not be."""
     for index in tensors((sample.args, sample.kwargs)):
         if index.dtype != torch.int64 or index.layout != torch.strided or not index.numel():
             continue
         dims = sum(n > 1 for n in index.shape)
         if not dims:
             continue
-        factor = math.ceil((INDICES / index.numel()) ** (1 / dims))
+        factor = math.ceil((count / index.numel()) ** (1 / dims))
         lengths = {n: n * factor for n in index.shape if n > 1}
         for numbers in ("lists", "none", "all"):
             yield Growth("the lengths of an index", lengths, numbers=numbers)
+        yield Growth("an index", lengths, shape=tuple(index.shape))
 
 
 def runs_in(call: Call) -> float | None:
@@ -206,8 +211,8 @@ def _grown(sample: Sample, how: str) -> Iterator[Call]:
             break
     yield best or small
     have = [x for x in tensors(((best or small).args, (best or small).kwargs))]
-    if any(x.dtype == torch.int64 and 1 < x.numel() < INDICES for x in have):
-        for growth in _index_growths(sample):
+    if any(x.dtype == torch.int64 and 1 < x.numel() < INDICES[0] for x in have):
+        for growth in chain.from_iterable(_index_growths(sample, count) for count in INDICES):
             if (longer := _works(growth, sample, how)) is not None:
                 yield longer
                 return

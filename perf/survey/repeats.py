@@ -9,12 +9,15 @@ Threads may be more than cores: what they do in turn shows as well.
 
 What differs with one thread too is memory that nobody wrote.
 
+A run that was stopped goes on from its result. OMP_WAIT_POLICY=passive spares a busy machine.
+
     python perf/survey/repeats.py --out perf/results/survey
 """
 
 import argparse
 import sys
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,14 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from calls import Call, Source, digest, operators, tensors
 from children import Lost, results
-from result import write
+from result import read, write
 from samples import overload, samples
 
 THREADS = (1, 2, 4)
 RUNS = 50
+LARGE_ELEMENTS = 100_000
 FIRST_RUNS = 3
-FIRST_RUNS_WITH_INDICES = 8
+FIRST_RUNS_WITH_INDICES = 6
 
 
 def results_of(call: Call, runs: int, threads: int, until_two: bool = False) -> int:
@@ -94,19 +98,12 @@ def survey(source: Source, operator: str) -> dict[str, Any]:
             continue
         worked += 1
         elements = max([elements, *(x.numel() for x in tensors((call.args, call.kwargs)))])
-        if several > 1 and len(differ) < 2:
+        if several > 1:
             counts = {str(n): results_of(call, RUNS, n) for n in THREADS}
             mode = in_deterministic_mode(call, RUNS)
             differ.append({"arguments": described(call), "results": counts, "deterministic": mode})
+            break
     return {"calls": worked, "elements": elements, "differ": differ}
-
-
-def rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {"operator": name, **one}
-        for name, about in sorted(found.items())
-        for one in about["differ"]
-    ]
 
 
 def main() -> None:
@@ -121,31 +118,64 @@ def main() -> None:
     able = sorted(
         (x for x in able if asked.only in x), key=lambda x: (not takes_indices(x), "out" in x)
     )
-    found: dict[str, dict[str, Any]] = {}
-    for name, about in results(lambda x: survey(source, x), able, seconds=45):
+    table = Table.of(asked.out)
+    able = [name for name in able if name not in table.known]
+    for count, (name, about) in enumerate(results(lambda x: survey(source, x), able, seconds=45)):
+        table.add(name, about)
+        if count % 20 == 0:
+            write(asked.out, "repeats", table.document(unable, unfinished=True))
+    write(asked.out, "repeats", table.document(unable, unfinished=False))
+
+
+@dataclass
+class Table:
+    """What is known so far."""
+
+    repeat: set[str] = field(default_factory=set)
+    small: set[str] = field(default_factory=set)
+    differ: list[dict[str, Any]] = field(default_factory=list)
+    unable: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path) -> "Table":
+        """From the result of a run that was stopped, if there is one."""
+        before = read(folder, "repeats")
+        if not before.get("unfinished"):
+            return cls()
+        repeat, small = set(before["repeat"].split()), set(before["of them small"].split())
+        return cls(repeat, small, before["differ"], before["not called"])
+
+    @property
+    def known(self) -> set[str]:
+        return self.repeat | {row["operator"] for row in self.differ} | set(self.unable)
+
+    def add(self, name: str, about: dict[str, Any] | Lost) -> None:
         if isinstance(about, Lost):
-            unable[name] = about.reason
+            self.unable[name] = about.reason
         elif about["calls"] == 0:
-            unable[name] = "no arguments were found"
+            self.unable[name] = "no arguments were found"
         else:
-            found[name] = about
-        if len(found) % 50 == 0 or name == able[-1]:
-            write(asked.out, "repeats", document(found, unable, name != able[-1]))
+            self.differ += [{"operator": name, **row} for row in about["differ"]]
+            if not about["differ"]:
+                self.repeat.add(name)
+            if about["elements"] < LARGE_ELEMENTS:
+                self.small.add(name)
 
-
-def document(found: dict[str, Any], unable: dict[str, str], going_on: bool) -> dict[str, Any]:
-    many = sum(about["elements"] >= 100_000 for about in found.values())
-    differ = rows(found)
-    return {
-        "unfinished": going_on,
-        "runs": RUNS,
-        "operators called": len(found),
-        "of them with 100,000 elements and more": many,
-        "operators that repeat themselves": len(found) - len({row["operator"] for row in differ}),
-        "operators that do not": sorted({row["operator"] for row in differ}),
-        "differ": differ,
-        "not called": unable,
-    }
+    def document(self, unable: dict[str, str], unfinished: bool) -> dict[str, Any]:
+        differ = sorted({row["operator"] for row in self.differ})
+        with_one = {row["operator"] for row in self.differ if row["results"]["1"] > 1}
+        return {
+            "unfinished": unfinished,
+            "runs": RUNS,
+            "operators called": len(self.repeat) + len(differ),
+            "operators that repeat themselves": len(self.repeat),
+            "differ with several threads alone": [x for x in differ if x not in with_one],
+            "differ with one thread too": [x for x in differ if x in with_one],
+            "differ": sorted(self.differ, key=lambda row: str(row["operator"])),
+            "repeat": " ".join(sorted(self.repeat)),
+            "of them small": " ".join(sorted(self.small)),
+            "not called": {**unable, **self.unable},
+        }
 
 
 if __name__ == "__main__":

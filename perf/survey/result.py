@@ -3,6 +3,7 @@
 A result is named by the survey and the version of torch, for the tables differ between versions.
 """
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,19 @@ def write(folder: Path, name: str, document: dict[str, Any]) -> None:
         reason: {"number": len(names), "operators": " ".join(names)}
         for reason, names in sorted(reasons.items())
     }
-    version = __version__.partition("+")[0]
-    whole = {**provenance(), **document, "not called": not_called}
-    write_json(folder / f"{name}-{version}.json", whole)
+    write_json(_path(folder, name), {**provenance(), **document, "not called": not_called})
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    """The document that write() was given; empty where there is none of this torch."""
+    path = _path(folder, name)
+    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    reasons = document.get("not called", {})
+    document["not called"] = {
+        operator: reason for reason, row in reasons.items() for operator in row["operators"].split()
+    }
+    return document
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{name}-{__version__.partition('+')[0]}.json"

@@ -17,7 +17,7 @@ import importlib
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,13 +171,15 @@ def _of_module(info: Any, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
                     yield lambda s=sample, t=training, i=inference: run(s, t, i)  # type: ignore[misc]
 
 
-def _all() -> Iterator[tuple[str, Callable[[], None]]]:
+def _all(only: Container[str] | None) -> Iterator[tuple[str, Callable[[], None]]]:
     internal = "torch.testing._internal."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         functions = importlib.import_module(internal + "common_methods_invocations").op_db
         modules = importlib.import_module(internal + "common_modules").module_db
     for info, way in [*((m, _of_module) for m in modules), *((f, _of_function) for f in functions)]:
+        if only is not None and info.name not in only:
+            continue
         types = info.supported_dtypes("cpu")
         for dtype in SAMPLES_OF_ONE:
             if dtype not in types or (dtype == torch.float64 and torch.float32 in types):
@@ -186,13 +188,13 @@ def _all() -> Iterator[tuple[str, Callable[[], None]]]:
                 yield info.name, run
 
 
-def record() -> list[Sample]:
-    """All calls, by the names of operators."""
+def record(only: Container[str] | None = None) -> list[Sample]:
+    """All calls, by the names of operators; or those of some entries of the databases."""
     torch.manual_seed(0)
     recorder = _Recorder()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for source, run in _all():
+        for source, run in _all(only):
             recorder.source = source
             try:
                 with recorder:

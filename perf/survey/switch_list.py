@@ -5,9 +5,11 @@ none of these. What a switch is now is read first, and put back afterwards. `unk
 that a release added and that no table here has.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +89,8 @@ NO_RESULT_DEPENDS = {
     "_set_override_stale_capture_stream": "captures",
     "_set_print_stack_traces_on_fatal_signal": "a signal",
     "_set_should_use_format_with_string_table": "TorchScript",
+    "_set_storage_access_error_msg": "a tensor's own",
+    "_set_storage_data_ptr_access_error_msg": "a tensor's own",
     "_set_skip_next_torch_function": "Python", "_set_tensor_metadata": "a tensor's own",
     "_set_thread_name": "a name", "_set_throw_on_mutable_data_ptr": "a tensor's own",
     "_set_torch_function_state": "Python", "_set_tracing_state": "TorchScript",
@@ -99,7 +103,8 @@ NO_RESULT_DEPENDS = {
 # Whose values are devices' libraries: torch refuses them, or nothing happens, without that device.
 OF_A_DEVICE = {
     "_set_blas_preferred_backend", "_set_cublas_allow_bf16_reduced_precision_reduction",
-    "_set_cublas_allow_fp16_reduced_precision_reduction", "_set_cudnn_depthwise_kernel",
+    "_set_cublas_allow_fp16_reduced_precision_reduction",
+    "_set_cublaslt_prefer_grouped_gemm", "_set_cudnn_depthwise_kernel",
     "_set_linalg_preferred_backend", "_set_rocm_fa_preferred_backend",
     "_set_sm_carveout_experimental",
 }  # fmt: skip
@@ -156,6 +161,16 @@ def switches() -> list[Switch]:
         _precision("generic", "all"),
     ]  # fmt: skip
     return found
+
+
+def context_fields() -> list[str]:
+    """What at::globalContext() keeps, by the header that comes with torch: what a kernel may read
+    whether Python can set it or not."""
+    header = Path(torch.__file__).parent / "include/ATen/Context.h"
+    body = header.read_text().partition("class TORCH_API Context {")[2].partition("\n};")[0]
+    private = body.rpartition(" private:")[2]
+    fields = re.findall(r"^  (?:[\w:<>,\s*]+[\s>*])(\w+)(?: = |\{| =\n|;)", private, re.M)
+    return sorted({name for name in fields if name not in ("Key", "init_")})
 
 
 def unknown() -> set[str]:

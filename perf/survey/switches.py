@@ -37,6 +37,7 @@ from switch_list import (
     OF_A_DEVICE,
     THREADS,
     Switch,
+    context_fields,
     switches,
 )
 
@@ -150,6 +151,7 @@ def main() -> None:
             x: {"number": len(table.get(x, ())), "operators": " ".join(table.get(x, ()))}
             for x in settings
         },
+        "fields of at::Context": " ".join(context_fields()),
         "not set, for a recipe keeps them": sorted(IN_A_RECIPE),
         "not set, for no result depends on them": NO_RESULT_DEPENDS,
         "not set, for their values are a device's": sorted(OF_A_DEVICE),
