@@ -25,7 +25,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from arguments import KNOWN, from_schema
+from arguments import from_schema, known
 from samples import Sample, copied, overload
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -192,7 +192,7 @@ def runs_in(call: Call) -> float | None:
     return time.process_time() - began
 
 
-def _grown(sample: Sample, how: str) -> Iterator[Call]:
+def _grown(sample: Sample, how: str, sizes: Sequence[int]) -> Iterator[Call]:
     """The sample at the largest size that works and is quick; as it is where none does; and once
     more with long indices."""
     small = Call(sample.operator, sample.args, sample.kwargs, how)
@@ -205,14 +205,15 @@ def _grown(sample: Sample, how: str) -> Iterator[Call]:
     for way, twice in enumerate(_growths(sample, 1)):
         if _works(twice, sample, how) is None:
             continue
-        sizes = (list(_growths(sample, elements))[way] for elements in ELEMENTS)
-        best = next(filter(None, (_works(growth, sample, how) for growth in sizes)), None)
+        larger = (list(_growths(sample, elements))[way] for elements in sizes)
+        best = next(filter(None, (_works(growth, sample, how) for growth in larger)), None)
         if best is not None:
             break
     yield best or small
     have = [x for x in tensors(((best or small).args, (best or small).kwargs))]
-    if any(x.dtype == torch.int64 and 1 < x.numel() < INDICES[0] for x in have):
-        for growth in chain.from_iterable(_index_growths(sample, count) for count in INDICES):
+    counts = [count for count in INDICES if count <= sizes[0]]
+    if any(x.dtype == torch.int64 and 1 < x.numel() < counts[0] for x in have):
+        for growth in chain.from_iterable(_index_growths(sample, n) for n in counts):
             if (longer := _works(growth, sample, how)) is not None:
                 yield longer
                 return
@@ -261,7 +262,8 @@ def _bits(x: Tensor) -> bytes:
 class Source:
     """Calls of any operator by its name, from all the samples."""
 
-    def __init__(self, found: Sequence[Sample]) -> None:
+    def __init__(self, found: Sequence[Sample], elements: Sequence[int] = ELEMENTS) -> None:
+        self._elements = elements
         self._of: dict[str, list[Sample]] = defaultdict(list)
         self._alike: dict[str, list[Sample]] = defaultdict(list)
         for sample in found:
@@ -273,7 +275,7 @@ class Source:
         used in a child: an operator may crash."""
         count = 0
         for sample, how in self._candidates(operator):
-            for call in _grown(sample, how):
+            for call in _grown(sample, how, self._elements):
                 yield call
                 count += 1
             if count >= most or (count and how == "schema"):  # The next guess is much alike.
@@ -283,9 +285,12 @@ class Source:
         """The calls of torch's tests as they are."""
         return (Call(s.operator, s.args, s.kwargs, s.source) for s in self._of.get(operator, ()))
 
+    def all(self) -> Iterator[Call]:
+        return chain.from_iterable(map(self.small, sorted(self._of)))
+
     def _candidates(self, operator: str) -> Iterator[tuple[Sample, str]]:
-        if operator in KNOWN:  # A guess would be worse, or crash.
-            for args, kwargs in KNOWN[operator]:
+        if operator in known():  # A guess would be worse, or crash.
+            for args, kwargs in known()[operator]:
                 yield Sample(operator, args, kwargs, "by hand"), "by hand"
             return
         own = self._of.get(operator, [])

@@ -32,6 +32,8 @@ from schemas import is_composite
 import dtr_alloc
 
 BUDGET = "1GiB"
+# A tensor can be evicted from 512 bytes on, and one of indices above 64 KiB, for below it is kept.
+ELEMENTS = (20_000,)
 
 
 def _made(call: Call, gradients: bool) -> tuple[Any, ...]:
@@ -95,7 +97,8 @@ def row(call: Call, gradients: bool) -> dict[str, Any] | None:
 def survey(source: Source, operator: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    worked, evicted, rows = 0, 0, []
+    worked = evicted = 0
+    rows: list[dict[str, Any]] = []
     for call in source.calls(operator, 3):
         for gradients in (False, True):
             try:
@@ -116,14 +119,27 @@ def main() -> None:
     parser.add_argument("--only", default="", help="operators with this in their names")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    source = Source(samples(asked.samples))
+    source = Source(samples(asked.samples), ELEMENTS)
     able, unable = operators()
     able = [name for name in able if is_composite(name) and asked.only in name]
     unable = {name: why for name, why in unable.items() if is_composite(name)}
     rows: list[dict[str, Any]] = []
     called: list[str] = []
     nothing: list[str] = []
-    for name, about in results(lambda x: survey(source, x), able, seconds=60):
+
+    def document(unfinished: bool) -> dict[str, Any]:
+        wrong = {row["operator"] for row in rows}
+        return {
+            "unfinished": unfinished,
+            "called with evicted inputs": len(called),
+            "go wrong": sorted(wrong),
+            "rows": rows,
+            "right": " ".join(sorted(set(called) - wrong)),
+            "called, with inputs that nothing evicts": " ".join(nothing),
+            "not called": dict(unable),
+        }
+
+    for count, (name, about) in enumerate(results(lambda x: survey(source, x), able, seconds=40)):
         if isinstance(about, Lost):
             unable[name] = about.reason
         elif about["calls"] == 0:
@@ -131,16 +147,9 @@ def main() -> None:
         else:
             (called if about["evicted"] else nothing).append(name)
             rows += [{"operator": name, **one} for one in about["rows"]]
-    document = {
-        "composite operators": len(able) + len(unable),
-        "called with evicted inputs": len(called),
-        "called, with inputs that nothing evicts": " ".join(nothing),
-        "go wrong": sorted({row["operator"] for row in rows}),
-        "rows": rows,
-        "right": " ".join(sorted(set(called) - {row["operator"] for row in rows})),
-        "not called": unable,
-    }
-    write(asked.out, "composites", document)
+        if count % 20 == 0:
+            write(asked.out, "composites", document(unfinished=True))
+    write(asked.out, "composites", document(unfinished=False))
 
 
 if __name__ == "__main__":

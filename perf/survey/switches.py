@@ -111,7 +111,7 @@ def survey(source: Source, operator: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     worked = 0
     found: dict[str, str] = {}
-    for call in source.calls(operator, 3):
+    for call in source.calls(operator, 2):
         worked += 1
         for setting in differing(call):
             found.setdefault(setting, call.how)
@@ -132,32 +132,40 @@ def main() -> None:
     if not asked.out_variants:
         unable |= {x: "writes to out what another returns" for x in able if x.endswith("out")}
         able = [name for name in able if not name.endswith("out")]
+    tried = [THREADS, DEFAULT_DTYPE, DETERMINISTIC, FLUSH_DENORMAL, *switches()]
+    settings = [f"{switch.name}={value}" for switch in tried for value in switch.others]
     table: dict[str, list[str]] = {}
-    called = 0
-    for name, about in results(lambda x: survey(source, x), able, seconds=60):
+    called: list[str] = []
+
+    def document(unfinished: bool) -> dict[str, Any]:
+        found = {x: table.get(x, []) for x in settings}
+        return {
+            "unfinished": unfinished,
+            "operators called": len(called),
+            "settings": {
+                x: {"number": len(names), "operators": " ".join(names)}
+                for x, names in found.items()
+            },
+            "of all that were called": " ".join(called),
+            "fields of at::Context": " ".join(context_fields()),
+            "not set, for a recipe keeps them": sorted(IN_A_RECIPE),
+            "not set, for no result depends on them": NO_RESULT_DEPENDS,
+            "not set, for their values are a device's": sorted(OF_A_DEVICE),
+            "not called": dict(unable),
+        }
+
+    for count, (name, about) in enumerate(results(lambda x: survey(source, x), able, seconds=60)):
         if isinstance(about, Lost):
             unable[name] = about.reason
         elif about["calls"] == 0:
             unable[name] = "no arguments were found"
         else:
-            called += 1
+            called.append(name)
             for setting in about["settings"]:
                 table.setdefault(setting, []).append(name)
-    tried = [THREADS, DEFAULT_DTYPE, DETERMINISTIC, FLUSH_DENORMAL, *switches()]
-    settings = [f"{switch.name}={value}" for switch in tried for value in switch.others]
-    document = {
-        "operators called": called,
-        "settings": {
-            x: {"number": len(table.get(x, ())), "operators": " ".join(table.get(x, ()))}
-            for x in settings
-        },
-        "fields of at::Context": " ".join(context_fields()),
-        "not set, for a recipe keeps them": sorted(IN_A_RECIPE),
-        "not set, for no result depends on them": NO_RESULT_DEPENDS,
-        "not set, for their values are a device's": sorted(OF_A_DEVICE),
-        "not called": unable,
-    }
-    write(asked.out, "switches", document)
+        if count % 20 == 0:
+            write(asked.out, "switches", document(unfinished=True))
+    write(asked.out, "switches", document(unfinished=False))
 
 
 if __name__ == "__main__":
