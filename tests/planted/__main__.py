@@ -22,10 +22,11 @@ from tests.planted.engine_faults import ENGINE_FAULTS
 from tests.planted.fault import Fault
 from tests.planted.guess_faults import GUESS_FAULTS
 from tests.planted.live_faults import LIVE_FAULTS
+from tests.planted.pointer_faults import POINTER_FAULTS
 from tests.planted.swap_faults import SWAP_FAULTS
 
 ROOT = Path(__file__).parents[2]
-FAULTS = (*LIVE_FAULTS, *ENGINE_FAULTS, *SWAP_FAULTS, *GUESS_FAULTS)
+FAULTS = (*LIVE_FAULTS, *POINTER_FAULTS, *ENGINE_FAULTS, *SWAP_FAULTS, *GUESS_FAULTS)
 
 sys.path.insert(0, str(ROOT / "perf"))
 

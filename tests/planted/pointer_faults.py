@@ -1,0 +1,84 @@
+"""Faults of what leaves without an operator: pointers, and composite kernels that read through
+them."""
+
+from tests.planted.fault import Edit, Fault
+
+COMPOSITE = "tests/test_composites.py::test_a_composite_that_reads_pointers_reads_evicted_tensors"
+EXTENSION = "tests/test_storage_access.py::test_recipes_keep_what_an_extension_writes_over"
+
+POINTER_FAULTS = (
+    Fault(
+        "hand memory out by torch's table and tell nobody",
+        (
+            Edit(
+                "runtime/csrc/bindings/bind_exchange_table.cpp",
+                "  if (!session || !THPVariable_Check(tensor)) return 0;\n",
+                "  if (session || !THPVariable_Check(tensor)) return 0;\n",
+            ),
+        ),
+        "tests/test_exchange_table.py::test_recipes_keep_what_they_read_before_the_memory_left",
+    ),
+    Fault(
+        "let a composite kernel read what is evicted",
+        (
+            Edit(
+                "runtime/csrc/live/composites.cpp",
+                "  const Session::Reading reading(session, read);\n",
+                "",
+            ),
+        ),
+        COMPOSITE,
+    ),
+    Fault(
+        "let the lengths be evicted that a composite kernel has converted",
+        (
+            Edit(
+                "runtime/csrc/live/composites.cpp",
+                "  IndicesStay() { ++InOperator::state.indices_stay; }\n"
+                "  ~IndicesStay() { --InOperator::state.indices_stay; }\n",
+                "  IndicesStay() {}\n  ~IndicesStay() {}\n",
+            ),
+        ),
+        COMPOSITE,
+    ),
+    Fault(
+        "forget what a composite kernel writes through a pointer",
+        (
+            Edit(
+                "runtime/csrc/live/operators.cpp",
+                '    {"aten::_saturate_weight_to_fp16", "weight", "", OldContent::kRead},\n',
+                "",
+            ),
+        ),
+        "tests/test_composites.py::"
+        "test_what_a_composite_writes_through_a_pointer_counts_as_written",
+    ),
+    Fault(
+        "hand the address of a constant out and tell nobody",
+        (
+            Edit(
+                "runtime/csrc/live/storage_table.cpp",
+                "return static_cast<void>(session->expose(*storage));",
+                "return;",
+            ),
+        ),
+        EXTENSION,
+    ),
+    Fault(
+        "watch a constant only until an operator takes its address",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "  argument.armed = is_armed(argument.storage) && "
+                "!StorageTable::tracked(argument.storage);\n",
+                "",
+            ),
+        ),
+        EXTENSION,
+    ),
+    Fault(
+        "watch a constant only until Python reads it",
+        (Edit("runtime/csrc/live/hold.cpp", "  session_.arm_constants(own_);\n", ""),),
+        EXTENSION,
+    ),
+)
