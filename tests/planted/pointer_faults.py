@@ -13,7 +13,7 @@ POINTER_FAULTS = (
             Edit(
                 "runtime/csrc/bindings/bind_exchange_table.cpp",
                 "  if (!session || !THPVariable_Check(tensor)) return 0;\n",
-                "  if (session || !THPVariable_Check(tensor)) return 0;\n",
+                "  if (!session || tensor) return 0;\n",
             ),
         ),
         "tests/test_exchange_table.py::test_recipes_keep_what_they_read_before_the_memory_left",
