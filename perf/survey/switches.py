@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from calls import Call, Source, digest, operators
 from children import Lost, results
-from result import write
+from result import read, write
 from samples import samples
 from schemas import is_composite
 from switch_list import (
@@ -132,6 +132,10 @@ def main() -> None:
     if not asked.out_variants:
         unable |= {x: "writes to out what another returns" for x in able if x.endswith("out")}
         able = [name for name in able if not name.endswith("out")]
+    # Where the survey of repeats.py found one, no setting can be told from chance.
+    for row in read(asked.out, "repeats").get("differ", []):
+        unable[row["operator"]] = "does not repeat itself"
+    able = [name for name in able if name not in unable]
     tried = [THREADS, DEFAULT_DTYPE, DETERMINISTIC, FLUSH_DENORMAL, *switches()]
     settings = [f"{switch.name}={value}" for switch in tried for value in switch.others]
     table: dict[str, list[str]] = {}
