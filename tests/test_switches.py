@@ -33,6 +33,14 @@ def onednn(on: bool) -> contextlib.AbstractContextManager[object]:
     return setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, on)
 
 
+@pytest.fixture(autouse=True)
+def number_of_threads() -> Iterator[None]:
+    """The number of new threads is what was set last, by whichever thread."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def without_onednn() -> contextlib.AbstractContextManager[object]:
     """As `torch.backends.mkldnn.flags(enabled=False)`, which warns where torch has no Intel GPU."""
     return onednn(False)
