@@ -50,7 +50,7 @@ def test_a_program_is_warned_once_for_each_call_of_its_own(
     warns: Callable[[Tensor], Tensor],
 ) -> None:
     with scope(None) as session, told() as texts:
-        x = warns(torch.ones(64, 64))
+        x = warns(torch.ones(1024, 64))
         assert dtr_alloc.evict(x)
         x.sum()
         assert session.stats().rematerializations > 0
@@ -64,7 +64,7 @@ def test_a_replay_is_no_error_where_warnings_are_errors(
     with scope(None) as session:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            x = warns(torch.ones(64, 64))
+            x = warns(torch.ones(1024, 64))
         dtr_alloc.evict(x)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # In front of all that were set before.
@@ -124,7 +124,7 @@ def test_another_thread_is_warned_while_one_replays() -> None:
 def test_filters_of_a_process_that_has_replayed_can_be_sent_to_another() -> None:
     with scope(None), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        x = by_python(torch.ones(64, 64))
+        x = by_python(torch.ones(1024, 64))
         dtr_alloc.evict(x)
         x.sum()
         assert len(pickle.loads(pickle.dumps(warnings.filters))) == len(warnings.filters)

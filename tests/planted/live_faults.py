@@ -364,4 +364,26 @@ LIVE_FAULTS = (
         "tests/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
         "_and_stays_where_it_is",
     ),
+    Fault(
+        "let a replay warn",
+        (Edit("runtime/csrc/live/replayer.cpp", "    const Silence silence(foreign);\n", ""),),
+        "tests/test_silence.py::test_a_replay_is_no_error_where_warnings_are_errors",
+    ),
+    Fault(
+        "keep the parent's scope in a child while operators are on record",
+        (
+            Edit(
+                "runtime/csrc/live/scope.cpp",
+                "  record_this_thread(false);\n  give_up();\n",
+                "  linger();\n",
+            ),
+        ),
+        "tests/test_scope_ends.py::"
+        "test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing",
+    ),
+    Fault(
+        "go the way to a scope's end once",
+        (Edit("runtime/csrc/bindings/bind_brackets.cpp", "kTries = 10;", "kTries = 1;"),),
+        "tests/test_opening.py::test_a_scope_is_open_or_not_wherever_it_is_interrupted",
+    ),
 )

@@ -184,4 +184,30 @@ SWAP_FAULTS = (
         (Edit("runtime/csrc/live/swapping.cpp", "    swap_->let_overwrite();\n", ""),),
         "tests/test_swap_on_device.py::test_memory_that_is_handed_out_is_copied_first",
     ),
+    Fault(
+        "take a transfer that comes short for a whole one",
+        (
+            Edit(
+                "runtime/csrc/live/swap_file.cpp", "      done += wrote;\n", "      done = bytes;\n"
+            ),
+        ),
+        "tests/test_swap_file.py::test_transfers_that_come_short_or_are_interrupted_lose_nothing",
+    ),
+    Fault(
+        "take an interrupted read for a failing disk",
+        (Edit("runtime/csrc/live/swap_file.cpp", "got == 0 || errno != EINTR", "true"),),
+        "tests/test_swap_file.py::test_transfers_that_come_short_or_are_interrupted_lose_nothing",
+    ),
+    Fault(
+        "move what an operator of another library made",
+        (
+            Edit(
+                "runtime/csrc/live/swapping.cpp",
+                " || call.handled || call.info.others) return",
+                " || call.handled) return",
+            ),
+        ),
+        "tests/test_swapped_values.py::"
+        "test_what_an_operator_of_another_library_makes_stays_also_where_nothing_is_recorded",
+    ),
 )
