@@ -132,6 +132,36 @@ def saturated(kind: str) -> Iterator[Tensor]:
     yield from (weight, *read, weight.cos())
 
 
+def sobol() -> Iterator[Tensor]:
+    for scramble in (False, True):
+        engine = torch.quasirandom.SobolEngine(400, scramble=scramble, seed=0)
+        for _ in range(2):
+            gone(engine.sobolstate, engine.quasi)
+            yield engine.draw(5)
+            gone(engine.sobolstate, engine.quasi)
+            engine.fast_forward(3)  # type: ignore[no-untyped-call]
+        yield from (engine.sobolstate, engine.quasi)
+
+
+def kron_into() -> Iterator[Tensor]:
+    x, out = torch.randn(10, 10).sin(), torch.randn(100, 100).sin()
+    read = [out * 2, out * 3]
+    gone(x, out)
+    torch.kron(x, x, out=out)
+    gone(x, *read)
+    yield from (out, x, *read)
+
+
+def set_over() -> Iterator[Tensor]:
+    x, source = torch.randn(1000).sin(), torch.randn(1000).sin()
+    read = [x * 2, source * 3]
+    gone(x, source)
+    x.set_(source, 10, [20, 20], [20, 1])  # type: ignore[arg-type]
+    gone(source, *read)
+    source.mul_(2)
+    yield from (x, source, *read)
+
+
 PROGRAMS: dict[str, Callable[[], Iterator[Tensor]]] = {
     "tensor_split": tensor_split,
     "pad_packed_sequence": padded,
@@ -141,6 +171,9 @@ PROGRAMS: dict[str, Callable[[], Iterator[Tensor]]] = {
     "choose_qparams_optimized": quantization_parameters,
     "fbgemm_pack_gemm_matrix_fp16": packed_halves,
     "fbgemm_linear_quantize_weight": packed_integers,
+    "_sobol_engine_draw": sobol,
+    "kron.out": kron_into,
+    "set_": set_over,
     "_saturate_weight_to_fp16 of an activation": lambda: saturated("activation"),
 }
 

@@ -55,6 +55,12 @@ constexpr PointerReader kPointerReaders[] = {
     {"aten::fbgemm_linear_fp16_weight", Reads::kContent},
     {"aten::fbgemm_linear_fp16_weight_fp32_activation", Reads::kContent},
     {"aten::_saturate_weight_to_fp16", Reads::kContent},
+    {"aten::_sobol_engine_draw", Reads::kContent},
+    {"aten::_sobol_engine_ff_", Reads::kContent},
+    {"aten::_sobol_engine_initialize_state_", Reads::kContent},
+    {"aten::_sobol_engine_scramble_", Reads::kContent},
+    {"aten::kron.out", Reads::kContent},
+    {"aten::set_.source_Tensor_storage_offset", Reads::kContent},
 };
 
 // Its kernel takes a pointer only where nothing is differentiated. It is a plain operator then, and
