@@ -13,9 +13,11 @@ from tests.exactness import MODES, assert_exact, bits, same, scope
 
 PIECES = 8300  # Their 64-bit indices take more than 64 KiB, so that they can be evicted.
 
-# These warn of what they do to the numbers, and that they will go.
+# They warn of what they do to the numbers, that they will go, and of an output's size.
 quantizing = pytest.mark.filterwarnings(
-    "ignore:FOUND weight out of range:UserWarning", "ignore:fbgemm_.* is deprecated:UserWarning"
+    "ignore:FOUND weight out of range:UserWarning",
+    "ignore:fbgemm_.* is deprecated:UserWarning",
+    "ignore:An output with one or more elements was resized:UserWarning",
 )
 
 
@@ -134,7 +136,7 @@ def saturated(kind: str) -> Iterator[Tensor]:
 
 def sobol() -> Iterator[Tensor]:
     for scramble in (False, True):
-        engine = torch.quasirandom.SobolEngine(400, scramble=scramble, seed=0)
+        engine = torch.quasirandom.SobolEngine(400, scramble=scramble, seed=0)  # type: ignore[no-untyped-call]
         for _ in range(2):
             gone(engine.sobolstate, engine.quasi)
             yield engine.draw(5)
@@ -144,7 +146,7 @@ def sobol() -> Iterator[Tensor]:
 
 
 def kron_into() -> Iterator[Tensor]:
-    x, out = torch.randn(10, 10).sin(), torch.randn(100, 100).sin()
+    x, out = torch.randn(10, 10).sin(), torch.randn(50, 50).sin()  # It is resized.
     read = [out * 2, out * 3]
     gone(x, out)
     torch.kron(x, x, out=out)
@@ -156,7 +158,7 @@ def set_over() -> Iterator[Tensor]:
     x, source = torch.randn(1000).sin(), torch.randn(1000).sin()
     read = [x * 2, source * 3]
     gone(x, source)
-    x.set_(source, 10, [20, 20], [20, 1])  # type: ignore[arg-type]
+    x.set_(source, 10, [20, 20], [20, 1])  # type: ignore[call-overload]
     gone(source, *read)
     source.mul_(2)
     yield from (x, source, *read)

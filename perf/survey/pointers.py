@@ -10,6 +10,9 @@ parameter and an input never can; `other bits`; or the error.
     python perf/survey/pointers.py --out perf/results/survey/pointers.txt
 """
 
+# mypy: allow-untyped-calls, disable-error-code="attr-defined"
+# Torch has no types for many of these.
+
 import argparse
 import copy
 import ctypes
@@ -118,7 +121,7 @@ def _swapped(tensor: Tensor) -> Tensor:
 
 
 def _exchanged(tensor: Tensor, kept: bool) -> None:
-    from exchange_table import take, view
+    from exchange_table import take, view  # type: ignore[import-not-found]
 
     _write(take(tensor).numpy() if kept else view(tensor))
 
@@ -138,18 +141,18 @@ TENSOR: dict[str, Way] = {
     "__array__": lambda t, _: _write(np.asarray(t)),
     "__array__ of a list": lambda t, _: np.array([t, t]).tobytes(),
     "data_ptr": lambda t, _: _write_at(t.data_ptr()),
-    "const_data_ptr": lambda t, _: _read_at(t.const_data_ptr()),  # type: ignore[attr-defined]
-    "mutable_data_ptr": lambda t, _: _write_at(t.mutable_data_ptr()),  # type: ignore[attr-defined]
+    "const_data_ptr": lambda t, _: _read_at(t.const_data_ptr()),
+    "mutable_data_ptr": lambda t, _: _write_at(t.mutable_data_ptr()),
     "untyped_storage": lambda t, _: _write_at(t.untyped_storage().data_ptr()),
     "storage": lambda t, _: _write_at(t.storage().data_ptr()),
-    "_typed_storage": lambda t, _: _write_at(t._typed_storage()._data_ptr()),  # type: ignore[no-untyped-call]
+    "_typed_storage": lambda t, _: _write_at(t._typed_storage()._data_ptr()),
     "__dlpack__": lambda t, _: _write(np.from_dlpack(t)),
     "__reduce_ex__": lambda t, _: pickle.loads(pickle.dumps(t)),
-    "_reduce_ex_internal": lambda t, _: _rebuilt(t._reduce_ex_internal(2)),  # type: ignore[no-untyped-call]
+    "_reduce_ex_internal": lambda t, _: _rebuilt(t._reduce_ex_internal(2)),
     "__deepcopy__": lambda t, _: copy.deepcopy(t),
     "__setstate__": lambda t, _: pickle.loads(pickle.dumps(t)).clone(),
     "share_memory_": lambda t, _: _write(t.share_memory_().numpy()),
-    "is_shared": lambda t, _: t.is_shared(),  # type: ignore[no-untyped-call]
+    "is_shared": lambda t, _: t.is_shared(),
     "tolist": lambda t, _: pickle.dumps(t.tolist()),
     "apply_": lambda t, _: _written(t, lambda x: x.apply_(lambda v: v + 1)),
     "map_": lambda t, other: _written(t, lambda x: x.map_(x, lambda v, w: v + w)),
@@ -157,9 +160,9 @@ TENSOR: dict[str, Way] = {
     "new": lambda t, _: t.new(t.untyped_storage())[:9].clone(),
     "data": lambda t, _: _written(t.data, lambda x: x.mul_(2)),
     "data = another": lambda t, _: setattr(t, "data", torch.ones(ITEMS)),
-    "set_ to its storage": lambda t, _: torch.empty(0).set_(t.untyped_storage()).mul_(2),  # type: ignore[arg-type]
-    "set_ to another's": lambda t, _: t.set_(torch.ones(ITEMS).untyped_storage()),  # type: ignore[arg-type]
-    "as_subclass": lambda t, _: _write(t.as_subclass(nn.Parameter).detach().numpy()),  # type: ignore[arg-type]
+    "set_ to its storage": lambda t, _: torch.empty(0).set_(t.untyped_storage()).mul_(2),
+    "set_ to another's": lambda t, _: t.set_(torch.ones(ITEMS).untyped_storage()),
+    "as_subclass": lambda t, _: _write(t.as_subclass(nn.Parameter).detach().numpy()),
     "__dlpack_c_exchange_api__, a view": lambda t, _: _exchanged(t, kept=False),
     "__dlpack_c_exchange_api__, kept": lambda t, _: _exchanged(t, kept=True),
 }
@@ -197,13 +200,13 @@ STORAGE: dict[str, Callable[[Any], Any]] = {
 FUNCTIONS: dict[str, Way] = {
     "numpy.from_dlpack": lambda t, _: _write(np.from_dlpack(t)),
     "torch.from_dlpack": lambda t, _: torch.from_dlpack(t).mul_(2),
-    "torch.to_dlpack": lambda t, _: torch.from_dlpack(torch.to_dlpack(t)).mul_(2),  # type: ignore[attr-defined]
+    "torch.to_dlpack": lambda t, _: torch.from_dlpack(torch.to_dlpack(t)).mul_(2),
     "torch.utils.dlpack.to_dlpack": lambda t, _: torch.from_dlpack(
-        torch.utils.dlpack.to_dlpack(t)  # type: ignore[attr-defined]
+        torch.utils.dlpack.to_dlpack(t)
     ).mul_(2),
-    "torch._C._to_dlpack": lambda t, _: torch.from_dlpack(torch._C._to_dlpack(t)).mul_(2),  # type: ignore[attr-defined]
+    "torch._C._to_dlpack": lambda t, _: torch.from_dlpack(torch._C._to_dlpack(t)).mul_(2),
     "torch._C._to_dlpack_versioned": lambda t, _: torch.from_dlpack(
-        torch._C._to_dlpack_versioned(t)  # type: ignore[attr-defined]
+        torch._C._to_dlpack_versioned(t)
     ).mul_(2),
     "tvm_ffi.from_dlpack": lambda t, _: _by_tvm_ffi(t),
     "torch.save": lambda t, _: _saved(t),
@@ -364,7 +367,7 @@ def cell(take: Callable[[Tensor], Any], way: Way, kind: str) -> str:
         try:
             found, became = _outcome(take, way, kind, dtr_alloc.rematerialize("64MiB"))
         except Exception as error:
-            return f"{type(error).__name__}: {str(error).splitlines()[0][:24]}"
+            return f"{type(error).__name__}: {str(error).splitlines()[0][:23]}"
     return f"exact, {became}" if found == right else "other bits"
 
 
