@@ -111,7 +111,7 @@ def test_no_operator_does_what_neither_its_schema_nor_the_survey_says() -> None:
     )
     assert ("aten::native_batch_norm", "running_mean", "is written") in found
     assert ("aten::unsafe_split.Tensor", "self", "shares its storage with a result") in found
-    if torch.backends.mkldnn.is_available():
+    if torch._C._has_mkldnn:
         assert ("aten::mkldnn_rnn_layer_backward", "workspace", "is written") in found
 
 
@@ -155,7 +155,7 @@ def test_a_call_grows_until_its_indices_keep_several_threads_busy() -> None:
 def test_a_digest_tells_bits_apart_and_not_objects() -> None:
     x = torch.tensor([0.0, 1.0])
     assert digest(x) == digest([x.clone()]) != digest(x * torch.tensor([-1.0, 1.0]))
-    assert digest([x.T, object()]) == digest([x, object()])
+    assert digest([x.view(2), object()]) == digest([x, object()])
 
 
 def test_a_crash_loses_one_item_alone() -> None:
