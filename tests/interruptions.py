@@ -30,40 +30,40 @@ class Interruption(BaseException):
     """As KeyboardInterrupt is none of Exception's."""
 
 
-def interrupt(run: Callable[[], object], lines: int) -> str | None:
-    """Calls `run`, and raises when so many lines of ours have begun in this thread. Returns which
-    was to be next; None where there were no more."""
-    left, place = lines, None
+def interrupt(run: Callable[[], object], lines: int) -> Interruption | None:
+    """Calls `run`, and raises when so many lines of ours have begun in this thread. Returns what
+    was raised, with all that its traceback holds; None where there were no more lines."""
+    left = lines
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left, place
+        nonlocal left
         if not frame.f_code.co_filename.startswith(_OURS):
             return None
         if event == "line":
             if left == 0:
                 place = f"{frame.f_code.co_filename.removeprefix(_OURS)}:{frame.f_lineno}"
-                raise Interruption
+                raise Interruption(place)
             left -= 1
         return trace
 
     sys.settrace(trace)
     try:
         run()
-    except Interruption:
-        pass
+    except Interruption as raised:
+        return raised
     finally:
         sys.settrace(None)
-    return place
+    return None
 
 
 def walk(run: Callable[[], object], check: Callable[[], object]) -> int:
     """Interrupts `run` at each line, and calls `check` after it. Returns the number of lines."""
     lines = 0
-    while place := interrupt(run, lines):
+    while raised := interrupt(run, lines):
         try:
             check()
         except Exception as error:
-            raise AssertionError(f"after an exception at {place}") from error
+            raise AssertionError(f"after an exception at {raised}") from error
         lines += 1
     return lines
 

@@ -330,11 +330,8 @@ def test_loans_of_two_threads_do_not_undo_each_other() -> None:
 
 def test_loans_that_wait_for_their_turn_add_up() -> None:
     with dtr_alloc.rematerialize("16MiB") as session:
-        loans = [_core.Loan(session._core) for _ in range(2)]
-        threads = [
-            threading.Thread(target=loan.take, args=(n * MIB,))
-            for loan, n in zip(loans, (1, 3), strict=True)
-        ]
+        loans = [(_core.Loan(session._core), n * MIB) for n in (1, 3)]
+        threads = [threading.Thread(target=loan.take, args=(size,)) for loan, size in loans]
 
         def start_them() -> None:
             for thread in threads:
