@@ -40,6 +40,7 @@ OLDER = {
 ALONE = {
     "auto_models",
     "auto_sizes",
+    "beside",
     "compiled",
     "fragmentation",
     "guest",
@@ -48,6 +49,7 @@ ALONE = {
     "page_prices",
     "paper/fine_budgets_own",
     "paper/orphans_dtr-logs",
+    "survey/pointers",
     "swap",
     "unavoidable_real_size",
 }

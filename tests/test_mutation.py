@@ -212,6 +212,7 @@ def test_recurrent_layers_train_in_debug_mode(kind: type[nn.LSTM], bidirectional
     assert_exact(program, modes=["recorded", "evict_always"])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_debug_mode_takes_nested_tensors_which_tell_no_sizes() -> None:
     def run() -> Tensor:
         torch.manual_seed(0)
