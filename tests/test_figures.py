@@ -49,7 +49,6 @@ ALONE = {
     "page_prices",
     "paper/fine_budgets_own",
     "paper/orphans_dtr-logs",
-    "survey/pointers",
     "swap",
     "unavoidable_real_size",
 }

@@ -64,9 +64,9 @@ GUESS_FAULTS = (
         "run a sum in any order again",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
-                "info.differs_in_each_run(stack)",
-                "false && info.differs_in_each_run(stack)",
+                "runtime/csrc/live/operators.cpp",
+                "return adds && at::get_num_threads() > 1;",
+                "return adds && at::get_num_threads() < 1;",
             ),
         ),
         "tests/test_repeats.py::"
@@ -94,8 +94,8 @@ GUESS_FAULTS = (
             ),
             Edit(
                 "runtime/csrc/live/swapping.cpp",
-                "use_count(storage_of(tensor)) > 1",
-                "use_count(storage_of(tensor)) > 99",
+                "use_count(storage) > here",
+                "use_count(storage) > here + 99",
             ),
         ),
         "tests/test_swap_aliases.py",
