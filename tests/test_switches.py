@@ -189,7 +189,7 @@ def flip_all() -> None:
     torch._C._set_cublas_allow_fp16_reduced_precision_reduction(False)
     torch._C._set_cublas_allow_bf16_reduced_precision_reduction(False, False)
     torch._C._set_float32_matmul_precision("medium")
-    torch._C._set_fp32_precision_setter("cuda", "rnn", "ieee")
+    torch._C._set_fp32_precision_setter("mkldnn", "rnn", "ieee")
     torch.set_num_threads(2)
 
 
@@ -230,7 +230,7 @@ def test_a_recomputation_sees_every_switch_as_its_operator_did_and_the_program_a
 
 
 def unflip() -> None:
-    """Torch's defaults."""
+    """Torch's defaults. Those of CUDA's precisions cannot be set again from Python."""
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     torch._C._set_mkldnn_enabled(True)
@@ -251,7 +251,7 @@ def unflip() -> None:
     torch._C._set_cublas_allow_fp16_reduced_precision_reduction(True)
     torch._C._set_cublas_allow_bf16_reduced_precision_reduction(True)
     torch._C._set_float32_matmul_precision("highest")
-    torch._C._set_fp32_precision_setter("cuda", "rnn", "none")
+    torch._C._set_fp32_precision_setter("mkldnn", "rnn", "none")
     torch.set_num_threads(1)
 
 
