@@ -75,6 +75,7 @@ GPU = {
 
 # States of the C++ whose figures stand, and what has changed since.
 ALIKE = {
+    "94dffbfc7797": "that results of max_unpool stay in memory",
     "6fb98c872778": "in which file a class is",
     "a9b6ec0ce9d1": "texts of errors, and where tensors have a place that come back after the end",
     "ad74b9f2c96d": "what a copy out of a device's swap waits for; on the host nothing differs",

@@ -67,6 +67,20 @@ def test_with_two_threads_a_sum_at_indices_keeps_the_bits_that_it_was_made_with(
             assert torch.equal(made, first)
 
 
+def test_of_several_values_for_one_place_the_one_that_was_written_stays(
+    threads: Callable[[int], None],
+) -> None:
+    threads(2)
+    values = torch.randn(1, 64, 128, 128).to(memory_format=torch.channels_last)
+    places = torch.randint(0, 1000, (1, 64, 128, 128))
+    with dtr_alloc.rematerialize("256MiB"):
+        made = torch.ops.aten.max_unpool2d(values, places, [64, 64])
+        assert not dtr_alloc.evict(made)
+        threads(1)
+        made = torch.ops.aten.max_unpool2d(values, places, [64, 64])
+        assert dtr_alloc.evict(made)
+
+
 @pytest.mark.parametrize("way", ["one thread", "deterministic"])
 @pytest.mark.parametrize("name", ["index_put_", "index_put", "put_", "put"])
 def test_where_it_repeats_itself_it_is_evicted_and_recomputed(

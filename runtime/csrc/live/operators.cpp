@@ -101,9 +101,9 @@ struct UndeclaredDraw {
 };
 constexpr UndeclaredDraw kUndeclaredDraws[] = {{"aten::_cudnn_rnn", "dropout"}};
 
-// Several threads add to one element, by atomics, in the order in which they come. So the last bits
-// differ from run to run, but where the thread computes alone or torch was told to be deterministic.
-// Seen with torch 2.13 on the host (perf/survey/repeats.py); all else that adds up there, such as
+// Several threads add to one element, or write it, in the order in which they come. So bits differ
+// from run to run, but where the thread computes alone or torch was told to be deterministic. Seen
+// with torch 2.13 on the host (perf/survey/repeats.py); all else that adds up there, such as
 // scatter_add and index_add, repeats itself.
 struct Unordered {
   std::string_view name;
@@ -118,6 +118,8 @@ constexpr Unordered kUnordered[] = {
     {"aten::put_", "accumulate"},
     {"aten::put", "accumulate"},
     {"aten::_unsafe_masked_index_put_accumulate", ""},
+    {"aten::max_unpool2d", ""},
+    {"aten::max_unpool3d", ""},
 };
 
 template <std::size_t size>
