@@ -100,7 +100,7 @@ tsan:
 # memory, torch's objects included. Python's leaks are not looked for. Some five minutes.
 ASAN := build/asan-torch
 ASAN_TESTS := threads exactness session scope_ends scope_arguments recording histories raw_access \
-  mutation compiled_code simulate simulate_reports resize swapped_values tape switches \
+  mutation compiled_code simulate simulate_reports resize swapped_values tape switches under_way \
   swap_aliases alignment composites exchange_table
 asan-torch: $(READY)
 	mkdir -p $(ASAN)/path && ln -sfn ../dtr_alloc $(ASAN)/path/dtr_alloc

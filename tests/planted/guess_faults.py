@@ -45,7 +45,7 @@ GUESS_FAULTS = (
                 "return true;",
             ),
         ),
-        "tests/test_switches.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
+        "tests/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
         tries=3,
     ),
     Fault(
@@ -57,7 +57,7 @@ GUESS_FAULTS = (
                 "",
             ),
         ),
-        "tests/test_switches.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
+        "tests/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
         tries=3,
     ),
     Fault(
