@@ -64,21 +64,4 @@ POINTER_FAULTS = (
         ),
         EXTENSION,
     ),
-    Fault(
-        "watch a constant only until an operator takes its address",
-        (
-            Edit(
-                "runtime/csrc/live/intercept.cpp",
-                "  argument.armed = is_armed(argument.storage) && "
-                "!StorageTable::tracked(argument.storage);\n",
-                "",
-            ),
-        ),
-        EXTENSION,
-    ),
-    Fault(
-        "watch a constant only until Python reads it",
-        (Edit("runtime/csrc/live/hold.cpp", "  session_.arm_constants(own_);\n", ""),),
-        EXTENSION,
-    ),
 )
