@@ -3,6 +3,7 @@
 
 import ctypes
 import importlib.util
+import io
 import os
 import shlex
 import subprocess
@@ -90,6 +91,34 @@ def test_recipes_keep_what_an_extension_writes_over(
         with scope(None, **instruments):
             found = [bits(tensor) for tensor in program(*given)]
         assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+@seen
+@pytest.mark.parametrize("reader", ["a library's operator", "torch.save"])
+def test_who_reads_the_address_of_a_constant_hides_no_later_write(
+    extension: Any, reader: str
+) -> None:
+    """Torch tells of an address once, and both take it, where nothing is recorded."""
+    with torch.library._scoped_library("taker", "FRAGMENT") as library:
+        library.define("total(Tensor x) -> Tensor")
+        library.impl("total", lambda x: torch.ones(3) * at(extension.data_ptr(x), 6).sum(), "CPU")
+
+        def program(t: Tensor) -> list[Tensor]:
+            read = [t * 2, t * 3]
+            if reader == "torch.save":
+                torch.save(t, io.BytesIO())
+            else:
+                read.append(torch.ops.taker.total(t))
+            at(extension.data_ptr(t), 2 * t.numel())[:] = 7
+            for one in read:
+                dtr_alloc.evict(one)
+            return [t, *read]
+
+        expected = [bits(tensor) for tensor in program(torch.arange(0, 36000, 4))]
+        given = torch.arange(0, 36000, 4)
+        with scope(None):
+            found = [bits(tensor) for tensor in program(given)]
+    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
 
 
 @seen

@@ -5,6 +5,9 @@ from tests.planted.fault import Edit, Fault
 
 COMPOSITE = "tests/test_composites.py::test_a_composite_that_reads_pointers_reads_evicted_tensors"
 EXTENSION = "tests/test_storage_access.py::test_recipes_keep_what_an_extension_writes_over"
+READER = (
+    "tests/test_storage_access.py::test_who_reads_the_address_of_a_constant_hides_no_later_write"
+)
 
 POINTER_FAULTS = (
     Fault(
@@ -63,5 +66,22 @@ POINTER_FAULTS = (
             ),
         ),
         EXTENSION,
+    ),
+    Fault(
+        "watch a constant only until an operator takes its address",
+        (
+            Edit(
+                "runtime/csrc/live/intercept.cpp",
+                "  argument.armed = is_armed(argument.storage) && "
+                "!StorageTable::tracked(argument.storage);\n",
+                "",
+            ),
+        ),
+        READER,
+    ),
+    Fault(
+        "watch a constant only until Python reads it",
+        (Edit("runtime/csrc/live/hold.cpp", "  session_.arm_constants(own_);\n", ""),),
+        READER,
     ),
 )
