@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 
 PYTHON := .venv/bin/python
 READY := .venv/ready
-SOURCES := $(foreach folder,dtr_alloc/csrc dtr_alloc/csrc/cuda runtime/csrc/*, \
+SOURCES := $(foreach folder,dtr_alloc/pool/csrc dtr_alloc/pool/csrc/cuda runtime/csrc/* runtime/csrc/*/*, \
   $(wildcard $(folder)/*.h $(folder)/*.cpp))
 ARGS :=
 
@@ -44,30 +44,30 @@ test-newest:
 
 # What the README and the documents quote, measured anew and written there; perf/README.md tells what
 # each shows. For a quiet machine. What takes very long or needs the published logs is not here:
-# tests/test_figures.py has the list. A limit that is missed is told, and stops nothing.
+# tests/documents/test_figures.py has the list. A limit that is missed is told, and stops nothing.
 figures: $(READY)
-	-$(PYTHON) perf/demo.py --out perf/results --picture docs/demo.png
-	-$(PYTHON) perf/real_size.py --out perf/results
-	-$(PYTHON) perf/op_overhead.py --out perf/results/op_overhead.json
-	-$(PYTHON) perf/auto.py --rounds 2 --out perf/results
-	-$(PYTHON) perf/unavoidable.py --out perf/results
-	-$(PYTHON) perf/peers.py --no-compile --out perf/results
-	-$(PYTHON) perf/advice.py --out perf/results
-	-$(PYTHON) perf/optimizers.py --out perf/results
-	-$(PYTHON) perf/eviction.py --out perf/results/eviction.json
-	-$(PYTHON) perf/fidelity.py --out perf/results/fidelity.json
-	-$(PYTHON) perf/device_time.py --out perf/results
-	-$(PYTHON) perf/swap_overlap.py --out perf/results
-	-$(PYTHON) perf/decision_cost.py --out perf/results/decision_cost.json
-	-$(PYTHON) perf/scoring.py --out perf/results/scoring.json
-	-$(PYTHON) perf/scaling.py --out perf/results
-	-$(PYTHON) perf/throughput.py --out perf/results
-	-$(PYTHON) perf/page_moves.py --out perf/results/page_moves.json
-	-$(PYTHON) perf/trace_overhead.py --out perf/results/trace_overhead.json
-	-$(PYTHON) perf/memory_map.py
-	-$(PYTHON) perf/soak.py --out perf/results/soak.json
+	-$(PYTHON) perf/cost/demo.py --out perf/results --picture docs/demo.png
+	-$(PYTHON) perf/cost/real_size.py --out perf/results
+	-$(PYTHON) perf/cost/op_overhead.py --out perf/results/op_overhead.json
+	-$(PYTHON) perf/choice/auto.py --rounds 2 --out perf/results
+	-$(PYTHON) perf/choice/unavoidable.py --out perf/results
+	-$(PYTHON) perf/peers/peers.py --no-compile --out perf/results
+	-$(PYTHON) perf/memory/advice.py --out perf/results
+	-$(PYTHON) perf/cost/optimizers.py --out perf/results
+	-$(PYTHON) perf/cost/eviction.py --out perf/results/eviction.json
+	-$(PYTHON) perf/choice/fidelity.py --out perf/results/fidelity.json
+	-$(PYTHON) perf/cost/device_time.py --out perf/results
+	-$(PYTHON) perf/cost/swap_overlap.py --out perf/results
+	-$(PYTHON) perf/choice/decision_cost.py --out perf/results/decision_cost.json
+	-$(PYTHON) perf/choice/scoring.py --out perf/results/scoring.json
+	-$(PYTHON) perf/cost/scaling.py --out perf/results
+	-$(PYTHON) perf/peers/throughput.py --out perf/results
+	-$(PYTHON) perf/memory/page_moves.py --out perf/results/page_moves.json
+	-$(PYTHON) perf/cost/trace_overhead.py --out perf/results/trace_overhead.json
+	-$(PYTHON) perf/memory/memory_map.py
+	-$(PYTHON) perf/cost/soak.py --out perf/results/soak.json
 	-$(PYTHON) perf/paper/optimum.py --out perf/results
-	$(PYTHON) -m tests.requote
+	$(PYTHON) -m tests.documents.requote
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.
@@ -108,7 +108,7 @@ asan-torch: $(READY)
 	cd $(ASAN) && DTR_SANITIZE=address $(CURDIR)/$(PYTHON) setup.py -q build_ext --inplace
 	cd $(ASAN) && PYTHONPATH=$(CURDIR)/$(ASAN)/path PYTHONSAFEPATH=1 PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(CURDIR)/.venv/bin/pytest -q -p no:cacheprovider -m "not slow" -k "not few_addresses and not leave_the_process" $(ASAN_TESTS:%=tests/test_%.py) $(ARGS)
+	  $(CURDIR)/.venv/bin/pytest -q -p no:cacheprovider -m "not slow" -k "not few_addresses and not leave_the_process" $(foreach name,$(ASAN_TESTS),tests/*/test_$(name).py) $(ARGS)
 
 # Does a test notice? Plants one fault at a time in a copy of the sources, builds it, runs a test.
 planted-faults: $(READY)
@@ -129,8 +129,9 @@ dist: $(READY)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool \
-  $(addprefix dtr_alloc.runtime., bounding.bound bounding.needs bounding.search heuristic session \
-  simulate steps sweep planning.forecast planning.plan planning.profile trace trace.format trace.record tuning.tune)
+  $(addprefix dtr_alloc.runtime., bounding.bound bounding.needs bounding.search heuristic \
+  planning.forecast planning.plan planning.profile scope.record scope.session scope.steps \
+  simulate.simulator simulate.sweep trace trace.format tuning.tune)
 # The reference from the docstrings, as HTML in build/docs. A warning is an error, but for the one
 # on a class that only builds with CUDA have.
 docs: $(READY)

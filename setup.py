@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 ROOT = Path(__file__).parent
-SOURCES = ["dtr_alloc/csrc", "runtime/csrc"]
+SOURCES = ["dtr_alloc/pool/csrc", "runtime/csrc"]
 CUDA_SOURCES = ROOT / "runtime/csrc/live_cuda"
 
 

@@ -22,15 +22,16 @@ if _core.torch_version != torch.__version__.split("+")[0]:
         "installed; build it again in this environment: pip install --no-build-isolation -e ."
     )
 
-from dtr_alloc.cuda import Allocator, allocator
-from dtr_alloc.cupy import cupy_allocator, rmm_resource
 from dtr_alloc.pool import Pool
+from dtr_alloc.pool.cupy import cupy_allocator, rmm_resource
 from dtr_alloc.runtime.bounding.bound import Bound, bound
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan, plan
-from dtr_alloc.runtime.scope import join_scope, measure, rematerialize
-from dtr_alloc.runtime.session import (
+from dtr_alloc.runtime.scope.cuda_allocator import Allocator, allocator
+from dtr_alloc.runtime.scope.record import Recording, record_trace
+from dtr_alloc.runtime.scope.scope import join_scope, measure, rematerialize
+from dtr_alloc.runtime.scope.session import (
     Session,
     SessionStats,
     evict,
@@ -38,12 +39,11 @@ from dtr_alloc.runtime.session import (
     materialize,
     pin,
 )
-from dtr_alloc.runtime.simulate import simulate
-from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.steps import OddBatchWarning, Step
-from dtr_alloc.runtime.sweep import sweep
+from dtr_alloc.runtime.scope.steps import OddBatchWarning, Step
+from dtr_alloc.runtime.simulate.result import SimulationResult
+from dtr_alloc.runtime.simulate.simulator import simulate
+from dtr_alloc.runtime.simulate.sweep import sweep
 from dtr_alloc.runtime.trace import Trace, TraceError
-from dtr_alloc.runtime.trace.record import Recording, record_trace
 from dtr_alloc.runtime.tuning.tune import tune
 
 __version__ = "0.1.0"

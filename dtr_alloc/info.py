@@ -18,7 +18,7 @@ import torch
 
 import dtr_alloc
 from dtr_alloc import _core
-from dtr_alloc.size import format_size
+from dtr_alloc.pool.size import format_size
 
 __all__ = ["rows"]
 

@@ -40,6 +40,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent / "support"))
+
 from measurement import origin, provenance, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,13 +186,14 @@ def build(commit: str) -> Path:
 def run_once(package: Path, script: str, quick: bool) -> Figures:
     """Runs a script on a package, and reads the figures that it wrote."""
     name, *arguments = shlex.split(script)
-    # The path holds the package alone, and this folder for what scripts share.
-    path = {"PYTHONPATH": f"{package}:{ROOT / 'perf'}", "PYTHONSAFEPATH": "1"}
+    (path,) = ROOT.glob(f"perf/*/{name}.py")
+    # Of dtr_alloc the package alone is found; the script's own folder is for those beside it.
+    paths = {"PYTHONPATH": f"{package}:{path.parent}", "PYTHONSAFEPATH": "1"}
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, str(ROOT / f"perf/{name}.py"), *arguments]
+        command = [sys.executable, str(path), *arguments]
         command += ["--quick"] * quick + ["--out", out]
         done = subprocess.run(
-            command, env={**os.environ, **path}, capture_output=True, text=True, check=False
+            command, env={**os.environ, **paths}, capture_output=True, text=True, check=False
         )
         written = [*Path(out).glob("*.json")]
         if done.returncode not in (0, 1) or len(written) != 1:  # 1: a limit was passed.

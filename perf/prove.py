@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.append(str(Path(__file__).parent / "support"))
+
 from measurement import code, commit, origin
 
 ROOT = Path(__file__).parent.parent
@@ -59,21 +61,23 @@ PROOFS = {
     "switches": Proof(
         "So have 500 random programs that change switches, threads, addresses and layouts, "
         "in five ways to evict",
-        (*PYTEST, "-m", "slow", "tests/test_switch_programs.py"),
+        (*PYTEST, "-m", "slow", "tests/live/test_switch_programs.py"),
         "rule 3",
     ),
     "parity": Proof(
         "The simulator decides as the paper's simulator does",
-        (*PYTEST, "tests/test_reference_parity.py"),
+        (*PYTEST, "tests/simulate/test_reference_parity.py"),
         "rule 2",
     ),
     "fidelity": Proof(
         "The live runtime decides as the simulator does",
-        (PYTHON, "perf/fidelity.py"),
+        (PYTHON, "perf/choice/fidelity.py"),
         "rules 2, 7", "fidelity.json", FILE,
     ),
     "scripts": Proof(
-        "Every measurement runs", (*PYTEST, "-m", "slow", "tests/test_perf_scripts.py"), "no rule"
+        "Every measurement runs",
+        (*PYTEST, "-m", "slow", "tests/measuring/test_perf_scripts.py"),
+        "no rule",
     ),
     "faults": Proof(
         "Faults planted in rules of DESIGN.md are noticed",
@@ -95,22 +99,23 @@ PROOFS = {
     ),
     "resizes": Proof(
         "A budget that changes at any time holds, and no bit changes",
-        (*PYTEST, "-m", "slow", "tests/test_resize.py", "tests/test_guest_suites.py",
-         "tests/test_examples.py", "-k", "another_thread or thousand"),
+        (*PYTEST, "-m", "slow", "tests/live/test_resize.py",
+         "tests/torch_memory/test_guest_suites.py", "tests/programs/test_examples.py",
+         "-k", "another_thread or thousand"),
         "rules 8, 9",
     ),
     "guests": Proof(
         "The demo's models train exactly where memory is torch's",
-        (*PYTEST, "-m", "slow", "tests/test_guest_memory.py"),
+        (*PYTEST, "-m", "slow", "tests/torch_memory/test_guest_memory.py"),
         "rules 3, 8",
     ),
     "soak": Proof(
-        "Nothing grows over a long training", (PYTHON, "perf/soak.py"),
+        "Nothing grows over a long training", (PYTHON, "perf/cost/soak.py"),
         "rules 7, 8, 10", "soak.json", FILE,
     ),
     "floors": Proof(
         "Every budget above one that works does too",
-        (PYTHON, "perf/budget_floor.py"),
+        (PYTHON, "perf/memory/budget_floor.py"),
         "rule 8", "budget_floor.txt", FOLDER,
     ),
     "cuda": Proof(

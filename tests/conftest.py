@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtr_alloc.runtime import swapping
+from dtr_alloc.runtime.scope import swapping
 from tests.fake_cuda.driver import FakeCuda, build
 
 torch.set_num_threads(1)

@@ -127,7 +127,7 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
     Put -- before ARGS that begin with a dash. A script that fails or exits early leaves a log of
     what it did; its exit code is kept.
     """
-    from dtr_alloc.runtime.trace.record import trace_script
+    from dtr_alloc.runtime.scope.record import trace_script
 
     needs_place_for(Path(out))
     with explained():

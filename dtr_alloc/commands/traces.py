@@ -21,8 +21,8 @@ from dtr_alloc.commands.options import (
     needs_place_for_picture,
 )
 from dtr_alloc.runtime.heuristic import Policy
-from dtr_alloc.runtime.link import LeaveBy
-from dtr_alloc.runtime.simulation_rules import Mode, Rules
+from dtr_alloc.runtime.simulate.link import LeaveBy
+from dtr_alloc.runtime.simulate.rules import Mode, Rules
 
 if TYPE_CHECKING:
     import optuna
@@ -56,9 +56,9 @@ def simulate(
 
     Exits with 3 unless the status is ok; the figures are printed all the same.
     """
-    from dtr_alloc.runtime.simulate import Simulator
-    from dtr_alloc.runtime.simulation_report import lines
-    from dtr_alloc.size import format_size
+    from dtr_alloc.pool.size import format_size
+    from dtr_alloc.runtime.simulate.report import lines
+    from dtr_alloc.runtime.simulate.simulator import Simulator
 
     with explained():
         simulator = Simulator(log)
@@ -107,8 +107,8 @@ def sweep(
     did not come to their end (status oom or thrash) are rows too, and counted in the last line; the
     exit code is 0.
     """
-    from dtr_alloc.runtime.sweep import BUDGETS, HEURISTICS
-    from dtr_alloc.runtime.sweep import sweep as run
+    from dtr_alloc.runtime.simulate.sweep import BUDGETS, HEURISTICS
+    from dtr_alloc.runtime.simulate.sweep import sweep as run
 
     if csv is None and plot is None:
         raise click.UsageError("say where the results go: --csv, --plot or both")
@@ -128,7 +128,7 @@ def sweep(
             progress=True,
         )
     if plot is not None:
-        from dtr_alloc.runtime.plot import plot as draw
+        from dtr_alloc.runtime.simulate.plot import plot as draw
 
         with explained():
             draw(results, plot)
@@ -145,8 +145,8 @@ def sweep(
 def plot(csv: Path, out: Path) -> None:
     """Draw a sweep's CSV: overhead against budget."""
     needs_place_for_picture(out)
-    from dtr_alloc.runtime.plot import plot as draw
-    from dtr_alloc.runtime.sweep import read_csv
+    from dtr_alloc.runtime.simulate.plot import plot as draw
+    from dtr_alloc.runtime.simulate.sweep import read_csv
 
     with explained():
         draw(read_csv(csv), out)
@@ -179,7 +179,7 @@ def bound_(
 
     from dtr_alloc.runtime.bounding import report as bound_report
     from dtr_alloc.runtime.bounding.bound import Bounder
-    from dtr_alloc.runtime.simulate import parse_budget
+    from dtr_alloc.runtime.simulate.simulator import parse_budget
 
     if out is not None:
         needs_place_for_picture(out)

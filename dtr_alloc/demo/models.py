@@ -9,7 +9,7 @@ connections; AdamW tensor by tensor.
 Sizes are chosen for a demo that means something on a small CPU. A step takes a fraction of a
 second; activations are much larger than parameters, gradients, and optimizer state; and no operator
 needs more than a quarter of the activation peak at once, so that half of it is always enough.
-`tests/test_demo.py` holds these to account.
+`tests/programs/test_demo.py` holds these to account.
 """
 
 import math

@@ -31,7 +31,7 @@ HARNESS = f"_engine_harness{SUFFIX}"
 
 def sources() -> list[Path]:
     """All that the compiled files are made from."""
-    folders = ("dtr_alloc/csrc", "runtime/csrc", "tests/engine_harness")
+    folders = ("dtr_alloc/pool/csrc", "runtime/csrc", "tests/engine_harness")
     found = [
         f for folder in folders for kind in ("*.h", "*.cpp") for f in (ROOT / folder).rglob(kind)
     ]
@@ -116,5 +116,5 @@ def environment(folder: Path | None, device: str) -> dict[str, str]:
             build(folder)
         paths = [str(link(folder)), os.environ.get("PYTHONPATH", "")]
         shown["DTR_ALLOC_ENGINE_HARNESS"] = str(folder / HARNESS)
-    paths += [str(ROOT / "perf/gpu"), str(ROOT / "perf")]
+    paths += [str(ROOT / "perf/gpu"), str(ROOT / "perf/support")]
     return shown | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUNBUFFERED": "1"}

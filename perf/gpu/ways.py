@@ -25,8 +25,8 @@ from large_models import Model
 from torch import nn
 
 import dtr_alloc
-from dtr_alloc.runtime import swapping
-from dtr_alloc.size import LARGEST_BUDGET
+from dtr_alloc.pool.size import LARGEST_BUDGET
+from dtr_alloc.runtime.scope import swapping
 
 ALLOCATORS = ("stock", "expandable", "async", "pool", "dtr_alloc")
 WAYS = ("stock", "expandable", "checkpoint", "selective", "dtr_alloc", "swap", "guest")

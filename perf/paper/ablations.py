@@ -12,8 +12,8 @@ from study import lowest, named, options, overhead_at, tell
 
 from dtr_alloc import sweep
 from dtr_alloc.runtime.heuristic import ABLATIONS
-from dtr_alloc.runtime.plot import plot
-from dtr_alloc.runtime.sweep import BUDGETS, write_csv
+from dtr_alloc.runtime.simulate.plot import plot
+from dtr_alloc.runtime.simulate.sweep import BUDGETS, write_csv
 
 COSTS = {
     "full": "exact e*",

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from study import named, options, ratio, tell, write_rows
 
 from dtr_alloc import sweep
-from dtr_alloc.runtime.sweep import BUDGETS
+from dtr_alloc.runtime.simulate.sweep import BUDGETS
 
 HEURISTICS = ("dtr_full", "dtr", "dtr_local")
 

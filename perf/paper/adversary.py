@@ -26,7 +26,7 @@ from study import options, tell, write_rows
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from engine_harness import EngineHarness
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from study import Options, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import Heuristic, SimulationResult, sweep
-from dtr_alloc.runtime.plot import plot
-from dtr_alloc.runtime.sweep import BUDGETS, HEURISTICS, write_csv
+from dtr_alloc.runtime.simulate.plot import plot
+from dtr_alloc.runtime.simulate.sweep import BUDGETS, HEURISTICS, write_csv
 
 SEEDS = 5
 

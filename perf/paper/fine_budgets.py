@@ -22,11 +22,11 @@ from concurrent.futures import ProcessPoolExecutor
 from matplotlib.figure import Figure
 from study import Row, options, tell
 
-from dtr_alloc.runtime.candidates import FIRST
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, Heuristic
-from dtr_alloc.runtime.plot import short_name
-from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.scope.candidates import FIRST
+from dtr_alloc.runtime.simulate.plot import short_name
+from dtr_alloc.runtime.simulate.rules import Rules
+from dtr_alloc.runtime.simulate.simulator import Simulator
 
 WAYS = ("dtr", DEFAULT, "best of auto's")
 TRACES = ("lstm", "resnet32", "transformer", "unet")

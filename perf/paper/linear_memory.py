@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from study import options, tell, write_rows
 
 from dtr_alloc import SimulationResult
-from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.simulate.rules import Rules
+from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace.linear import linear_schedule
 
 COMPUTED = 0  # The first kind of event.

@@ -25,6 +25,8 @@ import torch
 from matplotlib.figure import Figure
 
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parents[1] / "simulate"))
 
 from measurement import origin
 from models.figure_3 import NETWORKS, step
@@ -34,9 +36,9 @@ from study import Row, options, table, write_rows
 import dtr_alloc
 from dtr_alloc.runtime.bounding.bound import Bound, Bounder
 from dtr_alloc.runtime.bounding.report import panel
-from dtr_alloc.runtime.plot import short_name
-from dtr_alloc.runtime.simulate import Budget
-from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.simulate.plot import short_name
+from dtr_alloc.runtime.simulate.rules import Rules
+from dtr_alloc.runtime.simulate.simulator import Budget
 
 ROUNDS = 5
 BETWEEN = (0.8, 0.6, 0.4, 0.2, 0.0)

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from measurement import origin
 
 from dtr_alloc import SimulationResult
-from dtr_alloc.runtime.plot import short_name
+from dtr_alloc.runtime.simulate.plot import short_name
 
 OWN = Path(__file__).parent.parent / "traces"
 RESULTS = Path(__file__).parent / "results"

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from study import options, tell, write_rows
 
 from dtr_alloc.runtime.heuristic import Heuristic, name_of
-from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.simulation_rules import Rules
+from dtr_alloc.runtime.simulate.rules import Rules
+from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace.linear import linear_schedule
 
 BOUNDS = {

@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests")]
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parents[2] / "tests/support"))
 
 from measurement import origin
 

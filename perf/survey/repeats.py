@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from calls import Call, Source, digest, operators, tensors
 from children import Lost, results

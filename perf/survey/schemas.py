@@ -4,7 +4,7 @@ A schema says which arguments an operator writes and which results share an argu
 tag says that it draws from the generator. Here each operator of the dispatcher's list is called
 with the arguments of torch's own tests, forward and backward, and seen: which arguments have other
 bytes afterwards, which results lie in an argument's storage, whether the generator moved. A row is
-what was seen and is not declared, and what the tables of live/operators.cpp say of it.
+what was seen and is not declared, and what the tables of live/operators/operators.cpp say of it.
 
 A composite operator is made of others, which a scope sees one by one; its own schema plays no part.
 
@@ -22,19 +22,19 @@ from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from calls import Call, Source, digest, operators, tensors
 from children import Lost, results
 from result import write
 from samples import copied, overload, samples
 
-TABLES = Path(__file__).parents[2] / "runtime/csrc/live/operators.cpp"
+TABLES = Path(__file__).parents[2] / "runtime/csrc/live/operators/operators.cpp"
 Row = tuple[str, str, str]
 
 
 def is_composite(operator: str) -> bool:
-    """Made of other operators, as the rule of live/operators.cpp has it."""
+    """Made of other operators, as the rule of live/operators/operators.cpp has it."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(operator, "CompositeImplicitAutograd") and not any(
         has(operator, key) for key in ("CPU", "CUDA")

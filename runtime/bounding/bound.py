@@ -11,13 +11,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from dtr_alloc.pool.size import LARGEST_BUDGET
 from dtr_alloc.runtime.bounding.knapsack import least_again_ns
 from dtr_alloc.runtime.bounding.needs import Needs, needs_of
 from dtr_alloc.runtime.bounding.search import Setting, anneal, presets, run
 from dtr_alloc.runtime.bounding.stages import Proof, check_solver, prove
 from dtr_alloc.runtime.heuristic import PRESETS
-from dtr_alloc.runtime.simulate import Budget, Simulator, Traced
-from dtr_alloc.size import LARGEST_BUDGET
+from dtr_alloc.runtime.simulate.simulator import Budget, Simulator, Traced
 
 SECONDS = 10.0
 """For the proof, and as long again for the search."""

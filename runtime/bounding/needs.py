@@ -30,7 +30,7 @@ from dtr_alloc.runtime.trace.extras import RELEASED as RELEASED_WITHIN
 from dtr_alloc.runtime.trace.schedule import COMPUTE, FREEZE, GET, RELEASE, Schedule
 
 GRANULE = 512
-"""The pool rounds each block up to a multiple of these bytes (dtr_alloc/csrc/units.h)."""
+"""The pool rounds each block up to a multiple of these bytes (dtr_alloc/pool/csrc/units.h)."""
 
 SMALLEST_VALUE = 512
 """Smaller results are constants (runtime/csrc/engine/rules.h)."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from dtr_alloc.pool.size import format_size
 from dtr_alloc.runtime.bounding.bound import Bound
-from dtr_alloc.size import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

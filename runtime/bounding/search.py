@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
-from dtr_alloc.runtime.simulate import Simulator
-from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.simulation_rules import SEARCH_THRASH, Rules
+from dtr_alloc.runtime.simulate.result import SimulationResult
+from dtr_alloc.runtime.simulate.rules import SEARCH_THRASH, Rules
+from dtr_alloc.runtime.simulate.simulator import Simulator
 
 HOTTEST, COLDEST = 0.03, 0.001
 """Temperatures, in logarithms of overheads: a setting so much worse is taken every third time."""

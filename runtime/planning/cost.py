@@ -21,9 +21,9 @@ from dataclasses import replace
 
 import torch
 
-from dtr_alloc.runtime import current
 from dtr_alloc.runtime.planning.forecast import Forecast
 from dtr_alloc.runtime.planning.profile import Profile, budgeted_steps, recorded_steps
+from dtr_alloc.runtime.scope import current
 
 _CELLS, _ROWS, _WIDTH = 120, 64, 128
 _SHARE = 0.5  # Of the peak.

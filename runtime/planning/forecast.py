@@ -11,7 +11,7 @@ takes without a budget, and what the simulation adds after the warm-up:
 - transfers over a link, where there is one.
 
 A slowdown is that time over a step's in plain torch. Not in it: what a smaller memory changes in
-operators run once. How near all this comes is measured by perf/plan.py.
+operators run once. How near all this comes is measured by perf/choice/plan.py.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic
-from dtr_alloc.runtime.link import Linked
 from dtr_alloc.runtime.planning.profile import Profile, after_mark
-from dtr_alloc.runtime.simulate import Budget, Simulator, parse_budget
-from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.simulation_rules import live
+from dtr_alloc.runtime.simulate.link import Linked
+from dtr_alloc.runtime.simulate.result import SimulationResult
+from dtr_alloc.runtime.simulate.rules import live
+from dtr_alloc.runtime.simulate.simulator import Budget, Simulator, parse_budget
 from dtr_alloc.runtime.trace import Trace
 
 _COMPUTED = 0  # In SimulationResult.events.

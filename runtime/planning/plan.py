@@ -10,15 +10,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from dtr_alloc.runtime import current
+from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, name_of, resolve
-from dtr_alloc.runtime.link import Link, Linked
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps
-from dtr_alloc.runtime.simulate import Budget, parse_budget
-from dtr_alloc.runtime.swapping import Folder, swap_folder
-from dtr_alloc.size import LARGEST_BUDGET, parse_size
+from dtr_alloc.runtime.scope import current
+from dtr_alloc.runtime.scope.swapping import Folder, swap_folder
+from dtr_alloc.runtime.simulate.link import Link, Linked
+from dtr_alloc.runtime.simulate.simulator import Budget, parse_budget
 
 _FASTER = 1.25
 """Some programs are that much faster in a scope (perf/results/demo.json), which is no noise."""

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dtr_alloc.runtime.scope import rematerialize
-from dtr_alloc.runtime.session import SessionStats
+from dtr_alloc.runtime.scope.record import record_trace
+from dtr_alloc.runtime.scope.scope import rematerialize
+from dtr_alloc.runtime.scope.session import SessionStats
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Annotate, Call, Constant, Instruction, Mutate
-from dtr_alloc.runtime.trace.record import record_trace
 
 Make = Callable[[], Callable[[], Any]]
 """Makes a model and its optimizer anew, and returns what trains it by one step."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from dtr_alloc.pool.size import format_size
 from dtr_alloc.runtime.heuristic import ABLATIONS, DEFAULT, PRESETS
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan
-from dtr_alloc.runtime.swapping import swap_folder
-from dtr_alloc.size import format_size
+from dtr_alloc.runtime.scope.swapping import swap_folder
 
 _FAILED = {"oom": "does not fit", "thrash": "only recomputes"}
 

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
-from dtr_alloc.runtime.scope import measure, rematerialize
-from dtr_alloc.runtime.session import Session, SessionStats
+from dtr_alloc.runtime.scope.record import Recording, recorded
+from dtr_alloc.runtime.scope.run_script import run_script, scopes_of_scripts
+from dtr_alloc.runtime.scope.scope import measure, rematerialize
+from dtr_alloc.runtime.scope.session import Session, SessionStats
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace.record import Recording, recorded
-from dtr_alloc.runtime.trace.run_script import run_script, scopes_of_scripts
 
 
 class ScriptError(RuntimeError):

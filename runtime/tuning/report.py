@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
-from dtr_alloc.runtime.simulation_result import SimulationResult
+from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.tuning.tune import FAILED, Case, heuristic_of, mean, overhead_of
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
-from dtr_alloc.runtime.simulate import Budget, Simulator, Traced, parse_budget
-from dtr_alloc.runtime.simulation_result import SimulationResult
-from dtr_alloc.runtime.simulation_rules import SEARCH_THRASH, Rules
+from dtr_alloc.runtime.simulate.result import SimulationResult
+from dtr_alloc.runtime.simulate.rules import SEARCH_THRASH, Rules
+from dtr_alloc.runtime.simulate.simulator import Budget, Simulator, Traced, parse_budget
 
 if TYPE_CHECKING:
     import optuna

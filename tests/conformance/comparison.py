@@ -29,7 +29,7 @@ from tests.conformance.skips import (
     reason_to_skip_check,
     reason_to_skip_sample,
 )
-from tests.exactness import MODES, bits, same, scope
+from tests.support.exactness import MODES, bits, same, scope
 
 _SEED = 0
 

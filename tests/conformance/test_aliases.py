@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from tests.exactness import assert_exact, scope
+from tests.support.exactness import assert_exact, scope
 
 
 def test_writes_through_views_of_another_type() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from tests.exactness import assert_exact
+from tests.support.exactness import assert_exact
 
 
 def deep() -> nn.Sequential:

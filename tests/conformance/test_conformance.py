@@ -13,7 +13,7 @@ import torch
 from measurement import code, provenance
 from torch import Tensor
 
-from dtr_alloc.runtime import current
+from dtr_alloc.runtime.scope import current
 from tests.conformance import report
 from tests.conformance.cases import DATABASES, PARTS, cases
 from tests.conformance.comparison import Tally, compare

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from dtr_alloc import _core
 from tests.conformance.cases import database_module
-from tests.exactness import MODES, assert_exact, bits, run, same, scope
+from tests.support.exactness import MODES, assert_exact, bits, run, same, scope
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from tests.exactness import assert_exact, bits, same, scope
+from tests.support.exactness import assert_exact, bits, same, scope
 
 
 def test_version_counters_count_the_programs_writes_only() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
-from tests.exactness import assert_exact, run, same, scope
+from tests.support.exactness import assert_exact, run, same, scope
 
 T = TypeVar("T")
 SIDE = 20  # Matrices of 1600 bytes: above what is evictable.

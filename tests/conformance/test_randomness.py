@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.exactness import assert_exact
+from tests.support.exactness import assert_exact
 
 
 def test_generators_saved_restored_and_seeded_between_draws() -> None:

@@ -1,5 +1,5 @@
 """Memory that leaves PyTorch's hands: what is read there is right, and what was handed out stays
-where it is. Evicted tensors are read in tests/test_raw_access.py; here, tensors that are in memory
+where it is. Evicted tensors are read in test_raw_access.py; here, tensors that are in memory
 when they are exposed, code in between, and containers."""
 
 import copy
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from tests.exactness import assert_exact, bits, same, scope
+from tests.support.exactness import assert_exact, bits, same, scope
 
 EXPOSE: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda t: t.numpy(),

@@ -30,7 +30,7 @@ INCLUDES = [str(ROOT), *include_paths(), sysconfig.get_path("include")]
 
 
 def sources() -> list[Path]:
-    folders = ("dtr_alloc/csrc", "runtime/csrc/policy", "runtime/csrc/engine")
+    folders = ("dtr_alloc/pool/csrc", "runtime/csrc/policy", "runtime/csrc/engine")
     found = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.cpp"))]
     product = [file for file in found if not file.name.startswith("bind")]
     return product + sorted(Path(__file__).parent.glob("*.cpp"))

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/operator_call.h"
 
 namespace dtr {

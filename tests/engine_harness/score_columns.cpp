@@ -1,5 +1,5 @@
 // The scorer on arrays of Python's, without an engine: tests hold it against the kernels' formulas,
-// and perf/scoring.py times it.
+// and perf/choice/scoring.py times it.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -90,7 +90,7 @@ class BorrowedColumns {
     return Array<std::int64_t>(static_cast<py::ssize_t>(victims.size()), victims.data());
   }
 
-  // Of perf/scoring.py: seconds of choosing `times` times: by the scorer, row after row, or where
+  // Of perf/choice/scoring.py: seconds of choosing `times` times: by the scorer, row after row, or where
   // `image` is not empty by CUDA device 0.
   double time_choices(const Heuristic& heuristic, Nanos clock, int times, bool by_row,
                       const std::string& image) const {

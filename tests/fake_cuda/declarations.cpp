@@ -10,7 +10,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "dtr_alloc/csrc/cuda/driver.h"
+#include "dtr_alloc/pool/csrc/cuda/driver.h"
 #include "library/world.h"
 
 namespace dtr::cuda {

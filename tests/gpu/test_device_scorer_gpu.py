@@ -6,7 +6,7 @@ import pytest
 
 from dtr_alloc.kernels import ahead
 from tests.gpu.test_gpu import tell
-from tests.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
+from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
 
 pytestmark = pytest.mark.gpu
 CLOCK = 1 << 41

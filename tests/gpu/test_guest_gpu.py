@@ -1,7 +1,7 @@
 """Guest mode: torch's own allocator keeps the memory, and the runtime evicts (docs/guest.md).
 
 Without a GPU an allocator that stands in for torch's is asked for the same
-(tests/test_cuda_guest.py). It has no expandable segments; torch's has, and texts, statistics and
+(test_cuda_guest.py). It has no expandable segments; torch's has, and texts, statistics and
 refusals of its own.
 """
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dtr_alloc
-from dtr_alloc.size import LARGEST_BUDGET
+from dtr_alloc.pool.size import LARGEST_BUDGET
 from tests.gpu.programs import MIB, backward, compared, digest, result, swap, told, trained
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

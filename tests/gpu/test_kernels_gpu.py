@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dtr_alloc.kernels import ahead, launch, reference
-from dtr_alloc.kernels.columns import Columns
 from dtr_alloc.runtime.heuristic import Heuristic
-from tests.score_columns import EXTREMES, HEURISTICS, drawn
+from tests.kernels.columns import Columns
+from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn
 
 pytestmark = pytest.mark.gpu
 CLOCK = 1 << 41

@@ -38,7 +38,7 @@ from pathlib import Path
 from tests.mutants.faults import Fault, faults, once_missed
 from tests.mutants.tree import MOST, ROOT, TREE, build
 
-sys.path.insert(0, str(ROOT / "perf"))
+sys.path.insert(0, str(ROOT / "perf/support"))
 
 from measurement import code, origin, provenance, write_json
 

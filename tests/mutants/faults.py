@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("dtr_alloc/csrc", "runtime/csrc")
+FOLDERS = ("dtr_alloc/pool/csrc", "runtime/csrc")
 LEFT_OUT = {
     "live_cuda": "built with CUDA alone",
     "graph_memory": "the same",
@@ -186,5 +186,5 @@ def planted(text: str, numbered: dict[int, tuple[int, Fault]]) -> str:
     lines = text.splitlines()
     for line, (number, fault) in numbered.items():
         lines[line - 1] = fault.planted.replace("NUMBER", str(number))
-    head = '#include "dtr_alloc/csrc/mutants.h"\n#line 1\n' if numbered else ""
+    head = '#include "dtr_alloc/pool/csrc/mutants.h"\n#line 1\n' if numbered else ""
     return head + "\n".join(lines) + "\n"

@@ -107,7 +107,7 @@ def write(faults: dict[int, Fault]) -> None:
             content = planted(content.decode(), by_file[name]).encode()
         put(copy, content)
         copy.chmod(source.stat().st_mode)
-    put(TREE / "dtr_alloc/csrc/mutants.h", HEADER.replace("MOST;", f"{MOST};").encode())
+    put(TREE / "dtr_alloc/pool/csrc/mutants.h", HEADER.replace("MOST;", f"{MOST};").encode())
 
 
 def put(copy: Path, content: bytes) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import dtr_alloc
 from dtr_alloc import _core
-from dtr_alloc.runtime._testing import instrumented
+from dtr_alloc.pool.size import LARGEST_BUDGET
 from dtr_alloc.runtime.heuristic import native_scorer, resolve
-from dtr_alloc.size import LARGEST_BUDGET
+from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.fake_cuda.driver import FakeCuda
 from tests.native_stand_in.native import Native, build
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtr_alloc/csrc/cuda/driver.h"
+#include "dtr_alloc/pool/csrc/cuda/driver.h"
 
 extern "C" int PyGILState_Ensure();
 extern "C" void PyGILState_Release(int);

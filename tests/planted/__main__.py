@@ -28,7 +28,7 @@ from tests.planted.swap_faults import SWAP_FAULTS
 ROOT = Path(__file__).parents[2]
 FAULTS = (*LIVE_FAULTS, *POINTER_FAULTS, *ENGINE_FAULTS, *SWAP_FAULTS, *GUESS_FAULTS)
 
-sys.path.insert(0, str(ROOT / "perf"))
+sys.path.insert(0, str(ROOT / "perf/support"))
 
 from measurement import origin  # noqa: E402
 

@@ -16,7 +16,7 @@ ENGINE_FAULTS = (
                 "  }\n",
             ),
         ),
-        "tests/test_session.py::test_the_pool_never_passes_the_budget_and_every_tensor_reads_right",
+        "tests/live/test_session.py::test_the_pool_never_passes_the_budget_and_every_tensor_reads_right",
     ),
     Fault(
         "never cut a history",
@@ -28,7 +28,7 @@ ENGINE_FAULTS = (
                 "  const History history = walk(value, value.size, [](Value&) {});\n",
             ),
         ),
-        "tests/test_histories.py::test_stateful_inference_does_not_grow",
+        "tests/live/test_histories.py::test_stateful_inference_does_not_grow",
     ),
     Fault(
         "count what a running operator reads as evictable",
@@ -39,7 +39,7 @@ ENGINE_FAULTS = (
                 "    sum += round_to_granule(value.size);\n",
             ),
         ),
-        "tests/test_resize.py::test_what_a_running_operator_reads_stays",
+        "tests/live/test_resize.py::test_what_a_running_operator_reads_stays",
     ),
     Fault(
         "forget to tell the tape of a use",
@@ -50,7 +50,7 @@ ENGINE_FAULTS = (
                 "  static_cast<void>(now);\n",
             ),
         ),
-        "tests/test_tape.py::test_what_is_newer_goes_on_being_kept_where_it_is_needed_first",
+        "tests/engine/test_tape.py::test_what_is_newer_goes_on_being_kept_where_it_is_needed_first",
     ),
     Fault(
         "follow a tape that the step has left",
@@ -61,7 +61,7 @@ ENGINE_FAULTS = (
                 "return true;",
             ),
         ),
-        "tests/test_tape.py::test_a_step_that_differs_is_followed_no_further",
+        "tests/engine/test_tape.py::test_a_step_that_differs_is_followed_no_further",
     ),
     Fault(
         "leave the inputs of what was evicted without its need",
@@ -72,7 +72,7 @@ ENGINE_FAULTS = (
                 "  static_cast<void>(value);\n",
             ),
         ),
-        "tests/test_tape_of_any_program.py::test_needs_add_up_after_each_operator",
+        "tests/engine/test_tape_of_any_program.py::test_needs_add_up_after_each_operator",
     ),
     Fault(
         "keep a stepping stone when the program has let go what it stays for",
@@ -83,7 +83,7 @@ ENGINE_FAULTS = (
                 "  return;\n",
             ),
         ),
-        "tests/test_stepping_stones.py::"
+        "tests/engine/test_stepping_stones.py::"
         "test_memory_of_a_stone_comes_back_when_what_it_stays_for_needs_it_no_more",
     ),
     Fault(
@@ -100,7 +100,7 @@ ENGINE_FAULTS = (
                 " && !value.home;",
             ),
         ),
-        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+        "tests/engine/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
     ),
     Fault(
         "need a stepping stone only when what it stays for is missing",
@@ -111,7 +111,7 @@ ENGINE_FAULTS = (
                 "  return static_cast<void>(value), !made.resident();\n",
             ),
         ),
-        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+        "tests/engine/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
     ),
     Fault(
         "forget to tell a stepping stone that what it stays for is back",
@@ -122,7 +122,7 @@ ENGINE_FAULTS = (
                 "    static_cast<void>(input);\n",
             ),
         ),
-        "tests/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
+        "tests/engine/test_stepping_stones.py::test_a_stone_is_needed_when_what_it_stays_for_is",
     ),
     Fault(
         "count a long lineage as if it ended",
@@ -133,7 +133,7 @@ ENGINE_FAULTS = (
                 "  return static_cast<void>(more), (",
             ),
         ),
-        "tests/test_victims.py::test_a_simulation_counts_a_long_lineage_alike",
+        "tests/engine/test_victims.py::test_a_simulation_counts_a_long_lineage_alike",
     ),
     Fault(
         "count what was made from a value beside its need",
@@ -144,7 +144,7 @@ ENGINE_FAULTS = (
                 "",
             ),
         ),
-        "tests/test_tape.py::test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it",
+        "tests/engine/test_tape.py::test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it",
     ),
     Fault(
         "count a small value as cheap as a transfer that it never makes",
@@ -155,6 +155,6 @@ ENGINE_FAULTS = (
                 "engine_.move_by({link_->nanoseconds_per_byte, link_->latency, 1});",
             ),
         ),
-        "tests/test_link.py::test_a_small_tensor_stays_though_its_bytes_would_move_in_no_time",
+        "tests/simulate/test_link.py::test_a_small_tensor_stays_though_its_bytes_would_move_in_no_time",
     ),
 )

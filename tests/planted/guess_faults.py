@@ -8,107 +8,107 @@ GUESS_FAULTS = (
         "record no switch of the process",
         (
             Edit(
-                "runtime/csrc/live/replayer.cpp",
+                "runtime/csrc/live/storages/replayer.cpp",
                 "now != ready.switches",
                 "false && now != ready.switches",
             ),
         ),
-        "tests/test_switches.py::test_what_was_computed_by_other_switches_is_recomputed_by_them",
+        "tests/live/test_switches.py::test_what_was_computed_by_other_switches_is_recomputed_by_them",
     ),
     Fault(
         "see no change of a precision",
         (
             Edit(
-                "runtime/csrc/live/switches.cpp",
+                "runtime/csrc/live/machine/switches.cpp",
                 "return *one.first == one.second;",
                 "return true;",
             ),
         ),
-        "tests/test_switches.py::test_a_precision_that_changes_alone_is_seen",
+        "tests/live/test_switches.py::test_a_precision_that_changes_alone_is_seen",
     ),
     Fault(
         "recompute with the reader's number of threads",
-        (Edit("runtime/csrc/live/switches.cpp", "    threads_ = true;", "    return;"),),
-        "tests/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
+        (Edit("runtime/csrc/live/machine/switches.cpp", "    threads_ = true;", "    return;"),),
+        "tests/live/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
     ),
     Fault(
         "recompute with the reader's control word",
-        (Edit("runtime/csrc/live/switches.cpp", "  flushing_ = true;", "  return;"),),
-        "tests/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
+        (Edit("runtime/csrc/live/machine/switches.cpp", "  flushing_ = true;", "  return;"),),
+        "tests/live/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
     ),
     Fault(
         "switch beside operators of other threads",
         (
             Edit(
-                "runtime/csrc/live/under_way.cpp",
+                "runtime/csrc/live/machine/under_way.cpp",
                 "return all.running_ == here;",
                 "return true;",
             ),
         ),
-        "tests/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
+        "tests/live/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
         tries=3,
     ),
     Fault(
         "begin operators while a recomputation has switched",
         (
             Edit(
-                "runtime/csrc/live/under_way.cpp",
+                "runtime/csrc/live/machine/under_way.cpp",
                 "  all.wait_for_alone(lock);\n",
                 "",
             ),
         ),
-        "tests/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
+        "tests/live/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
         tries=3,
     ),
     Fault(
         "run a sum in any order again",
         (
             Edit(
-                "runtime/csrc/live/operators.cpp",
+                "runtime/csrc/live/operators/operators.cpp",
                 "return adds && at::get_num_threads() > 1;",
                 "return adds && at::get_num_threads() < 1;",
             ),
         ),
-        "tests/test_repeats.py::"
+        "tests/live/test_repeats.py::"
         "test_with_two_threads_a_sum_at_indices_keeps_the_bits_that_it_was_made_with",
     ),
     Fault(
         "begin each copy at a multiple of 64",
         (
             Edit(
-                "runtime/csrc/live/session.cpp",
+                "runtime/csrc/live/session/session.cpp",
                 "remainder = remainder_of(content);",
                 "remainder = 0;",
             ),
         ),
-        "tests/test_alignment.py::"
+        "tests/live/test_alignment.py::"
         "test_a_recipe_that_reads_a_copy_of_a_constant_has_the_bits_of_the_original",
     ),
     Fault(
         "let memory move that a tensor was laid over",
         (
             Edit(
-                "runtime/csrc/live/swapping.cpp",
+                "runtime/csrc/live/intercept/swapping.cpp",
                 "!may_adopt(call) || call.info.surgery",
                 "!may_adopt(call)",
             ),
             Edit(
-                "runtime/csrc/live/swapping.cpp",
+                "runtime/csrc/live/intercept/swapping.cpp",
                 "use_count(storage) > here",
                 "use_count(storage) > here + 99",
             ),
         ),
-        "tests/test_swap_aliases.py",
+        "tests/swap/test_swap_aliases.py",
     ),
     Fault(
         "take a workspace for read-only",
         (
             Edit(
-                "runtime/csrc/live/operators.cpp",
+                "runtime/csrc/live/operators/operators.cpp",
                 '    {"aten::mkldnn_rnn_layer_backward", "workspace", "", OldContent::kRead},\n',
                 "",
             ),
         ),
-        "tests/test_mutation.py::test_recurrent_layers_train_in_debug_mode",
+        "tests/live/test_mutation.py::test_recurrent_layers_train_in_debug_mode",
     ),
 )

@@ -7,383 +7,393 @@ LIVE_FAULTS = (
         "hold an operator to cost what it took this time",
         (
             Edit(
-                "runtime/csrc/live/results.cpp",
+                "runtime/csrc/live/intercept/results.cpp",
                 "usual ? usual_.of(call.cost, call.kernel_ticks, steps_) : call.kernel_ticks",
                 "usual ? call.kernel_ticks : call.kernel_ticks",
             ),
         ),
-        "tests/test_usual_times.py::test_steps_that_do_the_same_evict_the_same",
+        "tests/engine/test_usual_times.py::test_steps_that_do_the_same_evict_the_same",
     ),
     Fault(
         "record the backward pass",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/intercept/intercept.cpp",
                 "return in_optimizer || torch::autograd::get_current_graph_task_id() >= 0;",
                 "return in_optimizer;",
             ),
         ),
-        "tests/test_record_trace.py::test_results_that_cannot_be_recomputed_are_marked",
+        "tests/simulate/test_record_trace.py::test_results_that_cannot_be_recomputed_are_marked",
     ),
     Fault(
         "drop the snapshot of the generator",
         (
             Edit(
-                "runtime/csrc/live/recipe.cpp",
+                "runtime/csrc/live/recipes/recipe.cpp",
                 "if (!info.random) return {};",
                 "return {};",
             ),
         ),
-        "tests/test_exactness.py::test_randomness_is_drawn_once",
+        "tests/live/test_exactness.py::test_randomness_is_drawn_once",
     ),
     Fault(
         "believe a library that says nothing of random numbers",
         (
             Edit(
-                "runtime/csrc/live/library_calls.cpp",
+                "runtime/csrc/live/intercept/library_calls.cpp",
                 "    call.random = last_random_;\n",
                 "",
             ),
         ),
-        "tests/test_libraries.py::"
+        "tests/live/test_libraries.py::"
         "test_dropout_that_says_nothing_of_its_numbers_stays_or_draws_the_same_again",
     ),
     Fault(
         "record memory that a library keeps",
         (
             Edit(
-                "runtime/csrc/live/library_calls.cpp",
+                "runtime/csrc/live/intercept/library_calls.cpp",
                 "         is_shared(result);",
                 "         false;",
             ),
         ),
-        "tests/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",
+        "tests/live/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",
     ),
     Fault(
         "let a replay cast as autocast does now",
         (
             Edit(
-                "runtime/csrc/live/recipe.cpp",
+                "runtime/csrc/live/recipes/recipe.cpp",
                 "  if (info->others) autocasting.emplace(autocast);\n",
                 "",
             ),
         ),
-        "tests/test_libraries.py::test_a_replay_casts_as_autocast_did",
+        "tests/live/test_libraries.py::test_a_replay_casts_as_autocast_did",
     ),
     Fault(
         "let a replay of batch norm write the running statistics",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/intercept/intercept.cpp",
                 "    argument.scratch = info.is(info.statistics, argument.argument);\n",
                 "    argument.scratch = false;\n",
             ),
-            Edit("runtime/csrc/live/writes.cpp", "    constants_.give_copy(constant, lock);\n", ""),
             Edit(
-                "runtime/csrc/live/replayer.cpp",
+                "runtime/csrc/live/intercept/writes.cpp",
+                "    constants_.give_copy(constant, lock);\n",
+                "",
+            ),
+            Edit(
+                "runtime/csrc/live/storages/replayer.cpp",
                 "  if (!written) {\n",
                 "  if (!written || value.constant()) {\n",
             ),
         ),
-        "tests/test_exactness.py::test_batch_norm_updates_its_running_statistics_once_per_step",
+        "tests/live/test_exactness.py::test_batch_norm_updates_its_running_statistics_once_per_step",
     ),
     Fault(
         "forget that a write makes a new version",
         (
             Edit(
-                "runtime/csrc/live/results.cpp",
+                "runtime/csrc/live/intercept/results.cpp",
                 "    const std::uint16_t slot = output++;\n",
                 "    const std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
             ),
         ),
-        "tests/test_exactness.py::test_in_place_operators_and_writes_through_views",
+        "tests/live/test_exactness.py::test_in_place_operators_and_writes_through_views",
     ),
     Fault(
         "touch a storage that is dying in another thread",
         (
             Edit(
-                "runtime/csrc/live/storage_table.cpp",
+                "runtime/csrc/live/storages/storage_table.cpp",
                 "  if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);\n",
                 "",
             ),
             Edit(
-                "runtime/csrc/live/storage_table.cpp",
+                "runtime/csrc/live/storages/storage_table.cpp",
                 "  c10::raw::weak_intrusive_ptr::decref(home_storage(value));\n",
                 "",
             ),
             Edit(
-                "runtime/csrc/live/storage_table.cpp",
+                "runtime/csrc/live/storages/storage_table.cpp",
                 "  c10::raw::weak_intrusive_ptr::decref(storage);\n",
                 "",
             ),
             Edit(
-                "runtime/csrc/live/storage_table.cpp",
+                "runtime/csrc/live/storages/storage_table.cpp",
                 "  if (!value.home) return nullptr;\n",
                 "  if (value.home || !value.home) return home_storage(value);\n",
             ),
         ),
-        "tests/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
+        "tests/live/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
         tries=20,  # Where other programs run, two threads rarely meet.
     ),
     Fault(
         "keep no copy of what is handed out",
         (
             Edit(
-                "runtime/csrc/live/constants.cpp",
+                "runtime/csrc/live/storages/constants.cpp",
                 "  if (!constant.uses || constant.absent) return {};\n",
                 "  if (constant.size >= 0) return {};\n",
             ),
         ),
-        "tests/test_raw_access.py",
+        "tests/live/test_raw_access.py",
     ),
     Fault(
         "let go what was read while its parameters were elsewhere",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/intercept/intercept.cpp",
                 "  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);\n",
                 "",
             ),
         ),
-        "tests/test_sharded_parameters.py",
+        "tests/sharded/test_sharded_parameters.py",
     ),
     Fault(
         "recompute with parameters of another version",
         (
             Edit(
-                "runtime/csrc/live/constants.cpp",
+                "runtime/csrc/live/storages/constants.cpp",
                 "  if (checksum(storage) == before) {",
                 "  if (checksum(storage) == before || before) {",
             ),
         ),
-        "tests/test_sharded_versions.py",
+        "tests/sharded/test_sharded_versions.py",
     ),
     Fault(
         "name the last request that an operator was refused, not the largest",
         (
             Edit(
-                "runtime/csrc/live/refusals.cpp",
+                "runtime/csrc/live/session/refusals.cpp",
                 "thread.refused = std::max(thread.refused, asked);",
                 "thread.refused = asked;",
             ),
         ),
-        "tests/test_caught_refusals.py::"
+        "tests/live/test_caught_refusals.py::"
         "test_an_operator_that_goes_on_without_memory_is_told_of_once",
     ),
     Fault(
         "say nothing of what a replay was refused",
         (
             Edit(
-                "runtime/csrc/live/session.cpp",
+                "runtime/csrc/live/session/session.cpp",
                 "  note_caught(Recipe::of(op).info());\n",
                 "",
             ),
         ),
-        "tests/test_caught_refusals.py::test_so_is_one_that_is_refused_when_it_is_recomputed",
+        "tests/live/test_caught_refusals.py::test_so_is_one_that_is_refused_when_it_is_recomputed",
     ),
     Fault(
         "leave an error as it is that a refusal may have caused",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/intercept/intercept.cpp",
                 "    if (outermost) Session::add_refusal(error);\n",
                 "",
             ),
         ),
-        "tests/test_caught_refusals.py::"
+        "tests/live/test_caught_refusals.py::"
         "test_another_error_of_an_operator_is_told_what_was_refused_before",
     ),
     Fault(
         "keep a budget that was refused",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "    memory_->set_limit(before);\n    throw;\n",
                 "    throw;\n",
             ),
         ),
-        "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
+        "tests/live/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
     ),
     Fault(
         "keep a limit that the driver failed to set",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "  try {\n    memory_->set_limit(limit);  // First",
                 "  memory_->set_limit(limit);\n  try {  // First",
             ),
         ),
-        "tests/test_session_on_cuda.py::"
+        "tests/cuda/test_session_on_cuda.py::"
         "test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was",
     ),
     Fault(
         "set a budget that is refused for others to see",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "    Guard guard(*this);\n    refuse_what_cannot_fit(budget);\n",
                 "",
             ),
         ),
-        "tests/test_resize.py::test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",
+        "tests/live/test_resize.py::test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",
         tries=10,
     ),
     Fault(
         "let a request fail by a budget that is then refused",
         (
             Edit(
-                "runtime/csrc/live/session.cpp",
+                "runtime/csrc/live/session/session.cpp",
                 "  for (int i = 0; !block && i < kTries && disturbed();",
                 "  for (int i = kTries; !block && i < kTries && disturbed();",
             ),
         ),
-        "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
+        "tests/live/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
     ),
     Fault(
         "leave evicted at a scope's end what others leave no room for",
         (
             Edit(
-                "runtime/csrc/live/scope.cpp",
+                "runtime/csrc/live/session/scope.cpp",
                 "(spill() || lift_budget())",
                 "spill()",
             ),
         ),
-        "tests/test_scope_ends.py::test_what_others_leave_no_room_for_comes_back_beyond_the_budget",
+        "tests/live/test_scope_ends.py::test_what_others_leave_no_room_for_comes_back_beyond_the_budget",
     ),
     Fault(
         "accept a budget that others began to fill meanwhile",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "meanwhile.\n  insist_on(budget, memory_->settled_live(budget));",
                 "meanwhile.",
             ),
         ),
-        "tests/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
+        "tests/live/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
     ),
     Fault(
         "leave to malloc what a guest's smaller budget evicts",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "    if (!memory_->pool()) return trim();\n",
                 "    if (!memory_->pool()) return;\n",
             ),
         ),
-        "tests/test_guest_memory.py::test_what_a_smaller_budget_evicts_leaves_the_process",
+        "tests/torch_memory/test_guest_memory.py::test_what_a_smaller_budget_evicts_leaves_the_process",
     ),
     Fault(
         "let a loan take no turn",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "void Session::lend(Bytes bytes) {\n  Turn turn(*this);\n",
                 "void Session::lend(Bytes bytes) {\n",
             ),
         ),
-        "tests/test_resize.py::test_loans_that_wait_for_their_turn_add_up",
+        "tests/live/test_resize.py::test_loans_that_wait_for_their_turn_add_up",
     ),
     Fault(
         "lend from the first budget instead of the present one",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "resize(std::min(budget_ - bytes,",
                 "resize(std::min(options_.budget - bytes,",
             ),
         ),
-        "tests/test_resize.py::test_what_is_lent_comes_back_also_after_an_error",
+        "tests/live/test_resize.py::test_what_is_lent_comes_back_also_after_an_error",
     ),
     Fault(
         "give back more than was lent",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "resize(std::min(budget_ - bytes, memory_->largest_budget()));",
                 "resize(budget_ - bytes);",
             ),
         ),
-        "tests/test_resize.py::"
+        "tests/live/test_resize.py::"
         "test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope",
     ),
     Fault(
         "leave a page that the device did not take back",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "      memory_->set_limit(limit);  // Again",
                 "      // Again",
             ),
         ),
-        "tests/test_session_on_cuda.py::"
+        "tests/cuda/test_session_on_cuda.py::"
         "test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends",
     ),
     Fault(
         "keep the pages of what is released",
         (
             Edit(
-                "runtime/csrc/live/resize.cpp",
+                "runtime/csrc/live/session/resize.cpp",
                 "captures_ == 0) memory_->trim();",
                 "captures_ == 0) {}",
             ),
         ),
-        "tests/test_resize.py::"
+        "tests/live/test_resize.py::"
         "test_what_is_released_goes_back_to_the_system_and_returns_when_touched",
     ),
     Fault(
         "let a guest pass its budget",
         (
             Edit(
-                "runtime/csrc/live/guest_memory.cpp",
+                "runtime/csrc/live/machine/guest_memory.cpp",
                 "return rounded <= limit_ - live_;",
                 "return rounded <= limit_;",
             ),
         ),
-        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+        "tests/torch_memory/test_guest_memory.py::test_counts_return_to_nothing",
     ),
     Fault(
         "count what a guest has freed",
         (
             Edit(
-                "runtime/csrc/live/guest_memory.cpp",
+                "runtime/csrc/live/machine/guest_memory.cpp",
                 "  if (memory) memory->uncount(counted.size);\n",
                 "",
             ),
         ),
-        "tests/test_guest_memory.py::test_counts_return_to_nothing",
+        "tests/torch_memory/test_guest_memory.py::test_counts_return_to_nothing",
     ),
     Fault(
         "count what a guest has let go",
         (
             Edit(
-                "runtime/csrc/live/guest_memory.cpp",
+                "runtime/csrc/live/machine/guest_memory.cpp",
                 "  static_cast<Counted*>(block)->memory = nullptr;\n",
                 "",
             ),
         ),
-        "tests/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
+        "tests/torch_memory/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
         "_and_stays_where_it_is",
     ),
     Fault(
         "let a replay warn",
-        (Edit("runtime/csrc/live/replayer.cpp", "    const Silence silence(foreign);\n", ""),),
-        "tests/test_silence.py::test_a_replay_is_no_error_where_warnings_are_errors",
+        (
+            Edit(
+                "runtime/csrc/live/storages/replayer.cpp",
+                "    const Silence silence(foreign);\n",
+                "",
+            ),
+        ),
+        "tests/live/test_silence.py::test_a_replay_is_no_error_where_warnings_are_errors",
     ),
     Fault(
         "keep the parent's scope in a child while operators are on record",
         (
             Edit(
-                "runtime/csrc/live/scope.cpp",
+                "runtime/csrc/live/session/scope.cpp",
                 "  record_this_thread(false);\n  give_up();\n",
                 "  linger();\n",
             ),
         ),
-        "tests/test_scope_ends.py::"
+        "tests/live/test_scope_ends.py::"
         "test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing",
     ),
     Fault(
         "go the way to a scope's end once",
         (Edit("runtime/csrc/bindings/bind_brackets.cpp", "kTries = 10;", "kTries = 1;"),),
-        "tests/test_opening.py::test_a_scope_is_open_or_not_wherever_it_is_interrupted",
+        "tests/live/test_opening.py::test_a_scope_is_open_or_not_wherever_it_is_interrupted",
     ),
 )

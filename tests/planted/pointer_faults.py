@@ -3,11 +3,11 @@ them."""
 
 from tests.planted.fault import Edit, Fault
 
-COMPOSITE = "tests/test_composites.py::test_a_composite_that_reads_pointers_reads_evicted_tensors"
-EXTENSION = "tests/test_storage_access.py::test_recipes_keep_what_an_extension_writes_over"
-READER = (
-    "tests/test_storage_access.py::test_who_reads_the_address_of_a_constant_hides_no_later_write"
+COMPOSITE = (
+    "tests/live/test_composites.py::test_a_composite_that_reads_pointers_reads_evicted_tensors"
 )
+EXTENSION = "tests/live/test_storage_access.py::test_recipes_keep_what_an_extension_writes_over"
+READER = "test_storage_access.py::test_who_reads_the_address_of_a_constant_hides_no_later_write"
 
 POINTER_FAULTS = (
     Fault(
@@ -19,13 +19,13 @@ POINTER_FAULTS = (
                 "  if (!session || tensor) return 0;\n",
             ),
         ),
-        "tests/test_exchange_table.py::test_recipes_keep_what_they_read_before_the_memory_left",
+        "tests/live/test_exchange_table.py::test_recipes_keep_what_they_read_before_the_memory_left",
     ),
     Fault(
         "let a composite kernel read what is evicted",
         (
             Edit(
-                "runtime/csrc/live/composites.cpp",
+                "runtime/csrc/live/intercept/composites.cpp",
                 "  const Session::Reading reading(session, read);\n",
                 "",
             ),
@@ -36,7 +36,7 @@ POINTER_FAULTS = (
         "let the lengths be evicted that a composite kernel has converted",
         (
             Edit(
-                "runtime/csrc/live/composites.cpp",
+                "runtime/csrc/live/intercept/composites.cpp",
                 "  IndicesStay() { ++InOperator::state.indices_stay; }\n"
                 "  ~IndicesStay() { --InOperator::state.indices_stay; }\n",
                 "  IndicesStay() {}\n  ~IndicesStay() {}\n",
@@ -48,19 +48,19 @@ POINTER_FAULTS = (
         "forget what a composite kernel writes through a pointer",
         (
             Edit(
-                "runtime/csrc/live/operators.cpp",
+                "runtime/csrc/live/operators/operators.cpp",
                 '    {"aten::_saturate_weight_to_fp16", "weight", "", OldContent::kRead},\n',
                 "",
             ),
         ),
-        "tests/test_composites.py::"
+        "tests/live/test_composites.py::"
         "test_what_a_composite_writes_through_a_pointer_counts_as_written",
     ),
     Fault(
         "hand the address of a constant out and tell nobody",
         (
             Edit(
-                "runtime/csrc/live/storage_table.cpp",
+                "runtime/csrc/live/storages/storage_table.cpp",
                 "return static_cast<void>(session->expose(*storage));",
                 "return;",
             ),
@@ -71,7 +71,7 @@ POINTER_FAULTS = (
         "watch a constant only until an operator takes its address",
         (
             Edit(
-                "runtime/csrc/live/intercept.cpp",
+                "runtime/csrc/live/intercept/intercept.cpp",
                 "  argument.armed = is_armed(argument.storage) && "
                 "!StorageTable::tracked(argument.storage);\n",
                 "",
@@ -81,7 +81,7 @@ POINTER_FAULTS = (
     ),
     Fault(
         "watch a constant only until Python reads it",
-        (Edit("runtime/csrc/live/hold.cpp", "  session_.arm_constants(own_);\n", ""),),
+        (Edit("runtime/csrc/live/session/hold.cpp", "  session_.arm_constants(own_);\n", ""),),
         READER,
     ),
 )

@@ -51,7 +51,7 @@ def build(sanitizers: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     objects = []
-    folders = ("dtr_alloc/csrc", "runtime/csrc", "tests/engine_harness", "tests/stress")
+    folders = ("dtr_alloc/pool/csrc", "runtime/csrc", "tests/engine_harness", "tests/stress")
     found = (file for folder in folders for file in sorted((ROOT / folder).rglob("*.cpp")))
     for source in filter(plain, found):
         objects.append(folder / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o")

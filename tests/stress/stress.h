@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 
 namespace dtr::stress {
 

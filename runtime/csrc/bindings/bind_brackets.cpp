@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/csrc/live/session.h"
+#include "runtime/csrc/live/session/session.h"
 
 namespace py = pybind11;
 

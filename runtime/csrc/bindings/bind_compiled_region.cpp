@@ -1,4 +1,4 @@
-// Compiled regions whose code is Python's (live/compiled_region.h).
+// Compiled regions whose code is Python's (live/operators/compiled_region.h).
 //
 // A recipe that goes may take the last reference to the code with it, while the engine's lock is
 // held, and no thread may ask for Python's lock then. So the reference is put aside, and dropped by
@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/csrc/live/compiled_region.h"
-#include "runtime/csrc/live/hold.h"
-#include "runtime/csrc/live/in_operator.h"
-#include "runtime/csrc/live/session.h"
+#include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/operators/compiled_region.h"
+#include "runtime/csrc/live/session/hold.h"
+#include "runtime/csrc/live/session/session.h"
 
 namespace py = pybind11;
 

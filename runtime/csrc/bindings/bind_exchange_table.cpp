@@ -19,7 +19,7 @@
 #include <array>
 #include <atomic>
 
-#include "runtime/csrc/live/session.h"
+#include "runtime/csrc/live/session/session.h"
 
 namespace py = pybind11;
 

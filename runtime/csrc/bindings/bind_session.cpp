@@ -7,13 +7,14 @@
 #include <algorithm>
 
 #include "runtime/csrc/bindings/nanos_caster.h"
-#include "runtime/csrc/live/cpu_allocator.h"
-#include "runtime/csrc/live/guest_memory.h"
-#include "runtime/csrc/live/hold.h"
-#include "runtime/csrc/live/libraries.h"
-#include "runtime/csrc/live/locks.h"
-#include "runtime/csrc/live/operators.h"
-#include "runtime/csrc/live/session.h"
+#include "runtime/csrc/live/intercept/composites.h"
+#include "runtime/csrc/live/machine/guest_memory.h"
+#include "runtime/csrc/live/operators/libraries.h"
+#include "runtime/csrc/live/operators/operators.h"
+#include "runtime/csrc/live/session/cpu_allocator.h"
+#include "runtime/csrc/live/session/hold.h"
+#include "runtime/csrc/live/session/locks.h"
+#include "runtime/csrc/live/session/session.h"
 
 namespace py = pybind11;
 
@@ -48,7 +49,7 @@ auto in_scope(Result (Scope::*method)()) {
 }
 
 // The error is on its way out of an operator, and none of our locks is held: who waits for a turn
-// has given Python's lock away (Turn::wait).
+// has given Python's lock away (PythonAwareLock).
 void set_adviser(const py::function& function) {
   advise = new py::function(function);
   Session::set_adviser(&advice);
@@ -89,6 +90,7 @@ py::tuple tuple_of(const SessionTrace::Seen& seen) {
 
 void bind_session(py::module_& m) {
   register_interception();
+  register_pointer_readers();
   install_cpu_allocator();
   m.attr("sees_raw_access") = kSeesRawAccess;
 

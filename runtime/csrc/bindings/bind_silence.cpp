@@ -1,4 +1,4 @@
-// Python's warnings during a replay (live/silence.h).
+// Python's warnings during a replay (live/machine/silence.h).
 //
 // Filters of warnings are the process's: to change them for a while would silence other threads, and
 // two threads would undo each other. So one filter is added that ignores what a thread warns while
@@ -9,8 +9,8 @@
 
 #include <pybind11/pybind11.h>
 
-#include "runtime/csrc/live/in_operator.h"
-#include "runtime/csrc/live/silence.h"
+#include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/silence.h"
 
 namespace py = pybind11;
 

@@ -6,7 +6,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "dtr_alloc/csrc/units.h"
+#include "dtr_alloc/pool/csrc/units.h"
 
 namespace pybind11::detail {
 

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/engine.h"
 
 namespace dtr {

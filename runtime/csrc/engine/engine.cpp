@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/held.h"
 
 namespace dtr {

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/engine.h"
 
 namespace dtr {
@@ -25,7 +25,7 @@ Bytes scope_addresses(Bytes budget);
 // than either remedy alone. Then windows are evicted, as if pages could not move, until the program
 // recomputes so much that windows must be wrong for it, and the prices decide after all. The
 // published U-Net, at half of its peak and 80 us a page, so takes less time than where pages always
-// move (`python perf/page_prices.py`).
+// move (`python perf/memory/page_prices.py`).
 enum class Remedy { kMove, kEvict };
 Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
                       const std::function<Nanos()>& recompute);

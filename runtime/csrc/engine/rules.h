@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "dtr_alloc/csrc/units.h"
+#include "dtr_alloc/pool/csrc/units.h"
 
 namespace dtr {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/graph/graph.h"
 
 namespace dtr {

@@ -18,7 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dtr_alloc/csrc/units.h"
+#include "dtr_alloc/pool/csrc/units.h"
 
 namespace dtr {
 

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/graph/graph.h"
 
 namespace dtr {

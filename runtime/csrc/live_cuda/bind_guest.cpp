@@ -3,7 +3,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "runtime/csrc/live/cpu_allocator.h"
+#include "runtime/csrc/live/session/cpu_allocator.h"
 #include "runtime/csrc/live_cuda/guest_allocator.h"
 
 namespace py = pybind11;

@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include "runtime/csrc/live/in_operator.h"
+#include "runtime/csrc/live/machine/in_operator.h"
 
 namespace dtr {
 namespace {

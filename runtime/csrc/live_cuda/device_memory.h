@@ -10,8 +10,8 @@
 
 #include <memory>
 
-#include "dtr_alloc/csrc/graph_memory.h"
-#include "runtime/csrc/live/session.h"
+#include "dtr_alloc/pool/csrc/graph_memory.h"
+#include "runtime/csrc/live/session/session.h"
 
 namespace dtr {
 

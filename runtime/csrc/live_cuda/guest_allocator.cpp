@@ -9,7 +9,8 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/csrc/live/locks.h"
+#include "runtime/csrc/live/machine/python_aware_lock.h"
+#include "runtime/csrc/live/session/locks.h"
 #include "runtime/csrc/live_cuda/device_memory.h"
 
 namespace dtr {
@@ -111,7 +112,7 @@ NativeMemory* GuestAllocator::memory(DeviceIndex device) const {
 }
 
 Session* GuestAllocator::make_session(DeviceIndex device) {
-  const Session::Turn turn(switching_);
+  const PythonAwareLock turn(switching_);
   if (!native_.isEnabled()) return nullptr;
   const std::lock_guard lock(mutex_);
   if (Session* session = this->session()) return session;
@@ -270,7 +271,7 @@ void GuestAllocator::endAllocateToPool(DeviceIndex device, MempoolId id) {
 // While torch's cache is off its tensors have another deleter, and an operator that ran again would
 // make such. So meanwhile nothing is recorded nor evicted, as in a capture.
 void GuestAllocator::enable(bool on) {
-  const Session::Turn turn(switching_);
+  const PythonAwareLock turn(switching_);
   Session* session = this->session();
   if (session && !on && !off_) session->begin_capture();
   native_.enable(on);

@@ -1,5 +1,5 @@
 // Guest mode on CUDA: torch's own allocator stays, and this object stands before it. Every virtual
-// of torch's interface is forwarded to it (tests/test_cuda_guest.py walks torch's headers). Only
+// of torch's interface is forwarded to it (tests/torch_memory/test_cuda_guest.py walks torch's headers). Only
 // requests on the session's device are not merely forwarded: they go through the session, which
 // evicts when the budget or the device is full.
 //
@@ -19,7 +19,7 @@
 #include <mutex>
 #include <vector>
 
-#include "runtime/csrc/live/session.h"
+#include "runtime/csrc/live/session/session.h"
 #include "runtime/csrc/live_cuda/native_memory.h"
 
 namespace dtr {

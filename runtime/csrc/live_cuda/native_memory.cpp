@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
-#include "dtr_alloc/csrc/cuda/driver.h"
-#include "dtr_alloc/csrc/cuda/events.h"
-#include "dtr_alloc/csrc/insist.h"
+#include "dtr_alloc/pool/csrc/cuda/driver.h"
+#include "dtr_alloc/pool/csrc/cuda/events.h"
+#include "dtr_alloc/pool/csrc/insist.h"
 
 namespace dtr {
 namespace {

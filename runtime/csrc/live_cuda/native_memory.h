@@ -37,7 +37,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "dtr_alloc/csrc/memory.h"
+#include "dtr_alloc/pool/csrc/memory.h"
 
 namespace dtr {
 
@@ -101,7 +101,7 @@ class NativeMemory final : public Memory {
   struct Tracked : Block {
     std::vector<Stream> streams;  // That read it, besides the one it was made for.
   };
-  struct Order;  // Of streams (dtr_alloc/csrc/streams.h).
+  struct Order;  // Of streams (dtr_alloc/pool/csrc/streams.h).
 
   NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
                c10::DeleterFnPtr deleter);

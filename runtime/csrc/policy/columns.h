@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtr_alloc/csrc/units.h"
+#include "dtr_alloc/pool/csrc/units.h"
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/policy/transfer.h"
 

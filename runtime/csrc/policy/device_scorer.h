@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "dtr_alloc/csrc/cuda/kernel.h"
+#include "dtr_alloc/pool/csrc/cuda/kernel.h"
 #include "runtime/csrc/policy/columns.h"
 #include "runtime/csrc/policy/score.h"
 #include "runtime/csrc/policy/scorer.h"

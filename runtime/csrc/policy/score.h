@@ -23,7 +23,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "dtr_alloc/csrc/units.h"
+#include "dtr_alloc/pool/csrc/units.h"
 
 namespace dtr {
 

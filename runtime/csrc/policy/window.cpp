@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "dtr_alloc/csrc/pool_walk.h"
+#include "dtr_alloc/pool/csrc/pool_walk.h"
 #include "runtime/csrc/graph/owner.h"
 
 namespace dtr {

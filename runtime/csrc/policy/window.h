@@ -7,7 +7,7 @@
 // (score.h) for the run as a whole, but for size, which is the request's: what all of it costs,
 // missing neighbours that several members share counted once, over the staleness of its bytes in
 // the mean. What is shared is only counted for runs that would be the cheapest without it, which
-// are few. Cost: O(blocks and their neighbours), about 5 ns a block (perf/decision_cost.py).
+// are few. Cost: O(blocks and their neighbours), about 5 ns a block (perf/choice/decision_cost.py).
 // Source: Zhang et al., Coop, NeurIPS 2023 (one pass); shared neighbours and the score of the whole
 // are ours.
 
@@ -15,7 +15,7 @@
 
 #include <vector>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/policy/columns.h"
 #include "runtime/csrc/policy/neighbourhood.h"

@@ -1,6 +1,6 @@
 // A recorded run under the live runtime's rules: the engine, the pool and the way memory is made
 // are those of a session, on addresses alone. A trace that the runtime recorded
-// (live/trace_recorder.h) gives the same evictions here as the program has, one by one; any other
+// (live/trace/trace_recorder.h) gives the same evictions here as the program has, one by one; any other
 // log is taken at its word.
 //
 // What differs from the paper's simulator, and why: views share their storage (they cost nothing
@@ -17,10 +17,10 @@
 #include <stdexcept>
 #include <vector>
 
-#include "dtr_alloc/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/operator_call.h"
 #include "runtime/csrc/engine/rules.h"
-#include "runtime/csrc/simulator/paper_simulation.h"
+#include "runtime/csrc/simulator/paper/paper_simulation.h"
 
 namespace dtr {
 

@@ -127,7 +127,7 @@ FAKE std::int64_t fakecuda_time(const char* what) {
   return at == known.end() ? -1 : at->second;
 }
 
-// By which the pool times its calls (dtr_alloc/csrc/cuda/driver.h).
+// By which the pool times its calls (dtr_alloc/pool/csrc/cuda/driver.h).
 FAKE std::int64_t dtr_alloc_clock() {
   const std::lock_guard lock(mutex);
   if (world.timed) return world.clocks.host;

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "dtr_alloc/csrc/cuda/driver.h"
+#include "dtr_alloc/pool/csrc/cuda/driver.h"
 
 namespace fake_cuda {
 
@@ -39,7 +39,7 @@ using Capture = int;
 constexpr std::size_t kPage = 2u << 20;
 constexpr int kDevices = 2;
 
-// What the driver answers, beside the codes that the pool knows (dtr_alloc/csrc/cuda/driver.h).
+// What the driver answers, beside the codes that the pool knows (dtr_alloc/pool/csrc/cuda/driver.h).
 using dtr::cuda::kNotReady;
 using dtr::cuda::kOutOfMemory;
 constexpr Result kInvalidValue = 1;

@@ -1,0 +1,260 @@
+// `_core.Pool`: a pool for Python, which knows blocks by address. An address is a number without a
+// lifetime, so the object keeps the set of addresses it handed out: a wrong or second free is an
+// error and not a corrupted pool, and the blocks go with the object. The set is only touched under
+// the GIL; the pool itself is entered without it, because taking pages away can block.
+//
+// `_core.HostTier`: the second tier of a device's pool, for tests that order its copies by hand. It
+// knows a room by a number.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "dtr_alloc/pool/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/tier.h"
+
+namespace py = pybind11;
+
+namespace dtr {
+namespace {
+
+std::unique_ptr<Arena> make_arena(const std::string& arena, Bytes address_space, int device,
+                                  PageUses uses) {
+  if (arena == "host") return make_host_arena(address_space);
+  if (arena == "virtual") return make_virtual_arena(address_space);
+  if (arena == "cuda") return make_cuda_arena(address_space, device, uses);
+  throw std::invalid_argument("arena \"" + arena +
+                              "\" is unknown: \"host\", \"cuda\" or \"virtual\"");
+}
+
+class PyPool {
+ public:
+  PyPool(Bytes budget, const std::string& arena, Bytes address_space, int device, bool rdma,
+         bool exportable)
+      : pool_(Pool::create(make_arena(arena, address_space, device, {rdma, exportable}), budget)) {}
+
+  ~PyPool() {
+    Pool* pool = pool_.get();
+    pool_.reset();
+    for (const std::uintptr_t address : addresses_) pool->free(find(pool, address));
+  }
+
+  std::optional<std::uintptr_t> allocate(Bytes size, Fit fit, Stream stream) {
+    std::uintptr_t address = 0;
+    {
+      const py::gil_scoped_release release;
+      const Block* block = pool_->allocate(size, fit, stream);
+      if (block == nullptr) return std::nullopt;
+      address = reinterpret_cast<std::uintptr_t>(pool_->data(block));
+    }
+    addresses_.insert(address);
+    return address;
+  }
+
+  void free(std::uintptr_t address) {
+    Block* block = at(address);
+    addresses_.erase(address);
+    const py::gil_scoped_release release;
+    pool_->free(block);
+  }
+
+  void record_stream(std::uintptr_t address, Stream stream) {
+    pool_->record_stream(at(address), stream);
+  }
+
+  std::pair<Bytes, Bytes> free_neighbours(std::uintptr_t address) const {
+    return pool_->free_neighbours(at(address));
+  }
+
+  std::vector<std::tuple<std::uintptr_t, Bytes, bool>> snapshot() const {
+    std::vector<std::tuple<std::uintptr_t, Bytes, bool>> rows;
+    for (const Block& block : pool_->snapshot()) {
+      rows.emplace_back(pool_->arena().base() + block.offset, block.size, block.free);
+    }
+    return rows;
+  }
+
+  const Pool& pool() const { return *pool_; }
+  Pool& pool() { return *pool_; }
+
+ private:
+  static Block* find(const Pool* pool, std::uintptr_t address) {
+    return pool->find(reinterpret_cast<const void*>(address));
+  }
+
+  Block* at(std::uintptr_t address) const {
+    if (!addresses_.contains(address)) {
+      throw std::invalid_argument("no live block of this pool starts at address " +
+                                  std::to_string(address) +
+                                  ": it was freed before, or never allocated here");
+    }
+    return find(pool_.get(), address);
+  }
+
+  Pool::Handle pool_;
+  std::unordered_set<std::uintptr_t> addresses_;
+};
+
+class PyHostTier {
+ public:
+  PyHostTier(PyPool& pool, int device, Bytes bytes)
+      : tier_(make_host_tier(pool.pool(), device, bytes)) {}
+
+  ~PyHostTier() {
+    for (auto& [number, room] : rooms_) tier_->give_back(room);
+  }
+
+  std::optional<int> reserve(Bytes bytes) {
+    const Tier::Room room = tier_->reserve(bytes);
+    if (room.block == nullptr) return std::nullopt;
+    rooms_[++last_] = room;
+    return last_;
+  }
+
+  void give_back(int number) {
+    tier_->give_back(rooms_.at(number));
+    rooms_.erase(number);
+  }
+
+  void write(int number, std::uintptr_t from, Bytes bytes, std::optional<std::int64_t> made) {
+    tier_->write(rooms_.at(number), reinterpret_cast<const void*>(from), bytes,
+                 made ? Nanos{*made} : Tier::kUnknown);
+  }
+
+  void begin_read(int number, std::uintptr_t to, Bytes bytes) {
+    tier_->begin_read(rooms_.at(number), reinterpret_cast<void*>(to), bytes);
+  }
+
+  void finish_read(int number, std::uintptr_t to, Stream reader) {
+    tier_->finish_read(rooms_.at(number), reinterpret_cast<void*>(to), reader);
+  }
+
+  Tier& tier() { return *tier_; }
+
+ private:
+  const std::unique_ptr<Tier> tier_;
+  std::unordered_map<int, Tier::Room> rooms_;
+  int last_ = 0;
+};
+
+}  // namespace
+
+void bind_pool(py::module_& m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+  m.def("host_pages_move", &host_pages_move);
+  py::class_<PoolStats>(m, "PoolStats")
+      .def_readonly("budget", &PoolStats::budget)
+      .def_readonly("live", &PoolStats::live)
+      .def_readonly("peak", &PoolStats::peak)
+      .def_readonly("committed", &PoolStats::committed)
+      .def_readonly("largest_hole", &PoolStats::largest_hole)
+      .def_readonly("external_fragmentation", &PoolStats::external_fragmentation)
+      .def_readonly("live_blocks", &PoolStats::live_blocks)
+      .def_readonly("allocations", &PoolStats::allocations)
+      .def_readonly("frees", &PoolStats::frees)
+      .def_readonly("failures", &PoolStats::failures)
+      .def_readonly("remaps", &PoolStats::remaps)
+      .def_readonly("quarantined", &PoolStats::quarantined)
+      .def_readonly("stream_waits", &PoolStats::stream_waits)
+      .def_readonly("allocated", &PoolStats::allocated)
+      .def_readonly("peak_committed", &PoolStats::peak_committed)
+      .def_readonly("peak_blocks", &PoolStats::peak_blocks);
+
+  py::enum_<Fit>(m, "Fit")
+      .value("committed", Fit::kCommitted)
+      .value("remap", Fit::kRemap)
+      .value("beyond", Fit::kBeyond);
+
+  py::class_<PyPool>(m, "Pool")
+      .def(py::init<Bytes, const std::string&, Bytes, int, bool, bool>(), py::arg("budget"),
+           py::arg("arena"), py::arg("address_space"), py::arg("device") = 0,
+           py::arg("rdma") = false, py::arg("exportable") = false)
+      .def("allocate", &PyPool::allocate, py::arg("size"), py::arg("fit") = Fit::kBeyond,
+           py::arg("stream") = 0)
+      .def("free", &PyPool::free, py::arg("address"))
+      .def("record_stream", &PyPool::record_stream, py::arg("address"), py::arg("stream"))
+      .def(
+          "retire_stream", [](PyPool& self, Stream stream) { self.pool().retire_stream(stream); },
+          py::arg("stream"), Unlocked())
+      .def(
+          "gather_streams", [](PyPool& self, Stream stream) { self.pool().gather_streams(stream); },
+          py::arg("stream"), Unlocked())
+      .def(
+          "spread_stream", [](PyPool& self, Stream stream) { self.pool().spread_stream(stream); },
+          py::arg("stream"), Unlocked())
+      .def(
+          "set_limit", [](PyPool& self, Bytes limit) { self.pool().set_limit(limit); },
+          py::arg("limit"), Unlocked())
+      .def(
+          "begin_quarantine", [](PyPool& self) { self.pool().begin_quarantine(); }, Unlocked())
+      .def(
+          "end_quarantine", [](PyPool& self) { self.pool().end_quarantine(); }, Unlocked())
+      .def("free_neighbours", &PyPool::free_neighbours, py::arg("address"))
+      .def("snapshot", &PyPool::snapshot)
+      .def(
+          "stats", [](const PyPool& self) { return self.pool().stats(); }, Unlocked())
+      .def(
+          "trim", [](PyPool& self) { return self.pool().trim(); }, Unlocked())
+      .def(
+          "reset_peak", [](PyPool& self) { self.pool().reset_peak(); }, Unlocked())
+      .def(
+          "check", [](const PyPool& self) { self.pool().check(); }, Unlocked())
+      .def(
+          "holds",
+          [](const PyPool& self, std::uintptr_t address) {
+            return Pool::owner_of(reinterpret_cast<const void*>(address)) == &self.pool();
+          },
+          py::arg("address"))
+      .def_property_readonly("budget", [](const PyPool& self) { return self.pool().budget(); })
+      .def_property_readonly("arena", [](const PyPool& self) { return self.pool().arena().name(); })
+      .def_property_readonly("page", [](const PyPool& self) { return self.pool().arena().page(); })
+      .def_property_readonly("address_space",
+                             [](const PyPool& self) { return self.pool().arena().capacity(); })
+      .def_static(
+          "is_owned",
+          [](std::uintptr_t address) {
+            return Pool::owner_of(reinterpret_cast<const void*>(address)) != nullptr;
+          },
+          py::arg("address"));
+
+  py::class_<PyHostTier>(m, "HostTier")
+      .def(py::init<PyPool&, int, Bytes>(), py::arg("pool"), py::arg("device"), py::arg("bytes"),
+           py::keep_alive<1, 2>())
+      .def("reserve", &PyHostTier::reserve, py::arg("bytes"))
+      .def("give_back", &PyHostTier::give_back, py::arg("room"))
+      .def("write", &PyHostTier::write, py::arg("room"), py::arg("address"), py::arg("bytes"),
+           py::arg("made") = py::none())
+      .def(
+          "mark",
+          [](PyHostTier& self, Stream stream, std::int64_t now) {
+            self.tier().mark(stream, Nanos{now});
+          },
+          py::arg("stream"), py::arg("now"))
+      .def("begin_read", &PyHostTier::begin_read, py::arg("room"), py::arg("address"),
+           py::arg("bytes"))
+      .def("finish_read", &PyHostTier::finish_read, py::arg("room"), py::arg("address"),
+           py::arg("reader"))
+      .def(
+          "arrives_on",
+          [](PyHostTier& self, Stream reader) { return self.tier().arrives_on(reader); },
+          py::arg("reader"))
+      .def("let_overwrite", [](PyHostTier& self) { self.tier().let_overwrite(); })
+      .def("used", [](PyHostTier& self) { return self.tier().used(); })
+      .def("times",
+           [](PyHostTier& self) {
+             const Tier::Times times = self.tier().times();
+             return std::pair(times.busy.count(), times.waited.count());
+           })
+      .def("speed", [](PyHostTier& self) {
+        const Tier::Speed speed = self.tier().speed();
+        return std::pair(speed.nanoseconds_per_byte, speed.latency.count());
+      });
+}
+
+}  // namespace dtr

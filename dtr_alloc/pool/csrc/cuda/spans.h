@@ -1,0 +1,81 @@
+// How long pieces of work took in their streams, as a swap tells of its copies and of who waits for
+// them. Two events with time stand around each piece, and are read when the device has passed them:
+// the host never waits. Cost: two events a piece. A piece that cannot be measured is not counted.
+
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "dtr_alloc/pool/csrc/device_work.h"
+
+namespace dtr {
+
+class Spans {
+ public:
+  static constexpr std::size_t kMostUnderWay = 1024;  // Above that the device is far behind.
+
+  explicit Spans(int device) : work_(make_cuda_work(device)) {}
+  ~Spans() {
+    for (const Span& span : under_way_) drop(span);
+  }
+
+  // Runs `act` and adds what it takes in the stream to `sum`. What cannot be measured is not.
+  template <class Act>
+  void measure(Stream stream, Nanos& sum, const Act& act) {
+    collect();
+    void* const first = under_way_.size() < kMostUnderWay ? stamp(stream) : nullptr;
+    try {
+      act();
+    } catch (...) {
+      if (first) work_->give_back(first);
+      throw;
+    }
+    void* const last = first ? stamp(stream) : nullptr;
+    if (last) {
+      under_way_.push_back({first, last, &sum});
+    } else if (first) {
+      work_->give_back(first);
+    }
+  }
+
+  void collect() {
+    while (!under_way_.empty()) {
+      const Span span = under_way_.front();
+      std::optional<Nanos> passed;
+      try {
+        passed = work_->between(span.first, span.last);
+        if (!passed) return;
+      } catch (const std::exception&) {
+      }
+      under_way_.pop_front();
+      drop(span);
+      if (passed) *span.sum += *passed;
+    }
+  }
+
+ private:
+  struct Span {
+    void *first, *last;
+    Nanos* sum;
+  };
+
+  void* stamp(Stream stream) {
+    try {
+      return work_->stamp(stream);
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+  void drop(const Span& span) {
+    work_->give_back(span.first);
+    work_->give_back(span.last);
+  }
+
+  const std::unique_ptr<DeviceWork> work_;
+  std::deque<Span> under_way_;
+};
+
+}  // namespace dtr

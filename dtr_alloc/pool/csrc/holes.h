@@ -1,0 +1,108 @@
+// The free blocks of a pool in the order of best fit.
+//
+// Small requests are the most frequent (a scalar argument of an operator may be one), and they come
+// back in few sizes: below 64 granules (32 KiB) each size has its own list, and a word with one bit
+// a size finds the smallest that fits in one instruction. Among holes of one size the last one
+// freed comes first: it is in the cache. From 64 granules on, HoleOrder: by size, then the
+// lowest address first.
+//
+// Of pages it knows their size alone, and so how many lie wholly inside holes: all others hold some
+// byte of a block.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "dtr_alloc/pool/csrc/blocks.h"
+#include "dtr_alloc/pool/csrc/hole_order.h"
+
+namespace dtr {
+
+class Holes {
+ public:
+  explicit Holes(Bytes page) : page_shift_(std::countr_zero(static_cast<std::uint64_t>(page))) {}
+
+  void insert(Node* hole) {
+    count_++;
+    pages_ += pages_inside(hole->offset, hole->size);
+    if (!small(hole->size)) return large_.insert(hole);
+    Node*& head = lists_[bin(hole->size)];
+    hole->hole_previous = nullptr;
+    hole->hole_next = head;
+    if (head != nullptr) head->hole_previous = hole;
+    head = hole;
+    filled_ |= std::uint64_t{1} << bin(hole->size);
+  }
+
+  void remove(Node* hole) {
+    count_--;
+    pages_ -= pages_inside(hole->offset, hole->size);
+    if (!small(hole->size)) return large_.remove(hole);
+    if (hole->hole_next != nullptr) hole->hole_next->hole_previous = hole->hole_previous;
+    if (hole->hole_previous != nullptr) {
+      hole->hole_previous->hole_next = hole->hole_next;
+    } else if ((lists_[bin(hole->size)] = hole->hole_next) == nullptr) {
+      filled_ &= ~(std::uint64_t{1} << bin(hole->size));
+    }
+  }
+
+  // Gives a hole another extent. Cheap where its place in the order stays the same.
+  void resize(Node* hole, Bytes offset, Bytes size);
+
+  // The first hole in the order of best fit that holds `size` and that `accept` takes, or null.
+  template <class Accept>
+  Node* best_fit(Bytes size, const Accept& accept) const {
+    if (small(size)) {
+      for (std::uint64_t left = filled_ >> bin(size) << bin(size); left != 0; left &= left - 1) {
+        for (Node* hole = lists_[std::countr_zero(left)]; hole != nullptr; hole = hole->hole_next) {
+          if (accept(hole)) return hole;
+        }
+      }
+    }
+    return large_.first_from(size, accept);
+  }
+
+  // Calls `visit` with every hole, largest first, until it returns false.
+  template <class Visit>
+  void largest_first(const Visit& visit) const {
+    if (!large_.each_backwards(visit)) return;
+    for (std::uint64_t left = filled_; left != 0;) {
+      const int size = 63 - std::countl_zero(left);
+      left &= ~(std::uint64_t{1} << size);
+      for (Node* hole = lists_[size]; hole != nullptr; hole = hole->hole_next) {
+        if (!visit(hole)) return;
+      }
+    }
+  }
+
+  Bytes largest() const {
+    if (!large_.empty()) return large_.last()->size;
+    return filled_ == 0 ? 0 : (63 - std::countl_zero(filled_)) * kGranule;
+  }
+
+  std::int64_t count() const { return count_; }
+  std::int64_t pages() const { return pages_; }  // That lie wholly inside a hole.
+  // Throws std::logic_error with a sentence. That these are the pool's free blocks, the pool
+  // checks.
+  void check() const;
+
+ private:
+  static bool small(Bytes size) { return size < 64 * kGranule; }
+  std::int64_t pages_inside(Bytes offset, Bytes size) const {
+    const Bytes page = Bytes{1} << page_shift_;
+    const std::int64_t begin = (offset + page - 1) >> page_shift_;
+    return std::max<std::int64_t>(((offset + size) >> page_shift_) - begin, 0);
+  }
+  static int bin(Bytes size) { return static_cast<int>(size / kGranule); }
+
+  std::array<Node*, 64> lists_ = {};
+  std::uint64_t filled_ = 0;  // Bit i: lists_[i] is not empty.
+  HoleOrder large_;
+  std::int64_t count_ = 0, pages_ = 0;
+  const int page_shift_;
+};
+
+}  // namespace dtr

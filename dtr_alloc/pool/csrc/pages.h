@@ -1,0 +1,107 @@
+// Which pages of an arena are committed: one bit a page, a second one for 64 pages that all are;
+// and how many there should be at most.
+//
+// The limit is the budget rounded up to a page; the pool decides when it is passed. A page may be
+// released only where it lies wholly inside a hole, so the pages that live blocks touch are
+// committed at all times; pages of holes stay committed, too, until somebody needs them elsewhere
+// or trims, because giving a page away and taking it again is a call to the kernel or the driver.
+// Cost: one word for 4,096 committed pages that a block covers.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "dtr_alloc/pool/csrc/arena.h"
+#include "dtr_alloc/pool/csrc/lazy_array.h"
+
+namespace dtr {
+
+class Pages {
+ public:
+  // A half-open run of page numbers.
+  struct Run {
+    std::int64_t begin, end;
+    std::int64_t size() const { return begin < end ? end - begin : 0; }
+  };
+
+  Pages(Arena& arena, Bytes budget);
+
+  Run touched(Bytes begin, Bytes end) const {  // Pages that hold some byte of the range.
+    return {begin >> shift_, (end + (Bytes{1} << shift_) - 1) >> shift_};
+  }
+  Run inside(Bytes begin, Bytes end) const {  // Pages that hold no other byte.
+    return {(begin + (Bytes{1} << shift_) - 1) >> shift_, end >> shift_};
+  }
+
+  bool all_committed(Run run) const {
+    if (run.size() == 1) return (bits_[run.begin >> 6] >> (run.begin & 63) & 1) != 0;
+    return next(false, run) == run.end;
+  }
+  // Whether committing the run stays within the limit.
+  bool fits(Run run) const {
+    const std::int64_t headroom = limit_ - committed_;
+    if (run.size() <= headroom || all_committed(run)) return true;
+    return headroom > 0 && missing(run, headroom) <= headroom;
+  }
+  std::int64_t committed(Run run) const;  // Committed pages in the run.
+  // Calls `visit(part, committed)` for the parts of the run that are and those that are not.
+  template <class Visit>
+  void each_run(Run run, const Visit& visit) const {
+    while (run.begin < run.end) {
+      const bool committed = (bits_[run.begin >> 6] >> (run.begin & 63) & 1) != 0;
+      const Run part{run.begin, next(!committed, run)};
+      visit(part, committed);
+      run.begin = part.end;
+    }
+  }
+
+  void commit(Run run) {
+    if (!all_committed(run)) commit_missing(run);
+  }
+  // Moves up to `most` committed pages of `from`, highest first, to where `to` has none; returns
+  // how many. `to` must miss that many. Calls `about(run)` before each run leaves its place.
+  std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& about);
+  void leave(Run old) {
+    ++calls_;
+    arena_.leave(bytes(old.begin), bytes(old.end));
+  }
+  // Releases up to `most` pages of the run, highest first; returns how many.
+  std::int64_t release(Run run, std::int64_t most);
+
+  std::int64_t calls() const { return calls_.load(std::memory_order_relaxed); }  // To the arena.
+  std::int64_t limit() const { return limit_; }
+  void set_limit(Bytes bytes) { limit_ = touched(0, bytes).end; }
+  std::int64_t committed() const { return committed_; }
+  Bytes committed_bytes() const { return committed_ << shift_; }
+  Bytes bytes(std::int64_t pages) const { return pages << shift_; }
+  std::vector<std::pair<Bytes, Bytes>> runs() const;  // Of committed pages, as offsets.
+  void check() const;                                 // Throws std::logic_error with a sentence.
+
+ private:
+  // The first page of the run that is (not) committed, or its end.
+  std::int64_t next(bool committed, Run run) const;
+  Run last_committed(Run run, std::int64_t most) const;  // Up to `most` pages; empty if none.
+  // One past the last page of the run that is (not) committed, or its begin.
+  std::int64_t last_end(bool committed, Run run) const;
+  // Pages of the run that are not committed; stops counting once there are more than `enough`.
+  std::int64_t missing(Run run, std::int64_t enough) const;
+  void commit_missing(Run run);
+  void set(Run run, bool committed);
+  // After a call about a run has thrown: learns from the arena which pages it still concerns.
+  void look_again(Run run, bool before);
+
+  Arena& arena_;
+  const int shift_;
+  std::int64_t limit_;
+  std::int64_t committed_ = 0;
+  std::atomic<std::int64_t> calls_ = 0;
+  std::int64_t top_ = 0;  // No page from here on was ever committed.
+  const LazyArray<std::uint64_t> bits_;
+  const LazyArray<std::uint64_t> full_;  // Bit i: bits_[i] has all its bits.
+};
+
+}  // namespace dtr

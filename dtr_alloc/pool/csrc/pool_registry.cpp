@@ -1,0 +1,102 @@
+// All pools of the process: which of them an address belongs to, and their locks around fork().
+//
+// A pool enters when it is created and leaves when its last block is freed, which may be long after
+// its handle is gone. An address finds its pool by one load from a table.
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "dtr_alloc/pool/csrc/pool.h"
+
+namespace dtr {
+namespace {
+
+// Owner of each kArenaAlignment of the address space: 4 MiB, of which only the used pages have
+// memory.
+std::array<std::atomic<Pool*>, kVirtualEnd / kArenaAlignment> owners;
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Pool*> pools;
+};
+
+// Never destroyed: tensors may give their blocks back after the destructors of this file's statics
+// have run.
+Registry& registry() {
+  static Registry& instance = *new Registry;
+  return instance;
+}
+
+// Not a recursive mutex: that remembers the id of its thread, and the child's is another.
+thread_local int lock_all_depth = 0;
+
+// When the library is loaded, so before anyone else's handlers: see lock_all().
+[[maybe_unused]] const int registered =
+    pthread_atfork(&Pool::lock_all, &Pool::unlock_all, &Pool::unlock_all);
+
+}  // namespace
+
+Pool::Handle Pool::create(std::unique_ptr<Arena> arena, Bytes budget) {
+  if (budget <= 0 || budget > arena->capacity()) {
+    throw std::invalid_argument("the budget of a pool must be above 0 and within its arena");
+  }
+  Pool* pool = new Pool(std::move(arena), budget);
+  pool->announce(pool);
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.pools.push_back(pool);
+  return Handle(pool);
+}
+
+void Pool::retire() {
+  {
+    const std::lock_guard lock(mutex_);
+    retired_ = true;
+    quarantine_ = 0;  // Nobody is left to end it.
+    vacate_held();
+    if (live_ > 0) return;
+  }
+  {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    std::erase(all.pools, this);
+  }
+  announce(nullptr);  // Before the arena gives its addresses up to others.
+  delete this;
+}
+
+void Pool::announce(Pool* pool) const {
+  const std::uintptr_t first = arena_->base() / kArenaAlignment;
+  const std::uintptr_t last = (arena_->base() + arena_->capacity() - 1) / kArenaAlignment;
+  for (std::uintptr_t slot = first; slot <= last; slot++) {
+    owners[slot].store(pool, std::memory_order_release);
+  }
+}
+
+Pool* Pool::owner_of(const void* address) {
+  const std::uintptr_t slot = reinterpret_cast<std::uintptr_t>(address) / kArenaAlignment;
+  return slot < owners.size() ? owners[slot].load(std::memory_order_acquire) : nullptr;
+}
+
+void Pool::lock_all() {
+  if (lock_all_depth++ > 0) return;
+  Registry& all = registry();
+  all.mutex.lock();
+  for (Pool* pool : all.pools) pool->mutex_.lock();
+}
+
+void Pool::unlock_all() {
+  if (--lock_all_depth > 0) return;
+  Registry& all = registry();
+  for (Pool* pool : all.pools) pool->mutex_.unlock();
+  all.mutex.unlock();
+}
+
+}  // namespace dtr

@@ -1,0 +1,148 @@
+"""`torch.compile(block, backend="dtr_alloc")`: code that can be recomputed.
+
+Inductor compiles as ever. What is added is a mark on each compiled forward graph: how many results
+it has, what it writes, whether it draws random numbers. In a scope a marked graph is called as one
+operator (csrc/live/compiled_region.h), whose results, saved activations among them, can be evicted
+and computed again by running the graph again. What a backward graph reads is brought back and held
+until it lets it go (compiled_code.py); its mark tells what of it the graph may write over. Outside
+of scopes graphs are called as torch calls them.
+
+AOTAutograd's cache gives graphs back without asking a backend, so without marks. It is off for this
+backend; Inductor's own cache, which saves most of the time, stays. Costs a walk over each graph as
+it is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.adapters import compiled_code
+
+# Of higher-order operators: those that write nothing and have no effect but their results.
+_PURE = frozenset(
+    (
+        *("cond", "while_loop", "scan", "associative_scan", "map_impl", "flex_attention"),
+        *("invoke_subgraph", "run_and_save_rng_state", "run_with_rng_state"),
+        *("triton_kernel_wrapper_functional", "wrap_with_autocast", "wrap_with_set_grad_enabled"),
+    )
+)
+_TORCHS = ("aten", "prims", "inductor", "quantized", "mkldnn", "mkl", "onednn", "rngprims")
+
+
+def backend(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compiles a graph of Dynamo's by Inductor, for `torch.compile(..., backend="dtr_alloc")`.
+
+    Args:
+        graph: what to compile.
+        inputs: examples of its arguments.
+        mode, options: Inductor's, as `torch.compile` takes them.
+
+    Raises:
+        ValueError: `mode`, `options` or Inductor's configuration ask for CUDA graphs, whose memory
+            cannot be evicted.
+
+    Example:
+        >>> import torch, dtr_alloc
+        >>> from dtr_alloc.runtime.adapters.compile_backend import backend
+        >>> block = torch.compile(torch.nn.Linear(8, 8), backend=backend)
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
+    if config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
+        asked = "torch._inductor.config.triton.cudagraphs"
+        if "triton.cudagraphs" in config:
+            asked = "the option triton.cudagraphs" if mode is None else f'mode "{mode}"'
+        raise ValueError(
+            f'backend "dtr_alloc" makes no CUDA graphs, for which {asked} asks, because their '
+            'memory cannot be evicted: use mode "default" or "max-autotune-no-cudagraphs", and '
+            "leave that option and Inductor's configuration of that name False"
+        )
+    without_cache = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
+    with torch._functorch.config.patch(without_cache):
+        made = compile_fx(graph, inputs, inner_compile=_compile, config_patches=config or None)
+    return cast(Callable[..., Any], made)
+
+
+def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.output_code import CompiledFxGraph
+    from torch._inductor.utils import get_donated_idxs
+
+    if kwargs.get("is_backward"):
+        overwritten = get_donated_idxs() or []
+        compiled = compile_fx_inner(graph, inputs, **kwargs)
+        compiled_code.mark_overwritten(compiled, overwritten)
+        return compiled
+    name, why_not = _name(), _why_not(graph)  # Before Inductor rewrites the graph.
+    random, results = _is_random(graph), _results(graph)
+    compiled = compile_fx_inner(graph, inputs, **kwargs)
+    if isinstance(compiled, CompiledFxGraph):
+        if torch._inductor.config.freezing and (compiled.constants or compiled.frozen_param_names):
+            why_not = "is frozen: the program may write the parameters in it"
+        region = _core.CompiledRegion(name, results, sorted(compiled.mutated_input_idxs), random)
+        compiled_code.mark(compiled, why_not or region, name)
+    return compiled
+
+
+def _name() -> str:
+    """Of the graph, for traces and profiles."""
+    from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
+
+    return f"compiled::{get_aot_graph_name()}"
+
+
+def _calls(graph: torch.fx.GraphModule) -> Iterator[Any]:
+    """What the graph and those inside it call."""
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.op == "call_function":
+                    yield node.target
+
+
+def _why_not(graph: torch.fx.GraphModule) -> str | None:
+    """Why the graph must not run again, or None."""
+    return next(filter(None, map(_obstacle, _calls(graph))), None)
+
+
+def _obstacle(call: Any) -> str | None:
+    if isinstance(call, torch._ops.HigherOrderOperator):
+        name = str(call.__name__)
+        return None if name in _PURE else f"the higher-order operator {name} may have effects"
+    if not isinstance(call, torch._ops.OpOverload) or call.namespace in _TORCHS:
+        return None
+    name = call._schema.name
+    if _core.is_collective(name, call._schema.overload_name):
+        return f"{name} talks to other processes"
+    if call in torch.fx.node._side_effectful_functions:
+        return f"{name} has effects"
+    if torch.Tag.pt2_compliant_tag not in call.tags:
+        return f"{name} has no pt2_compliant_tag"
+    return f"{name} writes an argument" if call._schema.is_mutable else None
+
+
+def _is_random(graph: torch.fx.GraphModule) -> bool:
+    return any(map(_may_draw, _calls(graph)))
+
+
+def _may_draw(call: Any) -> bool:
+    """Whether it draws, or perhaps does and does not say so."""
+    if isinstance(call, torch._ops.OpOverload) and call.namespace in _TORCHS:
+        return torch.Tag.nondeterministic_seeded in call.tags
+    return isinstance(call, (torch._ops.OpOverload, torch._ops.HigherOrderOperator))
+
+
+def _results(graph: torch.fx.GraphModule) -> int:
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    return len(output.args[0])

@@ -1,0 +1,386 @@
+// What happens to one operator inside a scope. The order matters:
+//
+//   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
+//   2. Where the operator writes a constant that recipes read: keep the old content for them
+//      (writes.cpp).
+//   3. Record the recipe, before the call: the call consumes its arguments and advances the
+//      generator.
+//   4. Run the operator, with the lock open and interception off for what it calls.
+//   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
+//
+// Not recorded, so that their results are constants: first-order backward, whose gradients look
+// large and cheap but need the whole backward pass again; optimizer steps, whose state would drag
+// its history along; operators that we cannot keep.
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+#include <utility>
+
+#include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/ticks.h"
+#include "runtime/csrc/live/operators/libraries.h"
+#include "runtime/csrc/live/session/hold.h"
+#include "runtime/csrc/live/session/locks.h"
+#include "runtime/csrc/live/session/session.h"
+
+namespace torch::autograd {
+// -1 outside a backward pass. Its header costs 20 s to compile.
+TORCH_API int get_current_graph_task_id();
+}  // namespace torch::autograd
+
+namespace dtr {
+
+thread_local InOperator::State InOperator::state;
+
+namespace {
+
+thread_local bool in_optimizer = false;
+
+void mix(Costs::Key& key, c10::IntArrayRef numbers) {
+  for (std::int64_t number : numbers) {
+    key = (key ^ static_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15;
+    key ^= key >> 29;
+  }
+}
+
+// The operator, the shapes, types and order of what it reads, and whole numbers: what mostly decides
+// how long it takes. Fractions do not count: an optimizer's may differ in each step.
+Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
+  Costs::Key key = reinterpret_cast<std::uintptr_t>(&call.info);
+  for (const TensorArgument& argument : call.arguments) {
+    const c10::TensorImpl& tensor = *argument.tensor;
+    const auto type = static_cast<int>(c10::typeMetaToScalarType(tensor.dtype()));
+    mix(key, argument.argument << 16 | type << 1 | static_cast<int>(tensor.is_contiguous()));
+    mix(key, tensor.sizes());
+  }
+  for (const c10::IValue& value : call.stacked_arguments(stack)) {
+    if (value.isInt()) mix(key, value.toInt());
+    if (value.isBool()) mix(key, value.toBool());
+    if (value.isIntList()) {
+      for (const std::int64_t number : value.toIntList()) mix(key, number);
+    }
+  }
+  return key;
+}
+
+// While the lock was open another thread took the argument's memory, or wrote it, or dropped it.
+bool is_lost(const Value& value) { return !value.home || !value.resident(); }
+
+// A backward pass of first order, or an optimizer's step.
+bool differentiating() {
+  if (c10::GradMode::is_enabled()) {
+    in_optimizer = false;  // A step that raised ran no post hook.
+    return false;
+  }
+  return in_optimizer || torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+}  // namespace
+
+void Session::set_in_optimizer(bool inside) {
+  in_optimizer = inside;
+  Session* session = active();
+  if (!inside || !session || !Scope::records_this_thread()) return;
+  if (TraceRecorder* recorder = session->trace_.recorder()) recorder->optimizing();
+}
+
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  intercept(operator_info(op), keys, stack);
+}
+
+void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  Session* session = Session::active();
+  if (!session) return info.handle.redispatchBoxed(keys, stack);
+  const bool outermost = InOperator::state.depth == 0;
+  try {
+    session->execute(info, keys, stack);
+  } catch (const c10::OutOfMemoryError& error) {
+    if (!outermost) throw;
+    session->rethrow_with_advice(error);
+  } catch (c10::Error& error) {
+    if (outermost) Session::add_refusal(error);
+    throw;
+  }
+  if (outermost) session->tell_of_caught();
+}
+
+void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack) {
+  if (info.itemwise && execute_itemwise(info, keys, stack)) return;
+  Call call{.info = info, .keys = keys};
+  call.begin_ticks = ticks();
+  call.inside_hold = Hold::inside();
+  call.handled = keys.has(c10::DispatchKey::Python);
+  gather(call, *stack);
+  call.recordable = recordable(call, *stack);
+  call.recording = options_.record && call.recordable;
+
+  std::optional<Turn> turn;
+  const bool draws = info.random || (info.others && call.recording);  // Or may.
+  if (options_.record && (info.writes || draws)) turn.emplace(*this);
+  if (call.recording) snapshot(call, *stack);
+
+  const bool engages = options_.record && (call.recording || call.tracked || info.writes);
+  const bool meets = !engages && may_be_new(call);
+  Guard guard(*this, engages || meets || scope_.joined() > 0);
+  OperatorCall engaged(engine_);
+  try {
+    if (engages) prepare(call, engaged, *stack, guard.lock());
+    if (meets) meet_this_stream();
+  } catch (...) {
+    adopt_what_was_written(call);  // What has no reader may move as before: nothing was written.
+    arm_again(call);
+    throw;
+  }
+  // The other process may wait for what another thread of this one is about to do.
+  if (info.waits) turn.reset();
+  try {
+    const UnderWay::Operator under_way(under_way_, guard.lock(), info.waits || info.collective);
+    Guard::Opened open(guard);
+    run(call, stack);
+    if ((info.others || call.host_random) && engaged.op()) look_at_what_it_did(call, *stack);
+  } catch (...) {
+    after_failure(call, engaged);
+    throw;
+  }
+  after(call, engaged, *stack, guard.lock());
+  if (call.undeclared) std::rethrow_exception(call.undeclared);
+}
+
+// Whether a recipe of this call could be kept, in a session that records.
+bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
+  const OperatorInfo& info = call.info;
+  const bool apart = differentiating();  // Asked of every operator: one may end a step that raised.
+  if (!options_.record && !trace_.recorder()) return false;
+  if (!call.here || call.foreign || call.handled) return false;
+  if (apart || captures_ > 0 || Hold::here()) return false;
+  if (info.others && (call.stays = distrusts(info))) return false;
+  if (!info.recordable || !(info.fresh || info.writes)) return false;
+  if (info.listed && info.returns == 0) return false;  // A graph that only writes.
+  if (device_.device.is_cpu() && info.differs_in_each_run(stack)) {
+    if (!at::globalContext().deterministicAlgorithms()) return false;
+  }
+  return !info.draws_elsewhere(stack);
+}
+
+void Session::gather(Call& call, const torch::jit::Stack& stack) const {
+  const OperatorInfo& info = call.info;
+  const c10::ArrayRef<c10::IValue> first = call.stacked_arguments(stack);
+  const bool names_device = info.device >= 0 && first[info.device].isDevice();
+  const c10::Device device = names_device ? first[info.device].toDevice() : c10::Device(c10::kCPU);
+  call.here = device.type() == device_.device.type();
+  for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
+    TensorArgument argument{.argument = static_cast<std::uint8_t>(__builtin_ctzll(bits))};
+    argument.written = info.is(info.writes, argument.argument);
+    argument.scratch = info.is(info.statistics, argument.argument);
+    const bool flagged = argument.scratch && info.training >= 0;
+    if (flagged && !first[info.training].toBool()) argument.scratch = argument.written = false;
+    for_each_tensor(first[argument.argument], [&](c10::TensorImpl& tensor, std::uint16_t item) {
+      argument.tensor = &tensor;
+      argument.item = item;
+      add_argument(call, argument);
+    });
+  }
+}
+
+void Session::add_argument(Call& call, TensorArgument& argument) const {
+  const c10::TensorImpl& tensor = *argument.tensor;
+  const bool here = tensor.device() == device_.device;
+  call.here |= here;
+  if (!device_.holds(tensor) || (argument.written && !here)) {
+    // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
+    call.foreign = true;
+    const bool has_memory = tensor.has_storage() && tensor.unsafe_storage();
+    if (!has_memory || !trace_.tracks(storages_, storage_of(tensor))) return;
+  }
+  argument.storage = storage_of(tensor);
+  argument.armed = is_armed(argument.storage) && !StorageTable::tracked(argument.storage);
+  if (argument.armed && call.info.shares) disarm(argument.storage);
+  call.bytes += static_cast<Bytes>(argument.storage->nbytes());
+  call.tracked |= !call.info.shape_only && StorageTable::tracked(argument.storage);
+  call.arguments.push_back(argument);
+}
+
+void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
+                      Lock& lock) {
+  if (call.tracked) prepare_reads(call, engaged, lock);
+  if (captures_ > 0) call.recording = false;  // One that began meanwhile.
+  if (call.info.writes) prepare_writes(call, engaged, lock);
+  if (call.here && !call.tracked) meet_this_stream();  // What it reads may be new from another.
+  if (call.recording) record(call, engaged, stack);
+}
+
+void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
+  for (TensorArgument& argument : call.arguments) {
+    argument.value = StorageTable::value_of(argument.storage);
+    if (!argument.value) continue;
+    engaged.argument(*argument.value);
+    engine_.used(*argument.value);
+  }
+  if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
+  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);
+  if (call.recording || call.info.shares) cut_histories(call, engaged);
+  if (device_.work && follow_stream()) read_on_stream(call);
+}
+
+// Another operator, which is under way, reads or writes the value.
+bool Session::held_elsewhere(const Call& call, const Value& value) const {
+  std::int32_t own = value.unfilled ? 1 : 0;
+  for (const TensorArgument& argument : call.arguments) own += argument.value == &value;
+  return value.locks > own;
+}
+
+void Session::cut_histories(Call& call, OperatorCall& engaged) {
+  for (const TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
+    if (!value || is_lost(*value)) continue;
+    if (call.info.shares) {
+      make_constant(call, engaged, *value);
+    } else if (engine_.outweighed(*value) && !held_elsewhere(call, *value)) {
+      settle(call, engaged, *value);
+    }
+  }
+}
+
+// What is read while it could not be recomputed may be read so again.
+void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
+  for (const TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
+    if (!value || is_lost(*value)) continue;
+    if (engine_.rests_on_absent(*value)) settle(call, engaged, *value);
+  }
+}
+
+void Session::bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock) {
+  const std::int64_t begin = ticks();
+  engaged.bring_back([&](Value& value) { bring_back(value, lock); });
+  // Policy::kBanish makes constant what was computed from a value that it forgets.
+  for (const TensorArgument& argument : call.arguments) {
+    Value* value = argument.value;
+    if (value && value->constant()) make_constant(call, engaged, *value);
+  }
+  call.remat_ticks = ticks() - begin;
+  watch_for_thrash();
+}
+
+void Session::settle(Call& call, OperatorCall& engaged, Value& value) {
+  engine_.settle(value);
+  if (value.constant()) make_constant(call, engaged, value);
+}
+
+// An argument becomes an ordinary tensor, which the operator then reads.
+void Session::make_constant(Call& call, OperatorCall& engaged, Value& value) {
+  if (!value.constant()) engine_.freeze(value);
+  for (TensorArgument& argument : call.arguments) {
+    if (argument.value != &value) continue;
+    argument.value = nullptr;
+    engaged.release(value);
+  }
+}
+
+void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack) {
+  const bool times = device_.work && at::globalContext().benchmarkCuDNN();
+  if (times && call.info.handle.schema().name().find("convolution") != std::string::npos) {
+    TORCH_WARN_ONCE(
+        "torch.backends.cudnn.benchmark is on: cuDNN then times several algorithms in each thread "
+        "and may choose another one where a convolution is recomputed in the backward pass, whose "
+        "thread is autograd's. Results may differ in the last bits. They are exact with "
+        "torch.backends.cudnn.benchmark = False");
+  }
+  if (detector_) verify_constants(call);
+  const Switches::Number switches = under_way_.switches();
+  // What recordable() saw may have been a replay's of another thread.
+  const bool unordered = device_.device.is_cpu() && call.info.differs_in_each_run(stack);
+  if (unordered && !Switches::deterministic(switches)) return;
+  Op* op = Recipe::record(engine_, call.info, call.keys, stack, call.arguments,
+                          std::move(call.random), switches);
+  if (!op) return;
+  engaged.begin(*op);
+  if (!call.info.shape_only) link_reads(call, *op);
+  for (Value* source : call.sources) {
+    if (source) engaged.release(*source);
+  }
+  call.sources.clear();
+}
+
+void Session::link_reads(Call& call, Op& op) {
+  std::uint32_t use = 0;
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    TensorArgument& argument = call.arguments[i];
+    if (argument.scratch || argument.inlined()) continue;
+    Value& source = source_of(call, i);
+    engine_.read(op, use++, source);
+    argument.armed |= kSeesRawAccess && !argument.value;
+    if (detector_ && source.constant()) detector_->watch(source, argument.tensor);
+  }
+}
+
+// What a recipe reads as the call's i-th tensor argument.
+Value& Session::source_of(const Call& call, std::size_t i) {
+  if (!call.sources.empty() && call.sources[i]) return *call.sources[i];
+  const TensorArgument& argument = call.arguments[i];
+  return argument.value ? *argument.value : constants_.of(argument.storage);
+}
+
+void Session::verify_constants(const Call& call) {
+  for (const TensorArgument& argument : call.arguments) {
+    const Value* constant = argument.value ? nullptr : constants_.find(argument.storage);
+    if (constant) detector_->verify(*constant, call.info);
+  }
+}
+
+// The operator itself. The engine's lock is open.
+void Session::run(Call& call, torch::jit::Stack* stack) {
+  if (TraceRecorder* recorder = trace_.recorder()) {
+    for (const TensorArgument& argument : call.arguments) {
+      call.held.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(argument.storage));
+    }
+    trace_.begin(call, storages_, *recorder);
+  }
+  if (!detector_) return run_timed(call, stack);
+  const MutationDetector::Arguments seen = detector_->look(call.info, call.arguments);
+  run_timed(call, stack);
+  try {
+    detector_->compare(call.info, seen);
+  } catch (const std::exception&) {
+    call.undeclared = std::current_exception();
+  }
+}
+
+void Session::run_timed(Call& call, torch::jit::Stack* stack) {
+  // Of a nested tensor torch tells no shape. By a logical clock no time counts.
+  if (call.here && !call.foreign && !options_.logical_clock) {
+    call.cost = cost_key(call, *stack);
+    if (costs_ && captures_ == 0) {
+      call.sample = costs_->begin(call.cost, device_.current_stream(), steps_);
+    }
+  }
+  const Pool* pool = call.sample.first ? pool_of_values() : nullptr;
+  const std::int64_t page_calls = pool ? pool->page_calls() : 0;
+  InOperator::State& thread = InOperator::state;
+  const std::int64_t start = ticks(), search = thread.search_ticks;
+  {
+    InOperator inside(call.handled);
+    if (call.info.others && !call.info.ran.exchange(true)) thread.first_run = true;
+    c10::impl::ExcludeDispatchKeyGuard below(kKey);
+    call.info.handle.redispatchBoxed(call.keys, stack);
+  }
+  call.first_run = std::exchange(thread.first_run, false);
+  call.inside_ticks = ticks() - start;
+  call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);
+  if (thread.refused > 0) {
+    std::lock_guard guard(engine_.mutex());
+    note_caught(call.info);
+  }
+  if (!call.sample.first) return;
+  const bool paged = pool && pool->page_calls() != page_calls;
+  const bool disturbed = thread.search_ticks != search || paged;
+  costs_->end(call.sample, device_.current_stream(), disturbed);
+}
+
+}  // namespace dtr

@@ -1,0 +1,92 @@
+// A call of another library's operator on its way through a session: whether it is recorded, what
+// it may draw, and what of its results stays in memory. The rules stand in libraries.h.
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <memory>
+#include <mutex>
+
+#include "runtime/csrc/live/operators/libraries.h"
+#include "runtime/csrc/live/session/session.h"
+
+namespace dtr {
+namespace {
+
+bool is_held_once(const c10::TensorImpl& tensor) {
+  const auto holders = c10::raw::intrusive_ptr::use_count(const_cast<c10::TensorImpl*>(&tensor));
+  const c10::impl::PyObjectSlot& python = *tensor.pyobj_slot();
+  const bool wrapped = python.load_pyobj();  // A kernel in Python made it: each holds the other.
+  return holders == (wrapped ? 2 : 1) && (!wrapped || python.has_unique_reference());
+}
+
+}  // namespace
+
+bool is_shared(const at::TensorBase& tensor) {
+  if (!is_held_once(*tensor.unsafeGetTensorImpl())) return true;
+  const bool view = tensor.is_view();
+  if (view && !is_held_once(*tensor._base().unsafeGetTensorImpl())) return true;
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() > (view ? 2 : 1);
+}
+
+// Why no recipe of another library's operator would be right, for all that is known; or null.
+const char* Session::distrusts(const OperatorInfo& info) const {
+  if (info.obstacle) return info.obstacle;
+  if (info.promised || is_named(options_.recordable, info.name)) return nullptr;
+  return "has no pt2_compliant_tag; `recordable` vouches for it";
+}
+
+bool Session::library_keeps(const at::Tensor& result) const {
+  const c10::TensorImpl& tensor = *result.unsafeGetTensorImpl();
+  if (!device_.holds(tensor)) return false;
+  return worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes())) &&
+         is_shared(result);
+}
+
+// An operator that draws may put the generator back, as torch.random.fork_rng does, so a library's
+// gets a state in any case: the last one, where the generator has not moved since.
+void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
+  if (!call.info.others) {
+    call.random = Recipe::snapshot(call.info, stack, device_);
+    if (!call.info.listed || !call.info.random) return;  // A compiled graph may draw from both.
+  } else {
+    at::Generator generator = device_.generator(device_.device);
+    std::lock_guard guard(generator.mutex());
+    if (!last_random_ || !last_random_->is_of(generator)) {
+      last_random_ = std::make_shared<const RandomState>(generator);
+    }
+    call.random = last_random_;
+  }
+  if (device_.device.is_cpu()) return;
+  at::Generator host = at::detail::getDefaultCPUGenerator();
+  std::lock_guard guard(host.mutex());
+  call.host_random = std::make_unique<RandomState>(host);
+}
+
+// Another library's operator is over, or a compiled graph. One that drew from the host's generator
+// beside the device's gets no recipe. Without the engine's lock: a kernel allocates while it holds a
+// generator's, and who looks at a tensor that Python has seen takes Python's.
+void Session::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const {
+  for (const c10::IValue& result : call.results(stack)) {
+    if (!call.info.others) break;
+    call.kept.push_back(is_defined_tensor(result) && library_keeps(result.toTensor()));
+  }
+  if (!call.host_random) return;
+  at::Generator host = at::detail::getDefaultCPUGenerator();
+  std::lock_guard guard(host.mutex());
+  if (!call.host_random->is_of(host)) call.stays = "draws from the host's generator";
+}
+
+// Of other libraries' operators and compiled graphs, those whose results would be worth evicting.
+void Session::tell_what_stays(const Call& call, const torch::jit::Stack& stack) {
+  if (!call.stays || !options_.record) return;
+  bool worth = false;
+  for (const c10::IValue& result : call.results(stack)) {
+    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
+      if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
+      worth |= worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()));
+    });
+  }
+  if (worth) stayed_.insert(call.info.name + ": " + call.stays);
+}
+
+}  // namespace dtr

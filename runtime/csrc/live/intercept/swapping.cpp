@@ -1,0 +1,177 @@
+// What a session does with its swap (swap.h): which tensors may go there, what happens when they are
+// written, and how they come and go.
+
+#include <ATen/record_function.h>
+
+#include <string>
+#include <utility>
+
+#include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/session/hold.h"
+#include "runtime/csrc/live/session/locks.h"
+#include "runtime/csrc/live/session/session.h"
+
+namespace dtr {
+
+namespace {
+
+// Whether somebody besides these tensors has the storage.
+bool is_held_elsewhere(c10::StorageImpl* storage, c10::ArrayRef<c10::IValue> tensors) {
+  std::size_t here = 0;
+  for (const c10::IValue& one : tensors) {
+    for_each_tensor(one, [&](c10::TensorImpl& tensor, std::uint16_t) {
+      here += tensor.has_storage() && storage_of(tensor) == storage;
+    });
+  }
+  return c10::raw::intrusive_ptr::use_count(storage) > here;
+}
+
+}  // namespace
+
+// What nobody can make again may go to the swap: fresh results, and what was there before it was
+// written. Of other memory somebody may have the address. A result is fresh if its operator made the
+// memory, and nobody else holds it. It need not: `set_` lays a tensor over a storage that it is given
+// as such, and is how copy.copy and pickle make a tensor (torch 2.13, torch/_utils.py).
+bool Session::may_adopt(const Call& call) const {
+  if (!swap_ || !call.here || call.foreign || call.handled || call.info.others) return false;
+  if (call.info.stays) return false;
+  return captures_ == 0 && !Hold::here();
+}
+
+void Session::adopt_movable(const Call& call, c10::StorageImpl* storage) {
+  if (StorageTable::tracked(storage) || constants_.find(storage)) return;
+  Value* value = swap_->adopt(storage);
+  if (value && call.info.blank) engine_.keep_until_used(*value);
+}
+
+// While it was constant another thread may have begun to read it, without a lock.
+void Session::adopt_what_was_written(const Call& call) {
+  if (!may_adopt(call) || scope_.joined() > 0) return;
+  for (const auto& storage : call.movable) adopt_movable(call, storage.get());
+}
+
+void Session::adopt_what_was_made(const Call& call, const torch::jit::Stack& stack) {
+  if (!may_adopt(call) || call.info.surgery) return;
+  for (const c10::IValue& result : call.results(stack)) {
+    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
+      if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
+      if (is_held_elsewhere(storage_of(tensor), call.results(stack))) return;
+      if (worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()))) {
+        adopt_movable(call, storage_of(tensor));
+      }
+    });
+  }
+}
+
+// Constant while it is written: recipes that read it get what was there as those of any constant.
+void Session::freeze_movable(Call& call, OperatorCall& engaged, Value& value,
+                             c10::StorageImpl* storage) {
+  note_movable(call, storage);
+  make_constant(call, engaged, value);
+}
+
+void Session::note_movable(Call& call, c10::StorageImpl* storage) {
+  if (!swap_) return;
+  call.movable.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+}
+
+void Session::close_swap() {
+  std::unique_ptr<Tier> over;  // Ends after the lock, since it may wait for a device.
+  const std::lock_guard guard(engine_.mutex());  // Another thread may be asking what it did.
+  if (swap_) over = swap_->close();
+}
+
+void Session::reload(Op& op, Lock& lock) {
+  const auto bytes = static_cast<std::size_t>(op.outputs()[0]->size);
+  const Stream reader = device_.current_stream();
+  const auto arrived = [&] {
+    if (memory_->many_streams()) memory_->spread_stream(reader);
+  };
+  if (swap_->arrive(op, reader, arrived)) return;
+  Value& value = *op.outputs()[0];
+  at::DataPtr memory;
+  Nanos at = 0ns;
+  engine_.begins_copy(value);  // Else another thread's operator might begin it, too.
+  try {
+    const InReplay replaying;
+    Unlocked open(lock);
+    memory = device_.ordinary(allocate(bytes, swap_->arrives_on(reader)));
+    RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
+    at = EventLog::now();
+    swap_->read(op, memory.get(), reader);
+    arrived();
+  } catch (...) {
+    engine_.given_up(value);
+    throw;
+  }
+  swap_->fill(op, std::move(memory));
+  if (!events_.keeps()) return;
+  events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
+}
+
+// An operator is over, or compiled code. `met`: it ran on the device, and its stream is known. What
+// fails to come back is told when the program asks for it.
+void Session::swap_beside(bool met) {
+  if (!swap_ || !swap_->runs_beside() || captures_ > 0 || InOperator::state.handled) return;
+  try {
+    if (met) swap_->mark(device_.current_stream(), engine_.clock());
+  } catch (const std::exception&) {  // Then a copy waits for more.
+  }
+  try {
+    reload_ahead();
+  } catch (const std::exception&) {
+  }
+}
+
+// Begins what is due. An eighth of the budget may be under way.
+void Session::reload_ahead() {
+  constexpr Bytes kShare = 8;
+  const Bytes most = memory_->budget() / kShare;
+  if (!engine_.foretells()) {
+    give_up_ahead();
+    return;
+  }
+  for (Value* value : engine_.due(swap_->transfer().one_way(most))) {
+    if (value->size > most) {
+      engine_.pass_over(*value);
+    } else if (swap_->under_way() + value->size > most || !begin_ahead(*value)) {
+      return;
+    }
+  }
+}
+
+bool Session::begin_ahead(Value& value) {
+  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  std::string shortage;
+  const Stream stream = swap_->arrives_on(device_.current_stream());
+  Block* block = take(value.size, Fit::kCommitted, stream, shortage);
+  if (!block) return false;
+  try {
+    swap_->begin_ahead(*value.producer, block);
+  } catch (...) {
+    memory_->free(block);
+    throw;
+  }
+  if (events_.keeps()) {
+    events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_->live());
+  }
+  return true;
+}
+
+void Session::store(Value& value) {
+  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  if (!swap_->store(value) || !events_.keeps()) return;
+  events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_->live());
+}
+
+// An operator that has locked the value may be about to record that it reads it.
+void Session::let_write(Value& value, c10::StorageImpl& storage) {
+  const bool locked = value.locks > (value.unfilled ? 1 : 0);
+  if (value.movable() && (value.uses || locked)) {
+    store(value);
+    swap_->let_overwrite();
+  }
+  storages_.let_write(value, storage);
+}
+
+}  // namespace dtr

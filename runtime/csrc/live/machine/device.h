@@ -1,0 +1,69 @@
+// What a session has to know of the device its tensors lie on. There are two: the host, whose
+// tensors torch's CPU allocator makes and whose work is done when a call returns; and a CUDA
+// device, where work waits in streams (DeviceWork). A third combination exists for tests: CPU
+// tensors on memory of the fake CUDA driver, so that all of the runtime's device half runs without
+// a GPU.
+
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "dtr_alloc/pool/csrc/device_work.h"
+#include "runtime/csrc/engine/rules.h"
+
+namespace dtr {
+
+constexpr c10::DispatchKeySet kDense = c10::DispatchKeySet(
+    {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
+     c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
+     c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+// Whether nothing but its storage holds a tensor's content: not sparse, quantized, nested, ...
+inline bool is_dense(const c10::TensorImpl& tensor) {
+  return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
+}
+
+// Where in its 64 bytes memory begins. By that a product of a matrix and a vector, and a dot product,
+// choose the order in which they add up (torch 2.13 on x86-64: by the address modulo 16), and thus
+// their last bits. Allocators begin at 0; safetensors, a mapped file and rows of NumPy need not. So a
+// copy that recipes read begins where the original does (tests/live/test_alignment.py).
+inline Bytes remainder_of(const void* data) {
+  return static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data) % 64);
+}
+
+struct SessionDevice {
+  c10::Device device;
+  at::Allocator* allocator;       // Makes the tensors of this device, in a replay too.
+  c10::DeleterFnPtr deleter;      // Of an ordinary tensor; its context is the data pointer.
+  Stream (*stream)(c10::Device);  // To which this thread gives work.
+  at::Generator (*generator)(c10::Device);  // The default one.
+  std::unique_ptr<DeviceWork> work;         // Null on the host.
+
+  // A dense tensor of this device, or a number on the host, which a recipe keeps itself.
+  bool holds(const c10::TensorImpl& tensor) const {
+    if (!is_dense(tensor)) return false;
+    if (tensor.device() == device) return true;
+    return tensor.is_cpu() &&
+           static_cast<Bytes>(tensor.unsafe_storage().nbytes()) <= kLargestInline;
+  }
+  at::DataPtr ordinary(void* data) const { return {data, data, deleter, device}; }
+  Stream current_stream() const { return work ? stream(device) : 0; }
+  void copy(void* to, const void* from, Bytes bytes) const {
+    work ? work->copy(to, from, bytes, current_stream()) : void(std::memcpy(to, from, bytes));
+  }
+};
+
+// The host. With `on_cuda`, CPU tensors on the memory of CUDA device 0, for tests on a driver whose
+// memory the host can touch.
+SessionDevice host_device(bool on_cuda);
+void set_host_stream(Stream stream);  // To which this thread then gives its work, in such tests.
+
+}  // namespace dtr

@@ -1,0 +1,133 @@
+#include "runtime/csrc/live/machine/out_of_memory.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+
+namespace dtr {
+namespace {
+
+constexpr Bytes kKib = 1 << 10, kMib = 1 << 20;
+
+// Of a unit, whole ones beside the rest: a hundred times the largest size is no number.
+std::string in_hundredths(Bytes bytes, Bytes rounding) {
+  const Bytes unit = bytes < kMib ? kKib : kMib;
+  const Bytes count = bytes / unit * 100 + (bytes % unit * 100 + rounding * (unit - 1)) / unit;
+  char text[32];
+  std::snprintf(text, sizeof text, "%" PRId64 ".%02" PRId64 " %s", count / 100, count % 100,
+                unit == kKib ? "KiB" : "MiB");
+  return text;
+}
+
+// Rounded up: what is asked, and a budget that shall do.
+std::string enough_mib(Bytes bytes) {
+  return bytes < kKib ? in_mib(bytes) : in_hundredths(bytes, 1);
+}
+
+// A smaller budget may have come while more was live.
+Bytes free_of(const PoolStats& pool) { return std::max<Bytes>(pool.budget - pool.live, 0); }
+
+std::string handed_out(const std::vector<std::string>& exposures) {
+  std::string list;
+  for (const std::string& text : exposures) list += (list.empty() ? "" : ", ") + text;
+  return list.empty() ? "" : "memory was handed out by " + list + "; ";
+}
+
+std::string full_swap(Bytes size) {
+  return size > 0 ? "; the swap of " + in_mib(size) + " is full: a larger one takes more of that"
+                  : "";
+}
+
+// What is free may do for what was asked, and not for the block.
+std::string asked_of(const Refusal& refusal) {
+  const Bytes free = free_of(refusal.pool);
+  const bool rounded = refusal.asked <= free && free < refusal.charge;
+  return enough_mib(refusal.asked) + " asked" +
+         (rounded ? ", in a block of " + enough_mib(refusal.charge) : "");
+}
+
+std::string made_so_far(Bytes bytes) {
+  return bytes > 0 ? in_mib(bytes) + " were made so far by the one that asks, " : "";
+}
+
+}  // namespace
+
+std::string in_mib(Bytes bytes) {
+  return bytes < kKib ? std::to_string(bytes) + " B" : in_hundredths(bytes, 0);
+}
+
+Bytes Refusal::least_budget() const { return std::max(pool.live + charge, pool.budget + kGranule); }
+
+void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
+                   enough_mib(refusal.asked),
+                   " asked and within the budget, but the machine has not the memory (", machine,
+                   ") and nothing is left to evict: free memory of other programs, or of this one "
+                   "outside of the scope; another budget does not help");
+}
+
+void throw_device_is_too_small(const Refusal& refusal, Bytes device) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
+                   enough_mib(refusal.asked), " asked, and the device has ", in_mib(device),
+                   " in all, so no budget helps: ask for less, as with a smaller batch");
+}
+
+void throw_nothing_is_evicted_here(const Refusal& refusal) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
+                   asked_of(refusal), ", ", in_mib(free_of(refusal.pool)),
+                   " free; this torch hides what tensor subclasses and dispatch modes call, so "
+                   "nothing is evicted inside them: raise the budget to at least ",
+                   enough_mib(refusal.least_budget()), ", or take torch 2.13 or later");
+}
+
+void throw_budget_is_full(const Refusal& refusal) {
+  const PoolStats& pool = refusal.pool;
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", asked_of(refusal), ", ",
+      in_mib(free_of(pool)),
+      pool.live + refusal.charge <= pool.budget ? " free but in smaller pieces" : " free",
+      ", nothing left to evict: ", in_mib(refusal.locked),
+      " are read by operators now running or being recomputed, ", made_so_far(refusal.made),
+      in_mib(pool.live - refusal.locked - refusal.made),
+      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); ",
+      handed_out(refusal.exposures), "the largest operator so far needs ",
+      in_mib(refusal.largest_operator), full_swap(refusal.full_swap),
+      "; raise the budget to at least ", enough_mib(refusal.least_budget()));
+}
+
+void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "the budget cannot shrink to ", in_mib(asked), ": ",
+                   in_mib(stays),
+                   " are in use by operators now running or cannot be recomputed; it stays ",
+                   in_mib(budget), ": resize it to at least ", enough_mib(stays),
+                   ", or try again when less is in use, such as between two steps");
+}
+
+void throw_thrashing(Bytes budget, double ratio, double limit) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(budget), ": the program recomputes ",
+                   static_cast<std::int64_t>(ratio),
+                   " times longer than it computes, which is above the limit of ", limit,
+                   "; raise the budget to at least ", enough_mib(budget + budget / 4),
+                   ", or set thrash_limit=0 to go on regardless");
+}
+
+std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least) {
+  const std::string text = c10::str(
+      name, " asked for ", enough_mib(asked), ", was refused it, and went on with less memory. ",
+      "A library such as cuDNN takes another algorithm then, and keeps to it in this process: "
+      "results may differ in their last bits from those of a run with more memory");
+  if (at_least == 0) return text;
+  return text + ". For the same results start again with a budget of at least " +
+         enough_mib(at_least);
+}
+
+std::string refused_before(Bytes asked, Bytes at_least) {
+  const std::string text = c10::str("dtr_alloc had refused the operator ", enough_mib(asked),
+                                    ", which may be the cause");
+  if (at_least == 0) return text;
+  return text + ": raise the budget to at least " + enough_mib(at_least);
+}
+
+}  // namespace dtr

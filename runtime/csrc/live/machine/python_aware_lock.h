@@ -1,0 +1,24 @@
+// Locks a recursive mutex; a thread that waits for it gives Python's lock away meanwhile, since the
+// owner may need that lock.
+
+#pragma once
+
+#include <mutex>
+
+namespace dtr {
+
+class PythonAwareLock {
+ public:
+  explicit PythonAwareLock(std::recursive_mutex& mutex) : mutex_(mutex) {
+    if (!mutex_.try_lock()) wait(mutex_);
+  }
+  ~PythonAwareLock() { mutex_.unlock(); }
+  PythonAwareLock(const PythonAwareLock&) = delete;
+
+  static void wait(std::recursive_mutex& mutex);  // Returns with the mutex locked.
+
+ private:
+  std::recursive_mutex& mutex_;
+};
+
+}  // namespace dtr

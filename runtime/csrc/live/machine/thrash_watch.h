@@ -1,0 +1,39 @@
+// A budget far below what the program needs does not fail by itself: the program recomputes for
+// ever. So the time of recomputations is compared with that of the program's own operators, over
+// windows of two seconds and a hundred operators: a single long chain that is recomputed once is no
+// thrashing.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "runtime/csrc/live/machine/ticks.h"
+
+namespace dtr {
+
+class ThrashWatch {
+ public:
+  // Time of recomputing over time of computing that is an error; 0 for no limit.
+  explicit ThrashWatch(double limit) : limit_(limit) {}
+
+  void computed(std::int64_t ticks) { computed_ += ticks, ++operators_; }
+  void recomputed(std::int64_t ticks) { recomputed_ += ticks; }
+
+  // The ratio, where a window has passed in which it was above the limit. A passed window ends.
+  std::optional<double> exceeded() {
+    constexpr std::int64_t kOperators = 100;
+    constexpr Nanos kTime = 2s;
+    if (operators_ < kOperators || limit_ == 0) return {};
+    if (to_nanoseconds(recomputed_ + computed_) < kTime) return {};
+    const double ratio = static_cast<double>(recomputed_) / static_cast<double>(computed_ + 1);
+    recomputed_ = computed_ = operators_ = 0;
+    return ratio > limit_ ? std::optional(ratio) : std::nullopt;
+  }
+
+ private:
+  const double limit_;
+  std::int64_t recomputed_ = 0, computed_ = 0, operators_ = 0;  // In this window.
+};
+
+}  // namespace dtr

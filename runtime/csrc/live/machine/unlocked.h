@@ -1,0 +1,19 @@
+// Opens a held lock for a while: a session's, while an operator runs.
+
+#pragma once
+
+#include "runtime/csrc/graph/executor.h"
+
+namespace dtr {
+
+class Unlocked {
+ public:
+  explicit Unlocked(Lock& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+
+ private:
+  Lock& lock_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,88 @@
+// One operator on its way through a session (intercept.cpp), and the tensors among its arguments or
+// results.
+
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+
+#include "runtime/csrc/engine/rules.h"
+#include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/operator_costs.h"
+#include "runtime/csrc/live/operators/operators.h"
+#include "runtime/csrc/live/recipes/random_state.h"
+#include "runtime/csrc/live/recipes/recipe.h"
+
+namespace dtr {
+
+// Calls `visit(tensor, item)` for the tensor, or for each tensor of the list, in `value`.
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (is_defined_tensor(value)) {
+    visit(*value.unsafeToTensorImpl(), 0);
+  } else if (value.isList()) {
+    std::uint16_t item = 0;
+    for (const c10::IValue& element : value.toListRef()) {
+      if (is_defined_tensor(element)) visit(*element.unsafeToTensorImpl(), item);
+      ++item;
+    }
+  }
+}
+
+// Whether a result is a value of its own. Smaller ones are constants at birth (engine/rules.h).
+inline bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
+  const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
+  const bool index = c10::isIntegralType(type, /*includeBool=*/true);
+  if (index && InOperator::state.indices_stay) return false;
+  return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
+}
+
+struct Call {
+  const OperatorInfo& info;
+  c10::DispatchKeySet keys;  // Of the call below ours.
+  TensorArguments arguments;
+  c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
+  Bytes bytes = 0;
+  bool foreign = false;  // An argument is sparse, quantized, on another device, ...
+  bool handled = false;  // By a mode or a subclass, which torch 2.11 calls below kKey.
+  bool here = false;     // It runs on the session's device.
+  bool tracked = false;
+  bool recording = false;
+  bool first_run = false;          // It loads or tunes what it runs.
+  bool recordable = false;         // The same where nothing is recorded, for a trace.
+  const char* stays = nullptr;     // Why a library's operator or a graph is not recorded.
+  c10::SmallVector<bool, 4> kept;  // Of its results, whether it keeps their memory.
+  std::shared_ptr<const RandomState> random;  // Before the call, if it may draw and is recorded.
+  std::unique_ptr<RandomState> host_random;   // The host's beside it, of a device's operator.
+  // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> held;
+  // Of arguments that were movable before they were written (swap.h).
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 2> movable;
+  std::int64_t begin_ticks = 0, inside_hold = 0;  // At the begin; Hold::inside() then.
+  std::int64_t remat_ticks = 0;                   // Spent bringing arguments back.
+  std::int64_t inside_ticks = 0;                  // Spent in the operator,
+  std::int64_t kernel_ticks = 0;                  // without the search for its memory.
+  std::int64_t usual_ticks = 0;                   // What it is held to cost.
+  Costs::Key cost = 0;                            // None where what it reads has no plain shape.
+  Costs::Sample sample;
+  std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
+
+  bool has_argument_over(const c10::StorageImpl* storage) const {
+    return std::ranges::any_of(arguments, [&](const auto& one) { return one.storage == storage; });
+  }
+  // Before the call consumes its arguments, and after it.
+  c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
+    return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);
+  }
+  c10::ArrayRef<c10::IValue> results(const torch::jit::Stack& stack) const {
+    if (info.listed) return stack.back().toListRef();
+    return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.returns, info.returns);
+  }
+};
+
+}  // namespace dtr

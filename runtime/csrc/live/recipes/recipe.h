@@ -1,0 +1,136 @@
+// How to run one torch operator again: the live executor's part of an Op.
+//
+// Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj
+// and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, the switches
+// of process and thread (switches.h), and the state of the random generator. What many recipes share
+// (all that is not of the tensors; key set, dtype and device of a tensor) is kept once and named by a
+// 16-bit index.
+
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "runtime/csrc/engine/rules.h"
+#include "runtime/csrc/graph/graph.h"
+#include "runtime/csrc/live/machine/device.h"
+#include "runtime/csrc/live/machine/switches.h"
+#include "runtime/csrc/live/operators/operators.h"
+#include "runtime/csrc/live/recipes/random_state.h"
+#include "runtime/csrc/live/recipes/recipe_layout.h"
+
+namespace dtr {
+
+class Engine;
+
+// One tensor among the arguments of a call. The pointers are good until the operator runs, which
+// consumes the arguments.
+struct TensorArgument {
+  c10::TensorImpl* tensor = nullptr;
+  c10::StorageImpl* storage = nullptr;
+  Value* value = nullptr;  // Null where the storage is not tracked.
+  std::uint8_t argument = 0;
+  bool written = false;
+  bool scratch =
+      false;  // Written, its old content ignored (OldContent::kIgnored in operators.cpp).
+  std::uint16_t item = 0;  // Position in its list.
+  bool armed = false;      // A constant that recipes read (storage_access.h).
+
+  bool writes_constant() const { return written && !value && !scratch; }
+  // Whether a recipe keeps the content itself instead of reading a Value.
+  bool inlined() const {
+    return !value && !written && tensor->is_cpu() &&
+           static_cast<Bytes>(storage->nbytes()) <= kLargestInline;
+  }
+};
+inline bool is_defined_tensor(const c10::IValue& value) {
+  return value.isTensor() && value.unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton();
+}
+using TensorArguments = c10::SmallVector<TensorArgument, 8>;
+
+// The types that autocast casts to, on the host and on CUDA. Only the operators of other libraries
+// look: torch's run below autocast, while a library's kernel may call operators above it.
+using AutocastTypes = std::array<c10::ScalarType, 2>;
+
+// A recipe made ready to run: arguments on a stack, and the state the operator saw.
+struct Replay {
+  const OperatorInfo* info;
+  torch::jit::Stack stack;
+  c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
+  c10::DispatchKeySet keys, included, excluded;
+  bool grad_mode;
+  AutocastTypes autocast;
+  Switches::Number switches;  // Who runs it puts these: it may have to be alone for them.
+  ThreadSwitches thread;
+  // For a random operator that takes none: the one it draws from, and the state to draw from.
+  at::Generator default_generator;
+  std::optional<RandomState> recorded_state;
+
+  // Runs the operator; afterwards `stack` holds its returns. Throws what the operator throws.
+  void run();
+};
+
+class Recipe {
+ public:
+  // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Its uses are
+  // the `arguments` that are not inlined, in order, or none for an operator that reads only shapes;
+  // the caller links them. Outputs are the returns, then the written arguments. Null for a call
+  // that cannot be kept. The engine's lock must be held, here and in prepare().
+  static Op* record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
+                    const torch::jit::Stack& stack, const TensorArguments& arguments,
+                    std::shared_ptr<const RandomState> random, Switches::Number switches);
+
+  // The operator has run. With how many threads a thread computes is known once it has.
+  void has_run();
+
+  // The generator's state before a random call, for record(). Taken without the engine's lock:
+  // kernels allocate while they hold the generator's. Where the call is given none, it is the
+  // device's.
+  static std::shared_ptr<const RandomState> snapshot(const OperatorInfo& info,
+                                                     const torch::jit::Stack& stack,
+                                                     const SessionDevice& device);
+  static Recipe& of(Op& op) { return *static_cast<Recipe*>(op.payload()); }
+  void destroy();
+
+  const OperatorInfo& info() const { return *info_; }
+  bool writes() const { return info_->writes != 0; }
+  bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
+
+  // Bytes of the memory that a replay may write as it likes, for each such argument.
+  c10::SmallVector<Bytes, 2> scratch() const;
+
+  // Arguments over `storages`: one for each of the `uses`, those of one value being the same, then
+  // one for each of scratch().
+  Replay prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
+                 const SessionDevice& device) const;
+
+ private:
+  Recipe(const OperatorInfo& info, std::shared_ptr<const RandomState> random, std::uint16_t context,
+         std::uint16_t tensors, std::uint16_t plain)
+      : info_(&info),
+        random_(std::move(random)),
+        context_(context),
+        tensors_(tensors),
+        plain_(plain) {}
+  RecipeParts parts() const { return {const_cast<Recipe*>(this) + 1, tensors_, plain_}; }
+  RecipeReader reader() const { return {parts(), tensors_}; }
+  c10::ArrayRef<TensorRecipe> tensors() const { return {parts().tensor, tensors_}; }
+
+  const OperatorInfo* info_;
+  std::shared_ptr<const RandomState> random_;  // Before the call; null where it is not random.
+  std::uint16_t context_;                      // Interned dispatch state.
+  std::uint16_t tensors_;
+  // Arguments that are not tensors, in order; of a list of tensors, its length.
+  std::uint16_t plain_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,204 @@
+#include "runtime/csrc/live/session/session_trace.h"
+
+#include <algorithm>
+
+#include "runtime/csrc/engine/rules.h"
+#include "runtime/csrc/live/recipes/call.h"
+#include "runtime/csrc/live/storages/storage_table.h"
+
+namespace dtr {
+namespace {
+
+// Integers: 8 MiB, some 50,000 operators.
+constexpr std::size_t kLongestWatch = std::size_t{1} << 20;
+
+}  // namespace
+
+void SessionTrace::record_from_now() {
+  recorders_.push_back(std::make_unique<TraceRecorder>(last_name_, recipes_));
+  recorder_ = recorders_.back().get();
+}
+
+void SessionTrace::watch() {
+  record_from_now();
+  first_.recorder = recorder_;
+  first_.watch = Watch::kOn;
+}
+
+TraceRecorder* SessionTrace::watch_again(std::int64_t steps) {
+  if (recorder_) return nullptr;
+  if (later_.recorder) {
+    later_.recorder->restart(last_name_);
+    recorder_ = later_.recorder;
+  } else {
+    record_from_now();
+    later_.recorder = recorder_;
+  }
+  later_.enough = steps;
+  later_.steps = 0;
+  later_.watch = Watch::kOn;
+  return recorder_;
+}
+
+void SessionTrace::end_watch(Watch why) {
+  end(first_, why);
+  end(later_, why);
+}
+
+void SessionTrace::end(Watched& watched, Watch why) {
+  Watch on = Watch::kOn;
+  if (!watched.watch.compare_exchange_strong(on, why)) return;
+  recorder_ = nullptr;
+  last_name_ = watched.recorder->last();
+}
+
+SessionTrace::Seen SessionTrace::Watched::seen() const {
+  if (!recorder) return {{}, 0, Watch::kOff};
+  return {recorder->copy(), steps, watch};
+}
+
+void SessionTrace::stepped() {
+  if (TraceRecorder* recorder = recorder_) recorder->stepped();
+  for (Watched* watched : {&first_, &later_}) {
+    if (watched->watch != Watch::kOn) continue;
+    if (++watched->steps == watched->enough) end(*watched, Watch::kOver);
+  }
+}
+
+void SessionTrace::start() {
+  end_watch(Watch::kTraced);
+  TORCH_CHECK(!recorder_.load(), "a trace is being recorded already; traces do not nest");
+  record_from_now();
+}
+
+TraceRecorder::Records SessionTrace::take() {
+  const bool watched = first_.watch == Watch::kOn || later_.watch == Watch::kOn;
+  TraceRecorder* recorder = watched ? nullptr : recorder_.exchange(nullptr);
+  TORCH_CHECK(recorder, "no trace is being recorded");
+  TraceRecorder::Records records = recorder->take();
+  last_name_ = recorder->last();
+  return records;
+}
+
+bool SessionTrace::tracks(const StorageTable& storages, const c10::StorageImpl* storage) const {
+  if (recipes_) return StorageTable::tracked(storage);
+  TraceRecorder* recorder = recorder_;
+  return recorder && recorder->tracks(storages.key_of(storage));
+}
+
+// In a scope where nothing is: what adopt_results and prepare_writes would do.
+bool SessionTrace::would_track(const Call& call, const StorageTable& storages,
+                               const c10::TensorImpl& tensor) const {
+  if (!storages.device().holds(tensor)) return false;
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  if (!worth_evicting(tensor, static_cast<Bytes>(storage->nbytes()))) return false;
+  return !call.has_argument_over(storage);
+}
+
+bool SessionTrace::would_record(const Call& call, const StorageTable& storages,
+                                TraceRecorder& recorder) const {
+  if (recipes_) return false;
+  if (!call.recordable || call.info.fresh) return call.recordable;
+  bool versions = false, small = true;
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.written) continue;
+    const bool tracked = recorder.tracks(storages.key_of(argument.storage));
+    versions |= tracked;
+    small &= tracked || static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
+  }
+  return versions && small;
+}
+
+void SessionTrace::begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder) {
+  c10::SmallVector<const void*, 8> arguments;
+  c10::SmallVector<std::int64_t, 8> written;
+  for (const TensorArgument& argument : call.arguments) {
+    if (call.info.shape_only) break;
+    const void* key = storages.key_of(argument.storage);
+    if (argument.written && !call.info.fresh) {
+      written.push_back(static_cast<std::int64_t>(arguments.size()));
+      if (!recipes_ && !recorder.tracks(key)) {
+        recorder.overwritten(key, static_cast<Bytes>(argument.storage->nbytes()));
+      }
+    } else if (argument.written && !recipes_ && recorder.tracks(key)) {
+      recorder.froze(key);  // As Session::freeze_written() would.
+    }
+    arguments.push_back(key);
+  }
+  recorder.begin(arguments, written, copied_statistics(call));
+}
+
+// Statistics that are written beside results are constants by now. A replay writes a copy of each.
+c10::SmallVector<Bytes, 4> SessionTrace::copied_statistics(const Call& call) const {
+  c10::SmallVector<Bytes, 4> copies;
+  const bool recording = recipes_ ? call.recording : call.recordable;
+  if (!recording || !call.info.fresh || call.info.shape_only) return copies;
+  c10::SmallVector<const c10::StorageImpl*, 4> seen;
+  for (const TensorArgument& argument : call.arguments) {
+    const c10::StorageImpl* storage = argument.storage;
+    if (!argument.written || std::ranges::find(seen, storage) != seen.end()) continue;
+    seen.push_back(storage);
+    copies.push_back(static_cast<Bytes>(storage->nbytes()));
+  }
+  return copies;
+}
+
+void SessionTrace::end(const Call& call, const StorageTable& storages, TraceRecorder& recorder,
+                       Nanos cost, const torch::jit::Stack& stack) {
+  c10::SmallVector<TraceRecorder::Result, 8> results;
+  const bool would_record = this->would_record(call, storages, recorder);
+  for (const c10::IValue& result : call.results(stack)) {
+    for_each_tensor(result, [&](const c10::TensorImpl& tensor, std::uint16_t) {
+      if (!tensor.has_storage()) return;
+      const bool tracked = would_record && would_track(call, storages, tensor);
+      if (auto found = fresh_result(storages, storage_of(tensor), tracked)) {
+        results.push_back(*found);
+      }
+    });
+  }
+  for (const TensorArgument& argument : call.arguments) {
+    if (!argument.written || call.info.fresh || call.info.shape_only) continue;
+    const void* key = storages.key_of(argument.storage);
+    const bool tracked =
+        recipes_ ? StorageTable::tracked(argument.storage) : would_record && recorder.tracks(key);
+    results.push_back({key, nullptr, tracked});
+  }
+  recorder.end(call.info, cost, results);
+  if (recorder.length() > kLongestWatch) end_watch(Watch::kLong);
+  recipes_ ? name_values(results, recorder) : freeze_arguments(call, storages, recorder);
+}
+
+// Where nothing is recorded by recipes, `tracked` says whether a recipe would be.
+std::optional<TraceRecorder::Result> SessionTrace::fresh_result(const StorageTable& storages,
+                                                                const c10::StorageImpl* storage,
+                                                                bool tracked) {
+  if (const Value* value = StorageTable::value_of(storage)) {
+    if (!value->resident()) return {};  // No result of this call.
+    return TraceRecorder::Result{storage, storages.data_of(*value), true};
+  }
+  const Block* block = storages.block_of(storage);
+  if (!block) return {};
+  const void* data = storages.data_of(*block);
+  return TraceRecorder::Result{data, data, tracked};
+}
+
+void SessionTrace::name_values(c10::ArrayRef<TraceRecorder::Result> results,
+                               TraceRecorder& recorder) {
+  for (const TraceRecorder::Result& result : results) {
+    if (!result.tracked || !result.data) continue;
+    Value* value = StorageTable::value_of(static_cast<const c10::StorageImpl*>(result.key));
+    value->name = recorder.name_of(result.key);
+  }
+}
+
+// What a scope with recipes would make constant.
+void SessionTrace::freeze_arguments(const Call& call, const StorageTable& storages,
+                                    TraceRecorder& recorder) {
+  if (!call.foreign && !call.info.shares) return;
+  for (const TensorArgument& argument : call.arguments) {
+    const void* key = storages.key_of(argument.storage);
+    if (recorder.tracks(key)) recorder.froze(key);
+  }
+}
+
+}  // namespace dtr

@@ -1,0 +1,94 @@
+// The traces of a session: which storages an operator has for arguments and results
+// (trace_recorder.h), who asked for the recording, and when it ends.
+//
+// Besides the traces that the user asks for, the first steps of every scope are recorded, and kept
+// for an error that is to say which budget would do (runtime/scope/advice.py). That watch ends after some
+// steps or operators, so a long run pays little for it. Some later steps are recorded where
+// somebody wants to know what the program does by now (runtime/scope/auto.py). Where nothing is recorded
+// by recipes (measure), the operators, their results and what is made of what say what a scope with
+// a budget could recompute, and which constants it would copy before they are written.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/csrc/live/trace/trace_recorder.h"
+
+namespace dtr {
+
+struct Call;
+class StorageTable;
+
+class SessionTrace {
+ public:
+  enum class Watch { kOff, kOn, kOver, kThreads, kLong, kTraced };
+  // Of optimizers: a generator may have one for several of its critic's.
+  static constexpr std::int64_t kWatchedSteps = 12;
+
+  // `recipes`: whether the session records any.
+  explicit SessionTrace(bool recipes) : recipes_(recipes) {}
+
+  TraceRecorder* recorder() const { return recorder_; }  // Null while nothing is recorded.
+  const std::atomic<TraceRecorder*>& now() const { return recorder_; }
+
+  void start();  // Throws std::runtime_error where a trace is being recorded.
+  TraceRecorder::Records take();
+
+  void watch();
+  // Records so many steps from now on; null while anything else is recorded.
+  TraceRecorder* watch_again(std::int64_t steps);
+  void end_watch(Watch why);
+  struct Seen {
+    TraceRecorder::Records records;
+    std::int64_t steps;  // Of optimizers.
+    Watch watch;         // What ended it.
+  };
+  Seen seen() const { return first_.seen(); }
+  Seen seen_again() const { return later_.seen(); }
+  std::int64_t watched_steps() const { return first_.steps; }
+  Watch watching() const { return first_.watch; }
+  Watch watching_again() const { return later_.watch; }
+  void stepped();
+
+  // Whether a storage is tracked, or would be where nothing is recorded by recipes.
+  bool tracks(const StorageTable& storages, const c10::StorageImpl* storage) const;
+
+  // Around a run of an operator, in the thread that runs it.
+  void begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder);
+  void end(const Call& call, const StorageTable& storages, TraceRecorder& recorder, Nanos cost,
+           const torch::jit::Stack& stack);
+
+ private:
+  struct Watched {
+    TraceRecorder* recorder = nullptr;  // Null before the first.
+    std::int64_t enough;                // Steps.
+    std::atomic<std::int64_t> steps{0};
+    std::atomic<Watch> watch{Watch::kOff};
+    Seen seen() const;
+  };
+
+  void record_from_now();
+  void end(Watched& watched, Watch why);
+  c10::SmallVector<Bytes, 4> copied_statistics(const Call& call) const;
+  bool would_track(const Call& call, const StorageTable& storages,
+                   const c10::TensorImpl& tensor) const;
+  static std::optional<TraceRecorder::Result> fresh_result(const StorageTable& storages,
+                                                           const c10::StorageImpl* storage,
+                                                           bool tracked);
+  static void name_values(c10::ArrayRef<TraceRecorder::Result> results, TraceRecorder& recorder);
+  static void freeze_arguments(const Call& call, const StorageTable& storages,
+                               TraceRecorder& recorder);
+  bool would_record(const Call& call, const StorageTable& storages, TraceRecorder& recorder) const;
+
+  const bool recipes_;
+  std::atomic<TraceRecorder*> recorder_{nullptr};
+  std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
+  TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
+  Watched first_{.enough = kWatchedSteps}, later_{};
+};
+
+}  // namespace dtr

@@ -1,0 +1,169 @@
+#include "runtime/csrc/live/storages/constants.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <utility>
+#include <vector>
+
+#include "runtime/csrc/live/storages/checksum.h"
+
+namespace dtr {
+
+Value& Constants::of(c10::StorageImpl* storage) {
+  Value*& slot = constants_[storage];
+  if (!slot) {
+    if (of_library(storage)) of_libraries_.insert(storage);
+    c10::raw::intrusive_ptr::incref(storage);
+    slot = &engine_.constant(storage->nbytes(), storage, storage);
+  }
+  return *slot;
+}
+
+Value* Constants::find(const c10::StorageImpl* storage) const {
+  auto found = constants_.find(const_cast<c10::StorageImpl*>(storage));
+  return found == constants_.end() ? nullptr : found->second;
+}
+
+void Constants::add(Value& value, c10::StorageImpl* storage) { constants_[storage] = &value; }
+
+void Constants::forget(Value& constant) {
+  if (constant.copied) copies_ -= constant.size;
+  absent_.erase(&constant);
+  if (detector_) detector_->forget(constant);
+  c10::StorageImpl* storage = home_storage(constant);
+  if (find(storage) == &constant) {
+    disarm(storage);
+    constants_.erase(storage);
+    of_libraries_.erase(storage);
+  }
+  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+}
+
+bool Constants::overlap(const c10::StorageImpl* one, const c10::StorageImpl* other) {
+  const auto* a = static_cast<const char*>(pointer_of(one).get());
+  const auto* b = static_cast<const char*>(pointer_of(other).get());
+  return a < b + other->nbytes() && b < a + one->nbytes();
+}
+
+// Whether others may have a name for its memory too: torch's allocators did not make it.
+bool Constants::of_library(const c10::StorageImpl* storage) const {
+  const c10::DeleterFnPtr deleter = pointer_of(storage).get_deleter();
+  return deleter != device_.deleter && !StorageTable::tracked(storage) &&
+         deleter != c10::GetDefaultCPUAllocator()->raw_deleter();
+}
+
+c10::SmallVector<Value*, 4> Constants::over(c10::StorageImpl* storage) const {
+  c10::SmallVector<Value*, 4> found;
+  if (Value* own = find(storage)) found.push_back(own);
+  const auto look_at = [&](c10::StorageImpl* other, Value* constant) {
+    if (other != storage && overlap(other, storage)) found.push_back(constant);
+  };
+  if (of_library(storage)) {
+    for (const auto& [other, constant] : constants_) look_at(other, constant);
+  } else {
+    for (c10::StorageImpl* other : of_libraries_) look_at(other, constants_.at(other));
+  }
+  return found;
+}
+
+Constants::Kept Constants::keep_content(c10::StorageImpl* storage, Lock& lock) {
+  const auto constants = over(storage);
+  std::vector<Held> held;
+  for (Value* constant : constants) held.emplace_back(engine_, *constant);
+  Kept sum;
+  for (Value* constant : constants) {
+    const Kept one = keep_content(*constant, lock);
+    sum.copied += one.copied, sum.kept += one.kept;
+  }
+  return sum;
+}
+
+Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
+  if (!constant.uses || constant.absent) return {};
+  const Bytes copies = copies_ + constant.size;
+  Bytes resting = engine_.resting_on(constant, copies + 1).bytes;
+  if (resting > copies) {
+    try {
+      give_copy(constant, lock);
+      return {.copied = constant.size};
+    } catch (const c10::OutOfMemoryError&) {
+      forgive_();
+      resting = engine_.resting_on(constant, std::numeric_limits<Bytes>::max()).bytes;
+    }
+  }
+  try {
+    engine_.retire(constant, lock);
+    return {.kept = resting};
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {  // Something needs a constant that is absent. A copy does then.
+    give_copy(constant, lock);
+    return {.copied = constant.size};
+  }
+}
+
+void Constants::move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage) {
+  c10::StorageImpl* before = home_storage(constant);
+  disarm(before);
+  constants_.erase(before);
+  of_libraries_.erase(before);
+  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(before));
+  constants_[storage.get()] = &constant;
+  constant.home = constant.data = storage.release();
+}
+
+void Constants::give_copy(Value& constant, Lock& lock) {
+  move_to(constant, copy_(*home_storage(constant), constant.size, lock));
+  constant.copied = true;
+  copies_ += constant.size;
+}
+
+void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock) {
+  Value* constant = find(storage);
+  if (!constant || constant->absent) return;
+  if (stays != Stays::kNothing) {
+    const Held held(engine_, *constant);
+    const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
+    try {
+      engine_.retire(*constant, lock, since);
+    } catch (const c10::OutOfMemoryError&) {
+      forgive_();
+    } catch (const c10::Error&) {
+      // What cannot be brought back says so when it is read.
+    }
+  }
+  constant = find(storage);
+  if (!constant) return;
+  constant->absent = true;
+  absent_[constant] = checksum(storage);
+}
+
+void Constants::content_is_back(c10::StorageImpl* storage) {
+  Value* constant = find(storage);
+  if (!constant || !constant->absent) return;
+  const std::uint64_t before = absent_.at(constant);
+  absent_.erase(constant);
+  if (checksum(storage) == before) {
+    constant->absent = false;
+    engine_.touch(*constant);
+    return;
+  }
+  const Held held(engine_, *constant);
+  engine_.forsake(*constant);
+  // An empty storage takes the place of this one, whose content is another constant's now.
+  move_to(*constant, c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                           at::DataPtr(), nullptr, false));
+}
+
+void Constants::shed_sometimes() {
+  if (constants_.size() < shed_at_) return;
+  std::vector<Held> kept;
+  for (const auto& [storage, constant] : constants_) {
+    if (constant->uses && kept_for_recipes(*constant)) kept.emplace_back(engine_, *constant);
+  }
+  for (const Held& constant : kept) engine_.shed(*constant.value());
+  kept.clear();
+  shed_at_ = 2 * constants_.size() + kFirstShedding;
+}
+
+}  // namespace dtr

@@ -1,0 +1,75 @@
+// Runs a recipe again. Arguments are laid over the memory of the values that the recipe reads; an
+// argument that the operator writes gets a copy, or the memory itself where nothing else wants the
+// old content.
+//
+// The engine's lock is held in all calls, and open while the operator runs.
+
+#pragma once
+
+#include <functional>
+
+#include "runtime/csrc/live/machine/under_way.h"
+#include "runtime/csrc/live/recipes/recipe.h"
+#include "runtime/csrc/live/storages/mutation_detector.h"
+#include "runtime/csrc/live/storages/storage_table.h"
+#include "runtime/csrc/live/trace/event_log.h"
+
+namespace dtr {
+
+class Replayer {
+ public:
+  // `allocate` gives memory, and `copy` some with the same content; with the lock open. They throw
+  // torch.OutOfMemoryError. `detector` may be null.
+  using Allocate = std::function<at::DataPtr(Bytes)>;
+  using CopyOf = std::function<at::DataPtr(const void*, Bytes)>;
+  Replayer(Engine& engine, Memory& memory, StorageTable& storages, const SessionDevice& device,
+           UnderWay& under_way, MutationDetector* detector, Allocate allocate, CopyOf copy)
+      : engine_(engine),
+        memory_(memory),
+        storages_(storages),
+        device_(device),
+        under_way_(under_way),
+        detector_(detector),
+        allocate_(std::move(allocate)),
+        copy_(std::move(copy)) {}
+
+  // Recomputes the missing outputs of `op`; returns their bytes.
+  Bytes recompute(Op& op, Lock& lock);
+
+  // For tests: compares what a replay makes with what the program got. Returns a text that names
+  // the first difference, or none. All inputs and outputs of `op` are resident and held.
+  std::string difference(Op& op, Lock& lock);
+
+ private:
+  struct Copy {
+    std::size_t storage;
+    const void* from;
+  };
+  using Storages = c10::SmallVector<c10::Storage, 8>;
+  using Results = c10::SmallVector<at::Tensor, 4>;
+
+  class Arguments;
+  struct Burial {
+    Results results;
+    StorageTable& storages;
+    ~Burial();
+  };
+
+  Results replay(Op& op, Lock& lock);
+  void drop_what_nobody_lacks(Op& op, Results& results, Lock& lock);
+  std::string difference(Op& op, const Results& results) const;
+  void lay_over(Op& op, std::uint32_t use, Storages& storages, c10::SmallVector<Copy, 2>& copies);
+  c10::Storage over(at::DataPtr&& data, Bytes size) const;
+  void adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by);
+
+  Engine& engine_;
+  Memory& memory_;
+  StorageTable& storages_;
+  const SessionDevice& device_;
+  UnderWay& under_way_;
+  MutationDetector* const detector_;
+  const Allocate allocate_;
+  const CopyOf copy_;
+};
+
+}  // namespace dtr

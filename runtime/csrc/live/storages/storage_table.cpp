@@ -1,0 +1,172 @@
+#include "runtime/csrc/live/storages/storage_table.h"
+
+#include <utility>
+
+#include "runtime/csrc/graph/owner.h"
+#include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/unlocked.h"
+#include "runtime/csrc/live/trace/trace_recorder.h"
+
+namespace dtr {
+namespace {
+
+// The text of raw access to an evicted tensor. It is copied at every eviction, hence short.
+const char kEvictedText[] =
+    "this tensor is evicted: dtr_alloc.materialize(tensor) brings it back; a thread other than the "
+    "scope's joins it by dtr_alloc.join_scope(), or gets tensors after dtr_alloc.pin(tensor)";
+
+const char kLostText[] =
+    "this tensor was not in memory when this process was forked: dtr_alloc.pin(tensor) before the "
+    "fork keeps it there";
+
+}  // namespace
+
+bool StorageTable::tracked(const c10::StorageImpl* storage) {
+  return pointer_of(storage).get_deleter() == &storage_died;
+}
+
+Value* StorageTable::value_of(const c10::StorageImpl* storage) {
+  return tracked(storage) ? static_cast<Value*>(pointer_of(storage).get_context()) : nullptr;
+}
+
+Value* StorageTable::value_of(const at::Tensor& tensor) {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  return storage ? value_of(storage) : nullptr;
+}
+
+Block* StorageTable::block_of(const c10::StorageImpl* storage) const {
+  const at::DataPtr& pointer = pointer_of(storage);
+  if (pointer.get_deleter() != device_.deleter) return nullptr;
+  return memory_.find(pointer.get());
+}
+
+StorageTable::Adopted StorageTable::adopt(const c10::StorageImpl* storage) {
+  const at::DataPtr& pointer = pointer_of(storage);
+  const bool ours = pointer.get_deleter() == device_.deleter;
+  const auto bytes = static_cast<Bytes>(storage->nbytes());
+  return Adopted(ours ? memory_.adopt(pointer.get(), bytes) : nullptr, Disown{&memory_});
+}
+
+at::DataPtr StorageTable::ordinary(Block* block) {
+  set_owner(*block, nullptr);
+  void* data = memory_.data(block);
+  memory_.disown(block);
+  return device_.ordinary(data);
+}
+
+void* StorageTable::data_of(const Value& value) const {
+  return value.constant() ? pointer_of(constant_storage(value)).get()
+                          : memory_.data(dtr::block_of(value));
+}
+
+const void* StorageTable::key_of(const c10::StorageImpl* storage) const {
+  if (tracked(storage)) return storage;
+  const Block* block = block_of(storage);
+  return block ? data_of(*block) : static_cast<const void*>(storage);
+}
+
+c10::StorageImpl* StorageTable::home_of(Value& value) {
+  if (!value.home) return nullptr;
+  auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(home_storage(value));
+  c10::intrusive_ptr<c10::StorageImpl> home = weak.lock();
+  weak.release();
+  if (home) {
+    bury(home);  // Ours may be the last reference by the time it goes.
+    return home.get();
+  }
+  engine_.keep_until_died(value);
+  forget_home(value);
+  return nullptr;
+}
+
+void StorageTable::forget_home(Value& value) {
+  engine_.used(value);
+  if (TraceRecorder* recorder = recorder_) recorder->died(value.home);
+  c10::raw::weak_intrusive_ptr::decref(home_storage(value));
+  engine_.dropped(value);
+}
+
+void StorageTable::attach(c10::StorageImpl* storage, Value& value, Block* block) {
+  point(storage, value, block);
+  if (TraceRecorder* recorder = recorder_) {
+    recorder->rekey(memory_.data(block), storage);
+    value.name = recorder->name_of(storage);
+  }
+}
+
+void StorageTable::point(c10::StorageImpl* storage, Value& value, Block* block) {
+  if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  pointer = at::DataPtr(memory_.data(block), &value, &storage_died, device_.device);
+  set_owner(*block, &value);
+  dtr::arm(storage, &raw_access);
+}
+
+void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  c10::raw::weak_intrusive_ptr::decref(storage);
+  // From now on no operator tells the memory who reads it (Session::follow_stream).
+  if (memory_.many_streams()) memory_.record_every_stream(block);
+  pointer = ordinary(block);
+  disarm(storage);
+  if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pointer.get());
+}
+
+void StorageTable::empty(c10::StorageImpl* storage, Value& value) {
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  pointer = at::DataPtr(nullptr, &value, &storage_died, device_.device);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvictedText);
+}
+
+void StorageTable::lose(Value& value) {
+  if (c10::StorageImpl* storage = home_of(value)) {
+    at::DataPtr& pointer = pointer_of(storage);
+    pointer.release_context();
+    pointer = at::DataPtr(nullptr, device_.device);
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kLostText);
+    forget_home(value);
+  }
+}
+
+void StorageTable::fill(Value& value, Block* block) {
+  if (c10::StorageImpl* home = home_of(value)) {
+    readmit(*home);
+    point(home, value, block);  // Not a new value: its name, if it has one, stays.
+  } else {
+    set_owner(*block, &value);
+  }
+  engine_.restore(value, block);
+}
+
+void StorageTable::arm(const Value& value) {
+  if (value.producer && value.home) dtr::arm(home_storage(value), &raw_access);
+}
+
+void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
+  engine_.used(value);
+  if (TraceRecorder* recorder = recorder_) recorder->froze(&storage);
+  detach(&storage, dtr::block_of(value));
+  engine_.overwritten(value);
+}
+
+void StorageTable::free(Block* block) {
+  if (memory_.is_torchs()) {
+    const Bytes size = block->size;
+    return bury(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size,
+                                                      ordinary(block), nullptr, false));
+  }
+  set_owner(*block, nullptr);
+  memory_.free(block);
+}
+
+void StorageTable::bury_with_lock_open(Lock& lock) {
+  if (!has_dead()) return;
+  Dead dead = take_dead();
+  Unlocked open(lock);
+  dead = Dead();
+}
+
+}  // namespace dtr

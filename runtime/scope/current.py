@@ -1,0 +1,233 @@
+"""Which scope is open in this process, kept in one place.
+
+There is one at most. It is a scope on the CPU, from `rematerialize` or `measure`, or it is the CUDA
+allocator's (serving.py). Whoever needs the open session asks here, at the price of reading a
+global: the calls by hand, the watch over raw memory, compiled code, threads that join, an error
+that gives advice, and fork.
+
+The two kinds of scope differ in what `CpuScope` and `CudaScope` define. A CPU scope has its session
+from the start. The CUDA allocator makes its own at the first request for memory, so until then
+there is none to ask, and nothing can be evicted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import queue
+import sys
+import threading
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import torch
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.scope.advice import Adviser
+from dtr_alloc.runtime.scope.auto import Chooser
+from dtr_alloc.runtime.scope.steps import Steps
+
+_PATIENCE = 10.0
+"""Seconds that a scope waits for its threads without a word."""
+
+
+class Member(Protocol):
+    """A thread that is to be a scope's."""
+
+    def join(self) -> None:
+        """From now on it is."""
+
+    def part(self) -> None:
+        """It is not any more, if it was."""
+
+
+class _Recorded:
+    """A thread of an allocator that has no session yet."""
+
+    def join(self) -> None:
+        _core.record_this_thread(True)
+
+    def part(self) -> None:
+        _core.record_this_thread(False)
+
+
+class OpenScope(ABC):
+    """A scope while it is open, and the threads that have joined it."""
+
+    def __init__(self, steps: Steps, chooser: Chooser | None) -> None:
+        self._steps = steps
+        self._chooser = chooser
+        # No lock: what an exception of a signal's handler left locked would stay so.
+        self._dismissed: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._joined: dict[object, str] = {}  # The threads' names, by what `admit` was given.
+        self._admits = True
+
+    @abstractmethod
+    def session(self) -> _core.Session | None:
+        """The session that the scope runs in; None as long as there is none."""
+
+    @abstractmethod
+    def member(self) -> Member:
+        """By which a thread makes what it computes part of the scope."""
+
+    @abstractmethod
+    def before_fork(self) -> None:
+        """Prepares for a child that has the scope's tensors, but not its threads."""
+
+    def advise(self, at_least: int) -> str:
+        """What an error adds that asks for at least so many bytes."""
+        return ""
+
+    def step(self) -> None:
+        """Marks that an optimizer's step has ended."""
+        if session := self.session():
+            costs = session.step()
+            if costs is None:  # Another thread's, outside of the scope.
+                return
+            self._steps.ended(*costs)
+            if self._chooser:
+                self._chooser.stepped(session)
+
+    def admit(self, who: object) -> bool:
+        """Counts this thread as one of the scope's, until `dismiss` gets the same `who`. False if
+        the scope admits none any more.
+
+        Raises:
+            RuntimeError: it is in a scope already.
+        """
+        if _core.records_this_thread():
+            raise RuntimeError("this thread belongs to a dtr_alloc scope already")
+        self._joined[who] = threading.current_thread().name
+        return self._admits
+
+    def dismiss(self, who: object) -> None:
+        """Undoes `admit`, whatever that returned, if it was called."""
+        self._joined.pop(who, None)  # Not there in a forked child.
+        self._dismissed.put(None)
+
+    def wait_for_threads(self) -> None:
+        """Returns when all threads are dismissed, and admits none from then on. Where that takes
+        long, the log tells for whom it waits, and which exception is on its way."""
+        patience: float | None = _PATIENCE
+        body, log = sys.exc_info()[1], logging.getLogger("dtr_alloc")
+        while self.refuse_threads():
+            try:
+                self._dismissed.get(timeout=patience)
+            except queue.Empty:
+                patience = None
+                raised = "" if body is None else f"; the body of the scope has raised {body!r}"
+                log.warning(
+                    "a scope ends, and waits for threads that joined it by join_scope(): %s%s",
+                    self._names(),
+                    raised,
+                )
+
+    def refuse_threads(self) -> str:
+        """Admits no thread any more; or names those that have joined, if any, and goes on."""
+        names = self._names()
+        if not names:
+            self._admits = False  # Who joins is counted before it looks here.
+            names = self._names()
+            self._admits = bool(names)
+        return names
+
+    def admit_threads(self) -> None:
+        """Undoes `refuse_threads`."""
+        self._admits = True
+
+    def _names(self) -> str:
+        return ", ".join(list(self._joined.values()))
+
+    def abandon_in_child(self) -> None:
+        """After a fork: the scope and its other threads are the parent's."""
+        self._dismissed = queue.SimpleQueue()
+        self._steps.abandon_in_child()
+        if self._chooser:
+            self._chooser.abandon_in_child()
+            self._chooser = None
+        self._joined = {}
+        if session := self.session():
+            session.abandon_in_child()
+
+
+class CpuScope(OpenScope):
+    """The scope of `rematerialize` or `measure`."""
+
+    def __init__(
+        self,
+        core: _core.Session,
+        adviser: Adviser,
+        steps: Steps,
+        chooser: Chooser | None = None,
+    ) -> None:
+        super().__init__(steps, chooser)
+        self.core = core
+        self._adviser = adviser
+
+    def session(self) -> _core.Session:
+        return self.core
+
+    def member(self) -> Member:
+        return _core.Member(self.core)
+
+    def before_fork(self) -> None:
+        # A child that reads what did not fit gets an error.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.core.bring_back_for_child()
+
+    def advise(self, at_least: int) -> str:
+        return self._adviser.advise(at_least)
+
+
+class CudaScope(OpenScope):
+    """What the CUDA allocator serves."""
+
+    def __init__(
+        self,
+        allocator: _core.CudaAllocator | _core.GuestAllocator,
+        steps: Steps,
+        chooser: Chooser | None = None,
+    ) -> None:
+        super().__init__(steps, chooser)
+        self._allocator = allocator
+
+    def session(self) -> _core.Session | None:
+        return self._allocator.session()
+
+    def member(self) -> Member:
+        session = self.session()
+        return _Recorded() if session is None else _core.Member(session)
+
+    def before_fork(self) -> None:
+        """Nothing: a child cannot use CUDA's tensors in any case."""
+
+
+_current: OpenScope | None = None
+
+
+def scope() -> OpenScope | None:
+    """The scope that is open."""
+    return _current
+
+
+def session() -> _core.Session | None:
+    """The session of the scope that is open, if it has one by now."""
+    return None if _current is None else _current.session()
+
+
+def begin(opened: OpenScope) -> None:
+    """From now on `opened` is the one."""
+    global _current
+    _current = opened
+
+
+def end() -> None:
+    """From now on no scope is open."""
+    global _current
+    _current = None
+
+
+def keep_forever(thing: object) -> None:
+    """Keeps an object from being freed, also as the process ends: tensors still lead to it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

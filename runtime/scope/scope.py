@@ -1,0 +1,323 @@
+"""Opening a scope, and joining one.
+
+Entering a scope puts the CPU tensors that torch makes under the budget and routes the
+operators of this thread (of the autograd threads it starts, and of those that join) through the
+runtime. Leaving it makes everything the program still holds an ordinary tensor. A scope also has to
+get through an error in its body, a fork, and an exit of the process (used_once.py).
+Source: DTR (section 3); the rules that keep results exact are in DESIGN.md.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Literal, cast
+
+import torch
+
+from dtr_alloc import _core
+from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
+from dtr_alloc.runtime.adapters import libraries
+from dtr_alloc.runtime.heuristic import (
+    DEFAULT,
+    Heuristic,
+    Policy,
+    insist_float,
+    native_policy,
+    resolve,
+)
+from dtr_alloc.runtime.scope import current
+from dtr_alloc.runtime.scope import instruments as _testing
+from dtr_alloc.runtime.scope.advice import Adviser
+from dtr_alloc.runtime.scope.auto import chooser_for, first_heuristic
+from dtr_alloc.runtime.scope.current import Member, OpenScope
+from dtr_alloc.runtime.scope.opening import Opening
+from dtr_alloc.runtime.scope.session import Session
+from dtr_alloc.runtime.scope.steps import Steps
+from dtr_alloc.runtime.scope.swapping import Folder, native_swap
+from dtr_alloc.runtime.scope.used_once import OnceOrDecorator, used_once
+from dtr_alloc.runtime.simulate.rules import Clock, live
+
+# Addresses reserved for a pool without a budget: twice the machine's memory, and 128 GiB at least.
+_NO_LIMIT = max(1 << 37, 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+_NO_LIMIT = min(_NO_LIMIT, LARGEST_BUDGET)
+
+
+Memory = Literal["pool", "torch"]
+"""Who keeps the bytes of a scope's tensors."""
+
+
+def check_thrash_limit(limit: float) -> None:
+    """Raises TypeError or ValueError unless it is 0 or more."""
+    if isinstance(limit, bool) or not isinstance(limit, numbers.Real):
+        raise TypeError(f"thrash_limit {limit!r} is not a number")
+    insist_float("thrash_limit", limit)
+    if not limit >= 0:
+        raise ValueError(f"thrash_limit is {limit!r}; it must be 0 or more")
+
+
+@used_once
+def rematerialize(
+    budget: int | str | None,
+    *,
+    device: str | torch.device = "cpu",
+    memory: Memory = "pool",
+    heuristic: str | Heuristic = DEFAULT,
+    policy: Policy = "eager",
+    clock: str = "wall",
+    timeline: bool = False,
+    events: bool = False,
+    thrash_limit: float = 100.0,
+    recordable: Iterable[str] = (),
+    swap: int | str | None = None,
+    swap_dir: Folder | None = None,
+    swap_anywhere: bool = False,
+    debug: bool = False,
+) -> AbstractContextManager[Session]:
+    """Runs the body under a memory budget, which the bytes of CPU tensors made inside never pass.
+
+    When an allocation would, the tensors cheapest to recompute are evicted, and recomputed when
+    next touched. Results are bit for bit those of plain torch. Tensors made before the scope
+    (parameters, usually) lie outside the budget. What lives on after the scope is an ordinary
+    tensor.
+
+    Args:
+        budget: bytes, or a text such as ``"2GiB"``, up to 16 TiB; None records
+            everything, and evicts only by hand (``evict``, ``Session.release``).
+        device: ``"cpu"``.
+        memory: ``"pool"``: tensors come from a pool of our own, which is faster with large tensors,
+            and whose pages the budget bounds too; ``"torch"``: torch's own allocator makes each
+            tensor, and the runtime counts and evicts. The scope's end then copies nothing, and the
+            budget may grow (``Session.resize``). It bounds the bytes of tensors, each rounded up
+            to 512, not what malloc holds besides (docs/guest.md).
+        heuristic: a preset's name or a ``Heuristic``, by which victims are chosen; ``"auto"``:
+            begins with the default, simulates steps of the program by others while it runs, in a
+            hundredth of the time, and takes the best (docs/heuristics.md).
+        policy: what becomes of a tensor that the program lets go while something can still be
+            recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;
+            ``"banish"``: it is freed for good once all that was made from it is there, and that is
+            then never evicted; ``"ignore"``: it stays until its score is least. The first is best
+            nearly always; the others are the paper's, for studies.
+        clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
+            which makes the evictions of a run repeatable.
+        timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
+        events: keep when what was evicted and recomputed (``Session.export_chrome_trace``): some 60
+            bytes each.
+        thrash_limit: recomputing this many times longer than computing, over two seconds, is an
+            error; 0 for no limit.
+        recordable: operators of other libraries that you vouch for, such as ``("mylib::*",)``:
+            each depends on its arguments and torch's default generator alone, so that it can be run
+            again. Those with ``pt2_compliant_tag``, which ``torch.library.custom_op`` gives, need
+            no name. ``Session.summary`` tells which stay in memory (docs/ecosystem.md).
+        swap: bytes, or a text such as ``"8GiB"``, of a file for what nobody can recompute:
+            gradients, the state of an optimizer, what is not recorded. They go there when memory is
+            full, as if to write and read them were their recomputation, and come back when next
+            touched. Each of at least 16 KiB has a place in the file while it lives, so this bounds
+            them all. The disk has all of it from the start (docs/swap.md).
+        swap_dir: the folder of that file, on a disk of this machine; by default that of temporary
+            files. The file has no name, and is gone when the scope is over or the process ends.
+        swap_anywhere: allow a folder on a network or in memory.
+        debug: look for writes that nobody declared: each constant that a recomputation would read
+            (parameters, inputs, exposed tensors) and each argument that an operator says it only
+            reads is compared by a checksum before and after. Costs a pass over every argument of
+            every operator. The first call of each operator of another library is run twice and
+            compared. docs/exactness.md tells what is found and what cannot be.
+
+    Raises:
+        TypeError, ValueError: an argument that is not understood. Nothing has changed then.
+        MemoryError: the process cannot reserve the pool's addresses, twice the budget.
+        RuntimeError: a scope is already open in this process; or, with debug, inside the scope, by
+            the first operator that wrote what it should not have, or that reads what was written
+            behind the runtime's back; the text names what made the tensor. Or an operator of
+            another library made other bytes when it was run again. Or the disk has no room for the
+            swap, or fails to write or read it, in which case nothing is lost.
+        torch.OutOfMemoryError: inside the scope, where the budget cannot hold what one operator
+            needs together with what cannot be recomputed. The text names the least that would have
+            served this request; and the budget in which all would run, by a simulation, once whole
+            steps of an optimizer were seen: in this scope, or in one (or a ``measure``) before it
+            that began alike. Two steps tell more than one.
+
+    Example:
+        >>> import torch
+        >>> with rematerialize("64MiB") as session:
+        ...     x = torch.ones(1000).exp().sum()
+        >>> session.stats().peak_bytes <= 64 << 20
+        True
+    """
+    _check_device(device)
+    size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
+    if memory not in ("pool", "torch"):
+        raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
+    if memory == "torch" and size is None:
+        raise ValueError(
+            'budget None with memory="torch": nothing would ever be evicted, because torch does '
+            "not say when the machine is out of memory; give a budget (dtr_alloc.measure() tells "
+            'what the program needs), or leave memory="torch" out'
+        )
+    if clock not in ("wall", "logical"):
+        raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
+    check_thrash_limit(thrash_limit)
+    native = native_policy(policy)
+    if swap is not None and (size is None or policy != "eager" or heuristic == "auto"):
+        raise ValueError(
+            'swap goes with a budget, policy="eager" and a heuristic other than "auto": without a '
+            "budget nothing leaves memory, and the others' simulations know of no swap"
+        )
+    core = _native(
+        budget=_NO_LIMIT if size is None else size,
+        limited=size is not None,
+        guest=memory == "torch",
+        heuristic=first_heuristic(heuristic)._native(),
+        policy=native,
+        recordable=libraries.checked(recordable),
+        logical_clock=clock == "logical",
+        timeline=timeline,
+        thrash_limit=float(thrash_limit),
+        debug=debug,
+        **native_swap(swap, swap_dir, anywhere=swap_anywhere),
+        **_testing.options(),
+    )
+    rules = live(first_heuristic(heuristic), policy, cast(Clock, clock))
+    chooser = chooser_for(heuristic, policy, rules.clock)
+    steps = Steps()
+    session = Session(core, steps, has_budget=size is not None, events=events, chooser=chooser)
+    adviser = Adviser(core, rules, swap=swap is not None)
+    return Opening(core, session, adviser, steps, chooser)
+
+
+@used_once
+def measure(
+    *, device: str | torch.device = "cpu", timeline: bool = False
+) -> AbstractContextManager[Session]:
+    """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
+    nothing is ever evicted.
+
+    ``session.stats().peak_bytes`` is what the body needs without a budget. An OutOfMemoryError of a
+    later ``rematerialize`` that begins alike tells the budget in which this body would run.
+
+    Args:
+        device: ``"cpu"``.
+        timeline: keep the pool's bytes in use after every operator.
+
+    Raises:
+        ValueError: another device.
+        RuntimeError: a scope is already open in this process.
+
+    Example:
+        >>> import torch
+        >>> with measure() as session:
+        ...     x = torch.ones(1000).exp()  # Two tensors of 4,000 bytes, in blocks of 4,096.
+        >>> session.stats().peak_bytes
+        8192
+    """
+    _check_device(device)
+    core = _native(record=False, timeline=timeline)
+    steps = Steps()
+    session = Session(core, steps, has_budget=False)
+    return Opening(core, session, Adviser(core, live()), steps)
+
+
+def _native(**options: Any) -> _core.Session:
+    """A session with these options, and otherwise one that records all and evicts nothing."""
+    without: dict[str, Any] = {
+        "budget": _NO_LIMIT,
+        "limited": False,
+        "heuristic": resolve(DEFAULT)._native(),
+        "policy": native_policy("eager"),
+        "guest": False,
+        "recordable": [],
+        "record": True,
+        "logical_clock": False,
+        "timeline": False,
+        "debug": False,
+        "thrash_limit": 0.0,
+        **native_swap(None, None),
+    }
+    return _core.Session(**(without | _testing.NONE | options))
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        on_cpu = torch.device(device).type == "cpu"
+    except (RuntimeError, TypeError):
+        on_cpu = False
+    if not on_cpu:
+        raise ValueError(
+            f'device {device!r} has no scope; only "cpu" has. On CUDA, directly after the imports: '
+            "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(budget)), which takes "
+            'memory="torch" as well'
+        )
+
+
+def join_scope() -> OnceOrDecorator:
+    """Makes the operators that this thread runs in the body part of the scope that is open.
+
+    A scope's own thread, and autograd's threads, belong to it from the start; any other thread that
+    computes on the scope's tensors joins it first. Threads share the budget, and a tensor that
+    several of them need is recomputed once. Recomputations, writes in place and random numbers
+    take turns; other operators run side by side. Leaving the scope waits for those who joined.
+
+    Raises:
+        RuntimeError: no scope is open, or this thread belongs to one already, or a trace of the
+            scope is being recorded.
+
+    Example:
+        >>> import threading, torch
+        >>> with rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     def work() -> None:
+        ...         with join_scope():
+        ...             print(f"{x.sum():.0f}")
+        ...     thread = threading.Thread(target=work)
+        ...     thread.start()
+        ...     thread.join()
+        2718
+    """
+    return OnceOrDecorator("joining", "join_scope()", _Joining)
+
+
+class _Joining(AbstractContextManager[None]):
+    """From when this thread joins to when it parts. `__exit__` may be called repeatedly."""
+
+    _opened: OpenScope | None = None
+    _member: Member | None = None
+
+    def __enter__(self) -> None:
+        self._opened = current.scope()
+        if self._opened is None or not self._opened.admit(self):
+            raise RuntimeError(
+                "join_scope() in a thread, but no dtr_alloc scope is open: open rematerialize() "
+                "before the thread starts, and keep it open until the thread is done"
+            )
+        self._member = self._opened.member()
+        self._member.join()
+
+    def __exit__(self, *_: object) -> None:
+        if self._member is not None:
+            self._member.part()
+            _core.set_in_optimizer(False)
+        if self._opened is not None:
+            self._opened.dismiss(self)
+
+
+def _before_fork() -> None:
+    if opened := current.scope():
+        opened.before_fork()
+
+
+def _in_child() -> None:
+    if opened := current.scope():
+        opened.abandon_in_child()
+        current.keep_forever(opened)
+        current.end()
+
+
+def _advise(at_least: int) -> str:
+    opened = current.scope()
+    return "" if opened is None else opened.advise(at_least)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+_core.set_adviser(_advise)

@@ -1,0 +1,447 @@
+"""What a scope did, and the calls that move one tensor by hand.
+
+A scope evicts and recomputes by itself, so a program needs nothing of this page. `Session` tells
+what happened: how often, how long it took, and how many bytes. `evict`, `materialize` and `pin`
+overrule the runtime for one tensor of the scope that is open. Outside of scopes they do nothing.
+Scopes are opened in scope.py.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dtr_alloc import _core
+from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
+from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
+from dtr_alloc.runtime.scope import chrome_trace, current
+from dtr_alloc.runtime.scope.auto import Chooser
+from dtr_alloc.runtime.scope.steps import Step, Steps
+from dtr_alloc.runtime.scope.used_once import OnceOrDecorator
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """What a session did so far. Times are nanoseconds, sizes bytes.
+
+    Attributes:
+        operators: torch operators run by the program, without recomputations.
+        recorded: those whose results can be recomputed.
+        evictions: tensors evicted; what the program itself dropped does not count.
+        rematerializations: operators run again.
+        records: live entries of the runtime's own bookkeeping; 0 after a commit.
+        kernel_ns: time in the program's operators and in compiled code.
+        remat_ns: time in operators run again.
+        search_ns: time spent choosing victims and giving their blocks back.
+        move_ns: time that the host spent on moving pages while memory was sought.
+        bookkeeping_ns: everything else the runtime did around operators.
+        live_bytes: bytes in use of the scope's tensors, each rounded up to 512.
+        peak_bytes: the most of these since the scope was opened or the peak reset.
+        evictable_bytes: those of them that could be evicted now.
+        evicted_bytes: of tensors evicted to make room; not by hand, nor by ``resize``.
+        largest_operator_bytes: arguments and results of the largest operator so far.
+        swapped_out_bytes: written to the swap.
+        swapped_in_bytes: read from it.
+        swapped_ahead_bytes: of these, what was on its way before the program touched it.
+        swap_ns: time that the transfers took.
+        swap_waited_ns: of it, what whoever reads what comes in waited for; of a CPU scope, all.
+        budget_bytes: the budget at present, or None without one.
+    """
+
+    operators: int
+    recorded: int
+    evictions: int
+    rematerializations: int
+    records: int
+    kernel_ns: int
+    remat_ns: int
+    search_ns: int
+    move_ns: int
+    bookkeeping_ns: int
+    live_bytes: int
+    peak_bytes: int
+    evictable_bytes: int
+    evicted_bytes: int
+    largest_operator_bytes: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    swapped_ahead_bytes: int
+    swap_ns: int
+    swap_waited_ns: int
+    budget_bytes: int | None
+
+
+class Session:
+    """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
+    scope is left."""
+
+    def __init__(
+        self,
+        core: _core.Session,
+        steps: Steps,
+        *,
+        has_budget: bool,
+        events: bool = False,
+        chooser: Chooser | None = None,
+    ) -> None:
+        self._core = core
+        self._steps = steps
+        self._chooser = chooser
+        self._has_budget = has_budget
+        self._events = events
+        if events:
+            core.keep_events()
+
+    def stats(self) -> SessionStats:
+        """The figures up to now."""
+        core = self._core.stats()
+        figures = {
+            name: getattr(core, name)
+            for name in SessionStats.__dataclass_fields__
+            if name != "budget_bytes"
+        }
+        budget = self._core.pool_stats().budget if self._has_budget else None
+        return SessionStats(**figures, budget_bytes=budget)
+
+    def summary(self) -> str:
+        """A table of where time and memory went, for people."""
+        s = self.stats()
+        total = s.kernel_ns + s.remat_ns + s.search_ns + s.move_ns + s.bookkeeping_ns or 1
+        rows = [
+            ("operators", f"{s.operators:,}", f"{s.recorded:,} can be recomputed"),
+            ("evictions", f"{s.evictions:,}", f"{s.rematerializations:,} operators run again"),
+            ("peak", format_size(s.peak_bytes), _of_budget(s)),
+            ("in use", format_size(s.live_bytes), f"{format_size(s.evictable_bytes)} evictable"),
+            ("largest operator", format_size(s.largest_operator_bytes), "arguments and results"),
+        ]
+        for name, spent in (
+            ("computing", s.kernel_ns),
+            ("recomputing", s.remat_ns),
+            ("finding memory", s.search_ns + s.move_ns),
+            ("bookkeeping", s.bookkeeping_ns),
+        ):
+            note = f"{100 * spent / total:.1f} %"
+            if name == "finding memory" and s.move_ns:
+                note += f", {s.move_ns / 1e6:,.1f} ms of it moving pages"
+            rows.append((name, f"{spent / 1e6:,.1f} ms", note))
+        if s.swapped_out_bytes:
+            moved = f"{format_size(s.swapped_in_bytes)} came back"
+            if s.swapped_ahead_bytes:
+                moved += f", {format_size(s.swapped_ahead_bytes)} ahead of its use"
+            moved += f", in {s.swap_ns / 1e6:,.1f} ms"
+            if s.swap_waited_ns < s.swap_ns:
+                moved += f", of which operators waited for {s.swap_waited_ns / 1e6:,.1f} ms"
+            rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))
+        rows += self._steps.rows(s.evicted_bytes)
+        if self._chooser is not None:
+            rows.append(("heuristic", "", self._chooser.told()))
+        rows += self._compiled_code(s.budget_bytes)
+        for name, refused in self._core.caught().items():
+            note = f"{name} went on without it, perhaps with other last bits"
+            rows.append(("refused", format_size(refused), note))
+        rows += [("memory taken", "", text) for text in self._core.exposures()]
+        return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
+
+    @property
+    def steps(self) -> int:
+        """Steps of optimizers that have ended in the scope; several that step with no forward pass
+        between, or within one backward pass, are one. A program that notes it beside its batches
+        finds those that `dearest_steps` tells of."""
+        return self._steps.count
+
+    def dearest_steps(self) -> list[Step]:
+        """Of the steps of optimizers for which tensors were evicted the ten that lost most time to
+        it, the dearest first. So an odd batch is found.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> layer = torch.nn.Linear(512, 512)
+            >>> optimizer = torch.optim.SGD(layer.parameters())
+            >>> with dtr_alloc.rematerialize("16MiB") as session:
+            ...     for rows in 256, 384, 2048:
+            ...         layer(torch.ones(rows, 512)).tanh().exp().sin().mean().backward()
+            ...         optimizer.step()
+            ...         optimizer.zero_grad()
+            >>> [step.number for step in session.dearest_steps()]
+            [3]
+        """
+        return self._steps.dearest()
+
+    @property
+    def heuristic(self) -> Heuristic:
+        """By which victims are chosen at present; with ``heuristic="auto"`` it changes."""
+        return heuristic_of(self._core.heuristic())
+
+    def _compiled_code(self, budget: int | None) -> list[tuple[str, str, str]]:
+        """What the summary tells of it, if anything."""
+        rows = [("not recorded", "", text) for text in self._core.stayed()]
+        held = self._core.stats().largest_hold_bytes
+        if budget is not None and held > budget / 3:
+            share = f"{100 * held / budget:.0f} % of the budget"
+            note = f"{share} held by one call: compile smaller blocks"
+            rows.append(("compiled code", format_size(held), note))
+        return rows
+
+    def reset_peak(self) -> None:
+        """Starts the peak again from what is in use now."""
+        self._core.reset_peak()
+
+    def resize(self, budget: SupportsIndex | str) -> None:
+        """Changes the budget while the program runs; any thread may call this.
+
+        A smaller budget holds at once: the tensors cheapest to recompute are evicted until what is
+        left fits, and the pages above it go back to the system. Where small tensors lie scattered
+        over more pages, more of them go. With ``memory="torch"`` torch's allocator, or malloc, is
+        told to give back what it keeps. A larger one lets the program keep more from now on.
+
+        Args:
+            budget: bytes, or a text such as ``"2GiB"``, up to the budget that the scope was opened
+                with: so many addresses were reserved. With ``memory="torch"`` none were, and it may
+                be up to 16 TiB.
+
+        Raises:
+            TypeError, ValueError: `budget` is no size, or above the scope's first, or the scope is
+                one of ``measure``, or has no budget.
+            RuntimeError: the scope is over, or the swap cannot be written.
+            torch.OutOfMemoryError: more than `budget` is in use by operators now running or cannot
+                be recomputed. The text names the bytes. The budget is as before.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> with dtr_alloc.rematerialize("64MiB") as session:
+            ...     x = [torch.ones(1 << 20) + n for n in range(8)]  # 32 MiB.
+            ...     session.resize("16MiB")
+            ...     within = session.stats().live_bytes <= 16 << 20
+            ...     session.resize("64MiB")
+            ...     print(within, f"{sum(x)[0]:.0f}")
+            True 36
+        """
+        self._insist_budget()
+        size = parse_size(budget, most=LARGEST_BUDGET)
+        most = self._core.largest_budget()
+        if size > most:
+            raise ValueError(
+                f"budget {format_size(size)} is above {format_size(most)}, with which the "
+                "scope was opened: open it with the largest it may ever have, and resize it down"
+            )
+        self._insist_open()
+        self._core.resize(size)
+        self._steps.budget_changed()
+
+    def lent(self, amount: SupportsIndex | str) -> OnceOrDecorator:
+        """Takes bytes off the budget for as long as the body runs, for somebody else to use.
+
+        Args:
+            amount: bytes, or a text such as ``"512MiB"``, less than the budget.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, torch.OutOfMemoryError: as of `resize`, before the
+                body runs.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> with dtr_alloc.rematerialize("64MiB") as session:
+            ...     with session.lent("48MiB"):
+            ...         print(session.stats().budget_bytes >> 20)
+            ...     print(session.stats().budget_bytes >> 20)
+            16
+            64
+        """
+        return OnceOrDecorator("loan", "lent()", partial(_Loan, self, amount))
+
+    def release(self) -> int:
+        """Evicts all that can be recomputed or may go to the swap, and gives the memory back to the
+        system. What the program touches next comes back. Any thread may call this.
+
+        Returns:
+            Bytes given back: by a pool to the system; with ``memory="torch"`` to malloc, which is
+                told to give back what it can, or by torch's allocator to the device.
+
+        Raises:
+            RuntimeError: the scope is over, or the swap cannot be written.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> with dtr_alloc.rematerialize("64MiB") as session:
+            ...     x = torch.ones(1 << 22).exp()
+            ...     print(session.release() >= 1 << 24, dtr_alloc.is_evicted(x), f"{x[0]:.3f}")
+            True True 2.718
+        """
+        self._insist_open()
+        return self._core.give_back()
+
+    def _insist_budget(self) -> None:
+        if not self._has_budget:
+            raise ValueError(
+                "there is no budget to change: give rematerialize() or allocator() the largest "
+                "that may ever be needed"
+            )
+
+    def _is_open(self) -> bool:
+        return current.session() is self._core
+
+    def _insist_open(self) -> None:
+        if not self._is_open():
+            raise RuntimeError(
+                "this scope is over, or of the process that this one was forked from: what it held "
+                "is ordinary memory by now"
+            )
+
+    def timeline(self) -> npt.NDArray[np.int64]:
+        """Bytes in use after each operator, shape (operators,); empty unless the scope was
+        opened with timeline."""
+        return np.asarray(self._core.timeline(), dtype=np.int64)
+
+    def export_chrome_trace(
+        self, path: str | os.PathLike[str], profile: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Writes when tensors were evicted and recomputed, for chrome://tracing and Perfetto. The
+        scope must have been opened with ``events=True``.
+
+        Args:
+            path: where to, compressed if it ends in ``.gz``.
+            profile: what ``torch.profiler.profile.export_chrome_trace`` wrote of the same run; then
+                `path` has both, on one axis of time.
+
+        Raises:
+            ValueError: the scope kept no events, or `profile` is not a profile of torch's.
+            OSError: a file cannot be read or written.
+        """
+        if not self._events:
+            raise ValueError("no events were kept: open a scope by rematerialize(events=True)")
+        chrome_trace.write(path, self._core.events(), profile)
+
+    def commit(self) -> None:
+        """Makes everything the program holds an ordinary tensor that is never evicted; what was
+        evicted is recomputed.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit the budget together. What was not reached stays
+            as it was, but what was reached takes room from now on: `resize` gives more. The text
+            names what the next tensor needs, and others may need more.
+        """
+        self._core.commit()
+
+    def check(self) -> None:
+        """Walks the whole bookkeeping. For tests.
+
+        Raises:
+            RuntimeError: something does not add up; the text says what.
+        """
+        self._core.check()
+
+
+class _Loan(AbstractContextManager[None]):
+    """From when it is taken to when it is given back. `__exit__` may be called repeatedly."""
+
+    def __init__(self, session: Session, amount: SupportsIndex | str) -> None:
+        self._session = session
+        self._amount = amount
+        self._taken = _core.Loan(session._core)
+
+    def __enter__(self) -> None:
+        self._session._insist_budget()
+        size = parse_size(self._amount, "amount")
+        self._session._insist_open()
+        self._taken.take(size)
+        self._session._steps.budget_changed()
+
+    def __exit__(self, *_: object) -> None:
+        if self._session._is_open():
+            self._taken.give_back()
+
+
+def _of_budget(s: SessionStats) -> str:
+    if s.budget_bytes is None:
+        return "budget none"
+    past = s.peak_bytes > s.budget_bytes  # It has shrunk since.
+    return f"{'the budget is now' if past else 'budget'} {format_size(s.budget_bytes)}"
+
+
+def evict(tensor: torch.Tensor) -> bool:
+    """Evicts a tensor's content now; it comes back when next touched.
+
+    Returns:
+        Whether there was something to evict: False for parameters, inputs and whatever else can
+            neither be recomputed nor go to a swap.
+
+    Raises:
+        TypeError: it is no tensor.
+        RuntimeError: it cannot be written to the swap.
+
+    Example:
+        >>> import dtr_alloc, torch
+        >>> with dtr_alloc.rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     evict(x), is_evicted(x), f"{x[0]:.3f}", is_evicted(x)
+        (True, True, '2.718', False)
+    """
+    _insist_tensor(tensor)
+    session = current.session()
+    return session is not None and session.evict(tensor)
+
+
+def materialize(tensor: torch.Tensor) -> None:
+    """Brings an evicted tensor back now. One that is resident, or was never evictable, stays as it
+    is.
+
+    After a scope, it does so with a tensor that the scope's end could not bring back, because
+    memory or a disk was full.
+
+    Raises:
+        TypeError: it is no tensor.
+        torch.OutOfMemoryError: it does not fit the budget.
+        RuntimeError: it cannot be read from the swap.
+    """
+    _insist_tensor(tensor)
+    if session := current.session():
+        session.materialize(tensor)
+    elif over := _core.lingering_session():
+        over.pin(tensor)
+
+
+def pin(tensor: torch.Tensor) -> None:
+    """Brings a tensor back if it is evicted, and never evicts it again.
+
+    On a device that is work of the current stream. A thread outside the scope that reads the tensor
+    on another stream must first make that stream wait for this one (``wait_stream``).
+
+    Raises:
+        TypeError: it is no tensor.
+        torch.OutOfMemoryError: it does not fit the budget.
+        RuntimeError: it cannot be read from the swap.
+
+    Example:
+        >>> import dtr_alloc, torch
+        >>> with dtr_alloc.rematerialize("64MiB"):
+        ...     x = torch.ones(1000).exp()
+        ...     pin(x)
+        ...     evict(x)
+        False
+    """
+    _insist_tensor(tensor)
+    if session := current.session() or _core.lingering_session():
+        session.pin(tensor)
+
+
+def is_evicted(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's content is gone for now.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    _insist_tensor(tensor)
+    session = current.session() or _core.lingering_session()
+    return session is not None and session.is_evicted(tensor)
+
+
+def _insist_tensor(tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a tensor is expected, not {type(tensor).__name__}")

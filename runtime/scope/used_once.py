@@ -1,0 +1,142 @@
+"""What `rematerialize`, `measure`, `join_scope` and `Session.lent` return, and what becomes of it
+when the process ends.
+
+A scope can be entered once. Entering it again would mean a second session under the same name, so
+that is an error. The same object is a decorator, and then each call has a scope of its own.
+
+A scope may still be open as the process exits, as in a notebook. Leaving it then would bring back
+what nobody reads, and could not, when modules have lost their names. So an open scope ends with the
+process, and is never taken apart.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from dtr_alloc import _core
+from dtr_alloc.runtime.scope import current
+
+if TYPE_CHECKING:
+    from dtr_alloc.runtime.scope.session import Session
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+_RUN_LATER = (
+    inspect.isgeneratorfunction,
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+)
+
+# Of what is open: what becomes of it where nobody has it any more. What was left has none, because
+# an exception of a signal's handler would be lost in code that runs as an object dies.
+_open: set[weakref.finalize[..., Once]] = set()
+
+
+class Once(_core.Bracket):
+    """A context manager that is used once. `make` gives another, which may be left repeatedly,
+    until it comes through, also where it was entered in part. An exception at any moment finds this
+    one open or not, and never half (undo.py)."""
+
+    def __init__(
+        self, name: str, made_by: str, make: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        super().__init__(name, made_by)
+        self._make = make
+        self._opening: AbstractContextManager[Any] | None = None
+        self._dropped: weakref.finalize[..., Once] | None = None
+        self._ends_with_process = False
+
+    def _begin(self) -> Any:
+        self._opening = self._make()
+        self._dropped = weakref.finalize(self, _leave_dropped, self._opening)
+        self._dropped.atexit = False
+        _open.add(self._dropped)
+        return self._opening.__enter__()
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._ends_with_process or self._opening is None:
+            return
+        trace = None if error is None else error.__traceback__
+        self._opening.__exit__(None if error is None else type(error), error, trace)
+        if self._dropped is not None:
+            self._dropped.detach()
+            _open.discard(self._dropped)
+        self._opening = None
+
+    def end_with_process(self) -> None:
+        """Keeps what is open from being left, by whomever, and from being collected."""
+        self._ends_with_process = True
+        current.keep_forever(self)
+
+
+class Scope(Once):
+    """A scope to be entered once, or a decorator, whose calls have a scope each."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Session]]) -> None:
+        super().__init__("scope", "rematerialize() or measure()", make)
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Session: ...
+
+    def __call__(self, function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+        """Has a scope around each call.
+
+        Raises:
+            TypeError: the function is a generator or a coroutine, whose body runs when the call is
+                over.
+        """
+        if any(is_one(function) for is_one in _RUN_LATER):
+            name = getattr(function, "__name__", function)  # A partial function has none.
+            raise TypeError(
+                f"{name} is a generator or a coroutine: its body runs when the call is over, and "
+                "would be outside of the scope; open the scope by `with` in its body"
+            )
+
+        @functools.wraps(function)
+        def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+            with Scope(self._make):
+                return function(*args, **kwargs)
+
+        return call
+
+
+class OnceOrDecorator(Once, ContextDecorator):
+    """As a decorator it is made anew for each call."""
+
+    def _recreate_cm(self) -> OnceOrDecorator:
+        return type(self)(*self._made_of)
+
+    def __init__(
+        self, name: str, made_by: str, make: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        super().__init__(name, made_by, make)
+        self._made_of = name, made_by, make
+
+
+def _leave_dropped(opening: AbstractContextManager[Any]) -> None:
+    """The program has let go of what is open."""
+    opening.__exit__(GeneratorExit, GeneratorExit(), None)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for dropped in list(_open):
+        if found := dropped.detach():
+            found[0].end_with_process()
+
+
+def used_once(make: Callable[_Args, AbstractContextManager[Session]]) -> Callable[_Args, Scope]:
+    """Has a function that opens scopes return a `Scope` that will."""
+
+    @functools.wraps(make)
+    def scope(*args: _Args.args, **kwargs: _Args.kwargs) -> Scope:
+        return Scope(functools.partial(make, *args, **kwargs))
+
+    return scope

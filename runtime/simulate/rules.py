@@ -1,0 +1,135 @@
+"""The rules of a simulation: all that `simulate` takes besides the trace and the budget.
+
+`simulate` takes the rules by name, as a user writes them. Everything below it (a simulator, a
+sweep, a plan, the advice of an error) takes them as one value, which is checked when it is made.
+So each name, type and default is written once, here; what each means is told by `simulate`.
+"""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from dtr_alloc.runtime.heuristic import (
+    Heuristic,
+    Policy,
+    insist_float,
+    insist_switch,
+    insist_whole,
+    native_policy,
+    resolve,
+)
+from dtr_alloc.runtime.simulate.link import LeaveBy, Link, Linked
+
+Mode = Literal["bytes", "pool"]
+Placement = Literal["best_fit", "two_ended"]
+Clock = Literal["wall", "logical"]
+MovePrice: TypeAlias = "int | Literal['measured'] | None"
+
+THRASH = 2.0
+"""A run stops when it has computed this often as much as without a budget (appendix D)."""
+SEARCH_THRASH = 4.0
+"""The same, where settings are searched for: what is worse is not looked for."""
+HOPELESS = 20.0
+"""The same, where the live runtime is foretold: far below its own limit, and no use to anybody."""
+
+_MOST = 10**9  # Pictures, or ns to move a page. Sums over a trace overflow far above it.
+
+
+@dataclass(frozen=True)
+class Rules:
+    """By what a trace is replayed: see `simulate` for the fields.
+
+    Raises:
+        TypeError: `heuristic` is neither a name nor a `Heuristic`, or a switch or a number is none.
+        ValueError: a name that is not known, a number out of its range, or a clock that the mode
+            does not have.
+
+    Example:
+        >>> Rules("lru", mode="pool").policy
+        'eager'
+        >>> Rules(clock="logical")
+        Traceback (most recent call last):
+            ...
+        ValueError: mode 'bytes' has the clock of the paper's simulator, "wall"
+    """
+
+    heuristic: str | Heuristic = "dtr"
+    policy: Policy = "eager"
+    mode: Mode = "bytes"
+    thrash: float | None = THRASH
+    log_events: bool = False
+    pin_outputs: bool = True
+    remap: bool = True
+    move_ns: MovePrice = None
+    placement: Placement = "best_fit"
+    layouts: int = 0
+    clock: Clock = "wall"
+    link: Linked = None
+    leave_by: LeaveBy = "both"
+
+    def __post_init__(self) -> None:
+        resolve(self.heuristic)
+        native_policy(self.policy)
+        if self.mode not in ("bytes", "pool"):
+            raise ValueError(f'mode {self.mode!r} is not "bytes" or "pool"')
+        for name in ("log_events", "pin_outputs", "remap"):
+            insist_switch(name, getattr(self, name))
+        if self.thrash is not None:
+            if not (isinstance(self.thrash, numbers.Real) and self.thrash > 1):
+                raise ValueError(
+                    f"thrash is {self.thrash!r}; it is a multiple of the base time, above 1"
+                )
+            insist_float("thrash", self.thrash)
+        if self.move_ns not in (None, "measured"):
+            if isinstance(self.move_ns, str):
+                raise ValueError(f'move_ns {self.move_ns!r} is not "measured" or a number of ns')
+            _insist_count("move_ns", self.move_ns)
+        _insist_count("layouts", self.layouts)
+        if self.placement not in ("best_fit", "two_ended"):
+            raise ValueError(f'placement {self.placement!r} is not "best_fit" or "two_ended"')
+        if self.clock not in ("wall", "logical"):
+            raise ValueError(f'clock {self.clock!r} is not "wall" or "logical"')
+        if self.mode == "bytes" and self.clock == "logical":
+            raise ValueError("mode 'bytes' has the clock of the paper's simulator, \"wall\"")
+        if self.leave_by not in ("drop", "swap", "both"):
+            raise ValueError(f'leave_by {self.leave_by!r} is not "drop", "swap" or "both"')
+        if self.link is None:
+            if self.leave_by == "swap":
+                raise ValueError("leave_by 'swap' needs a link")
+            return
+        Link.parse(self.link)
+        if self.mode == "bytes":
+            raise ValueError("mode 'bytes' is the paper's simulator, which has no link: use 'pool'")
+        if self.policy != "eager":
+            raise ValueError(f"a link needs the policy 'eager', not {self.policy!r}")
+
+
+def _insist_count(name: str, value: int | None) -> None:
+    insist_whole(name, value)
+    if not 0 <= cast(int, value) <= _MOST:
+        raise ValueError(f"{name} is {value!r}; it must be from 0 to 10^9")
+
+
+PAPERS = Rules()
+"""The paper's simulator with h_DTR."""
+
+
+def live(
+    heuristic: str | Heuristic = "dtr", policy: Policy = "eager", clock: Clock = "wall"
+) -> Rules:
+    """Those of a scope: by them advice, plans and ``"auto"`` foretell what it will do.
+
+    Raises:
+        TypeError, ValueError: as `Rules` does.
+    """
+    return Rules(
+        heuristic,
+        policy,
+        mode="pool",
+        thrash=HOPELESS,
+        pin_outputs=False,
+        move_ns="measured" if clock == "wall" else None,
+        clock=clock,
+    )

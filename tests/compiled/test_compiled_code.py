@@ -1,0 +1,390 @@
+"""torch.compile's code between eager operators reads what was evicted, and comes to its bits."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtr_alloc
+from tests.support.exactness import assert_exact, bits, run, same, scope
+
+MIB = 1 << 20
+pytestmark = [  # Torch's own, as it is imported and as it compiles.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _compiles_anew() -> None:
+    torch._dynamo.reset()
+
+
+def wave(x: Tensor) -> Tensor:
+    return x.sin() * 2 + 1
+
+
+def gelu(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x) * x.cos()
+
+
+class Block(nn.Module):
+    """Eager, compiled and eager again; the compiled part saves what the eager one made."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(128, 128), nn.Linear(128, 128)
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        shown: Tensor = self.last(self.middle(self.first(x).tanh())).tanh()
+        return shown
+
+
+def training(middle: Callable[[Tensor], Tensor], blocks: int = 6) -> Iterator[Tensor]:
+    model = nn.Sequential(*[Block(middle) for _ in range(blocks)])
+    x = torch.randn(256, 128)
+    shown = model(x)
+    shown.square().mean().backward()
+    yield shown
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        yield parameter.grad
+
+
+def test_it_reads_what_was_evicted() -> None:
+    compiled = torch.compile(wave)
+
+    def program() -> Iterator[Tensor]:
+        yield compiled(torch.randn(64, 64).exp()).exp()
+
+    assert_exact(program)
+
+
+def test_its_backward_does_too() -> None:
+    compiled = torch.compile(gelu)
+    assert_exact(lambda: training(compiled))
+
+
+@pytest.mark.parametrize("share", [0.7, 0.6])  # Weights made in a scope stay, on torch 2.11.
+def test_training_under_budgets_is_that_without(share: float) -> None:
+    compiled = torch.compile(gelu)
+    expected = run(lambda: training(compiled))
+    with dtr_alloc.measure() as measured:
+        run(lambda: training(compiled))
+        kept = measured.stats().live_bytes
+    budget = kept + int(share * (measured.stats().peak_bytes - kept))
+    with scope(budget) as session:
+        found = run(lambda: training(compiled))
+        session.check()
+    stats = session.stats()
+    assert stats.rematerializations > 0
+    assert stats.peak_bytes <= budget
+    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_without_gradients(mode: Callable[[], Any]) -> None:
+    compiled = torch.compile(wave)
+
+    def program() -> Iterator[Tensor]:
+        with mode():
+            yield compiled(torch.randn(64, 64).exp()).exp().clone()
+
+    assert_exact(program)
+
+
+def test_shapes_that_vary() -> None:
+    compiled = torch.compile(lambda x: gelu(x) * x.shape[0], dynamic=True)
+
+    def program() -> Iterator[Tensor]:
+        for rows in (16, 24, 40):
+            x = torch.randn(rows, 64).exp().requires_grad_()
+            y = compiled(x.sin())
+            y.sum().backward()
+            assert x.grad is not None
+            yield from (y, x.grad)
+
+    assert_exact(program)
+
+
+def test_a_graph_break() -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = x.sin() * 2
+        torch._dynamo.graph_break()
+        return y.cos() * x
+
+    compiled = torch.compile(broken)
+    assert_exact(lambda: training(compiled, blocks=2))
+
+
+def test_several_results_and_one_argument_that_comes_twice() -> None:
+    compiled = torch.compile(lambda a, b, c: (a + b * 2, (a * c).sum(0), a.view(-1)))
+
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(64, 64).exp()
+        yield from (one.sin() for one in compiled(x, x, x.sin()))
+        yield from compiled(x[:32], x[32:], x[:32].exp())
+        yield x
+
+    assert_exact(program)
+
+
+def test_an_operator_inside_it_may_read_a_buffer_that_is_written_later() -> None:
+    # Sorting is no work for a generated kernel: torch's own does it, from and to buffers of the
+    # compiled code, which uses them again. A recipe of it would read what is there by then.
+    def sorts(x: Tensor) -> tuple[Tensor, Tensor]:
+        sine = x.sin()
+        values, _ = sine.sort(dim=1)
+        return values, values.cos() + 1
+
+    compiled = torch.compile(sorts)
+
+    def program() -> Iterator[Tensor]:
+        for one in compiled(torch.randn(256, 256).exp()):
+            yield one
+            yield one.exp()
+
+    assert_exact(program)
+
+
+def test_what_it_writes_is_seen_and_who_read_it_before_keeps_the_old_content() -> None:
+    @torch.compile
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x.sin()
+
+    def program() -> Iterator[Tensor]:
+        for size in (64, 256):  # Of which one is small enough to be copied, and one is not.
+            made, given = torch.randn(size, size).exp(), torch.ones(size, size)
+            before = made.cos(), given.cos() * made
+            with torch.no_grad():
+                yield add(made, given)
+                yield add(given, made)
+            yield from before
+            yield from (made, given)
+
+    assert_exact(program)
+
+
+def test_running_statistics_that_eager_operators_read() -> None:
+    norm = nn.BatchNorm1d(32)
+    compiled = torch.compile(norm)
+
+    def program() -> Iterator[Tensor]:
+        norm.reset_running_stats()
+        norm.weight.grad = None
+        assert norm.running_mean is not None
+        seen = (norm.running_mean + torch.ones(64, 32)).exp()
+        for _ in range(3):
+            compiled(torch.randn(64, 32).exp()).exp().sum().backward()
+        assert norm.weight.grad is not None
+        yield from (seen, norm.weight.grad, *norm.buffers())
+
+    assert_exact(program)
+
+
+def test_constants_that_were_made_while_it_was_compiled() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return x.sin() + torch.tensor([float(i) for i in range(256)])
+
+    def program() -> Iterator[Tensor]:
+        torch._dynamo.reset()
+        compiled = torch.compile(shifted)
+        for _ in range(3):
+            yield compiled(torch.randn(16, 256).exp()).exp()
+
+    assert_exact(program)
+
+
+def test_random_numbers() -> None:
+    compiled = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * x)
+    assert_exact(lambda: training(compiled, blocks=2))
+
+
+def test_what_was_held_can_be_evicted_again() -> None:
+    compiled = torch.compile(wave)
+    with scope(None) as session:
+        x = torch.randn(256, 256).exp()
+        before = session.stats().evictable_bytes
+        assert before > 0
+        for _ in range(2):
+            assert dtr_alloc.evict(x)
+            compiled(x)
+            assert not dtr_alloc.is_evicted(x)
+            assert session.stats().evictable_bytes >= before
+        session.check()
+
+
+def test_a_budget_that_holds_three_of_twenty() -> None:
+    compiled = torch.compile(wave)
+
+    def make() -> list[Tensor]:
+        return [torch.full((512, 512), i / 7).exp() for i in range(20)]  # 1 MiB each.
+
+    expected = [bits(compiled(tensor)) for tensor in make()]
+    with scope(int(3.5 * MIB)) as session:
+        tensors = make()
+        for _ in range(2):
+            for tensor, other in zip(tensors, expected, strict=True):
+                assert same(bits(compiled(tensor)), other)
+        assert session.stats().peak_bytes <= 3.5 * MIB
+        session.check()
+        del tensors[:], tensor
+
+
+def test_what_does_not_fit_together_is_an_error_that_leaves_all_as_it_was() -> None:
+    compiled = torch.compile(lambda *all: sum(all))
+    with scope(int(3.5 * MIB)) as session:
+        tensors = [torch.full((512, 512), i / 7).exp() for i in range(6)]
+        with pytest.raises(torch.OutOfMemoryError, match="nothing left to evict"):
+            compiled(*tensors)
+        session.check()
+        assert torch.equal(compiled(tensors[0]), torch.full((512, 512), 0.0).exp())
+        del tensors
+
+
+def test_an_exception_inside_lets_go_of_what_was_held() -> None:
+    @torch.library.custom_op("dtr_alloc_test::fail", mutates_args=())
+    def fail(x: Tensor) -> Tensor:
+        raise LookupError("by the test")
+
+    @fail.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    compiled = torch.compile(lambda x: fail(x.sin()) + x)
+    with scope(None) as session:
+        x = torch.randn(64, 64).exp()
+        before = session.stats().evictable_bytes
+        assert dtr_alloc.evict(x)
+        with pytest.raises(LookupError, match="by the test"):
+            compiled(x)
+        assert session.stats().evictable_bytes >= before
+        assert dtr_alloc.evict(x)
+        session.check()
+
+
+def test_what_another_thread_lets_go_meanwhile_is_free_when_it_ends() -> None:
+    with scope(None) as session:
+        weight = torch.ones(256, 64)
+        dtr_alloc.pin(weight)
+        held = [weight.exp()]
+        del weight
+
+        def run() -> None:
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
+
+        session._core.holding(held, [], False, 0, run)
+        assert session.stats().live_bytes == 0
+
+
+def test_arguments_that_it_lets_go_are_free_while_it_still_runs() -> None:
+    # Each product's backward takes memory for a gradient and lets the other factor go, which the
+    # compiled code alone still has.
+    @torch.compile
+    def products(weights: list[Tensor], factors: list[Tensor]) -> Tensor:
+        return sum(w @ factor for w, factor in zip(weights, factors, strict=True))  # type: ignore
+
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(8)]
+
+    def peak(opened: Any) -> int:
+        with opened as session:
+            total = products(weights, [torch.full((256, 256), i / 9).sin() for i in range(8)]).sum()
+            torch.autograd.grad(total, weights)
+        return int(session.stats().peak_bytes)
+
+    peak(dtr_alloc.measure())  # Compiles.
+    assert peak(scope(None)) <= peak(dtr_alloc.measure())
+
+
+def test_a_thread_that_joins() -> None:
+    from tests.live.test_threads import in_threads
+
+    compiled = torch.compile(wave)
+    x = torch.randn(64, 64)
+    expected = bits(compiled(x.exp()))
+    with scope(None, evict_always=True):
+        made = x.exp()
+
+        def work() -> None:
+            assert same(bits(compiled(made)), expected)
+
+        in_threads(work, work)
+
+
+def test_afterwards_torch_is_as_it_was() -> None:
+    from torch._inductor.output_code import CompiledFxGraph
+
+    before, finders = CompiledFxGraph.__call__, list(sys.meta_path)
+    with dtr_alloc.measure():
+        assert CompiledFxGraph.__call__ is not before
+    assert CompiledFxGraph.__call__ is before
+    assert sys.meta_path == finders
+
+
+SCRIPT = """
+import sys
+import torch
+import dtr_alloc
+from types import SimpleNamespace
+
+x = torch.randn(64, 64)
+finders = list(sys.meta_path)
+{opened}
+assert "torch._inductor.output_code" not in sys.modules, "a scope imports Inductor"
+assert "torch._dynamo" not in sys.modules, "a scope imports Dynamo"
+compiled = torch.compile(lambda x: x.sin() * 2 + 1)
+{used}
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("opened", "used"),
+    [
+        (
+            "from dtr_alloc.runtime.scope.instruments import instrumented\n"
+            "scope = dtr_alloc.rematerialize(None)\n"
+            "with instrumented(evict_always=True):\n    scope.__enter__()",
+            "assert torch.equal(compiled(x.exp()), compiled(x.exp().clone()))\n"
+            "scope.__exit__(None, None, None)\n"
+            "output_code = sys.modules['torch._inductor.output_code']\n"
+            "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')\n"
+            "assert all('dtr_alloc' not in str(type(finder)) for finder in sys.meta_path)",
+        ),
+        (
+            "with dtr_alloc.measure():\n    x.exp()\nassert sys.meta_path == finders",
+            "compiled(x)\n"
+            "output_code = sys.modules['torch._inductor.output_code']\n"
+            "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')",
+        ),
+        (
+            "from dtr_alloc.runtime.scope.current import CudaScope\n"
+            "from dtr_alloc.runtime.scope.serving import Service\n"
+            "from dtr_alloc.runtime.scope.steps import Steps\n"
+            "seen = []\n"
+            "class Session:\n"
+            "    def holding(self, tensors, written, backward, code, run):\n"
+            "        seen.extend(tensors)\n"
+            "        return run()\n"
+            "    def reading(self, tensor):\n"
+            "        pass\n"
+            "Service(CudaScope(SimpleNamespace(session=Session), Steps()))",
+            "compiled(x)\nassert seen and seen[0] is x, seen",
+        ),
+    ],
+    ids=["imported in the scope", "imported after it", "allocator"],
+)
+def test_inductor_is_imported_by_those_who_use_it(opened: str, used: str) -> None:
+    script = SCRIPT.format(opened=opened, used=used)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "done", done.stderr

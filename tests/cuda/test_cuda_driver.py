@@ -1,0 +1,92 @@
+"""CUDA's driver as the pool sees it: one that is missing, old or without a device is named, and our
+declarations agree with the toolkit's."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dtr_alloc import _core
+from dtr_alloc.pool import Pool
+from tests.fake_cuda.driver import ROOT, FakeCuda
+
+
+def test_without_a_driver_the_error_says_so_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DTR_ALLOC_LIBCUDA", "/nowhere/libcuda.so.1")
+    with pytest.raises(RuntimeError) as error:
+        Pool("1 GiB", "cuda")
+    assert str(error.value) == (
+        "no CUDA driver: /nowhere/libcuda.so.1 could not be opened: /nowhere/libcuda.so.1: cannot "
+        "open shared object file: No such file or directory; on CPU use "
+        'dtr_alloc.rematerialize(..., device="cpu")'
+    )
+
+
+def test_a_library_that_is_no_driver_is_named_with_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DTR_ALLOC_LIBCUDA", _core.__file__)
+    with pytest.raises(
+        RuntimeError, match=r"^the CUDA driver .*_core.* has no cuInit: it is older"
+    ):
+        Pool("1 GiB", "cuda")
+
+
+def test_a_machine_without_a_device_is_told_in_the_driver_s_words(cuda: FakeCuda) -> None:
+    cuda.fail("cuInit", code=100)
+    with pytest.raises(RuntimeError, match=r"^cuInit failed: CUDA_ERROR_NO_DEVICE$"):
+        Pool("1 GiB", "cuda")
+
+
+@pytest.mark.parametrize("device", [-1, 2])
+def test_a_device_that_is_not_there_is_named(cuda: FakeCuda, device: int) -> None:
+    with pytest.raises(ValueError, match=f"no CUDA device {device}: this process sees 2"):
+        Pool("1 GiB", "cuda", device=device)
+
+
+def test_an_error_that_the_driver_has_no_name_for_is_a_number(cuda: FakeCuda) -> None:
+    cuda.fail("cuMemAddressReserve", code=9999)
+    with pytest.raises(RuntimeError, match=r"^cuMemAddressReserve failed: CUDA error 9999$"):
+        Pool("1 GiB", "cuda")
+
+
+HEADER = ROOT / "dtr_alloc/pool/csrc/cuda/driver.h"
+
+
+def compile_declarations(root: Path) -> "subprocess.CompletedProcess[str]":
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+    if not (toolkit / "cuda.h").exists():
+        pytest.skip("no cuda.h on this machine")
+    source = ROOT / "tests/fake_cuda/declarations.cpp"
+    return subprocess.run(
+        ["g++", "-std=c++20", "-fsyntax-only", f"-I{root}", f"-isystem{toolkit}", str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_our_declarations_agree_with_the_toolkit_s() -> None:
+    done = compile_declarations(ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("CALL(cuEventDestroy_v2,", "CALL(cuEventDestroy,"),
+        ("CALL(cuMemUnmap, Pointer,", "CALL(cuMemUnmap, int,"),
+        ("unsigned short usage", "unsigned usage"),
+        ("kNotReady = 600", "kNotReady = 601"),
+    ],
+)
+def test_a_wrong_declaration_does_not_compile(tmp_path: Path, right: str, wrong: str) -> None:
+    text = HEADER.read_text()
+    assert right in text
+    header = tmp_path / "dtr_alloc/pool/csrc/cuda/driver.h"
+    header.parent.mkdir(parents=True)
+    header.write_text(text.replace(right, wrong))
+    assert compile_declarations(tmp_path).returncode != 0

@@ -1,0 +1,249 @@
+"""What torch tells of the memory that our CUDA allocator has: statistics, snapshot, errors."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.support.swapped_allocator import tell, with_cuda
+
+
+@with_cuda
+@pytest.mark.parametrize("rematerialize", [True, False])
+def test_statistics_are_those_of_the_pool(fake_driver: str, rematerialize: bool) -> None:
+    stats = tell(
+        f"""
+        allocator = swap(rematerialize={rematerialize})
+        a, b = allocator.allocate(3 * MIB), allocator.allocate(100)
+        allocator.free(a)
+        allocator.allocate(MIB)
+        stats = torch._C._cuda_memoryStats(0)
+        torch._C._cuda_resetPeakMemoryStats(0)
+        torch._C._cuda_resetAccumulatedMemoryStats(0)
+        stats["later"] = torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]
+        allocator._core.check(0)
+        print(json.dumps(stats))
+        """,
+        fake_driver,
+    )
+    mib = 1 << 20
+    whole = stats["allocated_bytes"]["all"]
+    assert whole == {
+        "current": mib + 512,
+        "peak": 3 * mib + 512,
+        "allocated": 4 * mib + 512,
+        "freed": 3 * mib,
+    }
+    assert stats["active_bytes"]["all"] == stats["allocated_bytes"]["large_pool"] == whole
+    assert stats["allocation"]["all"] == {"current": 2, "peak": 2, "allocated": 3, "freed": 1}
+    assert stats["reserved_bytes"]["all"]["current"] == 4 * mib
+    assert stats["inactive_split_bytes"]["all"]["current"] == 3 * mib - 512
+    assert stats["num_ooms"] == 0
+    assert stats["later"] == {"current": mib + 512, "peak": mib + 512, "allocated": 0, "freed": 0}
+
+
+@with_cuda
+def test_a_snapshot_has_every_block_and_opens_in_the_visualiser(
+    fake_driver: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "snapshot.pickle"
+    addresses = tell(
+        f"""
+        import pickle
+        allocator = swap()
+        a, b, c = (allocator.allocate(n * MIB) for n in (1, 2, 5))
+        allocator.free(b)
+        with open({str(path)!r}, "wb") as file:
+            pickle.dump(torch.cuda.memory._snapshot(), file)
+        from torch.cuda import _memory_viz as viz
+        snapshot = torch.cuda.memory._snapshot()
+        assert "<html>" in viz.segment_plot(snapshot) or len(viz.segment_plot(snapshot)) > 1000
+        assert torch.cuda.memory_snapshot() == snapshot["segments"]
+        print(json.dumps([a, c]))
+        """,
+        fake_driver,
+    )
+    snapshot = pickle.loads(path.read_bytes())
+    mib = 1 << 20
+    (segment,) = snapshot["segments"]
+    assert segment["address"] == addresses[0]
+    assert segment["total_size"] == 8 * mib
+    assert segment["allocated_size"] == segment["active_size"] == 6 * mib
+    blocks = [(b["address"], b["size"], b["state"]) for b in segment["blocks"]]
+    assert blocks == [
+        (addresses[0], mib, "active_allocated"),
+        (addresses[0] + mib, 2 * mib, "inactive"),
+        (addresses[1], 5 * mib, "active_allocated"),
+    ]
+
+
+@with_cuda
+def test_an_out_of_memory_error_is_torchs_and_says_what_would_do(fake_driver: str) -> None:
+    plain, served, stats = tell(
+        """
+        def fill(allocator):
+            for _ in range(8):
+                allocator.allocate(8 * MIB)
+            return refused(lambda: allocator.allocate(MIB))
+        plain = dtr_alloc.allocator("64MiB", rematerialize=False)
+        served = swap()
+        texts = [fill(plain), fill(served)]
+        print(json.dumps([*texts, torch._C._cuda_memoryStats(0)["num_ooms"]]))
+        """,
+        fake_driver,
+    )
+    assert plain[0] == served[0] == "OutOfMemoryError"
+    assert "budget of 67108864 bytes on CUDA device 0: 1048576 bytes asked, 0 free" in plain[1]
+    assert "raise the budget to at least 68157440" in plain[1]
+    assert "budget 64.00 MiB: 1.00 MiB asked, 0 B free, nothing left to evict" in served[1]
+    assert "raise the budget to at least 65.00 MiB" in served[1]
+    assert stats == 1
+
+
+@with_cuda
+def test_a_fraction_and_a_budget_that_changes_both_hold(fake_driver: str) -> None:
+    # The fake device has 4 GiB.
+    limits, grown, refusal = tell(
+        """
+        allocator = swap("64MiB")
+        limits = []
+        def note(act):
+            act()
+            limits.append(allocator.session.stats().budget_bytes // MIB)
+        allocator.free(allocator.allocate(MIB))
+        note(lambda: allocator.session.resize("32MiB"))
+        note(lambda: torch._C._cuda_setMemoryFraction(1.0, 0))
+        note(lambda: torch._C._cuda_setMemoryFraction(16 / 4096, 0))
+        note(lambda: allocator.session.resize("48MiB"))
+        a = allocator.allocate(12 * MIB)
+        note(lambda: torch._C._cuda_setMemoryFraction(4 / 4096, 0))
+        with allocator.session.lent("16MiB"):
+            note(lambda: torch._C._cuda_setMemoryFraction(8 / 4096, 0))
+        refusal = refused(lambda: allocator.session.resize("8MiB"))
+        note(lambda: torch._C._cuda_setMemoryFraction(1.0, 0))
+        b = allocator.allocate(30 * MIB)
+        allocator._core.check(0)
+        print(json.dumps([limits, b > 0, refusal[1]]))
+        """,
+        fake_driver,
+    )
+    assert limits == [32, 32, 16, 16, 4, 8, 48]
+    assert grown
+    assert "cannot shrink to 8.00 MiB: 12.00 MiB are in use" in refusal
+
+
+@with_cuda
+def test_a_stream_that_is_about_to_be_destroyed_is_announced(fake_driver: str) -> None:
+    answers = tell(
+        f"""
+        import sys
+        sys.path.append({str(Path(__file__).parents[2])!r})
+        from tests.fake_cuda.driver import FakeCuda
+        cuda = FakeCuda({fake_driver!r})
+        allocator = swap("64MiB")
+        side = cuda.stream()
+        a = allocator.allocate(40 * MIB, stream=side)
+        allocator.free(a)
+        allocator.retire_stream(side)
+        cuda.destroy_stream(side)
+        allocator.free(allocator.allocate(40 * MIB))
+        allocator._core.check(0)
+        cuda.finish()
+        print(json.dumps([cuda.faults()]))
+        """,
+        fake_driver,
+    )
+    assert answers == [[]]  # No faults.
+
+
+@with_cuda
+def test_a_fraction_of_the_device_bounds_the_pool_below_its_budget(fake_driver: str) -> None:
+    # The fake device has 4 GiB.
+    before, small, large, committed = tell(
+        """
+        allocator = swap("64MiB")
+        a = allocator.allocate(40 * MIB)
+        allocator.free(a)
+        torch._C._cuda_setMemoryFraction(32 / 4096, 0)
+        committed = allocator._core.pool_stats(0).committed
+        small = refused(lambda: allocator.allocate(33 * MIB))
+        allocator.free(allocator.allocate(32 * MIB))
+        fraction = torch._C._cuda_getMemoryFraction(0)
+        torch._C._cuda_setMemoryFraction(1.0, 0)
+        allocator.allocate(33 * MIB)
+        allocator._core.check(0)
+        print(json.dumps([fraction, small[0], torch._C._cuda_getMemoryFraction(0), committed]))
+        """,
+        fake_driver,
+    )
+    assert before == pytest.approx(32 / 4096)
+    assert (small, large) == ("OutOfMemoryError", 1.0)
+    assert committed == 32 << 20
+
+
+@with_cuda
+def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: str) -> None:
+    before, after, nothing = tell(
+        """
+        allocator = swap()
+        allocator.free(allocator.allocate(8 * MIB))
+        before = allocator._core.pool_stats(0).committed
+        torch._C._cuda_emptyCache()
+        after = allocator._core.pool_stats(0).committed
+        print(json.dumps([before, after, allocator._core.allocate(0, 0, 0)]))
+        """,
+        fake_driver,
+    )
+    assert (before, after, nothing) == (8 << 20, 0, 0)
+
+
+@with_cuda
+def test_within_an_operator_empty_cache_gives_nothing_back(fake_driver: str) -> None:
+    """There it is cuDNN's benchmark that calls it, after each new shape."""
+    within, after = tell(
+        """
+        allocator = swap()
+        allocator.free(allocator.allocate(8 * MIB))
+        committed = lambda: allocator._core.pool_stats(0).committed
+        found = []
+        @torch.library.custom_op("dtr_test_cuda::tries", mutates_args=())
+        def tries(x: torch.Tensor) -> torch.Tensor:
+            torch._C._cuda_emptyCache()
+            found.append(committed())
+            return x + 1
+        tries(torch.ones(4))
+        torch._C._cuda_emptyCache()
+        print(json.dumps([*found, committed()]))
+        """,
+        fake_driver,
+    )
+    assert (within, after) == (8 << 20, 0)
+
+
+@with_cuda
+def test_torch_accelerator_tells_the_same_as_torch_cuda(fake_driver: str) -> None:
+    asked, told = tell(
+        """
+        allocator = swap()
+        allocator._core.init()  # As torch does once it has found a device.
+        allocator.allocate(3 * MIB)
+        print(json.dumps([torch._C._cuda_memoryStats(0), torch._C._accelerator_getDeviceStats(0)]))
+        """,
+        fake_driver,
+    )
+    assert told["allocated_bytes"] == asked["allocated_bytes"]
+    assert told["allocated_bytes"]["all"]["current"] == 3 << 20
+
+
+@with_cuda
+def test_cudnns_benchmark_is_told_the_largest_hole(fake_driver: str) -> None:
+    before, after = tell(
+        """
+        allocator = swap()
+        before = allocator._core.largest_cached(0)
+        allocator.allocate(24 * MIB)
+        print(json.dumps([before, allocator._core.largest_cached(0)]))
+        """,
+        fake_driver,
+    )
+    assert (before, after) == (64 << 20, 40 << 20)

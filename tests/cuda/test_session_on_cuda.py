@@ -1,0 +1,406 @@
+"""The runtime's device half without a GPU: CPU tensors on the memory of the fake CUDA driver.
+
+The pool's pages, the copies inside replays, the time stamps and the order of streams go through the
+driver; only torch's own CUDA kernels are missing.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import dtr_alloc
+from dtr_alloc import _core
+from dtr_alloc.runtime.scope import current
+from dtr_alloc.runtime.scope.instruments import instrumented
+from dtr_alloc.runtime.scope.scope import rematerialize
+from tests.fake_cuda.driver import PAGE, FakeCuda
+from tests.support.exactness import run, same
+
+MODES: list[dict[str, Any]] = [{}, {"evict_always": True}, {"verify": True}]
+
+
+def mlp(rate: float = 0.1) -> Iterator[Tensor]:
+    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
+    x = torch.randn(256, 64)
+    for layer in layers:
+        x = torch.nn.functional.dropout(layer(x).relu(), rate)
+    x.square().sum().backward()  # type: ignore[no-untyped-call]
+    for layer in layers:
+        assert layer.weight.grad is not None
+        yield layer.weight.grad
+
+
+def batch_norms() -> Iterator[Tensor]:
+    norms = [torch.nn.BatchNorm1d(64) for _ in range(4)]
+    x = torch.randn(256, 64, requires_grad=True)
+    y = x * 1
+    for norm in norms:
+        y = norm(y) * 0.5
+        y += 0.5
+        torch.nn.functional.relu(y, inplace=True)
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    yield x.grad
+    for norm in norms:
+        assert norm.running_mean is not None
+        yield norm.running_mean
+
+
+def checkpointed() -> Iterator[Tensor]:
+    layer = torch.nn.Linear(64, 64)
+    x = torch.randn(256, 64, requires_grad=True)
+    y = x
+    for _ in range(4):
+        y = checkpoint(lambda z: layer(z).tanh(), y, use_reentrant=False)
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert layer.weight.grad is not None
+    yield layer.weight.grad
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["recorded", "evict_always", "verify"])
+@pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
+def test_results_are_those_of_plain_torch(cuda: FakeCuda, program: Any, mode: Any) -> None:
+    expected = run(program)
+    with instrumented(on_cuda=True, **mode), rematerialize("64MiB", thrash_limit=0) as session:
+        found = run(program)
+        session.check()
+        evictions = session.stats().evictions
+    assert [same(a, b) for a, b in zip(expected, found, strict=True)] == [True] * len(expected)
+    assert (evictions > 0) == bool(mode.get("evict_always"))
+    assert cuda.faults() == []
+    assert cuda.calls("cuMemCreate") > 0
+
+
+def test_a_budget_holds_on_the_device(cuda: FakeCuda) -> None:
+    expected = run(lambda: mlp(rate=0))
+    with instrumented(on_cuda=True), rematerialize("900KiB", thrash_limit=0) as session:
+        found = run(lambda: mlp(rate=0))
+        stats = session.stats()
+    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    assert stats.evictions > 0
+    assert stats.peak_bytes <= 900 << 10
+
+
+def step(x: Tensor) -> None:
+    for _ in range(4):
+        x = x.exp().mul(0.5)
+
+
+def test_a_steady_state_makes_no_time_stamps_and_never_waits(cuda: FakeCuda) -> None:
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        for _ in range(4):
+            step(x)
+            session._core.step()
+        known = session._core.stats().time_stamps
+        for _ in range(10):
+            step(x)
+            session._core.step()
+        assert session._core.stats().time_stamps == known
+        assert 0 < known <= 2 * 3 * 2  # Two for each sample, three samples for each operator.
+        assert cuda.calls("cuEventSynchronize") == 0
+
+
+def test_an_operator_of_another_device_gets_no_time_stamps(cuda: FakeCuda) -> None:
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        for _ in range(3):
+            torch.ones(64, 64, device="meta")
+            session._core.step()
+        assert session._core.stats().time_stamps == 0
+
+
+def test_an_operator_costs_what_the_device_measured_once_the_samples_arrive(
+    cuda: FakeCuda,
+) -> None:
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        for _ in range(2):  # The second is measured, and the time not read before the third.
+            before = session.stats().kernel_ns
+            x.exp()
+        estimate = 5000 + 2 * 64 * 64 * 4 // 2000
+        assert session.stats().kernel_ns - before == pytest.approx(estimate, rel=0.01)
+        before = session.stats().kernel_ns
+        x.exp()
+        assert session.stats().kernel_ns - before == pytest.approx(250_000, rel=0.01)
+
+
+def test_the_least_of_the_samples_counts(cuda: FakeCuda) -> None:
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        x.exp()
+        for milliseconds in (4.0, 0.5, 2.0):
+            cuda.event_takes(milliseconds)
+            x.exp()
+            session._core.step()
+        before = session.stats().kernel_ns
+        x.exp()
+        assert session.stats().kernel_ns - before == pytest.approx(500_000, rel=0.01)
+
+
+@pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventElapsedTime"])
+def test_a_time_that_cannot_be_taken_is_no_error(cuda: FakeCuda, call: str) -> None:
+    x = torch.randn(64, 64)
+    expected = x.exp()
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        cuda.fail(call)
+        for _ in range(4):
+            found = x.exp()
+            session._core.step()
+        assert cuda.pending_failures() == 0
+        assert torch.equal(found, expected)
+        session.check()
+        del found
+
+
+def test_a_run_in_which_pages_are_made_is_not_measured(cuda: FakeCuda) -> None:
+    small = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        small.exp()
+        kept = [small.exp() for _ in range(3)]  # One may make a page; the next is measured.
+        assert session._core.stats().time_stamps == 2
+        large = torch.empty(1 << 20)
+        kept += [large.exp() for _ in range(4)]  # Each makes two pages of its own.
+        assert session._core.stats().time_stamps == 2 + 3
+
+
+def test_cudnns_benchmark_is_warned_of(cuda: FakeCuda) -> None:
+    x, weight = torch.randn(1, 4, 16, 16), torch.randn(4, 4, 3, 3)
+    torch.set_warn_always(True)  # Else once a process, and this test may run twice.
+    on = torch.backends.cudnn.flags(enabled=True, benchmark=True)
+    try:
+        with on, instrumented(on_cuda=True), rematerialize("64MiB"):
+            x = x.add(1)  # No convolution: no warning, which would be an error here.
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False):
+                torch.nn.functional.conv2d(x, weight)
+            with pytest.warns(UserWarning, match=r"^torch\.backends\.cudnn\.benchmark is on: "):
+                torch.nn.functional.conv2d(x, weight)
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_memory_that_others_hold_is_made_up_for_by_evicting(cuda: FakeCuda) -> None:
+    cuda.set_capacity(16 << 20)
+    x = torch.randn(1 << 19)
+    expected = [(x * i).exp() for i in range(1, 12)]
+    with instrumented(on_cuda=True), rematerialize("256MiB", thrash_limit=0) as session:
+        found = [(x * i).exp() for i in range(1, 12)]
+        assert session.stats().evictions > 0
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a, b)
+        session.check()
+        del found, b
+
+
+def test_the_text_says_when_the_device_has_less_than_the_budget(cuda: FakeCuda) -> None:
+    cuda.set_capacity(8 << 20)
+    with instrumented(on_cuda=True), rematerialize("256MiB", thrash_limit=0):
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.zeros(4 << 20)
+        text = str(caught.value)
+    assert "budget 256.00 MiB: 16.00 MiB asked and within the budget" in text
+    assert "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY" in text
+    assert "another budget does not help" in text
+
+
+@pytest.fixture
+def rows() -> Tensor:
+    """Twelve of a page each; number n is full of n."""
+    return torch.arange(12.0).repeat_interleave(PAGE // 4).view(12, -1)
+
+
+def test_a_smaller_budget_gives_pages_back_to_the_device(cuda: FakeCuda, rows: Tensor) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        session.resize(4 * PAGE)
+        assert cuda.used() <= 4 * PAGE
+        session.resize(16 * PAGE)
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        session.check()
+        held.clear()
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends(
+    cuda: FakeCuda, rows: Tensor, after: int
+) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        cuda.fail("cuMemUnmap", after)
+        session.resize(4 * PAGE)
+        assert cuda.pending_failures() == 0
+        assert cuda.used() <= 4 * PAGE
+        assert sum(map(dtr_alloc.is_evicted, held)) == 8  # No more for that page.
+        session.resize(16 * PAGE)
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        session.check()
+        held.clear()
+
+
+def test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was(
+    cuda: FakeCuda, rows: Tensor
+) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        assert all(map(dtr_alloc.evict, held))  # Free pages, which a smaller budget gives back.
+        evictions = session.stats().evictions
+        cuda.fail("cuMemUnmap")
+        with pytest.raises(RuntimeError, match="cuMemUnmap failed"):
+            session.resize(11 * PAGE)
+        assert session.stats().budget_bytes == 16 * PAGE
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        assert session.stats().evictions == evictions
+        with session.lent(4 * PAGE):
+            assert session.stats().budget_bytes == 12 * PAGE
+        assert session.stats().budget_bytes == 16 * PAGE
+        session.check()
+        held.clear()
+
+
+def test_what_is_released_goes_back_to_the_device_and_returns_when_touched(
+    cuda: FakeCuda, rows: Tensor
+) -> None:
+    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
+        held = [row.abs() for row in rows]
+        before = cuda.used()
+        given = session.release()
+        assert given == before - cuda.used() >= 12 * PAGE
+        assert all(dtr_alloc.is_evicted(tensor) for tensor in held)
+        assert [tensor[1].item() for tensor in held] == list(range(12))
+        session.check()
+        held.clear()
+
+
+@pytest.fixture
+def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
+    one, other = cuda.stream(), cuda.stream()
+    yield one, other
+    _core.set_host_stream(0)
+    cuda.destroy_stream(one)
+    cuda.destroy_stream(other)
+
+
+def hold(tensor: Tensor) -> None:
+    """As compiled code does."""
+    session = current.session()
+    assert session is not None
+    session.holding([tensor], [], False, 0, lambda: None)
+
+
+@pytest.mark.parametrize("read", [torch.sum, hold])
+def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
+    cuda: FakeCuda, streams: tuple[int, int], read: Callable[[Tensor], Any]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        _core.set_host_stream(one)
+        alone, shared = x.exp(), x.sin()
+        _core.set_host_stream(other)
+        read(shared)
+        for tensor, events in ((alone, 0), (shared, 1)):
+            before = cuda.calls("cuEventRecord")
+            assert dtr_alloc.evict(tensor)
+            assert cuda.calls("cuEventRecord") == before + events
+        del alone, shared, tensor
+        session.check()
+
+
+def test_what_becomes_constant_while_it_is_brought_back_can_be_held_on_any_stream(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB", policy="banish") as session:
+        _core.set_host_stream(one)
+        first = x.exp()
+        second = first.sin()
+        assert dtr_alloc.evict(second)
+        del first
+        _core.set_host_stream(other)
+        hold(second)
+        assert torch.equal(second, x.exp().sin())
+        assert not dtr_alloc.evict(second)
+        del second
+        session.check()
+
+
+def test_replays_on_the_only_stream_record_and_wait_for_nothing(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    x = torch.randn(64, 64)
+    calls = ("cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuEventSynchronize")
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        _core.set_host_stream(streams[0])
+        made = [x.exp().sin() for _ in range(8)]
+        before = [cuda.calls(call) for call in calls]
+        for tensor in made:
+            assert dtr_alloc.evict(tensor)
+            dtr_alloc.materialize(tensor)
+        assert [cuda.calls(call) for call in calls] == before
+        assert session.stats().rematerializations >= 8
+        del made, tensor
+        session.check()
+
+
+def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        _core.set_host_stream(one)
+        made = x.exp()
+        expected = made.clone()
+        _core.set_host_stream(other)
+        made.sum()
+        assert dtr_alloc.evict(made)
+        waits = cuda.calls("cuStreamWaitEvent")
+        assert torch.equal(made, expected)
+        # One before the replay, one after it.
+        assert cuda.calls("cuStreamWaitEvent") == waits + 2
+        del made, expected
+        session.check()
+
+
+def test_a_replay_on_a_stream_that_is_new_to_the_pool_waits_for_the_others(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    _, other = streams
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        _core.set_host_stream(streams[0])
+        first = x.exp()
+        second = first.sin()
+        expected = second.clone()
+        dtr_alloc.evict(second)
+        _core.set_host_stream(other)
+        waits = cuda.calls("cuStreamWaitEvent")
+        dtr_alloc.materialize(second)
+        assert cuda.calls("cuStreamWaitEvent") == waits + 2
+        assert torch.equal(second, expected)
+        del first, second, expected
+        session.check()
+
+
+def test_the_place_of_a_pinned_tensor_is_marked_by_every_stream_that_may_read_it(
+    cuda: FakeCuda, streams: tuple[int, int]
+) -> None:
+    one, other = streams
+    x = torch.randn(64, 64)
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        _core.set_host_stream(one)
+        made = x.exp()
+        _core.set_host_stream(other)
+        made.sum()
+        dtr_alloc.evict(made)
+        dtr_alloc.pin(
+            made
+        )  # Computed again on `other`; no operator on `one` will say that it reads.
+        before = cuda.calls("cuEventRecord")
+        del made
+        assert cuda.calls("cuEventRecord") == before + 1
+        session.check()

@@ -1,0 +1,160 @@
+"""Orphans: what the program let go, and nothing wanted rests on, goes first."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc import Heuristic
+from dtr_alloc.runtime.heuristic import Policy
+from dtr_alloc.runtime.scope.session import Session
+from tests.support.trace_lines import Line, call, load, release
+
+ELEMENTS = 1 << 14  # 64 KiB.
+BYTES = 4 * ELEMENTS
+ORPHANS_FIRST = Heuristic(orphans_first=True)
+BY_COST = Heuristic("none", staleness_exp=0)
+
+
+def evicted(log: Path, heuristic: Heuristic, *parts: list[Line]) -> list[int]:
+    """Which tensors a run in two blocks of 8 bytes evicts to make room; what is let go stays."""
+    result = dtr_alloc.simulate(
+        load(log, *parts), 16, heuristic, "ignore", log_events=True, pin_outputs=False
+    )
+    return [tensor for tensor, event in result.events.tolist() if event == 1]
+
+
+def test_what_was_let_go_goes_before_what_is_held_however_dear(log: Path) -> None:
+    program = [call("", "dear", time=1000), call("", "held"), release("dear"), call("", "new")]
+    assert evicted(log, BY_COST, *program) == [1]
+    assert evicted(log, replace(BY_COST, orphans_first=True), *program) == [0]
+
+
+def test_what_a_missing_value_of_the_program_rests_on_is_no_orphan(log: Path) -> None:
+    heuristic = replace(BY_COST, orphans_first=True)
+    parent, child = call("", "parent", time=1000), call("parent", "child")
+    more = [call("", "other"), call("", "last")]
+    there = [parent, child, release("parent"), *more]
+    assert evicted(log, heuristic, *there)[0] == 0
+    missing = [parent, child, more[0], release("parent"), more[1]]
+    assert evicted(log, heuristic, *missing) == [1, 2]
+
+
+def test_what_nobody_wants_any_more_wants_nothing(log: Path) -> None:
+    heuristic = replace(BY_COST, orphans_first=True)
+    parent, child = call("", "parent", time=1000), call("parent", "child")
+    dropped = [parent, child, call("", "other"), release("parent", "child"), call("", "last")]
+    assert evicted(log, heuristic, *dropped) == [1, 0]
+
+
+def test_of_several_orphans_the_largest_goes(log: Path) -> None:
+    made = [call("", "small", memory=4), call("", "large"), call("", "little", memory=4)]
+    dropped = [*made, release("small", "large", "little"), call("", "new", memory=4)]
+    assert evicted(log, replace(BY_COST, orphans_first=True), *dropped) == [1]
+
+
+def test_of_very_many_orphans_the_last_are_looked_at(log: Path) -> None:
+    """Each eviction would else look at all that a long recomputation left behind."""
+    small = [call("", f"s{n}", memory=4) for n in range(256)]
+    names = [f"s{n}" for n in range(256)]
+    program = [call("", "large"), release("large"), *small, release(*names)]
+    result = dtr_alloc.simulate(
+        load(log, *program, call("", "new", memory=4)),
+        8 + 4 * 256,
+        replace(BY_COST, orphans_first=True),
+        "ignore",
+        log_events=True,
+        pin_outputs=False,
+    )
+    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [256]
+
+
+def test_an_orphan_goes_before_a_window_of_neighbours(log: Path) -> None:
+    block = 1 << 16
+    program = [
+        call("", "dear", time=1000, memory=block),
+        call("dear", "held", memory=block),
+        release("dear"),
+        call("", "new", memory=block),
+    ]
+    for orphans_first, victim in ((False, 1), (True, 0)):
+        result = dtr_alloc.simulate(
+            load(log, *program),
+            2 * block,
+            replace(BY_COST, selection="window", orphans_first=orphans_first),
+            "ignore",
+            mode="pool",
+            log_events=True,
+            pin_outputs=False,
+        )
+        assert [tensor for tensor, event in result.events.tolist() if event == 1] == [victim]
+
+
+@contextmanager
+def scope(blocks: float, heuristic: Heuristic = ORPHANS_FIRST) -> Iterator[Session]:
+    with dtr_alloc.rematerialize(
+        int(blocks * BYTES), heuristic=heuristic, clock="logical", thrash_limit=0
+    ) as session:
+        yield session
+
+
+def chain(x: Tensor, length: int) -> list[Tensor]:
+    made = [x + 1]
+    for _ in range(length):
+        made.append(made[-1] * 2 - 1)
+    return made
+
+
+@pytest.mark.parametrize(("policy", "blocks"), [("eager", 6), ("ignore", 6), ("banish", 14)])
+def test_results_and_books_are_right(policy: Policy, blocks: int) -> None:
+    x = torch.arange(ELEMENTS, dtype=torch.float32)
+    expected = chain(x, 12)
+    with dtr_alloc.rematerialize(blocks * BYTES, heuristic=ORPHANS_FIRST, policy=policy) as session:
+        made = chain(x, 12)
+        for kept in (3, 9, 0, 12):
+            assert torch.equal(made[kept], expected[kept])
+            session.check()
+        del made[1:8]
+        session.check()
+        assert torch.equal(made[-1], expected[-1])
+        session.check()
+        made.clear()
+        session.check()
+
+
+@pytest.mark.parametrize("run", range(6))
+def test_of_equals_that_a_new_rule_finds_the_last_go_first(run: int) -> None:
+    """All runs of a program evict alike."""
+    x = torch.ones(1024)
+    with dtr_alloc.rematerialize(
+        8100 * 4096, heuristic=BY_COST, policy="ignore", clock="logical", thrash_limit=0
+    ) as session:
+        made = [x.exp() for _ in range(4000)] + [x.sin() for _ in range(40)]
+        kept = [one * 2 for one in made]  # So that recipes keep what is let go.
+        del made
+        session._core.keep_events()
+        session._core.follow(ORPHANS_FIRST._native())
+        room = torch.empty(50 * 1024)
+        evicted = [event[3] for event in session._core.events() if event[0] == "evicted"]
+        assert evicted == ["aten::sin"] * 31, run
+        del room, kept
+
+
+def test_the_rule_may_be_switched_on_and_off_while_the_program_runs() -> None:
+    x = torch.arange(ELEMENTS, dtype=torch.float32)
+    expected = chain(x, 12)
+    with scope(6, Heuristic()) as session:
+        made = chain(x, 12)
+        del made[2:6]
+        for heuristic in (ORPHANS_FIRST, Heuristic(), ORPHANS_FIRST):
+            session._core.follow(heuristic._native())
+            session.check()
+            assert torch.equal(made[-1], expected[-1])
+            assert torch.equal(made[1], expected[1])
+            session.check()
+        made.clear()

@@ -1,0 +1,257 @@
+"""The tape: what the next uses of values are, as far as a program repeats itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc import Heuristic
+from tests.support.taped_programs import ELEMENTS, Program, scope
+
+
+def first_needed_first(x: Tensor) -> list[bool]:
+    """Two results, of which the older is needed first; then one that needs room. Returns which are
+    evicted then."""
+    old, new = x + 1, x + 2
+    filler = x + 3
+    evicted = [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)]
+    del filler
+    assert float((old * 2)[0]) == 2.0
+    assert float((new * 2)[0]) == 4.0
+    return evicted
+
+
+def test_what_is_needed_last_goes_first_in_a_step_that_repeats() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    seen = []
+    with scope(2.5) as session:
+        for _ in range(3):
+            seen.append(first_needed_first(x))
+            program.end_step()
+            session.check()
+    assert seen == [[True, False], [False, True], [False, True]]
+
+
+def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5):
+        for _ in range(3):
+            old, new = x + 1, x + 2
+            filler = x + 3
+            assert [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)] == [True, False]
+            del filler
+            assert float((new * 2)[0]) == 4.0
+            assert float((old * 2)[0]) == 2.0
+            del old, new
+            program.end_step()
+
+
+def test_operators_that_make_no_value_tell_which_is_needed_first() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    seen = []
+    with scope(2.5, Heuristic("none", next_use=True, selection="single")):
+        for _ in range(4):
+            old, new = x + 1, x + 2
+            filler = x + 3
+            seen.append([dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)])
+            del filler
+            assert torch.equal(new, new)
+            assert torch.equal(old, old)
+            del old, new
+            program.end_step()
+    assert seen[1:] == [[True, False]] * 3
+
+
+@pytest.mark.parametrize("neighbourhood", ["eqclass", "lineage", "full"])
+def test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it(
+    neighbourhood: Any,
+) -> None:
+    """`one` costs two blocks, and something missing was made from it; `other` costs three. Their
+    next uses are far away, and nearly as far."""
+    program, x, y = Program(), torch.zeros(ELEMENTS), torch.ones(ELEMENTS)
+    seen = []
+    with scope(2.5, Heuristic(neighbourhood, next_use=True, selection="single")) as session:
+        for _ in range(3):
+            one = x + 1
+            made = one + 1
+            dtr_alloc.evict(made)
+            other = x + y
+            filler = x + 3
+            seen.append([dtr_alloc.is_evicted(one), dtr_alloc.is_evicted(other)])
+            del filler
+            for _ in range(20):
+                x + 3
+            assert [float((value * 2)[0]) for value in (one, other, made)] == [2.0, 2.0, 4.0]
+            del one, made, other
+            program.end_step()
+            session.check()
+    assert seen[1:] == [[True, False]] * 2
+
+
+def test_what_was_made_from_a_value_counts_again_once_the_tape_is_given_up() -> None:
+    """As above, without staleness: with what was made from it, `one` costs four blocks."""
+    program, x, y = Program(), torch.zeros(ELEMENTS), torch.ones(ELEMENTS)
+    without = Heuristic(staleness_exp=0, selection="single")
+    with scope(2.5, replace(without, next_use=True)) as session:
+        for _ in range(3):
+            float((x + 1)[0])
+            program.end_step()
+        session._core.follow(without._native())
+        one = x + 1
+        made = one + 1
+        dtr_alloc.evict(made)
+        other = x + y
+        filler = x + 3
+        assert [dtr_alloc.is_evicted(one), dtr_alloc.is_evicted(other)] == [False, True]
+        del one, made, other, filler
+
+
+def test_without_the_tape_what_was_used_first_goes_first() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5, Heuristic()):
+        for _ in range(3):
+            assert first_needed_first(x) == [True, False]
+            program.end_step()
+
+
+def test_a_step_that_differs_is_followed_no_further() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5) as session:
+        first_needed_first(x)
+        program.end_step()
+        square = (x[:128] + 0).square()  # No step began so.
+        before = session._core.stats().foretold
+        assert first_needed_first(x) == [True, False]
+        assert session._core.stats().foretold == before
+        program.end_step()
+        session.check()
+    assert square[0] == 0
+
+
+def test_a_batch_of_another_length_is_foretold_from_one_before() -> None:
+    program = Program()
+    batches = [torch.zeros(int(length * ELEMENTS)) for length in (1.0, 0.9, 0.95, 0.85, 0.9)]
+    seen, foretold = [], 0
+    with scope(2.5) as session:
+        for x in batches:
+            seen.append(first_needed_first(x))
+            program.end_step()
+            session.check()
+            before, foretold = foretold, session._core.stats().foretold
+    assert seen == [[True, False], *[[False, True]] * 4]
+    assert foretold > before
+
+
+def test_of_tapes_in_the_same_order_that_of_the_same_length_is_followed() -> None:
+    """A step as long as the first, after one that was shorter and used the newer result first."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5):
+        for _ in range(2):
+            first_needed_first(x)
+            program.end_step()
+        short = x[: int(0.9 * ELEMENTS)]
+        for _ in range(2):
+            old, new = short + 1, short + 2
+            filler = short + 3
+            del filler
+            assert float((new * 2)[0]) == 4.0
+            assert float((old * 2)[0]) == 2.0
+            del old, new
+            program.end_step()
+        assert first_needed_first(x) == [False, True]
+
+
+def test_one_that_began_alike_is_followed_instead() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+
+    def step(other: bool) -> list[bool]:
+        y = (x + 1).exp()
+        if other:
+            y = (y[: ELEMENTS // 2] + 1).sin()
+        del y
+        return first_needed_first(x)
+
+    with scope(2.5) as session:
+        for other in (False, True, False, False, True, True, False):
+            evicted = step(other)
+            program.end_step()
+            session.check()
+    assert evicted == [False, True]
+
+
+def test_steps_that_take_turns_are_foretold_from_their_first_operator() -> None:
+    """As a generator's and a critic's do."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    counts = []
+    with scope(2.5) as session:
+        for turn in range(8):
+            if turn % 2:
+                (x[: ELEMENTS // 2] + 1).sin()
+            first_needed_first(x)
+            program.end_step()
+            stats = session._core.stats()
+            counts.append((stats.operators, stats.foretold))
+    operators, foretold = (b - a for a, b in zip(counts[3], counts[7], strict=True))
+    assert foretold >= operators - 8  # Of the optimizer some do not reach the engine.
+
+
+def test_a_rare_step_does_not_change_what_the_usual_ones_are_foretold_by() -> None:
+    """One that begins with a validation: the same operators, whose results nobody reads."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    seen = []
+    with scope(2.5) as session:
+        for validates in (False, False, False, True, False, False, False, True, False, False):
+            for trains in (False, True) if validates else (True,):
+                old, new = x + 1, x + 2
+                filler = x + 3
+                evicted = [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)]
+                del filler
+                if trains:
+                    assert float((new * 2)[0]) == 4.0
+                    assert float((old * 2)[0]) == 2.0
+                del old, new
+            seen.append(evicted)
+            program.end_step()
+            session.check()
+    assert seen[5:] == [[True, False]] * 5
+
+
+def test_a_program_without_steps_is_not_foretold() -> None:
+    x = torch.zeros(ELEMENTS)
+    with scope(2.5) as session:
+        for _ in range(3):
+            assert first_needed_first(x) == [True, False]
+        assert session._core.stats().foretold == 0
+
+
+def test_a_step_without_operators_changes_nothing() -> None:
+    """A second optimizer's, which has nothing to do."""
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(2.5) as session:
+        for _ in range(3):
+            evicted = first_needed_first(x)
+            program.end_step()
+            program.end_step()
+            session.check()
+    assert evicted == [False, True]
+
+
+def test_what_the_program_keeps_is_needed_behind_the_step() -> None:
+    program, x = Program(), torch.zeros(ELEMENTS)
+    with scope(3.5):
+        kept = x + 5
+        for _ in range(4):
+            old, dead = x + 1, x + 2
+            assert float(dead[0] + kept[0]) >= 2.0
+            filler = x + 3
+            evicted = [dtr_alloc.is_evicted(kept), dtr_alloc.is_evicted(dead)]
+            del filler
+            assert float((old * 2)[0]) == 2.0
+            kept = kept * 1
+            del dead
+            program.end_step()
+        del kept, old
+    assert evicted == [False, True]

@@ -1,0 +1,172 @@
+"""The tape under random steps and changing settings: nothing differs, and the needs add up."""
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dtr_alloc
+from dtr_alloc import Heuristic
+from dtr_alloc.runtime.scope.record import record_trace
+from dtr_alloc.runtime.scope.session import Session
+from dtr_alloc.runtime.simulate.rules import Rules
+from dtr_alloc.runtime.simulate.simulator import Simulator
+from tests.support.taped_programs import BYTES, ELEMENTS, KINDS, Program, run, scope
+
+STEPS = [[0, 0, 0, 0], [1, 2, 1, 2, 1, 2], [3, 4, 5, 6, 7, 8, 3, 4, 5], [9, 9, 10, 9, 9, 10]]
+
+
+def checked_steps(session: Session, choose: Callable[[int], random.Random], hand: bool) -> None:
+    """Steps of two-result operators, fresh batches, writes in place, evictions by hand, pins and
+    values that the next step reads early or late, with a check after each operator."""
+    program, x = Program(), torch.linspace(0, 1, ELEMENTS)
+    values = [x + 1]
+    for number in range(6):
+        draw = choose(number)
+        batch = torch.full((ELEMENTS,), 0.5) if draw.randrange(2) else x.numpy().copy()
+        values.append(torch.as_tensor(batch) * 1)
+        for _ in range(24):
+            one, other, kind = draw.choice(values), draw.choice(values), draw.randrange(8)
+            if kind == 0:
+                values.append(one.sin())
+            elif kind == 1:
+                values.append(one + other)
+            elif kind == 2:
+                values.append(one.clone().add_(0.5))
+            elif kind == 3:
+                values.append(torch.sort(one.view(128, -1)).values.reshape(-1))
+            elif kind == 4:
+                values.append((one * other).tanh())
+            elif kind == 5 and hand:
+                dtr_alloc.evict(one)
+            elif kind == 6 and draw.randrange(4) == 0:
+                dtr_alloc.pin(one)
+            elif len(values) > 3:
+                values.pop(draw.randrange(len(values)))
+            del values[:-8]
+            session.check()
+        program.end_step()
+        session.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("policy", ["eager", "banish"])
+def test_needs_add_up_after_each_operator(policy: Any, seed: int) -> None:
+    kinds: list[Any] = ["none", "eqclass", "lineage", "full", "ancestors", "megengine"]
+    with dtr_alloc.rematerialize(
+        30 * BYTES,
+        heuristic=Heuristic(kinds[seed % 6], next_use=True),
+        policy=policy,
+        clock="logical",
+        thrash_limit=0,
+    ) as session:
+        repeats = seed % 3 == 0
+        checked_steps(
+            session, lambda step: random.Random(seed if repeats else 10 * seed + step % 2), seed > 0
+        )
+
+
+@pytest.mark.parametrize("heuristic", KINDS, ids=range(len(KINDS)))
+@pytest.mark.parametrize("seeds", STEPS, ids=range(len(STEPS)))
+def test_any_steps_are_exact_and_the_book_keeping_adds_up(
+    seeds: list[int], heuristic: Heuristic
+) -> None:
+    expected = run(seeds, lambda _: None)
+    with scope(10, heuristic) as session:
+        found = run(seeds, lambda _: session.check())
+        assert session.stats().evictions > 0
+        assert session._core.stats().foretold > 0
+    assert all(map(torch.equal, expected, found))
+
+
+def test_settings_may_change_after_any_step() -> None:
+    """From each kind of neighbourhood to each other, with a tape and without."""
+    kinds = [
+        Heuristic(neighbourhood, next_use=next_use)
+        for neighbourhood in ("none", "eqclass", "lineage", "full", "ancestors", "megengine")
+        for next_use in (False, True)
+    ]
+    order = list(itertools.chain.from_iterable(itertools.permutations(kinds, 2)))
+    seeds = [0] * len(order)
+    expected = run(seeds, lambda _: None)
+    with scope(10) as session:
+
+        def change(number: int) -> None:
+            session._core.follow(order[number]._native())
+            session.check()
+            assert session.heuristic == order[number]
+
+        found = run(seeds, change)
+    assert all(map(torch.equal, expected, found))
+
+
+def test_settings_may_change_while_values_are_missing() -> None:
+    x = torch.zeros(ELEMENTS)
+    kinds = [Heuristic("full"), Heuristic("ancestors"), Heuristic("none"), Heuristic()]
+    with scope(6.5) as session:
+        values = [x + 1]
+        for number in range(12):
+            values.append(values[-1] + 1)
+            session._core.follow(kinds[number % 4]._native())
+            session.check()
+        assert sum(map(dtr_alloc.is_evicted, values)) > 6
+        assert [float(value[0]) for value in values] == list(range(1, 14))
+        del values
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (Heuristic("full", selection="single"), Heuristic("lineage", selection="single")),
+        (Heuristic("full", selection="single"), Heuristic("ancestors", selection="single")),
+        (Heuristic("lineage", selection="single"), Heuristic("full", selection="single")),
+    ],
+    ids=["lineage", "ancestors", "full"],
+)
+def test_walks_of_one_neighbourhood_leave_nothing_to_those_of_the_next(
+    first: Heuristic, then: Heuristic
+) -> None:
+    """Both mark what they came by. Random graphs, since few come to the same mark twice."""
+    for seed in range(140):
+        draw = random.Random(seed)
+        with scope(14, first) as session:
+            x = torch.ones(ELEMENTS)
+            values = [x + number for number in range(3)]
+            change = 10 + draw.randrange(6)
+            for number in range(change + 12):
+                values.append(draw.choice(values[-4:]) + draw.choice(values[-6:]))
+                if number == change - 1:
+                    session._core.follow(then._native())
+                if number >= change:
+                    session.check()
+            del values, x
+
+
+@pytest.mark.parametrize("heuristic", [*KINDS[:3], *KINDS[-2:]], ids=range(5))
+@pytest.mark.parametrize("blocks", [10, 13])
+def test_the_simulator_follows_the_same_tape(blocks: int, heuristic: Heuristic) -> None:
+    seeds = [3, 4, 3, 4, 3, 5, 4]
+    with dtr_alloc.rematerialize(None, clock="logical"), record_trace() as recording:
+        run(seeds, lambda _: None)
+    assert recording.trace is not None
+    with scope(blocks, heuristic) as session:
+        run(seeds, lambda _: None)
+        stats = session.stats()
+    rules = Rules(heuristic, mode="pool", pin_outputs=False, thrash=None)
+    simulated = Simulator(recording.trace).run(blocks * BYTES, rules)
+    assert stats.evictions > 0
+    assert (simulated.evictions - simulated.eager_evictions, simulated.rematerializations) == (
+        stats.evictions,
+        stats.rematerializations,
+    )
+
+
+def test_the_papers_simulator_knows_no_tape() -> None:
+    with record_trace() as recording:
+        run([0], lambda _: None)
+    assert recording.trace is not None
+    with pytest.raises(ValueError, match=r"next_use.*mode 'pool'"):
+        Simulator(recording.trace).run(7 * BYTES, Rules(KINDS[0]))

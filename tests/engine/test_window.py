@@ -1,0 +1,181 @@
+"""The cheapest window: against a search of all runs, and in layouts worked out by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from dtr_alloc import Trace, simulate
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.trace.format import Call, Result
+from tests.engine_harness.harness import EngineHarness
+from tests.models.engine_model import Model
+from tests.models.modelled_values import Value, neighbourhood_cost, neighbours
+from tests.models.room_model import windows as windows_of
+from tests.support.engine_program import Program, run_random
+
+BLOCK = 512
+WINDOW = Heuristic(neighbourhood="none", staleness_exp=0, selection="window")
+
+
+def run_score(model: Model, values: list[Value]) -> float:
+    """The score of a run as a whole: shared neighbours once, staleness in the mean over bytes."""
+    h = model.heuristic
+    cost = 0.0
+    for value in values:
+        assert value.recipe is not None
+        own = float(value.recipe.cost)
+        if h.neighbourhood != "eqclass":
+            own += neighbourhood_cost(model.heuristic.neighbourhood, value)
+        cost += own * h.recompute_penalty**value.recomputes
+    if h.neighbourhood == "eqclass":
+        around = {n.evicted_class for value in values for n in neighbours(value) if n.evicted_class}
+        cost += sum(shared.cost for shared in around)
+    bytes_ = sum(value.size for value in values)
+    stale = sum(value.size * (model.clock - value.last_access) for value in values) / bytes_
+    return float((cost + 1) ** h.cost_exp / (stale + 1) ** h.staleness_exp)
+
+
+def every_window(model: Model, asked: int) -> list[list[Value]]:
+    return list(windows_of(model, max(-(-asked // BLOCK), 1) * BLOCK))
+
+
+def places(values: list[Value]) -> list[int]:
+    return [value.content.offset for value in values if value.content]
+
+
+@pytest.mark.parametrize("spare", [0, 30 * BLOCK])
+@pytest.mark.parametrize("name", ["dtr", "dtr_full", "dtr_local", "lru", "megengine"])
+def test_the_window_is_the_cheapest_of_all_runs(name: str, spare: int) -> None:
+    """Also where addresses are spare, and free ones hold what the budget lacks."""
+    heuristic = replace(PRESETS[name], selection="single", recompute_penalty=1.5)
+    looked = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        program = Program(40 * BLOCK, heuristic, with_model=True, spare=spare)
+        model = program.model
+        assert model is not None
+        for _ in range(25):
+            run_random(program, rng, steps=4, size=2500, hold=12)
+            asked = rng.randint(0, 12 * BLOCK)
+            offsets = program.run.window(asked)
+            windows = [(run_score(model, run), places(run)) for run in every_window(model, asked)]
+            if not windows:
+                assert offsets == []
+                continue
+            least = min(score for score, _ in windows)
+            taken = [score for score, found in windows if found == offsets]
+            assert taken, f"{offsets} is no shortest run"
+            assert taken[0] == pytest.approx(least, rel=1e-9)
+            looked += 1
+        program.end()
+    assert looked > 40
+
+
+def filled(costs: list[int], blocks: int = 1) -> tuple[EngineHarness, list[int]]:
+    """A pool full of values that each came from nothing, in address order, with these costs."""
+    run = EngineHarness(len(costs) * blocks * BLOCK, WINDOW._native())
+    ids = [run.call(name, cost, [], [], [blocks * BLOCK])[0] for name, cost in enumerate(costs)]
+    return run, ids
+
+
+def test_the_cheapest_neighbours_are_taken_though_cheaper_values_lie_apart() -> None:
+    run, ids = filled([10, 900, 10, 900, 300, 10])
+    assert run.window(BLOCK) == [0]
+    assert run.window(2 * BLOCK) == [4 * BLOCK, 5 * BLOCK]
+    assert run.window(3 * BLOCK) == [BLOCK * place for place in (0, 1, 2)]
+    for at in ids:
+        run.drop(at)
+
+
+def test_a_constant_breaks_a_run() -> None:
+    run, ids = filled([1, 1, 1, 1, 1])
+    run.freeze(ids[2])
+    assert run.window(3 * BLOCK) == []
+    assert len(run.window(2 * BLOCK)) == 2
+
+
+def test_free_blocks_cost_nothing_and_are_part_of_a_run() -> None:
+    run, ids = filled([500, 500, 500, 500])
+    run.drop(ids[1])
+    assert run.window(2 * BLOCK) in ([0], [2 * BLOCK])
+
+
+def test_what_the_pending_operator_reads_is_never_in_a_window() -> None:
+    """The cheapest run for its result would be the two blocks of which it reads one."""
+    costs = [900, 800, 1, 1, 800, 900]
+    made = [Call("make", (), (Result(f"v{n}", BLOCK, -1),), cost) for n, cost in enumerate(costs)]
+    read = Call("read", ("v3",), (Result("big", 2 * BLOCK, -1),), 1)
+    result = simulate(
+        Trace((*made, read)),
+        len(costs) * BLOCK,
+        WINDOW,
+        mode="pool",
+        remap=False,
+        pin_outputs=False,
+        log_events=True,
+    )
+    assert result.status == "ok"
+    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [1, 2]
+
+
+def test_a_neighbour_that_members_share_counts_once() -> None:
+    """Two values that rest on one missing value of 100 cost less than two of 60 each; counted for
+    each member it would be more."""
+    run = EngineHarness(8 * BLOCK, replace(WINDOW, neighbourhood="eqclass")._native())
+    shared, left, right = (run.call(0, cost, [], [], [BLOCK])[0] for cost in (100, 60, 60))
+    for parent in (left, right, shared, shared):
+        run.call(1, 1, [parent], [], [BLOCK])
+    for parent in (shared, left, right):
+        run.evict(parent)
+    run.constant(BLOCK, 7)
+    run.constant(2 * BLOCK, 7)
+    run.constant(BLOCK, 7)
+    assert run.window(2 * BLOCK) == [5 * BLOCK, 6 * BLOCK]
+
+
+def test_the_window_evicts_what_is_needed_where_single_victims_evict_twice_that() -> None:
+    """Cheap and dear values alternate, but for two neighbours in the middle of the price. For two
+    blocks the cheapest victims, one by one, are all four cheap ones before a hole appears."""
+    costs = [10, 100, 10, 100, 10, 100, 10, 60, 60, 100]
+    places = list(enumerate(costs))
+
+    def evicted(selection: str) -> int:
+        calls = [Call("make", (), (Result(f"v{n}", BLOCK, -1),), cost) for n, cost in places]
+        trace = Trace((*calls, Call("big", (), (Result("big", 2 * BLOCK, -1),), 1)))
+        heuristic = replace(WINDOW, selection=selection)  # type: ignore[arg-type]
+        result = simulate(
+            trace, len(costs) * BLOCK, heuristic, mode="pool", remap=False, pin_outputs=False
+        )
+        assert result.status == "ok"
+        return result.evicted_bytes // BLOCK
+
+    assert evicted("window") == 2
+    assert evicted("single") >= 4
+
+
+def test_what_a_search_learns_of_neighbours_the_next_victim_is_chosen_by() -> None:
+    """A dear input is missing, then back: its result is cheap again, also after a search."""
+    heuristic = Heuristic(neighbourhood="eqclass", size_exp=0, staleness_exp=0, selection="single")
+    run = EngineHarness(4 * BLOCK, heuristic._native())
+    (dear,) = run.call(0, 100, [], [], [BLOCK])
+    (result,) = run.call(1, 10, [dear], [], [BLOCK])
+    (first,) = run.call(2, 50, [], [], [2 * BLOCK])
+    run.evict(dear)
+    run.take_evicted()
+    run.constant(2 * BLOCK, 7)
+    assert run.take_evicted() == [first]
+    run.read(dear)
+    run.window(BLOCK)
+    run.constant(BLOCK, 7)
+    assert run.take_evicted() == [result]
+
+
+def test_a_window_frees_what_the_budget_lacks_though_its_last_page_has_more() -> None:
+    """Twelve granules lie on two pages of eight: the four beyond them are free, and not allowed."""
+    run = EngineHarness(12 * BLOCK, WINDOW._native(), spare=4 * BLOCK, page=8 * BLOCK)
+    for name in range(12):
+        run.call(name, 10, [], [], [BLOCK])
+    assert run.window(4 * BLOCK) == [place * BLOCK for place in range(4)]

@@ -1,0 +1,250 @@
+"""Higher-order operators run in every kind of scope, and what flows through them is eager's."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.out_dtype import out_dtype
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import dtr_alloc
+from dtr_alloc import _core
+from tests.support.exactness import assert_exact, bits, run, same, scope
+
+Step = Callable[[Tensor], Tensor]
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,))
+
+
+def cond(x: Tensor) -> Tensor:
+    return Branch()(x)  # type: ignore[no-any-return]
+
+
+def loop(x: Tensor) -> Tensor:
+    def go_on(i: Tensor, _: Tensor) -> Tensor:
+        return i < 5
+
+    def step(i: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, a.sin()
+
+    return while_loop(go_on, step, (torch.tensor(0), x))[1]  # type: ignore
+
+
+def sums(x: Tensor) -> Tensor:
+    def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        return carry + row.sin(), carry * 1.5
+
+    return scan(step, torch.zeros(64), x, dim=0)[1]  # type: ignore[no-any-return]
+
+
+def rows(x: Tensor) -> Tensor:
+    def step(a: Tensor, *_: Any) -> Tensor:
+        return a.sin().cos()
+
+    return map_rows(step, x)  # type: ignore[no-any-return]
+
+
+def prefix(x: Tensor) -> Tensor:
+    return associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic")
+
+
+def attention(x: Tensor) -> Tensor:
+    q = x.reshape(1, 2, 128, 16)
+    return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + i - j)
+
+
+def batched(x: Tensor) -> Tensor:
+    return torch.vmap(cond)(x)
+
+
+DIFFERENTIABLE = {
+    "cond": cond,
+    "scan": sums,
+    "map": rows,
+    "associative_scan": prefix,
+    "vmap of cond": batched,
+}
+OTHERS = {"while_loop": loop, "flex_attention": attention}
+ALL = DIFFERENTIABLE | OTHERS
+
+
+def modes(step: Step) -> list[str]:
+    """A scan fills what `empty` made row by row. Bytes that nobody wrote yet differ in a replay."""
+    return ["recorded", "evict_always", *([] if step is sums else ["verify"])]
+
+
+@pytest.fixture(autouse=True)
+def _of_its_own() -> Iterator[None]:
+    """Compiles anew, and lets torch warn that flex_attention is slow."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def trained(step: Step) -> Callable[[], Iterator[Tensor]]:
+    """A layer, the operator and another layer, forward and backward."""
+
+    def program() -> Iterator[Tensor]:
+        first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+        x = torch.randn(64, 64)
+        shown = second(step(first(x).tanh()).reshape(64, 64)).exp()
+        shown.square().mean().backward()
+        yield shown
+        for parameter in (*first.parameters(), *second.parameters()):
+            assert parameter.grad is not None
+            yield parameter.grad
+
+    return program
+
+
+@pytest.mark.parametrize("step", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
+def test_gradients_through_it_are_eagers(step: Step) -> None:
+    assert_exact(trained(step), modes=modes(step))
+
+
+@pytest.mark.parametrize("step", ALL.values(), ids=ALL)
+def test_without_gradients_too(step: Step) -> None:
+    def program() -> Iterator[Tensor]:
+        with torch.no_grad():
+            yield step(torch.randn(64, 64).exp()).exp()
+
+    assert_exact(program, modes=modes(step))
+
+
+@pytest.mark.parametrize("step", ALL.values(), ids=ALL)
+def test_a_measurement_runs_it(step: Step) -> None:
+    x = torch.randn(64, 64)
+    expected = bits(step(x))
+    with dtr_alloc.measure() as session:
+        found = bits(step(x))
+    assert same(found, expected)
+    assert session.stats().peak_bytes > 0
+
+
+def test_under_a_budget_what_it_saved_for_backward_comes_back() -> None:
+    def program() -> Iterator[Tensor]:
+        weight = torch.randn(64, 64).requires_grad_()
+        x = torch.randn(256, 64)
+        for _ in range(24):
+            x = torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x @ weight,))
+        x.sum().backward()  # type: ignore[no-untyped-call]
+        yield x
+        assert weight.grad is not None
+        yield weight.grad
+
+    expected = run(program)
+    with dtr_alloc.measure() as measured:
+        run(program)
+    with scope(int(0.5 * measured.stats().peak_bytes)) as session:
+        found = run(program)
+    assert session.stats().rematerializations > 0
+    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_integer_matrices_with_another_type_of_result() -> None:
+    def program() -> Iterator[Tensor]:
+        a = torch.randint(-8, 8, (64, 64), dtype=torch.int8)
+        yield out_dtype(torch.ops.aten.mm.default, torch.int32, a, a).float().exp()
+
+    assert_exact(program)
+
+
+def test_a_mask_of_blocks() -> None:
+    def program() -> Iterator[Tensor]:
+        yield create_block_mask(
+            lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu"
+        ).to_dense()
+
+    assert_exact(program, evictions=False)
+
+
+def test_exported_programs_that_branch() -> None:
+    exported = torch.export.export(Branch(), (torch.randn(64, 64),)).module()
+
+    def program() -> Iterator[Tensor]:
+        x = torch.randn(64, 64).exp()
+        yield exported(x)
+        yield torch.export.export(Branch(), (torch.randn(64, 64),)).module()(x)
+
+    assert_exact(program)
+
+
+def test_compiled_code_that_branches() -> None:
+    compiled = torch.compile(Branch(), backend="eager")
+
+    def program() -> Iterator[Tensor]:
+        yield compiled(torch.randn(64, 64).exp())
+
+    assert_exact(program)
+
+
+def test_an_operator_made_inside_the_scope() -> None:
+    class Twice(torch._ops.HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("dtr_alloc_test_twice")  # type: ignore[no-untyped-call]
+
+        def __call__(self, step: Step, x: Tensor) -> Tensor:
+            return super().__call__(step, x)  # type: ignore
+
+    with scope(None, evict_always=True):
+        twice = Twice()
+
+        @twice.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
+        def dense(step: Step, x: Tensor) -> Tensor:
+            return step(step(x))
+
+        twice.py_autograd_impl(dense)
+        x = torch.ones(512)
+        assert torch.equal(twice(torch.sin, x), x.sin().sin())
+
+
+def test_outside_of_scopes_nothing_is_left_switched_on() -> None:
+    with dtr_alloc.measure():
+        pass
+    key = torch._C.DispatchKey(_core.dispatch_key)
+    assert not torch._C._dispatch_tls_local_include_set().has(key)
+    assert not any(key in operator.py_kernels for operator in torch._ops._higher_order_ops.values())
+
+
+def test_opening_scopes_again_adds_nothing() -> None:
+    keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    with dtr_alloc.measure():
+        before = len(keys)
+    with dtr_alloc.measure():
+        assert len(keys) == before
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "import dtr_alloc; scope = dtr_alloc.rematerialize(None); scope.__enter__()",
+        "from types import SimpleNamespace as S\n"
+        "from dtr_alloc.runtime.scope.current import CudaScope, Steps\n"
+        "from dtr_alloc.runtime.scope.serving import Service\n"
+        "Service(CudaScope(S(session=lambda: None), Steps()))",
+    ],
+    ids=["scope", "allocator"],
+)
+def test_modules_of_torch_that_are_imported_later(opened: str) -> None:
+    script = (
+        f"import torch\n{opened}\n"
+        "from torch._higher_order_ops.scan import scan\n"
+        "total, _ = scan(lambda c, a: (c + a, c * 1), torch.zeros(8), torch.ones(8, 8))\n"
+        "print(int(total[0]))\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "8", done.stderr

@@ -1,0 +1,129 @@
+"""What a scope puts in the place of torch's functions goes with the scope, whatever happens."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.optim import optimizer
+
+import dtr_alloc
+from dtr_alloc.runtime.adapters import compiled_code, raw_access
+from dtr_alloc.runtime.adapters.on_import import when_imported
+from dtr_alloc.runtime.adapters.replacing import replace
+from dtr_alloc.runtime.adapters.undo import Undo
+
+
+class Base:
+    def inherited(self) -> str:
+        return "torch's"
+
+
+class Owner(Base):
+    def own(self) -> str:
+        return "torch's"
+
+
+@pytest.mark.parametrize("name", ["own", "inherited"])
+def test_an_attribute_is_put_back_as_it_was(name: str) -> None:
+    before = dict(vars(Owner))
+    with closing(Undo()) as undo:
+        replace(undo, Owner, name, lambda self: "ours")
+        assert getattr(Owner(), name)() == "ours"
+    assert dict(vars(Owner)) == before
+    assert getattr(Owner(), name)() == "torch's"
+
+
+def test_what_another_put_there_meanwhile_stays() -> None:
+    owner = SimpleNamespace(name="torch's")
+    with closing(Undo()) as undo:
+        replace(undo, owner, "name", "ours")
+        owner.name = "another's"
+    assert owner.name == "another's"
+
+
+def test_a_patch_that_begins_in_a_scope_and_ends_after_it_works_meanwhile() -> None:
+    own = torch.save
+    patch = mock.patch.object(torch, "save")
+    with dtr_alloc.rematerialize("1MiB"):
+        saved = patch.start()
+    assert torch.save is saved
+    patch.stop()
+    try:
+        torch.save(torch.ones(1), "/dev/null")  # By our function, which does nothing by now.
+    finally:
+        torch.save = own
+
+
+def test_a_function_of_ours_that_a_library_keeps_does_nothing_in_the_next_scope(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Callable[[], Any]] = []
+    monkeypatch.setattr(raw_access, "watch", lambda session, undo: given.append(session))
+    with dtr_alloc.rematerialize("1MiB"):
+        assert given[0]() is not None
+    with dtr_alloc.rematerialize("1MiB"):
+        assert given[0]() is None
+        assert given[1]() is not None
+
+
+def test_an_error_while_a_scope_opens_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("no such luck")
+
+    def state() -> tuple[Any, ...]:
+        ours = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+        return torch.save, torch.Tensor.numpy, [list(one) for one in ours], list(sys.meta_path)
+
+    before = state()
+    with monkeypatch.context() as patched:
+        patched.setattr(compiled_code, "hold_arguments", fails)
+        with pytest.raises(OSError, match="no such luck"), dtr_alloc.rematerialize("1MiB"):
+            pass
+    assert state() == before
+    with dtr_alloc.rematerialize("1MiB"):
+        assert dtr_alloc.evict(torch.ones(1000).exp())
+    assert state() == before
+
+
+IN_A_PROCESS = """
+import sys
+import torch, dtr_alloc
+from torch.optim import optimizer
+with dtr_alloc.rematerialize("1MiB"):
+    sys.meta_path[:] = [each for each in sys.meta_path if isinstance(each, type)]
+assert not optimizer._global_optimizer_pre_hooks
+"""
+
+
+def test_a_program_that_restores_the_finders_of_modules_leaves_its_scope() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_PROCESS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_is_waited_for_as_long_as_asked(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("waited_for", "too_late"):
+        (tmp_path / f"{name}.py").write_text("value = 1\n")
+    seen = []
+    with closing(Undo()) as undo:
+        for name in ("waited_for", "too_late"):
+            when_imported(undo, name, lambda module: seen.append(module.value))
+        import waited_for  # type: ignore[import-not-found]
+
+        when_imported(undo, "waited_for", lambda module: seen.append(module.__name__))
+    import too_late  # type: ignore[import-not-found]
+
+    assert seen == [1, "waited_for"]
+    assert (waited_for.value, too_late.value) == (1, 1)

@@ -1,0 +1,210 @@
+"""What a scope is opened with: bad input is refused, and a scope is used once."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dtr_alloc
+from tests.support.exactness import chain
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [("8 apples", "is not a size"), (0, "0"), (-5, "-5"), (float("nan"), "nan"), (True, "True")],
+)
+def test_a_budget_that_is_no_size_is_refused(budget: object, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        dtr_alloc.rematerialize(budget).__enter__()  # type: ignore[arg-type]
+    assert not dtr_alloc.is_evicted(torch.ones(1))
+
+
+@pytest.mark.parametrize("budget", ["512GiB", "16TiB"])
+def test_a_budget_beyond_this_machine_works_and_costs_no_memory(budget: str) -> None:
+    with dtr_alloc.rematerialize(budget) as session:
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+        assert float(x[0, 0]) == float(torch.ones(1).exp())
+        assert session._core.pool_stats().committed <= 4 << 20
+        session.check()
+
+
+def test_a_budget_above_the_largest_names_both() -> None:
+    text = '^budget "17TiB" is above the largest possible, 16 TiB$'
+    with pytest.raises(ValueError, match=text):
+        dtr_alloc.rematerialize("17TiB").__enter__()
+
+
+def test_a_process_with_few_addresses_says_so() -> None:
+    program = """
+import resource, torch, dtr_alloc
+resource.setrlimit(resource.RLIMIT_AS, (1 << 38, 1 << 38))
+with dtr_alloc.rematerialize("1TiB"):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert "MemoryError: this process cannot reserve 2050 GiB of addresses for another pool" in last
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_scope_gives_its_addresses_back_also_where_it_could_not_open(limited: bool) -> None:
+    """What may be written counts against a limit on data; what was only reserved does not."""
+    program = f"""
+import contextlib, resource, torch, dtr_alloc
+from pathlib import Path
+
+def figure(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+def scope():
+    with contextlib.suppress(MemoryError), dtr_alloc.rematerialize("64GiB"):
+        torch.ones(1000)
+        print("opened")
+
+if not {limited}:
+    scope()
+else:
+    resource.setrlimit(resource.RLIMIT_DATA, (figure("VmData") + (1 << 30),) * 2)
+before = figure("VmSize")
+for _ in range(3):
+    scope()
+assert figure("VmSize") - before < 64 << 30
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("opened" in done.stdout) != limited
+
+
+def test_a_process_without_addresses_to_measure_pages_with_evicts_all_the_same() -> None:
+    program = """
+import resource, torch, dtr_alloc
+torch.set_num_threads(1)
+with dtr_alloc.rematerialize("8MiB", device="cpu") as session:
+    used = int(open("/proc/self/statm").read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+    held = [torch.ones(1 << 18) * n for n in range(16)]
+    assert session.stats().evictions > 0
+    print([float(one[0]) for one in held] == list(range(16)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "text"),
+    [
+        (float("nan"), ValueError, "^thrash_limit is nan; it must be 0 or more$"),
+        (-1, ValueError, "^thrash_limit is -1; it must be 0 or more$"),
+        ("a", TypeError, "^thrash_limit 'a' is not a number$"),
+        (None, TypeError, "^thrash_limit None is not a number$"),
+        (True, TypeError, "^thrash_limit True is not a number$"),
+        (10**400, ValueError, "^thrash_limit is above the largest float: give a smaller number$"),
+    ],
+)
+def test_a_thrash_limit_that_is_none_is_refused(
+    limit: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        dtr_alloc.rematerialize("1MiB", thrash_limit=limit).__enter__()
+    with pytest.raises(error, match=text):
+        dtr_alloc.allocator("1MiB", thrash_limit=limit)
+
+
+@pytest.mark.parametrize("limit", [0, float("inf"), np.float32(2.5)])
+def test_no_thrash_limit_may_be_written_as_none_at_all(limit: float) -> None:
+    with dtr_alloc.rematerialize("256KiB", thrash_limit=limit) as session:
+        total = sum(float(x.sum()) for x in chain(16))
+    assert total > 0
+    assert session.stats().evictions > 0
+
+
+@pytest.mark.parametrize("device", ["gpu", "", None, 0, "meta", torch.device("meta")])
+def test_a_device_without_a_scope_is_refused(device: Any) -> None:
+    for make in (dtr_alloc.measure, lambda device: dtr_alloc.rematerialize("1MiB", device=device)):
+        with pytest.raises(ValueError, match='has no scope; only "cpu" has'):
+            make(device=device).__enter__()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_the_cpu_may_be_given_as_torch_gives_it(device: str | torch.device) -> None:
+    with dtr_alloc.rematerialize("1MiB", device=device), pytest.raises(RuntimeError):
+        dtr_alloc.measure(device=device).__enter__()
+
+
+def test_unknown_heuristics_clocks_and_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are dtr, dtr_full, dtr_local, e_star, foresight, "):
+        dtr_alloc.rematerialize("1MiB", heuristic="magic").__enter__()
+    with pytest.raises(ValueError, match="clock"):
+        dtr_alloc.rematerialize("1MiB", clock="sun").__enter__()
+    with pytest.raises(ValueError, match='only "cpu"'):
+        dtr_alloc.rematerialize("1MiB", device="cuda").__enter__()
+
+
+def test_nested_and_reentered_scopes_are_refused_and_the_outer_one_goes_on() -> None:
+    with dtr_alloc.rematerialize("4MiB") as session:
+        x = torch.ones(256, 64).exp()
+        with pytest.raises(RuntimeError, match="do not nest"):
+            dtr_alloc.rematerialize("1MiB").__enter__()
+        with pytest.raises(RuntimeError, match="do not nest"):
+            dtr_alloc.measure().__enter__()
+        assert dtr_alloc.evict(x)
+        assert float(x[0, 0]) > 2
+        session.check()
+    with dtr_alloc.rematerialize("1MiB"):
+        pass
+
+
+@pytest.mark.parametrize("make", [dtr_alloc.measure, lambda: dtr_alloc.rematerialize("1MiB")])
+def test_a_scope_is_used_once(make: Callable[[], Any]) -> None:
+    scope = make()
+    for _ in range(2):
+        with ExitStack() as stack:
+            stack.enter_context(make())
+            with pytest.raises(RuntimeError, match="do not nest"):
+                scope.__enter__()
+    with scope, pytest.raises(RuntimeError, match="a scope is used once"):
+        scope.__enter__()
+    with pytest.raises(RuntimeError, match=r"call rematerialize\(\) or measure\(\) again"):
+        scope.__enter__()
+    with pytest.raises(RuntimeError, match="was not entered"):
+        make().__exit__(None, None, None)
+
+
+def test_a_scope_decorates_a_function_that_is_called_repeatedly() -> None:
+    scope = dtr_alloc.rematerialize("1MiB")
+
+    @scope
+    def evicts(power: int) -> bool:
+        """Whether."""
+        return dtr_alloc.evict(torch.ones(256, 64).pow(power))
+
+    assert [evicts(1), evicts(power=2)] == [True, True]
+    assert (evicts.__name__, evicts.__doc__) == ("evicts", "Whether.")
+    with scope:
+        pass
+    assert evicts(3)
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def coroutine() -> int:
+    return 1
+
+
+async def both() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, both])
+def test_a_body_that_runs_after_its_call_is_not_decorated(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=f"^{function.__name__} is a generator or a coroutine"):
+        dtr_alloc.rematerialize("1MiB")(function)

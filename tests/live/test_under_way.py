@@ -1,0 +1,143 @@
+"""While a recomputation has changed a switch of the process, no operator of another thread runs,
+and no Python code; and no thread waits for another for ever."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+import dtr_alloc
+from tests.live.test_switches import in_float64, number_of_threads, without_onednn
+from tests.live.test_threads import in_threads
+
+__all__ = ["number_of_threads"]  # For each test here, too.
+
+
+def test_no_operator_of_another_thread_sees_what_a_recomputation_switches() -> None:
+    x, weight = torch.randn(2, 8, 24, 24), torch.randn(8, 8, 3, 3)
+    expected = F.conv2d(x, weight)
+    with without_onednn():
+        by_hand = F.conv2d(x, weight)
+    assert not torch.equal(expected, by_hand)
+    stop = threading.Event()
+
+    def computes() -> None:
+        while not stop.is_set():
+            assert torch.equal(F.conv2d(x, weight), expected)
+
+    with dtr_alloc.rematerialize("64MiB") as session:
+        with without_onednn():
+            made = [F.conv2d(x, weight) for _ in range(4)]
+
+        def reads() -> None:
+            try:
+                for i in range(80):
+                    dtr_alloc.evict(made[i % 4])
+                    assert torch.equal(made[i % 4], by_hand)
+            finally:
+                stop.set()
+
+        in_threads(computes, computes, reads)
+        session.check()
+
+
+def test_python_code_of_another_thread_sees_no_switch_of_a_recomputation() -> None:
+    stop = threading.Event()
+
+    def looks() -> None:
+        while not stop.is_set():
+            assert torch.get_default_dtype() == torch.float32
+            assert torch.tensor([1.5]).dtype == torch.float32
+
+    with dtr_alloc.rematerialize("64MiB"):
+        x = torch.arange(1_000_000)
+        with in_float64():
+            made = [x / 7 for _ in range(4)]
+
+        def reads() -> None:
+            try:
+                for i in range(20):
+                    dtr_alloc.evict(made[i % 4])
+                    dtr_alloc.materialize(made[i % 4])
+            finally:
+                stop.set()
+
+        in_threads(looks, looks, reads)
+
+
+WAITING: list[Callable[[], object]] = []
+
+
+def waiting() -> torch.library.Library:
+    """Has an operator `dtr_waits::waits` that calls what is in WAITING, and is not recorded."""
+    library = torch.library.Library("dtr_waits", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("waits(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+
+    def waits(x: Tensor) -> Tensor:
+        for call in WAITING:
+            call()
+        return x.clone()
+
+    library.impl("waits", waits, "CPU")  # type: ignore[no-untyped-call]
+    return library
+
+
+def test_an_operator_that_waits_for_its_turn_is_not_waited_for() -> None:
+    """Its kernel reads an evicted tensor, while another thread recomputes by another switch."""
+    library = waiting()
+    inside, go_on = threading.Event(), threading.Event()
+    with dtr_alloc.rematerialize("64MiB"):
+        x = torch.ones(5000)
+        with in_float64():
+            made = x.long() / 3
+        other = x * 2.0
+        dtr_alloc.evict(made)
+        dtr_alloc.evict(other)
+        WAITING[:] = [inside.set, lambda: go_on.wait(0.5), other.numpy]
+
+        def computes() -> None:
+            torch.ops.dtr_waits.waits(torch.ones(5000))
+
+        def reads() -> None:
+            inside.wait()
+            dtr_alloc.materialize(made)
+            go_on.set()
+
+        in_threads(computes, reads)
+        assert made.dtype == torch.float64
+    WAITING.clear()
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+def test_a_sum_in_any_order_stays_though_another_thread_recomputes_deterministically() -> None:
+    index = torch.randint(0, 1000, (500_000,), generator=torch.Generator().manual_seed(0))
+    updates = torch.randn(500_000, generator=torch.Generator().manual_seed(1))
+    stop = threading.Event()
+
+    def sums() -> None:
+        torch.set_num_threads(2)
+        try:
+            for _ in range(12):
+                made = torch.zeros(1000).index_put_((index,), updates, accumulate=True)
+                first = made.clone()
+                dtr_alloc.evict(made)
+                assert torch.equal(made, first)
+        finally:
+            stop.set()
+
+    with dtr_alloc.rematerialize("256MiB"):
+        x = torch.ones(100_000)
+        torch.use_deterministic_algorithms(True)
+        made = [x.sin().cumsum(0) for _ in range(4)]
+        torch.use_deterministic_algorithms(False)
+
+        def reads() -> None:
+            i = 0
+            while not stop.is_set():
+                dtr_alloc.evict(made[i % 4])
+                dtr_alloc.materialize(made[i % 4])
+                i += 1
+
+        in_threads(sums, reads)

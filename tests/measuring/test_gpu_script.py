@@ -1,0 +1,428 @@
+"""What `make gpu` promises: a part that fails, hangs or is killed loses nothing but itself.
+
+The parts here are small functions and scripts that crash, sleep or write half of what they should;
+no model is trained and no GPU is asked. The probe of the driver's calls runs on the fake driver.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import driver_calls
+import parts
+import parts_tests
+import prepare
+import processes
+import pytest
+import run
+import work
+from measurement import write_json
+from processes import run_script
+from report import Report
+from work import Part, Work, trouble_of
+
+from tests.fake_cuda.driver import FakeCuda
+from tests.support.fences import ROOT
+
+SCRIPT = ROOT / "perf/gpu/run.py"
+ENV = os.environ | {"PYTHONPATH": f"{ROOT / 'perf/gpu'}{os.pathsep}{ROOT / 'perf/support'}"}
+SLOW = """
+import json, sys, time
+from pathlib import Path
+found = {"steps": [1, 2], "unfinished": "in step 2 of 9"}
+Path(sys.argv[-1]).write_text(json.dumps(found))  # Without torch, which takes seconds to import.
+time.sleep(60)
+"""
+
+
+def call(
+    out: Path,
+    chosen: list[Part],
+    seconds: float = 60,
+    before: Path | None = None,
+    fill: bool = False,
+) -> Any:
+    """Runs parts as one call does; returns the exit code and what gpu.json says then."""
+    report = Report(out, {"commit": "0123456789abcdef", "dirty": False}, before)
+    deadline = time.monotonic() + seconds
+    code = run.run(report, chosen, Work(report, "", "cpu", deadline, ENV, fill=fill))
+    return code, json.loads((out / "gpu.json").read_text())
+
+
+def part(name: str, body: Callable[[Work], None], limit: float = 30) -> Part:
+    return Part(name, body, limit, "?")
+
+
+def finds(value: int) -> Callable[[Work], None]:
+    return lambda given: given.add("figure", {"value": value}, f"{value} us")
+
+
+def crashes(given: Work) -> None:
+    given.add("first", {"value": 1}, "1 us")
+    raise RuntimeError("the second figure cannot be had")
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+# The command.
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_part_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
+    done = command("--only", "tests,dmeo", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith("run.py: no part is named dmeo; there are tests, exact, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_has_every_part_and_its_limit() -> None:
+    listed = [line.split()[:2] for line in command("--list").stdout.splitlines()]
+    assert listed == [[p.name, f"{p.limit:.0f}"] for p in parts.PARTS]
+
+
+def test_parts_run_in_the_order_of_their_worth_however_they_are_named() -> None:
+    assert [p.name for p in parts.chosen("scoring,probe,gpt")] == ["gpt", "probe", "scoring"]
+    assert [p.name for p in parts.chosen(None)][:2] == ["tests", "exact"]
+
+
+def test_the_calls_in_the_documents_run_every_part_once() -> None:
+    page = (ROOT / "perf/README.md").read_text()
+    lines = re.findall(r"^(python perf/gpu/run\.py .*--only (\S+))$", page, re.M)
+    for rehearsed in (False, True):
+        named = [only for line, only in lines if ("--device cpu" in line) is rehearsed]
+        assert len(named) == 3
+        assert sorted(",".join(named).split(",")) == sorted(p.name for p in parts.PARTS)
+
+
+# Reports.
+
+
+def test_a_later_call_adds_to_what_an_earlier_one_found(tmp_path: Path) -> None:
+    call(tmp_path, [part("one", finds(1))])
+    code, document = call(tmp_path, [part("two", finds(2))])
+    assert code == 0
+    assert [document["parts"][name]["call"] for name in ("one", "two")] == ["1", "2"]
+    assert document["parts"]["one"]["results"]["figure"]["value"] == 1
+    assert {"1", "2"} == set(document["calls"])
+    text = (tmp_path / "gpu.txt").read_text()
+    assert re.search(r"^one: done, .*, commit 0123456789ab$", text, re.M)
+    assert "2 us" in text
+
+
+def test_a_call_with_an_empty_folder_goes_on_from_the_results_it_is_given(tmp_path: Path) -> None:
+    call(tmp_path / "kept", [part("one", finds(1))])
+    _, document = call(
+        tmp_path / "empty", [part("two", finds(2))], before=tmp_path / "kept/gpu.json"
+    )
+    assert list(document["parts"]) == ["one", "two"]
+
+
+def test_a_part_that_runs_again_replaces_its_own_results_and_says_when(tmp_path: Path) -> None:
+    call(tmp_path, [part("one", finds(1)), part("two", finds(2))])
+    _, document = call(tmp_path, [part("one", finds(7))])
+    again, other = document["parts"]["one"], document["parts"]["two"]
+    assert again["results"]["figure"]["value"] == 7
+    assert again["call"] == "2"
+    assert again["date"] >= other["date"]
+    assert other["results"]["figure"]["value"] == 2
+    assert [(old["part"], old["results"]["figure"]["value"]) for old in document["replaced"]] == [
+        ("one", 1)
+    ]
+
+
+def test_a_call_that_fills_runs_only_what_an_earlier_one_did_not_come_to(tmp_path: Path) -> None:
+    ran = script(
+        tmp_path,
+        "import sys; from pathlib import Path; Path(sys.argv[-1]).write_text('{\"a\": 1}')",
+    )
+
+    def body(given: Work) -> None:
+        for name in ("first", "second"):
+            found = given.script(name, ran, limit=30)
+            given.add(name, found, f"{found}")
+
+    def only_one(given: Work) -> None:
+        given.add("first", {"a": 7}, "7")
+        given.add("second", {"unfinished": "not begun: no time left"}, "")
+
+    call(tmp_path, [part("one", only_one)])
+    code, document = call(tmp_path, [part("one", body)], fill=True)
+    assert code == 0
+    results = document["parts"]["one"]["results"]
+    assert results["first"]["a"] == 7
+    assert results["first"]["call"] == "1"
+    assert results["second"]["a"] == 1
+    assert set(document["calls"]) == {"1", "2"}
+    assert document["replaced"] == []
+
+
+def test_a_part_that_crashes_leaves_the_others_whole(tmp_path: Path) -> None:
+    code, document = call(tmp_path, [part("bad", crashes), part("good", finds(3))])
+    assert code == 1
+    bad, good = document["parts"]["bad"], document["parts"]["good"]
+    assert bad["state"] == "failed"
+    assert "the second figure cannot be had" in bad["failed"]
+    assert bad["results"]["first"]["value"] == 1
+    assert good["state"] == "done"
+
+
+def test_a_part_for_which_no_time_is_left_keeps_what_it_found_before(tmp_path: Path) -> None:
+    call(tmp_path, [part("one", finds(1))])
+    code, document = call(tmp_path, [part("one", finds(2)), part("two", finds(2))], seconds=5)
+    assert code == 1
+    assert document["parts"]["one"]["results"]["figure"]["value"] == 1
+    assert document["parts"]["two"]["state"] == "skipped"
+
+
+def test_a_part_has_its_own_limit_and_no_more_than_what_is_left(tmp_path: Path) -> None:
+    left: list[float] = []
+    note = lambda given: left.append(given.left())  # noqa: E731
+    call(tmp_path, [part("short", note, 20), part("long", note, 400)], seconds=100)
+    assert left[0] == pytest.approx(20, abs=1)
+    assert left[1] == pytest.approx(100, abs=2)
+
+
+def test_parts_without_a_clock_run_side_by_side_and_before_the_others(tmp_path: Path) -> None:
+    order: list[str] = []
+    both = threading.Barrier(2, timeout=20)
+
+    def untimed(given: Work) -> None:
+        order.append("untimed")
+        both.wait()
+
+    parts_ = [
+        part("timed", lambda given: order.append("timed")),
+        Part("one", untimed, 30, "?", timed=False),
+        Part("two", untimed, 30, "?", timed=False),
+    ]
+    code, document = call(tmp_path, parts_)
+    assert code == 0
+    assert {part["state"] for part in document["parts"].values()} == {"done"}
+    assert order == ["untimed", "untimed", "timed"]
+
+
+# Scripts.
+
+
+def test_a_script_that_is_killed_keeps_its_results_and_says_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "LEAST_SECONDS", 0)
+    slow = script(tmp_path, SLOW)
+
+    def body(given: Work) -> None:
+        found = given.script("slow", slow, limit=8)
+        given.add("slow", found, f"{len(found['steps'])} steps")
+
+    code, document = call(tmp_path, [part("slow", body), part("good", finds(3))])
+    assert code == 1
+    assert document["parts"]["slow"]["state"] == "unfinished"
+    result = document["parts"]["slow"]["results"]["slow"]
+    assert result["steps"] == [1, 2]
+    assert result["unfinished"] == "killed after 8 s: in step 2 of 9"
+    assert result["line"] == "unfinished: killed after 8 s: in step 2 of 9; 2 steps"
+    assert document["parts"]["good"]["state"] == "done"
+
+
+def test_where_all_is_killed_the_report_has_what_a_script_had_so_far(tmp_path: Path) -> None:
+    slow = script(tmp_path, SLOW)
+    program = f"""
+import os, time
+from pathlib import Path
+import run
+from report import Report
+from work import Part, Work
+report = Report(Path({str(tmp_path)!r}), {{}})
+body = lambda given: given.script("slow", {slow!r}, limit=50)
+run.run(report, [Part("slow", body, 50, "?")],
+        Work(report, "", "cpu", time.monotonic() + 60, dict(os.environ)))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], env=ENV, start_new_session=True) as all_:
+        for _ in range(200):
+            time.sleep(0.1)
+            file = tmp_path / "gpu.json"
+            if file.exists() and "in step 2 of 9" in file.read_text():
+                break
+        os.killpg(all_.pid, signal.SIGKILL)
+    found = json.loads((tmp_path / "gpu.json").read_text())["parts"]["slow"]
+    assert found["state"] == "unfinished"
+    assert found["results"]["slow"]["steps"] == [1, 2]
+
+
+def test_what_a_killed_script_had_started_is_killed_too(tmp_path: Path) -> None:
+    text = """
+import subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+Path(sys.argv[-1]).with_name("out.json").write_text('{"child": %d}' % child.pid)
+time.sleep(60)
+"""
+    child = run_script(script(tmp_path, text), [], 2, ENV)["child"]
+    for _ in range(50):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("the child lives on")
+
+
+def test_a_script_that_fails_at_its_end_keeps_its_results(tmp_path: Path) -> None:
+    text = """
+import sys
+from pathlib import Path
+from measurement import write_json
+write_json(Path(sys.argv[-1]), {"figure": 4})
+sys.exit("it broke as it ended")
+"""
+    found = run_script(script(tmp_path, text), [], 20, ENV)
+    assert found == {"figure": 4, "failed": "it broke as it ended"}
+    assert trouble_of(found) == "FAILED: it broke as it ended"
+
+
+def test_a_file_is_the_old_one_or_the_new_one_and_never_half_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    write_json(file, {"rows": []})
+    stop = threading.Event()
+
+    def write() -> None:
+        for count in range(300):
+            write_json(file, {"rows": ["x" * 1000] * count})
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not stop.is_set():
+        json.loads(file.read_text())
+    writer.join()
+    with pytest.raises(TypeError):
+        write_json(file, {"rows": object()})
+    assert len(json.loads(file.read_text())["rows"]) == 299
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+
+
+# Tests that run on a GPU.
+
+SIDE_BY_SIDE = """
+tests/gpu/test_a.py::test_one
+tests/gpu/test_a.py::test_two[zero size and nothing free]
+[gw0] [ 33%] PASSED tests/gpu/test_a.py::test_one
+tests/gpu/test_b.py::test_three
+[gw1] [ 66%] FAILED tests/gpu/test_a.py::test_two[zero size and nothing free]
+"""
+ONE_BY_ONE = """
+tests/gpu/test_a.py::test_one PASSED                                     [ 33%]
+tests/gpu/test_a.py::test_two[zero size] SKIPPED (needs a GPU)           [ 66%]
+tests/gpu/test_b.py::test_three """
+
+
+def test_outcomes_are_read_from_a_run_that_was_killed() -> None:
+    assert parts_tests.outcomes(SIDE_BY_SIDE) == {
+        "tests/gpu/test_a.py::test_one": "PASSED",
+        "tests/gpu/test_a.py::test_two[zero size and nothing free]": "FAILED",
+        "tests/gpu/test_b.py::test_three": "running",
+    }
+    assert list(parts_tests.outcomes(ONE_BY_ONE).values()) == ["PASSED", "SKIPPED", "running"]
+
+
+def test_a_killed_run_of_tests_says_which_test_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = tmp_path / "tests.txt"
+
+    def clock() -> float:
+        """The time is up once the last test runs, however long the machine takes to come there."""
+        up = printed.exists() and "::test_endless" in printed.read_text()
+        return time.monotonic() + 1000 * up
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=clock))
+    file = tmp_path / "test_slow.py"
+    file.write_text(
+        "import time\n"
+        "def test_quick():\n    pass\n"
+        "def test_wrong():\n    assert 1 == 2, 'one is not two'\n"
+        "def test_endless():\n    time.sleep(900)\n"
+    )
+    report = Report(tmp_path, {})
+    report.begin("tests")
+    env = dict(ENV, PYTHONUNBUFFERED="1")
+    parts_tests.tests(Work(report, "tests", "cpu", time.monotonic() + 500, env, named=(str(file),)))
+    found = report.results("tests")["tests/gpu"]
+    ends = {name.rpartition("::")[2]: end for name, end in found["not_passed"].items()}
+    assert ends == {"test_wrong": "FAILED", "test_endless": "running"}
+    assert found["counts"]["PASSED"] == 1
+    assert found["unfinished"] == "killed: time was up"
+    assert "test_endless" in printed.read_text()
+
+
+# What is built, and the driver's calls.
+
+
+def test_what_was_built_of_other_sources_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (f"_core{prepare.SUFFIX}", prepare.HARNESS):
+        (tmp_path / name).write_text("")
+    assert not prepare.is_current(tmp_path)
+    write_json(tmp_path / "built.json", prepare.key())
+    assert prepare.is_current(tmp_path)
+    monkeypatch.setattr(prepare, "version", lambda name: "2.99.0")
+    assert not prepare.is_current(tmp_path)
+
+
+def test_the_folder_that_is_imported_offers_the_package_and_nothing_else(tmp_path: Path) -> None:
+    compiled = next((ROOT / "dtr_alloc").glob(f"_core{prepare.SUFFIX}"), None)
+    if compiled is None:
+        pytest.skip("the extension is not built in place")
+    (tmp_path / compiled.name).write_bytes(compiled.read_bytes())
+    path = prepare.link(tmp_path)
+    program = (
+        "import dtr_alloc, dtr_alloc.runtime, importlib.util as u; "
+        "print(dtr_alloc._core.__file__, u.find_spec('kernels'), u.find_spec('runtime'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [str(path / "dtr_alloc" / compiled.name), "None", "None"]
+
+
+def test_the_probe_times_every_call_of_the_driver_and_gives_all_back(cuda: FakeCuda) -> None:
+    told: list[list[str]] = []
+    found = driver_calls.measure((1, 4), 2, 3, lambda so_far: told.append([*so_far]))
+    assert set(found) == {
+        "calls",
+        "a page",
+        "idle, 1 pages",
+        "idle, 4 pages",
+        "one allocation of 1 pages",
+        "one allocation of 4 pages",
+    }
+    assert all(value >= 0 for group in found.values() for value in group.values())
+    assert {"create", "release"} == set(found["a page"])
+    assert "unmap, one call" in found["idle, 4 pages"]
+    assert told[0] == ["calls"]
+    assert cuda.calls("cuMemCreate") == 4 + 2 * 2
+    assert cuda.held() == {}
+    assert cuda.faults() == []

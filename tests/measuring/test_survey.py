@@ -1,0 +1,195 @@
+"""Surveys of torch's operators (perf/survey): a release that adds a row fails here and is named.
+
+What an operator does besides its schema was tried out once for each operator, and is in
+perf/results/survey. Here this torch's list of operators and of switches is held against these
+tables, and a few entries of torch's databases are called again. The surveys themselves take an
+hour.
+"""
+
+import json
+import os
+import signal
+import warnings
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from calls import Source, digest, operators, tensors
+from children import Lost, results
+from repeats import takes_indices
+from samples import Sample, overload, record
+from schemas import is_composite, seen
+from switch_list import DEFAULT_DTYPE, context_fields, switches, unknown
+
+from tests.support.fences import ROOT
+
+FOLDER = ROOT / "perf/results/survey"
+# Entries of torch's databases whose operators write, share or draw: each way that there is.
+ENTRIES = ("nn.LSTM", "nn.BatchNorm1d", "unsafe_split", "nn.functional.dropout", "put")
+
+
+def tables(survey: str) -> list[dict[str, Any]]:
+    """The committed results of a survey, one for each torch that was surveyed."""
+    found = [json.loads(path.read_text()) for path in sorted(FOLDER.glob(f"{survey}-*.json"))]
+    assert found, f"{FOLDER} has no result of {survey}"
+    return found
+
+
+def of_torch() -> list[str]:
+    """Those that a program runs eagerly. What tests and torch's compilers define comes and goes."""
+    return [name for name in operators()[0] if name.startswith("aten::")]
+
+
+def not_called(table: dict[str, Any]) -> set[str]:
+    return {name for row in table["not called"].values() for name in row["operators"].split()}
+
+
+@cache
+def calls_of_the_entries() -> list[Sample]:
+    return record(ENTRIES)
+
+
+def test_every_composite_operator_was_called_with_evicted_inputs_or_is_listed() -> None:
+    known: set[str] = set()
+    for table in tables("composites"):
+        known |= not_called(table) | {row["operator"] for row in table["rows"]}
+        known |= {
+            *table["right"].split(),
+            *table["called, with inputs that nothing evicts"].split(),
+        }
+    fresh = sorted(name for name in of_torch() if is_composite(name) and name not in known)
+    assert not fresh, (
+        f"torch {torch.__version__} has composite operators that no survey called with evicted "
+        f"inputs: {', '.join(fresh)}; run perf/survey/composites.py and see whether their kernels "
+        "read a pointer"
+    )
+
+
+def test_every_operator_that_takes_indices_was_tried_for_repeating_itself() -> None:
+    known: set[str] = set()
+    for table in tables("repeats"):
+        known |= not_called(table) | {row["operator"] for row in table["differ"]}
+        known |= set(table["repeat"].split())
+    fresh = sorted(name for name in of_torch() if takes_indices(name) and name not in known)
+    assert not fresh, (
+        f"torch {torch.__version__} has operators that take indices, and no survey ran them twice: "
+        f"{', '.join(fresh)}; run perf/survey/repeats.py"
+    )
+
+
+def test_every_switch_of_torch_is_in_a_table() -> None:
+    assert not unknown(), (
+        f"torch {torch.__version__} has switches that no table of perf/survey/switch_list.py has: "
+        f"{', '.join(sorted(unknown()))}; does a kernel read them?"
+    )
+
+
+def test_every_field_of_the_context_was_there_when_the_switches_were_surveyed() -> None:
+    known = {
+        name for table in tables("switches") for name in table["fields of at::Context"].split()
+    }
+    fresh = sorted(set(context_fields()) - known)
+    assert not fresh, (
+        f"at::Context of torch {torch.__version__} has fields that no survey has seen: "
+        f"{', '.join(fresh)}; run perf/survey/switches.py, and see what reads them"
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_operator_does_what_neither_its_schema_nor_the_survey_says() -> None:
+    known = {
+        (row["operator"], row["argument"], row["seen"])
+        for table in tables("schemas")
+        for row in table["rows"]
+    }
+    found = set()
+    for call in Source(calls_of_the_entries()).all():
+        try:
+            found |= {(call.operator, argument, what) for what, argument, _ in seen(call)}
+        except Exception:  # torch refuses the call without its surroundings.
+            continue
+    fresh = [f"{name}: {argument} {what}".replace(":  ", ": ") for name, argument, what in
+             sorted(found - known)]  # fmt: skip
+    assert not fresh, (
+        f"torch {torch.__version__} does what its schemas do not say: {'; '.join(fresh)}; run "
+        "perf/survey/schemas.py, and add rows to the tables of live/operators/operators.cpp"
+    )
+    assert ("aten::native_batch_norm", "running_mean", "is written") in found
+    assert ("aten::unsafe_split.Tensor", "self", "shares its storage with a result") in found
+    if torch._C._has_mkldnn:
+        assert ("aten::mkldnn_rnn_layer_backward", "workspace", "is written") in found
+
+
+def test_the_survey_found_what_does_not_repeat_itself() -> None:
+    for table in tables("repeats"):
+        found = set(table["differ with several threads alone"])
+        assert {"aten::index_put_", "aten::put_", "aten::_index_put_impl_"} <= found
+        assert not table["unfinished"]
+
+
+def test_the_survey_found_composite_operators_that_read_a_pointer() -> None:
+    table = next(one for one in tables("composites") if one["torch"].startswith("2.13"))
+    assert set(table["go wrong"]) >= {
+        "aten::tensor_split.tensor_indices_or_sections",
+        "aten::_pad_packed_sequence",
+        "aten::_pack_padded_sequence_backward",
+        "aten::ctc_loss.Tensor",
+        "aten::choose_qparams_optimized",
+        "aten::fbgemm_pack_gemm_matrix_fp16",
+        "aten::_saturate_weight_to_fp16",
+    }
+
+
+def test_the_survey_found_what_the_library_and_the_threads_change() -> None:
+    for table in tables("switches"):
+        settings = {name: row["operators"].split() for name, row in table["settings"].items()}
+        assert "aten::convolution" in settings["_set_mkldnn_enabled=False"]
+        assert "aten::gelu" in settings["_set_mkldnn_enabled=False"]
+        assert "aten::mish" in settings["set_num_threads=1"]
+        assert "aten::add.Tensor" in settings["set_flush_denormal=True"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_call_grows_until_its_indices_keep_several_threads_busy() -> None:
+    found = list(Source(calls_of_the_entries()).calls("aten::put_", 4))
+    assert max(x.numel() for call in found for x in call.args if isinstance(x, torch.Tensor)
+               and x.dtype == torch.int64) >= 100_000  # fmt: skip
+    assert any(x.numel() >= 900_000 for call in found for x in tensors(call.args))
+
+
+def test_a_digest_tells_bits_apart_and_not_objects() -> None:
+    x = torch.tensor([0.0, 1.0])
+    assert digest(x) == digest([x.clone()]) != digest(x * torch.tensor([-1.0, 1.0]))
+    assert digest([x.view(2), object()]) == digest([x, object()])
+
+
+def test_a_crash_loses_one_item_alone() -> None:
+    def work(item: int) -> int:
+        if item == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if item == 2:
+            raise ValueError("no two")
+        return item
+
+    found = dict(results(work, range(4), seconds=60))
+    assert found == {0: 0, 1: Lost("crashed"), 2: Lost("ValueError: no two"), 3: 3}
+
+
+def test_a_switch_is_put_back() -> None:
+    for switch in (DEFAULT_DTYPE, *switches()):
+        before = switch.now()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with switch.at(switch.others[-1]):
+                    pass
+            except RuntimeError:  # This machine has no such arithmetic.
+                continue
+        assert switch.now() == before, switch.name
+
+
+def test_every_operator_is_named_as_torch_names_it() -> None:
+    able, unable = operators()
+    assert {*able, *unable} == set(torch._C._dispatch_get_all_op_names())
+    assert overload("aten::add.Tensor") is torch.ops.aten.add.Tensor

@@ -1,0 +1,178 @@
+"""Each example runs, stays within its budget, and comes to the bits of plain torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support.two_processes import two_processes
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of libraries, about each other.
+        spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str) -> dict[str, Any]:
+    module = load(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: dict[str, Any] = module.main()
+    return made
+
+
+def check(row: dict[str, Any]) -> None:
+    assert row["identical"]
+    assert row["rematerializations"] > 0
+    assert row["peak_bytes"] <= row["budget_bytes"]
+
+
+def test_there_are_twelve_and_each_is_run_here() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == [
+        "compiled_blocks",
+        "cupy_beside_torch",
+        "ddp",
+        "fsdp2",
+        "hugging_face_trainer",
+        "lightning_callback",
+        "optuna_trials",
+        "pipeline",
+        "plain_loop",
+        "random_lengths",
+        "tensor_parallel",
+        "two_programs_one_budget",
+    ]
+
+
+def test_a_plain_loop() -> None:
+    row = run("plain_loop")
+    check(row)
+    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # As it is imported.
+def test_a_model_whose_blocks_are_compiled() -> None:
+    row = run("compiled_blocks")
+    check(row)
+    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
+
+
+def test_a_callback_of_hugging_faces_trainer() -> None:
+    pytest.importorskip("transformers", reason="the transformers library is not installed")
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
+    row = run("hugging_face_trainer")
+    check(row)
+    assert row["budget_bytes"] == int(0.5 * row["plain_peak_bytes"])
+
+
+def test_a_callback_of_lightning() -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    row = run("lightning_callback")
+    check(row)
+    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
+
+
+def test_a_scope_is_left_where_lightning_stops_by_an_exception() -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    module = load("lightning_callback")
+    budget = module.MemoryBudget("64MiB")
+    budget.on_fit_start()
+    with pytest.raises(RuntimeError, match="open in this process"):
+        module.MemoryBudget("64MiB").on_fit_start()
+    budget.on_exception()
+    module.MemoryBudget("64MiB").on_fit_start()
+
+
+def test_data_parallel_training_under_budgets_is_that_of_a_single_process() -> None:
+    rows = two_processes(EXAMPLES / "ddp.py")
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        check(row)
+
+
+def test_fully_sharded_training_on_the_cpu() -> None:
+    rows = two_processes(EXAMPLES / "fsdp2.py")
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        check(row)
+
+
+@pytest.mark.slow  # To start the processes; tests/sharded/test_sharded.py has such programs.
+@pytest.mark.parametrize("name", ["tensor_parallel", "pipeline"])
+def test_a_model_that_is_spread_over_two_processes(name: str) -> None:
+    rows = two_processes(EXAMPLES / f"{name}.py")
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        check(row)
+
+
+def test_cupy_beside_torch() -> None:
+    module = load("cupy_beside_torch")
+    if reason := module.missing():
+        pytest.skip(reason)
+    check(module.main())
+
+
+def test_the_example_with_cupy_says_why_it_does_not_run() -> None:
+    if load("cupy_beside_torch").missing() is None:
+        pytest.skip("it runs")
+    with pytest.raises(SystemExit, match=r"^not run: "):
+        runpy.run_path(str(EXAMPLES / "cupy_beside_torch.py"), run_name="__main__")
+
+
+def test_the_trainer_runs_on_where_a_batch_needs_half_as_much_again() -> None:
+    pytest.importorskip("transformers", reason="the transformers library is not installed")
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
+    row = run("random_lengths")
+    check(row)
+    assert row["budget_bytes"] == int(row["plain_peak_bytes"] / 1.5)
+    assert row["odd_batches"] == [6, 9]
+    (told,) = row["told"]
+    assert "step 6 " in told
+
+
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_two_programs_take_turns_with_the_larger_part_of_one_budget(memory: str) -> None:
+    alternate(20, memory)
+
+
+@pytest.mark.slow  # Minutes.
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+def test_two_programs_take_turns_a_thousand_times(memory: str) -> None:
+    alternate(1000, memory)
+
+
+def alternate(times: int, memory: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "two_programs_one_budget.py"), str(times), memory]
+    row = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=600).stdout)
+    assert row["identical"]
+    assert row["kept"]
+    assert row["alternations"] == times
+    assert row["rematerializations"] > 0
+
+
+def test_a_trial_that_is_too_large_fails_and_the_next_runs_on() -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    rows = load("optuna_trials").main()
+    assert [row["state"] for row in rows] == ["COMPLETE"] * 3 + ["FAIL", "COMPLETE"]
+    assert rows[2]["rematerializations"] > 0
+    assert rows[0]["rematerializations"] == 0

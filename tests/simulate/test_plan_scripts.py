@@ -1,0 +1,244 @@
+"""A script is planned for: how its first steps are run, and what the command line says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dtr_alloc.__main__ import main
+from dtr_alloc.runtime.planning import plan as planning
+from dtr_alloc.runtime.planning import script as profiling
+from dtr_alloc.runtime.planning.forecast import Forecast
+from dtr_alloc.runtime.planning.profile import (
+    Profile,
+    Recorded,
+)
+from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.format import Call
+from tests.support.plan_profiles import KIB, PEAK, STEP, profile_of
+
+SCRIPT = """
+import argparse, torch, dtr_alloc
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int, default=128)
+batch = parser.parse_args().batch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(6)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+print("training")
+for step in range(1000):
+    optimizer.zero_grad()
+    model(torch.randn(batch, 32)).tanh().square().mean().backward()
+    optimizer.step()
+raise AssertionError("a plan leaves earlier")
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rematerialization takes beyond its operator is 0 here."""
+    monkeypatch.setattr(planning, "rematerialization_ns", lambda: 0.0)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def script_with_scope(tmp_path: Path) -> Path:
+    body, loop = SCRIPT.split('print("training")\n')
+    loop = "".join(f"    {line}\n" for line in loop.splitlines())
+    path = tmp_path / "train.py"
+    path.write_text(f"{body}with dtr_alloc.rematerialize('1KiB') as session:\n{loop}")
+    return path
+
+
+def run_in_this_process(
+    script: Path, log: Path | None, own_scope: bool, steps: int = 3
+) -> dict[str, object] | None:
+    path = None if log is None else str(log)
+    options = {"steps": steps, "log": path, "within": None, "own_scope": own_scope}
+    return profiling._train(str(script), [], options)
+
+
+def test_a_script_is_left_after_its_first_steps(script: Path, log: Path) -> None:
+    eager = run_in_this_process(script, None, own_scope=False)
+    assert eager is not None
+    assert len(eager["step_ns"]) == 2  # type: ignore[arg-type]
+    recorded = run_in_this_process(script, log, own_scope=False)
+    assert recorded is not None
+    assert recorded["warm_marks"] == 1
+    assert Trace.load(log).instructions.count(STEP) == 3
+    parameters = 6 * (32 * 32 + 32) * 4
+    peak = recorded["peak_bytes"]
+    assert isinstance(peak, int)
+    assert peak > 3 * parameters  # Theirs, gradients, momenta.
+
+
+def test_a_script_with_a_scope_is_profiled_in_it_without_its_budget(
+    script_with_scope: Path, log: Path
+) -> None:
+    for path in (None, log):
+        asked = run_in_this_process(script_with_scope, path, own_scope=False)
+        assert asked == {"opens_scope": True}
+    eager = run_in_this_process(script_with_scope, None, own_scope=True)
+    assert eager is not None
+    assert len(eager["step_ns"]) == 2  # type: ignore[arg-type]
+    recorded = run_in_this_process(script_with_scope, log, own_scope=True)
+    assert recorded is not None
+    forecast = Forecast(
+        Profile.of([], [Recorded(Trace.load(log), 1, 2, (1, 1), 0.5, 0)])  # Parameters lie outside.
+    )
+    assert forecast.predict(None).peak_bytes == recorded["peak_bytes"]
+
+
+def test_a_script_without_an_optimizer_is_a_single_step(tmp_path: Path, log: Path) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text("import torch\nx = torch.ones(1024).exp()\n")
+    made = run_in_this_process(path, log, own_scope=False)
+    assert made is not None
+    assert len(made["step_ns"]) == 1  # type: ignore[arg-type]
+    assert (made["warm_marks"], made["peak_bytes"]) == (0, 2 * 4096)
+
+
+def test_a_script_that_leaves_its_scope_before_a_step_is_a_single_step(
+    tmp_path: Path, log: Path
+) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text(
+        "import dtr_alloc, sys, torch\n"
+        "with dtr_alloc.rematerialize('1MiB') as session:\n"
+        "    session.resize('512KiB')\n"
+        "    torch.ones(1024).exp()\n"
+        "    sys.exit(0)\n"
+    )
+    made = run_in_this_process(path, log, own_scope=True)
+    assert made is not None
+    assert len(made["step_ns"]) == 1  # type: ignore[arg-type]
+
+
+def test_operators_that_a_script_vouches_for_are_recorded_in_its_profile(
+    tmp_path: Path, log: Path
+) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text(
+        "import dtr_alloc, torch\n"
+        "library = torch.library.Library('plan_scripts', 'DEF')\n"
+        "library.define('twice(Tensor x) -> Tensor')\n"
+        "library.impl('twice', lambda x: x * 2, 'CPU')\n"
+        "with dtr_alloc.rematerialize('1MiB', recordable=['plan_scripts::*']):\n"
+        "    torch.ops.plan_scripts.twice(torch.ones(1024))\n"
+    )
+    assert run_in_this_process(path, log, own_scope=True) is not None
+    (twice,) = (
+        item
+        for item in Trace.load(log).instructions
+        if isinstance(item, Call) and item.name == "plan_scripts::twice"
+    )
+    assert twice.extra["tracked"] == [1]
+
+
+def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
+    monkeypatch: pytest.MonkeyPatch, script: Path
+) -> None:
+    asked = []
+
+    def profile(path: str, args: list[str], *rest: object) -> Profile:
+        asked.append((path, args, rest[:3]))
+        return profile_of(3, eager_s=4.0 if args == ["--batch=64"] else 5.0)
+
+    monkeypatch.setattr(profiling, "profile_script", profile)
+    words = ["--batches", "64,512", "--slowdown", "1.3", "--rounds", "2", "--", "--batch={batch}"]
+    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    assert done.exit_code == 0, done.output
+    rest = (4, 2, None)
+    assert asked == [(str(script), [f"--batch={n}"], rest) for n in (64, 512)]
+    header, *lines = done.stdout.splitlines()
+    assert header.split()[:3] == ["batch", "budget", "peak"]
+    assert lines[0].split() == ["64", "none", "3.5", "KiB", "1.25", "5,000.0", "0", "0", "13"]
+    assert [line.split()[0] for line in lines[:-2]] == ["64"] * 7 + ["512"] * 7
+    budgets = [int(line.split("rematerialize(")[1].rstrip(")")) for line in lines[-2:]]
+    assert lines[-2].startswith("batch 64: the smallest budget under a slowdown of 1.3 is ")
+    assert budgets[0] > 3 * KIB  # Without any recomputation.
+    assert 2 * KIB <= budgets[1] <= 2 * KIB + PEAK // 100
+
+
+def test_the_command_names_the_folder_for_the_swap(
+    monkeypatch: pytest.MonkeyPatch, script: Path, folder: Path
+) -> None:
+    monkeypatch.setattr(profiling, "profile_script", lambda *_: profile_of(3))
+    words = ["--link", "2GB/s", "--swap-dir", str(folder), "--slowdown", "1.3"]
+    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.endswith(f", swap={PEAK}, swap_dir={str(folder)!r})\n")
+
+
+def test_the_command_runs_the_script(script: Path) -> None:
+    words = ["--rounds", "1", "--steps", "2", "--json", "--budgets", "0.9,1KiB"]
+    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    assert done.exit_code == 0, done.output
+    (made,) = json.loads(done.stdout)
+    free, wide, tight = made["predictions"]
+    assert made["relative_to_eager"]
+    assert (free["peak_bytes"], free["budget_bytes"]) == (made["measured_peak_bytes"], None)
+    assert wide["budget_bytes"] == int(0.9 * free["peak_bytes"])
+    assert (tight["budget_bytes"], tight["status"]) == (KIB, "oom")
+
+
+def test_the_command_says_what_a_script_died_of(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise ValueError('no data')")
+    failed = CliRunner().invoke(main, ["plan", str(broken)])
+    assert failed.exit_code == 1
+    assert "broken.py exited with 1 in its first steps" in failed.stderr
+    assert "ValueError: no data" in failed.stderr
+
+
+def test_a_script_turns_out_to_have_a_scope_and_is_run_again(
+    monkeypatch: pytest.MonkeyPatch, script: Path, log: Path
+) -> None:
+    asked = []
+
+    def run(path: str, args: list[str], options: dict[str, object], out: Path) -> dict[str, object]:
+        asked.append((options["log"] is not None, options["own_scope"]))
+        if not options["own_scope"]:
+            return {"opens_scope": True}
+        if isinstance(options["log"], str):
+            profile_of(3).traces[0].save(options["log"])
+        return {
+            "opens_scope": False,
+            "step_ns": [5, 6],
+            "warm_marks": 1,
+            "kernel_share": 0.5,
+            "peak_bytes": PEAK,
+        }
+
+    monkeypatch.setattr(profiling, "_run", run)
+    doing: list[str] = []
+    made = profiling.profile_script(str(script), [], 3, 2, advance=doing.append)
+    assert asked == [(False, False), (False, True), (True, True), (False, True), (True, True)]
+    assert (made.eager_ns, made.scope_ns, made.peak_bytes) == ((5, 6), (5, 6), PEAK)
+    assert doing[0] == "round 1, plain torch"
+    assert doing[-1] == "round 2, recorded"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batches", "8"], "--batches needs {batch} in ARGS"),
+        (["--steps", "1"], "steps is 1"),
+        (["--budgets", "half"], "half"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(
+    script: Path, words: list[str], message: str
+) -> None:
+    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    assert done.exit_code != 0
+    assert message in done.stderr

@@ -1,0 +1,254 @@
+"""What a simulation is asked, what it refuses, and what it tells: budgets, rules, JSON, pictures,
+counts of what was visited."""
+
+import inspect
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import dtr_alloc
+from dtr_alloc import Trace, TraceError
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.simulate.result import JSON_FIELDS, POOL_FIELDS
+from dtr_alloc.runtime.simulate.rules import PAPERS, Rules
+from dtr_alloc.runtime.simulate.simulator import Simulator
+from dtr_alloc.runtime.trace.format import Call, Mutate, Result
+from dtr_alloc.runtime.trace.linear import linear_schedule
+from tests.simulate.test_simulate import run
+from tests.support.trace_lines import (
+    call,
+    constant,
+    load,
+    release,
+)
+
+
+def test_a_picture_has_every_block_and_the_pages_that_back_it(log: Path) -> None:
+    parts = [call("", "a", memory=4096), call("a", "b", memory=4096), call("b", "c", memory=4096)]
+    result = Simulator(load(log, *parts)).run(8192, Rules(mode="pool", layouts=3))
+    rows = result.layouts.tolist()
+    blocks = [(picture, at, at + size) for picture, at, size, kind in rows if kind > 0]
+    backed = [(picture, at, at + size) for picture, at, size, kind in rows if kind == 0]
+    assert len(blocks) >= 2
+    for picture, begin, end in blocks:
+        pages = [(first, last) for other, first, last in backed if other == picture]
+        assert any(first <= begin and end <= last for first, last in pages)
+
+
+# What goes in and what comes out.
+
+
+def test_a_budget_is_a_share_or_bytes_or_a_text(log: Path) -> None:
+    simulator = Simulator(load(log, call("", "a", memory=1000)))
+    shares: dict[float | str, int] = {
+        0.5: 500,
+        1.0: 1000,
+        "0.5": 500,
+        "1.": 1000,
+        7: 7,
+        "7": 7,
+        "7B": 7,
+        "1.5KiB": 1536,
+        "2 KiB": 2048,
+    }
+    assert {budget: simulator.budget_bytes(budget) for budget in shares} == shares
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (0.0, "budget 0.0 is not a share of the peak: give one above 0"),
+        (float("nan"), "budget nan is not a share"),
+        ("-0.5", "budget -0.5 is not a share"),
+        (0, "budget 0 is not above zero"),
+        ("half", 'budget "half" is not a size'),
+    ],
+)
+def test_a_budget_that_is_none_is_refused(log: Path, budget: float | str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Simulator(load(log, call("", "a"))).run(budget)
+
+
+def test_a_share_of_less_than_a_byte_is_refused_as_a_share(log: Path) -> None:
+    simulator = Simulator(load(log, call("", "a", memory=1000)))
+    with pytest.raises(ValueError, match=r"budget 0\.0001 of a peak of 1000 bytes is less than"):
+        simulator.run(0.0001)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"heuristic": "best"}, "heuristic 'best' is not known"),
+        ({"policy": "lazy"}, "policy 'lazy' is not one of"),
+        ({"mode": "blocks"}, "mode 'blocks' is not"),
+        ({"placement": "high"}, "placement 'high' is not"),
+        ({"clock": "sun"}, "clock 'sun' is not"),
+        ({"clock": "logical"}, "mode 'bytes' has the clock of the paper's simulator"),
+        ({"thrash": 1.0}, "thrash is 1.0; it is a multiple"),
+        ({"thrash": float("nan")}, "thrash is nan"),
+        ({"thrash": "2"}, "thrash is '2'; it is a multiple"),
+        ({"move_ns": "measure"}, "move_ns 'measure' is not \"measured\" or a number of ns"),
+        ({"move_ns": -1}, r"move_ns is -1; it must be from 0 to 10\^9"),
+        ({"move_ns": 10**10}, "move_ns is 10000000000; it must be from"),
+        ({"layouts": -1}, r"layouts is -1; it must be from 0 to 10\^9"),
+    ],
+)
+def test_what_is_not_known_is_refused(log: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dtr_alloc.simulate(load(log, call("", "a")), 0.5, **more)
+    with pytest.raises(ValueError, match=message):
+        Rules(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        *(
+            ({name: "no"}, f"{name} is 'no'; it must be True or False")
+            for name in ("remap", "log_events", "pin_outputs")
+        ),
+        ({"layouts": 1.5}, "layouts is 1.5; it must be a whole number"),
+        ({"layouts": True}, "layouts is True; it must be a whole number"),
+        ({"move_ns": 1.5}, "move_ns is 1.5; it must be a whole number"),
+        ({"heuristic": None}, "heuristic None is neither a name nor a Heuristic"),
+    ],
+)
+def test_rules_of_a_wrong_type_are_refused_when_they_are_made(
+    more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError) as error:
+        Rules(**more)
+    assert str(error.value) == message
+
+
+def test_a_keyword_that_simulate_does_not_have_is_answered_with_those_that_it_has() -> None:
+    with pytest.raises(TypeError) as error:
+        dtr_alloc.simulate(linear_schedule(4), 0.5, heuristics="dtr")  # type: ignore[call-arg]
+    assert str(error.value) == (
+        "simulate() got an unexpected keyword argument 'heuristics'; beside trace and budget it "
+        "takes heuristic, policy, mode, thrash, log_events, pin_outputs, remap, move_ns, "
+        "placement, layouts, clock, link, leave_by"
+    )
+
+
+def test_the_rules_are_parameters_of_simulate() -> None:
+    shown = inspect.signature(dtr_alloc.simulate)
+    assert list(shown.parameters) == ["trace", "budget", *(one.name for one in fields(Rules))]
+    assert {name: shown.parameters[name].default for name in vars(PAPERS)} == vars(PAPERS)
+
+
+@pytest.mark.parametrize("thrash", [1e30, float("inf"), None])
+def test_a_limit_beyond_all_time_is_none(log: Path, thrash: float | None) -> None:
+    trace = load(log, call("", "a", time=5, memory=8), release("a"), call("", "b", memory=8))
+    assert dtr_alloc.simulate(trace, 8, thrash=thrash).status == "ok"
+
+
+def test_a_trace_is_a_trace_or_a_path(log: Path, tmp_path: Path) -> None:
+    trace = load(log, call("", "a"))
+    assert dtr_alloc.simulate(str(log), 8).trace == str(log)
+    assert dtr_alloc.simulate(log, 8).peak_bytes == dtr_alloc.simulate(trace, 8).peak_bytes == 8
+    assert Simulator(linear_schedule(4), "linear").run(4).trace == "linear"
+    with pytest.raises(TypeError, match="is neither a Trace nor the path of a log"):
+        dtr_alloc.simulate(None, 8)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        dtr_alloc.simulate(tmp_path / "none.log", 8)
+    log.write_text("{}\n")
+    with pytest.raises(TraceError):
+        dtr_alloc.simulate(log, 8)
+
+
+def test_a_result_says_which_heuristic_it_was(log: Path) -> None:
+    simulator = Simulator(load(log, call("", "a")))
+    assert simulator.run(8, Rules(PRESETS["msps"])).heuristic == "msps"
+    assert simulator.run(8, Rules("full_stale")).heuristic == "full_stale"
+    mine = Heuristic(staleness_exp=0.5)
+    assert simulator.run(8, Rules(mine)).heuristic == repr(mine)
+
+
+def test_json_has_the_fields_that_are_promised(log: Path) -> None:
+    result = run(log, 8, "lru", call("", "a", time=7))
+    found = json.loads(result.as_json())
+    assert list(found) == list(JSON_FIELDS)
+    assert {name: found[name] for name in JSON_FIELDS if name != "wall_seconds"} == {
+        "trace": str(log),
+        "heuristic": "lru",
+        "mode": "bytes",
+        "budget_bytes": 8,
+        "baseline_peak_bytes": 8,
+        "status": "ok",
+        "base_compute": 7,
+        "total_compute": 7,
+        "overhead": 1.0,
+        "evictions": 0,
+        "rematerializations": 0,
+        "collateral": 0,
+        "peak_bytes": 8,
+    }
+
+
+def test_json_tells_of_holes_where_there_is_a_pool(log: Path) -> None:
+    parts = [call("", "a", memory=512), call("", "b", memory=512), release("a", "b")]
+    result = run(log, 512, "size", *parts, mode="pool")
+    found = json.loads(result.as_json())
+    assert list(found) == [*JSON_FIELDS, *POOL_FIELDS]
+    assert {name: found[name] for name in POOL_FIELDS} == {
+        "misses": 1,  # For b; a goes, and nothing else is free.
+        "fragmentation": 0.0,
+        "free_after": 0.0,
+        "evicted_bytes": 512,
+        "wasted_bytes": 0,
+    }
+
+
+def test_scores_and_what_was_visited_for_them_are_counted(log: Path) -> None:
+    parts = [call("", "a"), call("a", "b"), call("b", "c"), release("a", "b", "c")]
+    result = run(log, 16, "dtr_local", *parts)
+    assert (result.evaluations, result.accesses) == (1, 1)  # a; b is locked.
+    result = run(log, 16, "dtr", *parts)
+    assert (result.evaluations, result.accesses) == (1, 2)  # And its edge to b.
+
+
+def test_the_scores_of_a_sample_are_counted(log: Path) -> None:
+    """32 are drawn of 40."""
+    made = [call("", f"a{number}", memory=512) for number in range(41)]
+    heuristic = replace(PRESETS["size"], selection="sample")
+    result = dtr_alloc.simulate(
+        load(log, *made), 40 * 512, heuristic, mode="pool", remap=False, pin_outputs=False
+    )
+    assert (result.evictions, result.evaluations) == (1, 32)
+
+
+@pytest.mark.parametrize(("neighbourhood", "visited"), [("lineage", 4), ("full", 5)])
+def test_what_is_visited_for_a_neighbourhood_is_counted_once(
+    log: Path, neighbourhood: Literal["lineage", "full"], visited: int
+) -> None:
+    """A lineage: the inputs of b and c, b as it forgets, and its input again. A region: both ends
+    of two edges, and a as b absorbs it."""
+    made = [call("", "a"), call("a", "b", time=9), call("b", "c", time=9)]
+    more = [call("", "d", time=2), call("", "e", time=3), call("", "f")]
+    heuristic = Heuristic(neighbourhood, size_exp=0, staleness_exp=0, selection="single")
+    result = dtr_alloc.simulate(load(log, *made, *more), 32, heuristic, pin_outputs=False)
+    assert (result.evictions, result.evaluations) == (2, 2 * 4)  # a and d.
+    assert result.accesses - result.evaluations == visited
+
+
+def test_an_empty_budgetless_run_of_a_trace_without_time_has_an_overhead(log: Path) -> None:
+    result = Simulator(Trace(load(log, constant("a")).instructions)).run(8)
+    assert (result.base_compute, result.overhead, result.status) == (0, 1.0, "ok")
+
+
+def test_a_log_that_reads_a_view_of_a_storage_that_was_written_in_place_is_refused() -> None:
+    view = Call("view", ("a",), (Result("v", 0, 0),), 1)
+    trace = Trace(
+        (
+            Call("f", (), (Result("a", 4096, -1),), 1),
+            view,
+            Mutate("write", ("a",), (0,), 1, {"tracked": [1]}),
+            Call("g", ("v",), (Result("b", 4096, -1),), 1),
+        )
+    )
+    with pytest.raises(ValueError, match="the log reads a tensor that is gone"):
+        dtr_alloc.simulate(trace, "1MiB", mode="pool")

@@ -1,0 +1,93 @@
+"""Runs a program eagerly and under the runtime's hardest modes, and compares bit for bit.
+
+evict_always evicts every tensor after every operator, so each touch is a recomputation; verify
+replays every recorded operator at once; swap_always writes every tensor to a file after every
+operator, and reads it when it is touched. All compare with plain torch on the same seed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.runtime.scope.instruments import instrumented
+from dtr_alloc.runtime.scope.session import Session
+
+Program = Callable[[], Iterable[Tensor]]
+
+MODES: dict[str, dict[str, Any]] = {
+    "recorded": {},
+    "evict_always": {"evict_always": True},
+    "verify": {"verify": True},
+    "swap_always": {"swap_always": True},
+}
+
+
+def bits(tensor: Tensor) -> tuple[Any, ...]:
+    """What two equal tensors agree on: geometry, type and every byte (so NaN equals NaN)."""
+    tensor = tensor.detach()
+    content = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), content.clone()
+
+
+def chain(length: int, rows: int = 256) -> list[Tensor]:
+    """`length` tensors of 64 KiB (for 256 rows), each computed from the one before."""
+    tensors = [torch.ones(rows, 64).exp()]
+    while len(tensors) < length:
+        tensors.append((tensors[-1] * 1.01).sin())
+    return tensors
+
+
+def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    return first[:2] == second[:2] and torch.equal(first[2], second[2])
+
+
+def run(program: Program, seed: int | None = 0) -> list[tuple[Any, ...]]:
+    """What the program shows, from a seed, or from the generator as it stands."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    return [bits(tensor) for tensor in program()]
+
+
+def assert_exact(
+    program: Program, *, evictions: bool = True, modes: Iterable[str] = tuple(MODES)
+) -> None:
+    """The program's results, and the generator after it, are eager's in every one of `modes`.
+
+    With `evictions`, something must have been evicted in evict_always mode: else nothing was shown.
+    """
+    expected = run(program)
+    generator = torch.get_rng_state()
+    for mode in modes:
+        with scope(None, **MODES[mode]) as session:
+            found = run(program)
+            assert torch.equal(torch.get_rng_state(), generator), f"{mode}: the generator differs"
+            session.check()
+        assert len(found) == len(expected)
+        for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+            assert same(one, other), f"{mode}: result {index} differs from eager"
+        stats = session.stats()
+        assert stats.records == 0, f"{mode}: {stats.records} records outlive the scope"
+        if mode == "evict_always" and evictions:
+            assert stats.evictions > 0
+
+
+@contextmanager
+def scope(
+    budget: int | str | None, *, recordable: Any = (), **instruments: Any
+) -> Iterator[Session]:
+    swap: dict[str, Any] = {}
+    if instruments.get("swap_always"):
+        swap = {"swap": "1GiB", "swap_anywhere": True}
+        budget = budget or "64GiB"
+    opened = dtr_alloc.rematerialize(
+        budget, clock="logical", thrash_limit=0, recordable=recordable, **swap
+    )
+    with instrumented(**instruments), opened as session:
+        yield session
+
+
+__all__ = ["MODES", "Program", "Session", "assert_exact", "bits", "run", "same", "scope"]
