@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from dtr_alloc import _core
-from dtr_alloc.kernels import ahead, launch, reference
+from dtr_alloc.kernels import ahead
+from tests.kernels import launch, reference
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from tests.kernels.columns import Columns
 from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn
@@ -114,7 +115,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made_with = IMAGE.splitlines()[0].rsplit(" ", 1)[1].rstrip(".")
     if triton.__version__ != made_with:
         pytest.skip(f"it was made with Triton {made_with}")
-    script = Path(__file__).parent / "sm90/assemble.py"
+    script = Path(__file__).parents[1] / "sm90/assemble.py"
     cache = str(tmp_path_factory.mktemp("triton"))
     env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
     command = [sys.executable, str(script)]

@@ -151,3 +151,14 @@ def test_a_recipe_reads_the_old_content_of_what_its_operator_writes_beside_its_r
         yield from (low, high, scale)
 
     assert_exact(averages)
+
+
+@pytest.mark.parametrize("items", [4, 31])
+def test_a_small_operand_may_make_a_large_result(items: int) -> None:
+    """A recipe is kept for what is worth evicting, which broadcasting may make of little."""
+    with dtr_alloc.rematerialize(None) as session:
+        row, column = torch.ones(1, items), torch.arange(items, dtype=torch.float32).view(-1, 1)
+        table = row + column
+        assert dtr_alloc.evict(table) == (items == 31)
+        assert torch.equal(table, column.expand(items, items) + 1)
+        assert session.stats().evictions == (items == 31)

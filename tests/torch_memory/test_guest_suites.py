@@ -34,10 +34,11 @@ LEFT_OUT = {
 
 
 SUITES = [
-    import_module(f"tests.test_{name}")
+    import_module(f"tests.{name}")
     for name in (
-        *("exactness", "failures", "histories", "models", "mutation"),
-        *("raw_access", "resize", "session", "steps", "threads"),
+        *("live.test_exactness", "live.test_failures", "live.test_histories", "live.test_mutation"),
+        *("live.test_raw_access", "live.test_resize", "live.test_session", "live.test_steps"),
+        *("live.test_threads", "programs.test_models"),
     )
 ]
 

@@ -135,14 +135,14 @@ void bind_brackets(py::module_& m) {
       .def(
           "take",
           [](Loan& self, Bytes bytes) {
-            self.session.lend(bytes);
+            self.session.requests().lend(bytes);
             self.taken = bytes;
           },
           py::arg("bytes"), Open())
       .def(
           "give_back",
           [](Loan& self) {
-            self.session.lend(-self.taken);
+            self.session.requests().lend(-self.taken);
             self.taken = 0;
           },
           Open());

@@ -167,7 +167,7 @@ c10::intrusive_ptr<CompiledCode> code_of(const std::shared_ptr<CompiledRegion>& 
 // a part of another operator, or has an input that no operator takes.
 py::object call(const std::shared_ptr<CompiledRegion>& region, const py::list& inputs,
                 const py::object& run) {
-  if (InOperator::state.depth > 0 || Session::Hold::here()) return py::none();
+  if (InOperator::state.depth > 0 || Hold::here()) return py::none();
   RegionArguments arguments;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     PyObject* input = PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i));

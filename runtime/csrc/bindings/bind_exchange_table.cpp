@@ -19,6 +19,7 @@
 #include <array>
 #include <atomic>
 
+#include "runtime/csrc/live/session/by_hand.h"
 #include "runtime/csrc/live/session/session.h"
 
 namespace py = pybind11;
@@ -39,7 +40,7 @@ int expose(void* object) {
   Constants::Kept exposure;
   {
     py::gil_scoped_release open;
-    exposure = session->expose(THPVariable_Unpack(tensor));
+    exposure = expose(*session, THPVariable_Unpack(tensor));
   }
   if (tell && (exposure.copied || exposure.kept)) {
     py::reinterpret_borrow<py::function>(tell)(exposure.copied, exposure.kept);

@@ -8,12 +8,14 @@
 
 #include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/live/intercept/composites.h"
+#include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
+#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/operators/libraries.h"
 #include "runtime/csrc/live/operators/operators.h"
+#include "runtime/csrc/live/session/by_hand.h"
 #include "runtime/csrc/live/session/cpu_allocator.h"
 #include "runtime/csrc/live/session/hold.h"
-#include "runtime/csrc/live/session/locks.h"
 #include "runtime/csrc/live/session/session.h"
 
 namespace py = pybind11;
@@ -42,24 +44,30 @@ std::string advice(Bytes at_least) {
   }
 }
 
-// A method of a session's scope, as one of the session's.
-template <typename Result>
-auto in_scope(Result (Scope::*method)()) {
-  return [method](Session& session) { return (session.scope().*method)(); };
+// A method of a part of a session, as one of the session's.
+template <typename Part, typename Result, typename... Arguments>
+auto in(Part& (Session::*part)(), Result (Part::*method)(Arguments...)) {
+  return [part, method](Session& session, Arguments... arguments) {
+    return ((session.*part)().*method)(std::move(arguments)...);
+  };
+}
+template <typename Part, typename Result>
+auto in(Part& (Session::*part)(), Result (Part::*method)() const) {
+  return [part, method](Session& session) { return ((session.*part)().*method)(); };
 }
 
 // The error is on its way out of an operator, and none of our locks is held: who waits for a turn
 // has given Python's lock away (PythonAwareLock).
-void set_adviser(const py::function& function) {
+void advise_by(const py::function& function) {
   advise = new py::function(function);
-  Session::set_adviser(&advice);
+  set_adviser(&advice);
 }
 
 // Runs compiled code that is given `tensors`, of which it writes those at `written`. `code`: its name.
 py::object holding(Session& session, const py::sequence& tensors,
                    const std::vector<std::size_t>& written, bool backward, std::uint64_t code,
                    const py::function& run) {
-  std::unique_ptr<Session::Hold> hold;
+  std::unique_ptr<Hold> hold;
   {  // The code lets its arguments go as it runs: nobody else may keep them.
     std::vector<at::Tensor> read, changed;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -69,7 +77,7 @@ py::object holding(Session& session, const py::sequence& tensors,
       (changes ? changed : read).push_back(THPVariable_Unpack(tensor.ptr()));
     }
     py::gil_scoped_release open;
-    hold = std::make_unique<Session::Hold>(session, code, read, changed);
+    hold = std::make_unique<Hold>(session, code, read, changed);
   }
   py::object made = run();
   hold->ended();
@@ -144,7 +152,7 @@ void bind_session(py::module_& m) {
       .value("all", Constants::Stays::kAll);
 
   using Open = py::call_guard<py::gil_scoped_release>;
-  py::class_<Session::Reading>(m, "Reading");
+  py::class_<Reading>(m, "Reading");
   py::class_<Session>(m, "Session")
       .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
                        std::vector<std::string> recordable, bool record, bool logical_clock,
@@ -186,7 +194,7 @@ void bind_session(py::module_& m) {
            py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
            py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"),
            py::arg("native"), py::arg("swap"), py::arg("swap_folder"), py::arg("swap_always"))
-      .def("enter", in_scope(&Scope::enter))
+      .def("enter", in(&Session::scope, &Scope::enter))
       .def("leave",
            [](const py::object& self) {
              Scope& scope = self.cast<Session&>().scope();
@@ -199,34 +207,34 @@ void bind_session(py::module_& m) {
                throw;
              }
            })
-      .def("evict", &Session::evict, Open())
-      .def("materialize", &Session::materialize, Open())
-      .def("pin", &Session::pin, Open())
+      .def("evict", &evict, Open())
+      .def("materialize", &materialize, Open())
+      .def("pin", &pin, Open())
       .def(
           "expose",
           [](Session& session, const at::Tensor& tensor) {
-            Constants::Kept exposure = session.expose(tensor);
+            Constants::Kept exposure = expose(session, tensor);
             return std::make_pair(exposure.copied, exposure.kept);
           },
           Open())
-      .def("content_goes", &Session::content_goes, Open())
-      .def("content_is_back", &Session::content_is_back, Open())
-      .def("note_exposure", &Session::note_exposure)
-      .def("exposures", &Session::exposures)
-      .def("note_stayed", &Session::note_stayed)
-      .def("stayed", &Session::stayed)
-      .def("caught", &Session::caught)
-      .def("take_untold", &Session::take_untold)
+      .def("content_goes", &content_goes, Open())
+      .def("content_is_back", &content_is_back, Open())
+      .def("note_exposure", in(&Session::notes, &Notes::note_exposure))
+      .def("exposures", in(&Session::notes, &Notes::exposures))
+      .def("note_stayed", in(&Session::notes, &Notes::note_stayed))
+      .def("stayed", in(&Session::notes, &Notes::stayed))
+      .def("caught", in(&Session::notes, &Notes::caught))
+      .def("take_untold", in(&Session::notes, &Notes::take_untold))
       .def(
           "reading",
           [](Session& session, const at::Tensor& tensor) {
-            return std::make_unique<Session::Reading>(session, tensor);
+            return std::make_unique<Reading>(session, tensor);
           },
           Open(), py::keep_alive<0, 1>())
       .def("holding", &holding)
-      .def("is_evicted", &Session::is_evicted)
-      .def("commit", in_scope(&Scope::commit), Open())
-      .def("bring_back_for_child", in_scope(&Scope::bring_back_for_child), Open())
+      .def("is_evicted", &is_evicted)
+      .def("commit", in(&Session::scope, &Scope::commit), Open())
+      .def("bring_back_for_child", in(&Session::scope, &Scope::bring_back_for_child), Open())
       .def("watch", &Session::watch, Open())
       .def("watch_again", &Session::watch_again, Open())
       .def("seen", [](const Session& session) { return tuple_of(session.trace().seen()); })
@@ -247,8 +255,8 @@ void bind_session(py::module_& m) {
             return costs ? std::optional(Costs(costs->evicted, costs->added)) : std::nullopt;
           },
           Open())
-      .def("fail_allocation", &Session::fail_allocation)
-      .def("abandon_in_child", in_scope(&Scope::abandon_in_child))
+      .def("fail_allocation", in(&Session::requests, &MemoryRequests::fail_allocation))
+      .def("abandon_in_child", in(&Session::scope, &Scope::abandon_in_child))
       .def("start_trace", &Session::start_trace, Open())
       .def("take_trace",
            [](Session& session) {
@@ -264,7 +272,7 @@ void bind_session(py::module_& m) {
       .def("pool_stats", [](const Session& session) { return session.memory().stats(); })
       .def("largest_budget",
            [](const Session& session) { return session.memory().largest_budget(); })
-      .def("reset_peak", &Session::reset_peak)
+      .def("reset_peak", [](Session& session) { session.memory().reset_peak(); })
       .def("timeline", &Session::timeline)
       .def("keep_events", &Session::keep_events)
       .def("events",
@@ -272,7 +280,7 @@ void bind_session(py::module_& m) {
              constexpr const char* kNames[] = {"evicted", "recomputed", "swapped out",
                                                "swapped in"};
              py::list rows;
-             for (const EventLog::Event& event : session.events()) {
+             for (const EventLog::Event& event : session.kept_events()) {
                rows.append(py::make_tuple(kNames[static_cast<int>(event.kind)], event.at,
                                           event.duration, event.made_by ? event.made_by->name : "",
                                           event.size, event.live));
@@ -280,10 +288,10 @@ void bind_session(py::module_& m) {
              return rows;
            })
       .def("follow", &Session::follow, Open())
-      .def("resize", &Session::resize, Open())
-      .def("give_back", &Session::give_back, Open())
+      .def("resize", in(&Session::requests, &MemoryRequests::resize), Open())
+      .def("give_back", in(&Session::requests, &MemoryRequests::give_back), Open())
       .def("check", &Session::check);
-  m.def("set_adviser", &set_adviser);
+  m.def("set_adviser", &advise_by);
   m.def(
       "obstacle",
       [](const std::string& name, const std::string& overload) -> std::optional<std::string> {
@@ -309,7 +317,7 @@ void bind_session(py::module_& m) {
     return py::cast(session, py::return_value_policy::reference);
   });
   m.def("set_host_stream", &set_host_stream);
-  m.def("set_in_optimizer", &Session::set_in_optimizer);
+  m.def("set_in_optimizer", &set_in_optimizer);
   m.def("switches", &Switches::names);
   m.def("refuse_switch", &Switches::refuse);
 }

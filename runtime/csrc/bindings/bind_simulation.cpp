@@ -7,6 +7,7 @@
 #include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/engine/make_room.h"
 #include "runtime/csrc/simulator/live_simulation.h"
+#include "runtime/csrc/simulator/paper/paper_simulation.h"
 
 namespace py = pybind11;
 

@@ -87,7 +87,7 @@ void* DeviceMemory::allocate(std::size_t bytes, Stream stream) {
   void* data = nullptr;
   try {
     if (session) {
-      data = session->allocate(bytes, stream);
+      data = session->requests().allocate(bytes, stream);
     } else if (Block* block = pool.allocate(asked, Fit::kBeyond, stream)) {
       data = pool.data(block);
     } else {
@@ -139,7 +139,7 @@ void DeviceMemory::begin_capture(GraphMemory::Id id, GraphMemory::Filter filter)
   try {
     pool.begin_quarantine();
   } catch (...) {
-    if (session) session->end_capture();
+    if (session) session->requests().end_capture();
     throw;
   }
   graphs.begin(id, std::move(filter));
@@ -148,17 +148,17 @@ void DeviceMemory::begin_capture(GraphMemory::Id id, GraphMemory::Filter filter)
 void DeviceMemory::end_capture(GraphMemory::Id id) {
   graphs.end(id);
   pool.end_quarantine();
-  if (session) session->end_capture();
+  if (session) session->requests().end_capture();
 }
 
 void DeviceMemory::retire_stream(Stream stream) {
-  session ? session->retire_stream(stream) : pool.retire_stream(stream);
+  session ? session->requests().retire_stream(stream) : pool.retire_stream(stream);
 }
 
 void DeviceMemory::set_fraction(double share) {
   const Bytes total = make_cuda_work(device)->total_memory();
   const auto most = static_cast<Bytes>(share * static_cast<double>(total));
-  session ? session->bound(most) : pool.set_limit(std::min(budget, most));
+  session ? session->requests().bound(most) : pool.set_limit(std::min(budget, most));
   fraction = share;
 }
 

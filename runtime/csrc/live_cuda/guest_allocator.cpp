@@ -147,7 +147,7 @@ Session* GuestAllocator::serving(DeviceIndex device, Count bytes) {
 // Torch's own text says what the device has. The session's says what the budget has.
 void* GuestAllocator::take(Session& session, Count bytes, Stream stream) {
   try {
-    return session.allocate(bytes, stream);
+    return session.requests().allocate(bytes, stream);
   } catch (const c10::OutOfMemoryError&) {
     auto& memory = static_cast<NativeMemory&>(session.memory());
     if (std::exception_ptr failure = memory.take_failure()) std::rethrow_exception(failure);
@@ -228,7 +228,7 @@ void GuestAllocator::attachOutOfMemoryObserver(OomObserver observer) {
 
 void GuestAllocator::retire_stream(Stream stream, DeviceIndex device) {
   Session* session = this->session();
-  if (session && serves_ == device && !removed_) session->retire_stream(stream);
+  if (session && serves_ == device && !removed_) session->requests().retire_stream(stream);
 }
 
 void GuestAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
@@ -248,7 +248,7 @@ void GuestAllocator::beginAllocateToPool(DeviceIndex device, MempoolId id,
   try {
     native_.beginAllocateToPool(device, id, std::move(filter));
   } catch (...) {
-    if (session) session->end_capture();
+    if (session) session->requests().end_capture();
     throw;
   }
   if (!session) return;
@@ -265,7 +265,7 @@ void GuestAllocator::endAllocateToPool(DeviceIndex device, MempoolId id) {
     if (begun == captures_.end()) return;  // Before the session was there.
     captures_.erase(begun);
   }
-  session()->end_capture();
+  session()->requests().end_capture();
 }
 
 // While torch's cache is off its tensors have another deleter, and an operator that ran again would
@@ -275,7 +275,7 @@ void GuestAllocator::enable(bool on) {
   Session* session = this->session();
   if (session && !on && !off_) session->begin_capture();
   native_.enable(on);
-  if (session && on && off_) session->end_capture();
+  if (session && on && off_) session->requests().end_capture();
   off_ = session && !on;
 }
 

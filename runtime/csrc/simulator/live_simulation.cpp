@@ -339,7 +339,7 @@ void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& re
     own(made[i], output);
     engine_.restore(*output, std::exchange(made[i], nullptr));
     ++counts_.collateral;
-    log(results[i], PaperSimulation::kComputed);
+    log(results[i], kComputed);
   }
 }
 
@@ -375,7 +375,7 @@ void LiveSimulation::release(Value& value, Loss loss) {
   if (evicted) counts_.evicted_bytes += value.size;
   ++counts_.evictions;
   counts_.eager += !evicted;
-  log(tensor_of(value), evicted ? PaperSimulation::kEvicted : PaperSimulation::kDropped);
+  log(tensor_of(value), evicted ? kEvicted : kDropped);
 }
 
 std::int64_t LiveSimulation::tensor_of(const Value& value) const {

@@ -20,7 +20,8 @@
 #include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/operator_call.h"
 #include "runtime/csrc/engine/rules.h"
-#include "runtime/csrc/simulator/paper/paper_simulation.h"
+#include "runtime/csrc/simulator/schedule.h"
+#include "runtime/csrc/simulator/simulation.h"
 
 namespace dtr {
 

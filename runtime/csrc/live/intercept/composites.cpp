@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/operators/operators.h"
 #include "runtime/csrc/live/operators/pointer_readers.h"
 #include "runtime/csrc/live/recipes/call.h"
@@ -51,16 +52,16 @@ void run_on_indices(Session& session, const OperatorInfo& info, c10::DispatchKey
   std::erase_if(read, [](const at::Tensor& tensor) {
     return !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
   });
-  const Session::Reading reading(session, read);
+  const Reading reading(session, read);
   const IndicesStay stay;  // It may convert them first, and read what that made.
   info.handle.redispatchBoxed(keys, stack);
 }
 
 void run_on_content(Session& session, const OperatorInfo& info, c10::DispatchKeySet keys,
                     torch::jit::Stack* stack) {
-  Session::Hold hold(session, reinterpret_cast<std::uintptr_t>(&info),
-                     tensors_of(info, info.tensors & ~info.writes, *stack),
-                     tensors_of(info, info.writes, *stack));
+  Hold hold(session, reinterpret_cast<std::uintptr_t>(&info),
+            tensors_of(info, info.tensors & ~info.writes, *stack),
+            tensors_of(info, info.writes, *stack));
   info.handle.redispatchBoxed(keys, stack);
   hold.ended();
 }
@@ -82,7 +83,7 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   try {
     run(*session, info, keys, stack);
   } catch (const c10::OutOfMemoryError& error) {
-    session->rethrow_with_advice(error);
+    rethrow_with_advice(error);
   }
 }
 

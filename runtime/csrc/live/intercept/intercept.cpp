@@ -1,17 +1,3 @@
-// What happens to one operator inside a scope. The order matters:
-//
-//   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
-//   2. Where the operator writes a constant that recipes read: keep the old content for them
-//      (writes.cpp).
-//   3. Record the recipe, before the call: the call consumes its arguments and advances the
-//      generator.
-//   4. Run the operator, with the lock open and interception off for what it calls.
-//   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
-//
-// Not recorded, so that their results are constants: first-order backward, whose gradients look
-// large and cheap but need the whole backward pass again; optimizer steps, whose state would drag
-// its history along; operators that we cannot keep.
-
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
@@ -20,12 +6,12 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/operators/libraries.h"
 #include "runtime/csrc/live/session/hold.h"
-#include "runtime/csrc/live/session/locks.h"
-#include "runtime/csrc/live/session/session.h"
 
 namespace torch::autograd {
 // -1 outside a backward pass. Its header costs 20 s to compile.
@@ -70,6 +56,22 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
 // While the lock was open another thread took the argument's memory, or wrote it, or dropped it.
 bool is_lost(const Value& value) { return !value.home || !value.resident(); }
 
+// Whether all results are too small to be values, as far as is known before they are made: then a
+// recipe would be thrown away. It saves half of what such an operator costs a scope.
+bool makes_too_little(const Call& call) {
+  constexpr std::int64_t kLargestItem = 16;
+  if (!call.info.pointwise || call.info.writes || call.info.random) return false;
+  const c10::TensorImpl* like = nullptr;
+  for (const TensorArgument& argument : call.arguments) {
+    const c10::TensorImpl& tensor = *argument.tensor;
+    if (tensor.numel() * kLargestItem >= kSmallestValue) return false;
+    if (tensor.numel() == 1) continue;
+    if (like && like->sizes() != tensor.sizes()) return false;  // Broadcast, they may be more.
+    like = &tensor;
+  }
+  return true;
+}
+
 // A backward pass of first order, or an optimizer's step.
 bool differentiating() {
   if (c10::GradMode::is_enabled()) {
@@ -81,11 +83,11 @@ bool differentiating() {
 
 }  // namespace
 
-void Session::set_in_optimizer(bool inside) {
+void set_in_optimizer(bool inside) {
   in_optimizer = inside;
-  Session* session = active();
+  Session* session = Session::active();
   if (!inside || !session || !Scope::records_this_thread()) return;
-  if (TraceRecorder* recorder = session->trace_.recorder()) recorder->optimizing();
+  if (TraceRecorder* recorder = session->trace().recorder()) recorder->optimizing();
 }
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -98,19 +100,33 @@ void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::S
   if (!session) return info.handle.redispatchBoxed(keys, stack);
   const bool outermost = InOperator::state.depth == 0;
   try {
-    session->execute(info, keys, stack);
+    Interception(*session).execute(info, keys, stack);
   } catch (const c10::OutOfMemoryError& error) {
     if (!outermost) throw;
-    session->rethrow_with_advice(error);
+    rethrow_with_advice(error);
   } catch (c10::Error& error) {
-    if (outermost) Session::add_refusal(error);
+    if (outermost) add_refusal(error);
     throw;
   }
-  if (outermost) session->tell_of_caught();
+  if (outermost) session->notes().tell_of_caught();
 }
 
-void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
-                      torch::jit::Stack* stack) {
+Interception::Interception(Session& session)
+    : session_(session),
+      options_(session.options()),
+      device_(session.device()),
+      memory_(session.memory()),
+      engine_(session.engine()),
+      storages_(session.storages()),
+      constants_(session.constants()),
+      requests_(session.requests()),
+      swap_(session.swap()),
+      trace_(session.trace()),
+      detector_(session.detector()),
+      tally_(session.tally()) {}
+
+void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
+                           torch::jit::Stack* stack) {
   if (info.itemwise && execute_itemwise(info, keys, stack)) return;
   Call call{.info = info, .keys = keys};
   call.begin_ticks = ticks();
@@ -118,29 +134,31 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);
-  call.recording = options_.record && call.recordable;
+  call.recording = options_.record && call.recordable && !makes_too_little(call);
 
   std::optional<Turn> turn;
   const bool draws = info.random || (info.others && call.recording);  // Or may.
-  if (options_.record && (info.writes || draws)) turn.emplace(*this);
+  if (options_.record && (info.writes || draws)) turn.emplace(session_.locks());
   if (call.recording) snapshot(call, *stack);
 
   const bool engages = options_.record && (call.recording || call.tracked || info.writes);
-  const bool meets = !engages && may_be_new(call);
-  Guard guard(*this, engages || meets || scope_.joined() > 0);
+  const bool meets = !engages && call.here && requests_.may_be_new();
+  Guard guard(session_.locks(), engages || meets || session_.scope().joined() > 0);
   OperatorCall engaged(engine_);
   try {
     if (engages) prepare(call, engaged, *stack, guard.lock());
-    if (meets) meet_this_stream();
+    if (meets) requests_.meet_this_stream();
   } catch (...) {
-    adopt_what_was_written(call);  // What has no reader may move as before: nothing was written.
+    swap_.adopt_what_was_written(
+        call);  // What has no reader may move as before: nothing was written.
     arm_again(call);
     throw;
   }
   // The other process may wait for what another thread of this one is about to do.
   if (info.waits) turn.reset();
   try {
-    const UnderWay::Operator under_way(under_way_, guard.lock(), info.waits || info.collective);
+    const UnderWay::Operator under_way(session_.locks().under_way, guard.lock(),
+                                       info.waits || info.collective);
     Guard::Opened open(guard);
     run(call, stack);
     if ((info.others || call.host_random) && engaged.op()) look_at_what_it_did(call, *stack);
@@ -153,12 +171,12 @@ void Session::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 }
 
 // Whether a recipe of this call could be kept, in a session that records.
-bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
+bool Interception::recordable(Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
   const bool apart = differentiating();  // Asked of every operator: one may end a step that raised.
   if (!options_.record && !trace_.recorder()) return false;
   if (!call.here || call.foreign || call.handled) return false;
-  if (apart || captures_ > 0 || Hold::here()) return false;
+  if (apart || requests_.capturing() || Hold::here()) return false;
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
@@ -168,7 +186,7 @@ bool Session::recordable(Call& call, const torch::jit::Stack& stack) const {
   return !info.draws_elsewhere(stack);
 }
 
-void Session::gather(Call& call, const torch::jit::Stack& stack) const {
+void Interception::gather(Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
   const c10::ArrayRef<c10::IValue> first = call.stacked_arguments(stack);
   const bool names_device = info.device >= 0 && first[info.device].isDevice();
@@ -188,7 +206,7 @@ void Session::gather(Call& call, const torch::jit::Stack& stack) const {
   }
 }
 
-void Session::add_argument(Call& call, TensorArgument& argument) const {
+void Interception::add_argument(Call& call, TensorArgument& argument) const {
   const c10::TensorImpl& tensor = *argument.tensor;
   const bool here = tensor.device() == device_.device;
   call.here |= here;
@@ -206,16 +224,17 @@ void Session::add_argument(Call& call, TensorArgument& argument) const {
   call.arguments.push_back(argument);
 }
 
-void Session::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
-                      Lock& lock) {
+void Interception::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
+                           Lock& lock) {
   if (call.tracked) prepare_reads(call, engaged, lock);
-  if (captures_ > 0) call.recording = false;  // One that began meanwhile.
+  if (requests_.capturing()) call.recording = false;  // One that began meanwhile.
   if (call.info.writes) prepare_writes(call, engaged, lock);
-  if (call.here && !call.tracked) meet_this_stream();  // What it reads may be new from another.
+  if (call.here && !call.tracked)
+    requests_.meet_this_stream();  // What it reads may be new from another.
   if (call.recording) record(call, engaged, stack);
 }
 
-void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
+void Interception::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
   for (TensorArgument& argument : call.arguments) {
     argument.value = StorageTable::value_of(argument.storage);
     if (!argument.value) continue;
@@ -225,17 +244,17 @@ void Session::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) {
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
-  if (device_.work && follow_stream()) read_on_stream(call);
+  if (device_.work && requests_.follow_stream()) read_on_stream(call);
 }
 
 // Another operator, which is under way, reads or writes the value.
-bool Session::held_elsewhere(const Call& call, const Value& value) const {
+bool Interception::held_elsewhere(const Call& call, const Value& value) const {
   std::int32_t own = value.unfilled ? 1 : 0;
   for (const TensorArgument& argument : call.arguments) own += argument.value == &value;
   return value.locks > own;
 }
 
-void Session::cut_histories(Call& call, OperatorCall& engaged) {
+void Interception::cut_histories(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || is_lost(*value)) continue;
@@ -248,7 +267,7 @@ void Session::cut_histories(Call& call, OperatorCall& engaged) {
 }
 
 // What is read while it could not be recomputed may be read so again.
-void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
+void Interception::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || is_lost(*value)) continue;
@@ -256,25 +275,25 @@ void Session::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) {
   }
 }
 
-void Session::bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock) {
+void Interception::bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock) {
   const std::int64_t begin = ticks();
-  engaged.bring_back([&](Value& value) { bring_back(value, lock); });
+  engaged.bring_back([&](Value& value) { session_.bring_back(value, lock); });
   // Policy::kBanish makes constant what was computed from a value that it forgets.
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (value && value->constant()) make_constant(call, engaged, *value);
   }
   call.remat_ticks = ticks() - begin;
-  watch_for_thrash();
+  session_.watch_for_thrash();
 }
 
-void Session::settle(Call& call, OperatorCall& engaged, Value& value) {
+void Interception::settle(Call& call, OperatorCall& engaged, Value& value) {
   engine_.settle(value);
   if (value.constant()) make_constant(call, engaged, value);
 }
 
 // An argument becomes an ordinary tensor, which the operator then reads.
-void Session::make_constant(Call& call, OperatorCall& engaged, Value& value) {
+void Interception::make_constant(Call& call, OperatorCall& engaged, Value& value) {
   if (!value.constant()) engine_.freeze(value);
   for (TensorArgument& argument : call.arguments) {
     if (argument.value != &value) continue;
@@ -283,7 +302,7 @@ void Session::make_constant(Call& call, OperatorCall& engaged, Value& value) {
   }
 }
 
-void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack) {
+void Interception::record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack) {
   const bool times = device_.work && at::globalContext().benchmarkCuDNN();
   if (times && call.info.handle.schema().name().find("convolution") != std::string::npos) {
     TORCH_WARN_ONCE(
@@ -293,7 +312,7 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
         "torch.backends.cudnn.benchmark = False");
   }
   if (detector_) verify_constants(call);
-  const Switches::Number switches = under_way_.switches();
+  const Switches::Number switches = session_.locks().under_way.switches();
   // What recordable() saw may have been a replay's of another thread.
   const bool unordered = device_.device.is_cpu() && call.info.differs_in_each_run(stack);
   if (unordered && !Switches::deterministic(switches)) return;
@@ -308,26 +327,31 @@ void Session::record(Call& call, OperatorCall& engaged, const torch::jit::Stack&
   call.sources.clear();
 }
 
-void Session::link_reads(Call& call, Op& op) {
+void Interception::link_reads(const Call& call, Op& op) {
   std::uint32_t use = 0;
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-    TensorArgument& argument = call.arguments[i];
+    const TensorArgument& argument = call.arguments[i];
     if (argument.scratch || argument.inlined()) continue;
     Value& source = source_of(call, i);
     engine_.read(op, use++, source);
-    argument.armed |= kSeesRawAccess && !argument.value;
     if (detector_ && source.constant()) detector_->watch(source, argument.tensor);
   }
 }
 
 // What a recipe reads as the call's i-th tensor argument.
-Value& Session::source_of(const Call& call, std::size_t i) {
+Value& Interception::source_of(const Call& call, std::size_t i) {
   if (!call.sources.empty() && call.sources[i]) return *call.sources[i];
   const TensorArgument& argument = call.arguments[i];
   return argument.value ? *argument.value : constants_.of(argument.storage);
 }
 
-void Session::verify_constants(const Call& call) {
+void Interception::read_on_stream(const Call& call) {
+  for (const TensorArgument& argument : call.arguments) {
+    if (argument.value) requests_.read_on_stream(*argument.value);
+  }
+}
+
+void Interception::verify_constants(const Call& call) {
   for (const TensorArgument& argument : call.arguments) {
     const Value* constant = argument.value ? nullptr : constants_.find(argument.storage);
     if (constant) detector_->verify(*constant, call.info);
@@ -335,7 +359,7 @@ void Session::verify_constants(const Call& call) {
 }
 
 // The operator itself. The engine's lock is open.
-void Session::run(Call& call, torch::jit::Stack* stack) {
+void Interception::run(Call& call, torch::jit::Stack* stack) {
   if (TraceRecorder* recorder = trace_.recorder()) {
     for (const TensorArgument& argument : call.arguments) {
       call.held.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(argument.storage));
@@ -352,15 +376,15 @@ void Session::run(Call& call, torch::jit::Stack* stack) {
   }
 }
 
-void Session::run_timed(Call& call, torch::jit::Stack* stack) {
+void Interception::run_timed(Call& call, torch::jit::Stack* stack) {
   // Of a nested tensor torch tells no shape. By a logical clock no time counts.
   if (call.here && !call.foreign && !options_.logical_clock) {
     call.cost = cost_key(call, *stack);
-    if (costs_ && captures_ == 0) {
-      call.sample = costs_->begin(call.cost, device_.current_stream(), steps_);
+    if (tally_.costs && !requests_.capturing()) {
+      call.sample = tally_.costs->begin(call.cost, device_.current_stream(), tally_.steps);
     }
   }
-  const Pool* pool = call.sample.first ? pool_of_values() : nullptr;
+  const Pool* pool = call.sample.first ? memory_.pool() : nullptr;
   const std::int64_t page_calls = pool ? pool->page_calls() : 0;
   InOperator::State& thread = InOperator::state;
   const std::int64_t start = ticks(), search = thread.search_ticks;
@@ -373,14 +397,11 @@ void Session::run_timed(Call& call, torch::jit::Stack* stack) {
   call.first_run = std::exchange(thread.first_run, false);
   call.inside_ticks = ticks() - start;
   call.kernel_ticks = call.inside_ticks - (thread.search_ticks - search);
-  if (thread.refused > 0) {
-    std::lock_guard guard(engine_.mutex());
-    note_caught(call.info);
-  }
+  if (thread.refused > 0) session_.notes().note_caught(call.info);
   if (!call.sample.first) return;
   const bool paged = pool && pool->page_calls() != page_calls;
   const bool disturbed = thread.search_ticks != search || paged;
-  costs_->end(call.sample, device_.current_stream(), disturbed);
+  tally_.costs->end(call.sample, device_.current_stream(), disturbed);
 }
 
 }  // namespace dtr

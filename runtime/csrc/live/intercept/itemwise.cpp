@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/csrc/live/session/session.h"
+#include "runtime/csrc/live/intercept/interception.h"
 
 namespace dtr {
 namespace {
@@ -67,17 +67,17 @@ Bytes bytes_of(const c10::ArrayRef<c10::IValue> arguments) {
 
 }  // namespace
 
-bool Session::execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
-                               torch::jit::Stack* stack) {
+bool Interception::execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
+                                    torch::jit::Stack* stack) {
   constexpr int kShare = 8;  // Of the budget: less than that may well be read at once.
-  if (!swap_ || !info.itemwise) return false;
+  if (!swap_.is_there() || !info.itemwise) return false;
   const std::vector<c10::IValue> arguments(stack->end() - info.arguments, stack->end());
   const std::size_t items = arguments[0].toListRef().size();
   if (items < 2 || !have_all(arguments, items)) return false;
   const at::Tensor& first = arguments[0].toListRef()[0].toTensor();
   if (!device_.holds(*first.unsafeGetTensorImpl())) return false;
   if (device_.work && !have_one_way(info, arguments)) return false;
-  if (bytes_of(arguments) <= memory_->budget() / kShare) return false;
+  if (bytes_of(arguments) <= memory_.budget() / kShare) return false;
   c10::List<at::Tensor> made;
   for (std::size_t item = 0; item < items; ++item) {
     torch::jit::Stack one;

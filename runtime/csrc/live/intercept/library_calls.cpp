@@ -6,8 +6,8 @@
 #include <memory>
 #include <mutex>
 
+#include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/operators/libraries.h"
-#include "runtime/csrc/live/session/session.h"
 
 namespace dtr {
 namespace {
@@ -29,13 +29,13 @@ bool is_shared(const at::TensorBase& tensor) {
 }
 
 // Why no recipe of another library's operator would be right, for all that is known; or null.
-const char* Session::distrusts(const OperatorInfo& info) const {
+const char* Interception::distrusts(const OperatorInfo& info) const {
   if (info.obstacle) return info.obstacle;
   if (info.promised || is_named(options_.recordable, info.name)) return nullptr;
   return "has no pt2_compliant_tag; `recordable` vouches for it";
 }
 
-bool Session::library_keeps(const at::Tensor& result) const {
+bool Interception::library_keeps(const at::Tensor& result) const {
   const c10::TensorImpl& tensor = *result.unsafeGetTensorImpl();
   if (!device_.holds(tensor)) return false;
   return worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes())) &&
@@ -44,17 +44,17 @@ bool Session::library_keeps(const at::Tensor& result) const {
 
 // An operator that draws may put the generator back, as torch.random.fork_rng does, so a library's
 // gets a state in any case: the last one, where the generator has not moved since.
-void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
+void Interception::snapshot(Call& call, const torch::jit::Stack& stack) {
   if (!call.info.others) {
     call.random = Recipe::snapshot(call.info, stack, device_);
     if (!call.info.listed || !call.info.random) return;  // A compiled graph may draw from both.
   } else {
     at::Generator generator = device_.generator(device_.device);
     std::lock_guard guard(generator.mutex());
-    if (!last_random_ || !last_random_->is_of(generator)) {
-      last_random_ = std::make_shared<const RandomState>(generator);
+    if (!session_.last_random() || !session_.last_random()->is_of(generator)) {
+      session_.last_random() = std::make_shared<const RandomState>(generator);
     }
-    call.random = last_random_;
+    call.random = session_.last_random();
   }
   if (device_.device.is_cpu()) return;
   at::Generator host = at::detail::getDefaultCPUGenerator();
@@ -65,7 +65,7 @@ void Session::snapshot(Call& call, const torch::jit::Stack& stack) {
 // Another library's operator is over, or a compiled graph. One that drew from the host's generator
 // beside the device's gets no recipe. Without the engine's lock: a kernel allocates while it holds a
 // generator's, and who looks at a tensor that Python has seen takes Python's.
-void Session::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const {
+void Interception::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const {
   for (const c10::IValue& result : call.results(stack)) {
     if (!call.info.others) break;
     call.kept.push_back(is_defined_tensor(result) && library_keeps(result.toTensor()));
@@ -77,7 +77,7 @@ void Session::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) co
 }
 
 // Of other libraries' operators and compiled graphs, those whose results would be worth evicting.
-void Session::tell_what_stays(const Call& call, const torch::jit::Stack& stack) {
+void Interception::tell_what_stays(const Call& call, const torch::jit::Stack& stack) {
   if (!call.stays || !options_.record) return;
   bool worth = false;
   for (const c10::IValue& result : call.results(stack)) {
@@ -86,7 +86,7 @@ void Session::tell_what_stays(const Call& call, const torch::jit::Stack& stack) 
       worth |= worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()));
     });
   }
-  if (worth) stayed_.insert(call.info.name + ": " + call.stays);
+  if (worth) session_.notes().note_stayed(call.info.name + ": " + call.stays);
 }
 
 }  // namespace dtr

@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/csrc/live/session/locks.h"
-#include "runtime/csrc/live/session/session.h"
+#include "runtime/csrc/live/intercept/interception.h"
 
 namespace dtr {
 namespace {
@@ -33,14 +32,14 @@ bool share_memory(const TensorArguments& arguments) {
 
 }  // namespace
 
-void Session::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
+void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
   bool versions = false, constants = false;
   for (TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
     Value* value = argument.value;
     if (value && value->movable()) freeze_movable(call, engaged, *value, argument.storage);
     if (argument.value && call.info.fresh) {
-      note_movable(call, argument.storage);
+      swap_.note_movable(call, argument.storage);
       freeze_written(argument, engaged);
     }
     if (argument.value) {
@@ -59,9 +58,16 @@ void Session::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
   }
 }
 
+// Constant while it is written: recipes that read it get what was there as those of any constant.
+void Interception::freeze_movable(Call& call, OperatorCall& engaged, Value& value,
+                                  c10::StorageImpl* storage) {
+  swap_.note_movable(call, storage);
+  make_constant(call, engaged, value);
+}
+
 // What an operator writes beside its results gets no chain of recipes: each recipe would hold on to
 // a batch. Of OldContent::kIgnored (operators.cpp) there is no copy either.
-void Session::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
+void Interception::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
   Value* value = std::exchange(argument.value, nullptr);
   if (value->producer && value->home && value->resident()) engine_.freeze(*value);
   engaged.release(*value);
@@ -69,7 +75,7 @@ void Session::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
 
 // The recipe of an operator that writes a constant must read what was there before: a copy, which
 // only a small one is worth. record() gives the locks of the copies back.
-void Session::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
+void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
   const auto too_large = [](const TensorArgument& argument) {
     const auto bytes = static_cast<Bytes>(argument.storage->nbytes());
     return argument.writes_constant() && bytes > kLargestCopy;
@@ -89,7 +95,8 @@ void Session::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lo
 }
 
 // The recipe reads the old content through every argument over this storage.
-void Session::read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at) {
+void Interception::read_everywhere(Call& call, OperatorCall& engaged, Value& constant,
+                                   std::size_t at) {
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     if (call.arguments[i].storage != call.arguments[at].storage) continue;
     if (i != at) engaged.hold(constant);
@@ -99,7 +106,7 @@ void Session::read_everywhere(Call& call, OperatorCall& engaged, Value& constant
 
 // A buffer that is written over and over (a parameter that the program updates by hand) would keep
 // a recipe for each write, and all that these read.
-bool Session::long_written(Value& value) {
+bool Interception::long_written(Value& value) {
   if (value.version >= kLongestWriteChain) return true;
   return value.version > 0 && engine_.outweighed(value, 1);
 }

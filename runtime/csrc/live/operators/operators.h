@@ -43,6 +43,7 @@ struct OperatorInfo {
   bool stays = false;     // Its results may not leave memory.
   bool surgery = false;   // Lays a tensor over other memory, or changes its size.
   bool fresh = false;     // May return a tensor, not a list of them, that is none of its arguments.
+  bool pointwise = false;  // Makes one item of each place of its broadcast arguments.
   bool itemwise = false;  // Does the same to each item of its lists (itemwise.cpp).
   bool waits = false;     // For other processes, and writes nothing itself.
   bool collective = false;

@@ -7,6 +7,7 @@
 #include "runtime/csrc/live/machine/device.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
 #include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/session/session.h"
 
 namespace dtr {
@@ -21,7 +22,7 @@ class CpuAllocator final : public at::Allocator {
     Session* session = Session::active();
     // Autograd's threads inherit it from the scope's, and others may join. The rest keep to
     // ordinary memory, because what they make could not be evicted.
-    bool ours = session && session->serves(c10::kCPU) && Scope::records_this_thread();
+    bool ours = session && session->device().device.is_cpu() && Scope::records_this_thread();
     if (!ours) return ordinary->allocate(bytes);
     return session->storages().device().ordinary(bytes ? allocate(*session, bytes) : nullptr);
   }
@@ -37,10 +38,10 @@ class CpuAllocator final : public at::Allocator {
   // For torch's own code, outside of any operator, nobody else adds the advice.
   static void* allocate(Session& session, std::size_t bytes) {
     try {
-      return session.allocate(bytes, host_stream);
+      return session.requests().allocate(bytes, host_stream);
     } catch (const c10::OutOfMemoryError& error) {
       if (InOperator::state.depth > 0) throw;
-      session.rethrow_with_advice(error);
+      rethrow_with_advice(error);
     }
   }
 

@@ -6,18 +6,20 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/csrc/live/session/locks.h"
+#include "runtime/csrc/live/session/by_hand.h"
+#include "runtime/csrc/live/session/session_swap.h"
 
 namespace dtr {
 
-thread_local std::vector<const c10::StorageImpl*> Session::Reading::storages;
-thread_local Session::Hold* Session::Hold::innermost = nullptr;
+thread_local std::vector<const c10::StorageImpl*> Reading::storages;
+thread_local Hold* Hold::innermost = nullptr;
 
-Session::Reading::Reading(Session& session, c10::ArrayRef<at::Tensor> tensors) : session_(session) {
-  Guard guard(session_);
+Reading::Reading(Session& session, c10::ArrayRef<at::Tensor> tensors) : session_(session) {
+  Guard guard(session_.locks());
   for (const at::Tensor& tensor : tensors) {
     if (storage_of(tensor)) own_.push_back(storage_of(tensor));
-    if (Value* value = StorageTable::value_of(tensor)) held_.emplace_back(session_.engine_, *value);
+    if (Value* value = StorageTable::value_of(tensor))
+      held_.emplace_back(session_.engine(), *value);
   }
   try {
     for (const Held& held : held_) {
@@ -30,24 +32,24 @@ Session::Reading::Reading(Session& session, c10::ArrayRef<at::Tensor> tensors) :
   storages.insert(storages.end(), own_.begin(), own_.end());
 }
 
-bool Session::Reading::covers(const c10::StorageImpl* storage) {
+bool Reading::covers(const c10::StorageImpl* storage) {
   return std::ranges::find(storages, storage) != storages.end();
 }
 
-Session::Reading::~Reading() {
+Reading::~Reading() {
   for (const c10::StorageImpl* storage : own_) {
     const auto found = std::ranges::find(storages, storage);
     if (found != storages.end()) storages.erase(found);  // Not in another thread.
   }
   if (own_.empty()) return;
-  Guard guard(session_);
-  session_.arm_constants(own_);
-  for (const Held& held : held_) session_.storages_.arm(*held.value());
+  Guard guard(session_.locks());
+  session_.constants().arm(own_);
+  for (const Held& held : held_) session_.storages().arm(*held.value());
   held_.clear();
 }
 
-Session::Hold::Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
-                    c10::ArrayRef<at::Tensor> written)
+Hold::Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
+           c10::ArrayRef<at::Tensor> written)
     : session_(session), cost_(code) {
   for (const auto& tensors : {read, written}) {
     for (const at::Tensor& tensor : tensors) {
@@ -55,31 +57,32 @@ Session::Hold::Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tens
     }
   }
   std::optional<Turn> turn;
-  if (!written.empty()) turn.emplace(session_);
-  Guard guard(session_);
+  if (!written.empty()) turn.emplace(session_.locks());
+  Guard guard(session_.locks());
   try {
     hand_out(written, Which::kConstants, guard);  // What has read them may need room.
     take(read);
     take(written);
-    if (on_tape_) session_.engine_.end_operator(0ns);
+    if (on_tape_) session_.engine().end_operator(0ns);
     bring_back(guard);
     hand_out(written, Which::kAll, guard);  // Some may be constants since.
-    if (session_.device_.work && session_.captures_ == 0 && session_.follow_stream()) {
-      for (const Held& value : values_) session_.read_on_stream(*value.value());
+    if (session_.device().work && !session_.requests().capturing() &&
+        session_.requests().follow_stream()) {
+      for (const Held& value : values_) session_.requests().read_on_stream(*value.value());
     }
     if (!apart_) start_timing(code);
   } catch (...) {
     values_.clear();  // While the lock is held.
     throw;
   }
-  session_.largest_hold_ = std::max(session_.largest_hold_, bytes_);
+  session_.tally().largest_hold = std::max(session_.tally().largest_hold, bytes_);
   innermost = this;
 }
 
 // All is locked before any is brought back: what the code is given next is needed behind the code,
 // as far as the tape knows, and would be the first to go.
-void Session::Hold::take(c10::ArrayRef<at::Tensor> tensors) {
-  Engine& engine = session_.engine_;
+void Hold::take(c10::ArrayRef<at::Tensor> tensors) {
+  Engine& engine = session_.engine();
   for (const at::Tensor& tensor : tensors) {
     Value* value = StorageTable::value_of(tensor);
     c10::StorageImpl* storage = storage_of(tensor);
@@ -95,7 +98,7 @@ void Session::Hold::take(c10::ArrayRef<at::Tensor> tensors) {
   }
 }
 
-void Session::Hold::bring_back(Guard& guard) {
+void Hold::bring_back(Guard& guard) {
   bool any = false;
   for (const Held& held : values_) {
     if (held.value()->resident()) continue;
@@ -105,54 +108,57 @@ void Session::Hold::bring_back(Guard& guard) {
   if (any && !apart_) session_.watch_for_thrash();
 }
 
-void Session::Hold::hand_out(c10::ArrayRef<at::Tensor> written, Which which, Guard& guard) {
+void Hold::hand_out(c10::ArrayRef<at::Tensor> written, Which which, Guard& guard) {
   for (const at::Tensor& tensor : written) {
     if (!tensor.has_storage()) continue;
     const Value* value = StorageTable::value_of(tensor);
     if (which == Which::kConstants && value) continue;
     std::erase_if(values_, [&](const Held& held) { return held.value() == value; });
-    session_.hand_out(*storage_of(*tensor.unsafeGetTensorImpl()), guard.lock());
+    dtr::hand_out(session_, *storage_of(*tensor.unsafeGetTensorImpl()), guard.lock());
   }
 }
 
-Session::Hold::~Hold() {
+Hold::~Hold() {
   innermost = outer_;
-  Guard guard(session_);
+  Guard guard(session_.locks());
   if (!apart_) count();
   for (Held& held : values_) {
-    if (held.value()) session_.storages_.arm(*held.value());
+    if (held.value()) session_.storages().arm(*held.value());
     held.release();
   }
-  session_.arm_constants(armed_);
-  if (!apart_) session_.swap_beside(true);
+  session_.constants().arm(armed_);
+  if (!apart_) session_.swap().copy_beside(true);
 }
 
 // ---- What the code costs
 
-void Session::Hold::start_timing(std::uint64_t code) {
-  first_run_ = session_.compiled_.insert(code).second;
-  if (session_.costs_ && session_.captures_ == 0 && !session_.options_.logical_clock) {
-    stream_ = session_.device_.current_stream();
-    sample_ = session_.costs_->begin(cost_, stream_, session_.steps_);
+void Hold::start_timing(std::uint64_t code) {
+  first_run_ = session_.tally().compiled.insert(code).second;
+  if (session_.tally().costs && !session_.requests().capturing() &&
+      !session_.options().logical_clock) {
+    stream_ = session_.device().current_stream();
+    sample_ = session_.tally().costs->begin(cost_, stream_, session_.tally().steps);
   }
   began_ = ticks();
 }
 
-void Session::Hold::ended() {
+void Hold::ended() {
   passed_ = std::max<std::int64_t>(ticks() - began_ - inside_ticks_, 1);
-  if (session_.costs_) session_.costs_->end(std::exchange(sample_, {}), stream_, searched_);
+  if (session_.tally().costs)
+    session_.tally().costs->end(std::exchange(sample_, {}), stream_, searched_);
 }
 
-void Session::Hold::count() {
+void Hold::count() {
   if (has_ended()) {
     const std::int64_t own = own_ticks();
-    session_.engine_.worked(session_.options_.logical_clock ? Nanos{bytes_} : to_nanoseconds(own));
-    session_.touched_bytes_ += bytes_;
-    session_.kernel_ticks_ += own;
-    session_.thrash_.computed(own);
+    session_.engine().worked(session_.options().logical_clock ? Nanos{bytes_}
+                                                              : to_nanoseconds(own));
+    session_.tally().touched_bytes += bytes_;
+    session_.tally().kernel_ticks += own;
+    session_.tally().thrash.computed(own);
     inside_cost_ += own;
-  } else if (session_.costs_) {
-    session_.costs_->abandon(sample_);
+  } else if (session_.tally().costs) {
+    session_.tally().costs->abandon(sample_);
   }
   if (!outer_) return;
   outer_->inside_ticks_ = outer_inside_ + ticks() - met_;
@@ -162,22 +168,22 @@ void Session::Hold::count() {
 
 // On a device, where the host's clock only sees launches, what the whole costs is known. On the host
 // the first run counts as usual: it tunes what it runs.
-std::int64_t Session::Hold::own_ticks() {
-  const std::int64_t usual = session_.usual_ticks(bytes_);
-  if (!session_.costs_) {
-    return first_run_ ? usual : session_.usual_.of(cost_, passed_, session_.steps_);
+std::int64_t Hold::own_ticks() {
+  const std::int64_t usual = session_.tally().usual_ticks(bytes_);
+  if (!session_.tally().costs) {
+    return first_run_ ? usual : session_.tally().usual.of(cost_, passed_, session_.tally().steps);
   }
-  const Nanos whole = session_.costs_->cost(cost_, to_nanoseconds(inside_cost_ + usual));
+  const Nanos whole = session_.tally().costs->cost(cost_, to_nanoseconds(inside_cost_ + usual));
   return std::max<std::int64_t>(to_ticks(whole) - inside_cost_, 0);
 }
 
-void Session::Hold::ran(std::int64_t inside, std::int64_t passed, std::int64_t cost) {
+void Hold::ran(std::int64_t inside, std::int64_t passed, std::int64_t cost) {
   if (!innermost) return;
   innermost->inside_ticks_ = inside + passed;
   innermost->inside_cost_ += cost;
 }
 
-void Session::Hold::searched(std::int64_t passed) {
+void Hold::searched(std::int64_t passed) {
   if (!innermost) return;
   innermost->searched_ = true;
   if (InOperator::state.depth == 0) innermost->inside_ticks_ += passed;
@@ -185,17 +191,18 @@ void Session::Hold::searched(std::int64_t passed) {
 
 // ---- What the code does to its arguments
 
-void Session::Hold::returned(const at::Tensor& result) {
-  Guard guard(session_);
+void Hold::returned(const at::Tensor& result) {
+  Guard guard(session_.locks());
   Value* value = StorageTable::value_of(result);
   if (!value || !covers(value)) return;
   for (Held& held : values_) {
     if (held.value() == value) held.release();
   }
-  if (value->resident()) session_.let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
+  if (value->resident())
+    session_.swap().let_write(*value, *storage_of(*result.unsafeGetTensorImpl()));
 }
 
-bool Session::Hold::covers(const Value* value) {
+bool Hold::covers(const Value* value) {
   if (!value) return here();
   for (const Hold* hold = innermost; hold; hold = hold->outer_) {
     const auto is = [&](const Held& held) { return held.value() == value; };
@@ -204,7 +211,7 @@ bool Session::Hold::covers(const Value* value) {
   return false;
 }
 
-void Session::Hold::died(Value& value) {
+void Hold::died(Value& value) {
   for (Hold* hold = innermost; hold; hold = hold->outer_) {
     for (Held& held : hold->values_) {
       if (held.value() == &value) held.release();

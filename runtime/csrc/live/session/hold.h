@@ -1,9 +1,9 @@
 // What code reads past the dispatcher, through pointers, for as long as it runs.
 //
-// Session::Reading: Python copies a tensor's content through a pointer (`tolist`), or a composite
+// Reading: Python copies a tensor's content through a pointer (`tolist`), or a composite
 // kernel reads one, which is no reason to make it a constant.
 //
-// Session::Hold: torch.compile's kernels take the address of every tensor that they are given, and
+// Hold: torch.compile's kernels take the address of every tensor that they are given, and
 // run many operators' work between two looks at us. All of it is brought back first and locked.
 // What the code itself lets go, as compiled code does with its arguments once it has read them, is
 // free at once. Afterwards it can be evicted again. What the code writes becomes a constant, and
@@ -32,7 +32,7 @@
 namespace dtr {
 
 // It ends in the thread in which it began.
-class Session::Reading {
+class Reading {
  public:
   // Throws torch.OutOfMemoryError where the tensors do not fit together.
   Reading(Session& session, c10::ArrayRef<at::Tensor> tensors);
@@ -47,7 +47,7 @@ class Session::Reading {
   std::vector<Held> held_;
 };
 
-class Session::Hold {
+class Hold {
  public:
   // `code` names it: on arguments of the same sizes it costs the same. Throws
   // torch.OutOfMemoryError; where they do not fit together, no tensor has become a constant.

@@ -6,15 +6,15 @@
 
 namespace dtr {
 
-Session::Turn::Turn(Session& session) : mutex_(session.turn_) {
+Turn::Turn(Locks& locks) : mutex_(locks.turn) {
   if (mutex_.try_lock()) return;
   std::optional<UnderWay::Aside> aside;
   {
-    const std::lock_guard guard(session.engine_.mutex());
-    aside.emplace(session.under_way_);
+    const std::lock_guard guard(locks.engine.mutex());
+    aside.emplace(locks.under_way);
   }
   PythonAwareLock::wait(mutex_);
-  const std::lock_guard guard(session.engine_.mutex());
+  const std::lock_guard guard(locks.engine.mutex());
   aside.reset();
 }
 

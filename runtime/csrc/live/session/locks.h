@@ -12,17 +12,28 @@
 
 #pragma once
 
+#include <mutex>
+
+#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/live/machine/under_way.h"
 #include "runtime/csrc/live/machine/unlocked.h"
-#include "runtime/csrc/live/session/session.h"
+#include "runtime/csrc/live/storages/storage_table.h"
 
 namespace dtr {
 
+struct Locks {
+  Engine& engine;  // Its mutex is the Guard's.
+  StorageTable& storages;
+  std::recursive_mutex turn{};
+  UnderWay under_way{turn};
+};
+
 // Holds the engine's lock. Storages that die meanwhile are released after the lock: a storage may
 // run any code when it dies, such as Python's, which waits for locks of its own.
-class Session::Guard {
+class Guard {
  public:
-  explicit Guard(Session& session, bool locked = true)
-      : session_(session), lock_(session.engine_.mutex(), std::defer_lock) {
+  explicit Guard(Locks& locks, bool locked = true)
+      : storages_(locks.storages), lock_(locks.engine.mutex(), std::defer_lock) {
     if (locked) lock_.lock();
   }
   ~Guard() { open(); }
@@ -42,20 +53,20 @@ class Session::Guard {
  private:
   void open() {
     if (!lock_.owns_lock()) return;
-    if (!session_.storages_.has_dead()) return lock_.unlock();
-    const auto dead = session_.storages_.take_dead();
+    if (!storages_.has_dead()) return lock_.unlock();
+    const auto dead = storages_.take_dead();
     lock_.unlock();
   }
 
-  Session& session_;
+  StorageTable& storages_;
   Lock lock_;
 };
 
 // A thread that waits gives Python's lock away meanwhile, and its operators do not count: the owner
 // of the turn may need the lock, or may wait until no operator computes (under_way.h).
-class Session::Turn {
+class Turn {
  public:
-  explicit Turn(Session& session);
+  explicit Turn(Locks& locks);
   ~Turn() { mutex_.unlock(); }
   Turn(const Turn&) = delete;
 

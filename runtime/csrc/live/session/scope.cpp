@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/session/locks.h"
+#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/session/session.h"
+#include "runtime/csrc/live/session/session_swap.h"
 
 namespace dtr {
 
@@ -23,7 +25,7 @@ void Scope::claim() {
               "a tensor of the dtr_alloc scope before could not be brought back at its end: call "
               "dtr_alloc.materialize(tensor) on it, or delete it, before the next scope");
   if (over) {
-    last->close_swap();
+    last->swap().close();
     last->scope().lower_budget();
   }
   if (!over) last = nullptr;
@@ -50,7 +52,7 @@ void Scope::linger() {
 }
 
 void Scope::give_up() {
-  session_.close_swap();
+  session_.swap().close();
   if (active() == &session_) active_ = nullptr;
 }
 
@@ -65,7 +67,7 @@ Scope::Left Scope::leave() {
     }
   } close{*this};
   leaving_ = true;
-  session_.forget_refusal();
+  forget_refusal();
   session_.trace().end_watch(SessionTrace::Watch::kOver);
   commit();
   Left left{.spilled = spilled_};
@@ -79,7 +81,7 @@ Scope::Left Scope::leave() {
 }
 
 void Scope::join() {
-  Session::Turn turn(session_);
+  Turn turn(session_.locks());
   session_.trace().end_watch(SessionTrace::Watch::kThreads);
   TORCH_CHECK(!session_.trace().recorder(),
               "a trace is being recorded, of one thread: others cannot join the scope");
@@ -91,7 +93,7 @@ void Scope::join() {
 void Scope::part() {
   record_this_thread(false);
   if (active() != &session_) return;
-  Session::Turn turn(session_);
+  Turn turn(session_.locks());
   --joined_;
 }
 
@@ -100,23 +102,22 @@ void Scope::commit_and(const std::function<void()>& then) {
     Scope& scope;
     ~LetGo() { scope.outliving_.clear(); }
   } let_go{*this};
-  Session::Turn turn(session_);
-  Session::Guard guard(session_);
-  session_.engine().commit(guard.lock(), [this] {
-    return leaving_ && session_.forget_refusal() && (spill() || lift_budget());
-  });
+  Turn turn(session_.locks());
+  Guard guard(session_.locks());
+  session_.engine().commit(
+      guard.lock(), [this] { return leaving_ && forget_refusal() && (spill() || lift_budget()); });
   then();
 }
 
 // The turn lasts until the end, so that nobody else changes the limit.
 void Scope::leave_beyond_budget() {
-  Session::Turn turn(session_);
+  Turn turn(session_.locks());
   Memory& memory = session_.memory();
   const Bytes limit = memory.budget();
   memory.set_limit(memory.largest_budget());
   try {
     {
-      Session::Guard guard(session_);
+      Guard guard(session_.locks());
       const bool all = session_.engine().return_all(guard.lock(), [](Bytes) { return true; });
       TORCH_CHECK_WITH(OutOfMemoryError, all,
                        "not all tensors that the program holds fit the memory "
@@ -132,8 +133,8 @@ void Scope::leave_beyond_budget() {
 
 // A child has what is in memory. Here all can be evicted as before.
 void Scope::bring_back_for_child() {
-  Session::Turn turn(session_);
-  Session::Guard guard(session_);
+  Turn turn(session_.locks());
+  Guard guard(session_.locks());
   const Memory& memory = session_.memory();
   session_.engine().return_all(
       guard.lock(), [&](Bytes bytes) { return memory.live() + bytes <= memory.budget(); });
@@ -146,7 +147,7 @@ void Scope::bring_back_for_child() {
 void Scope::abandon_in_child() {
   if (!session_.storages().device().device.is_cpu()) return linger();
   {
-    Session::Guard guard(session_);
+    Guard guard(session_.locks());
     session_.engine().freeze_resident([this](Value& value) { session_.storages().lose(value); });
   }
   if (InOperator::state.depth > 0) return linger();

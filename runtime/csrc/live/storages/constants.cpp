@@ -26,6 +26,12 @@ Value* Constants::find(const c10::StorageImpl* storage) const {
 
 void Constants::add(Value& value, c10::StorageImpl* storage) { constants_[storage] = &value; }
 
+void Constants::arm(c10::ArrayRef<c10::StorageImpl*> storages) const {
+  for (c10::StorageImpl* storage : storages) {
+    if (find(storage)) StorageTable::arm(storage);
+  }
+}
+
 void Constants::forget(Value& constant) {
   if (constant.copied) copies_ -= constant.size;
   absent_.erase(&constant);

@@ -42,7 +42,9 @@ class Constants {
   Value& of(c10::StorageImpl* storage);  // Made where there was none.
   Value* find(const c10::StorageImpl* storage) const;
   void add(Value& value, c10::StorageImpl* storage);  // It has become one.
-  void forget(Value& constant);                       // No recipe reads it any more.
+  // Those of the storages that recipes read still: others may be gone, or are the program's alone.
+  void arm(c10::ArrayRef<c10::StorageImpl*> storages) const;
+  void forget(Value& constant);  // No recipe reads it any more.
 
   // What recipes read of the memory that `storage` covers, through it or another storage, is about
   // to be written. Returns the bytes of copies, and of values that can no longer be evicted.

@@ -8,21 +8,6 @@
 
 namespace dtr {
 
-std::vector<std::int64_t> Schedule::roots() const {
-  std::vector<std::int64_t> roots(tensors());
-  for (std::int64_t i = 0; i < tensors(); ++i) {
-    std::int64_t alias = tensor_alias[i];
-    if (alias >= i) throw std::invalid_argument("a view comes before what it is a view of");
-    roots[i] = alias < 0 ? i : roots[alias];
-  }
-  return roots;
-}
-
-bool Schedule::tracked(std::int64_t tensor) const {
-  if (tensor_size[tensor] < kSmallestValue) return false;
-  return tensor_tracked[tensor] != 0;
-}
-
 PaperSimulation::PaperSimulation(const Schedule& schedule, const SimulationOptions& options)
     : schedule_(schedule),
       options_(options),
@@ -204,7 +189,7 @@ std::int64_t PaperSimulation::tensor_of(const Op& op, std::int64_t output) const
   }
 }
 
-void PaperSimulation::log(const Value& value, Event event) {
+void PaperSimulation::log(const Value& value, SimulationEvent event) {
   if (!options_.log_events) return;
   events_.push_back(tensor_of(*value.producer, value.output));
   events_.push_back(event);

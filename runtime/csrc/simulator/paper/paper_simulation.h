@@ -8,102 +8,13 @@
 
 #include <cstdint>
 #include <exception>
-#include <optional>
-#include <span>
 #include <vector>
 
 #include "runtime/csrc/engine/operator_call.h"
+#include "runtime/csrc/simulator/schedule.h"
+#include "runtime/csrc/simulator/simulation.h"
 
 namespace dtr {
-
-// A trace as flat columns (runtime/trace/__init__.py makes it). Tensors are numbered in the order of the
-// operators that make them; the results of one operator are consecutive.
-struct Schedule {
-  // What can happen: an operator runs; the program takes a reference; a tensor is brought into
-  // memory for good; a reference is given back. The last two are for the live runtime's rules: a
-  // tensor can't be recomputed any more; an optimizer's step ends.
-  enum Kind : std::int64_t { kCompute, kGet, kPin, kRelease, kFreeze, kStep };
-  // What happens to memory inside an operator: so many bytes are allocated; the how-manieth of its
-  // blocks is freed; the program lets a tensor go; so many bytes that it writes are copied before
-  // it runs again.
-  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
-
-  std::span<const std::int64_t> tensor_size;   // Bytes; 0 for a view.
-  std::span<const std::int64_t> tensor_alias;  // The tensor whose bytes it shares, or -1.
-  std::span<const std::int64_t> op_cost, op_constant, op_together;
-  std::span<const std::int64_t> op_args_begin, op_args;  // Compressed rows.
-  std::span<const std::int64_t> op_results_begin;
-  std::span<const std::int64_t> kind, operand;  // Instructions: an operator's or a tensor's number.
-
-  // For the live runtime's rules.
-  std::span<const std::int64_t> tensor_tracked;   // 1, 0, or -1: by its size.
-  std::span<const std::int64_t> tensor_in_place;  // The tensor whose storage it was written to, -1.
-  std::span<const std::int64_t> tensor_block;     // The how-manieth block of its operator, or -1.
-  // Compressed rows. An operator without any allocates its fresh results in order.
-  std::span<const std::int64_t> op_events_begin, event_kind, event_value;
-
-  std::int64_t ops() const { return static_cast<std::int64_t>(op_cost.size()); }
-  std::int64_t tensors() const { return static_cast<std::int64_t>(tensor_size.size()); }
-  Nanos cost(std::int64_t op) const { return Nanos{op_cost[op]}; }
-  std::span<const std::int64_t> args(std::int64_t op) const {
-    return op_args.subspan(op_args_begin[op], op_args_begin[op + 1] - op_args_begin[op]);
-  }
-  bool tracked(std::int64_t tensor) const;
-  std::vector<std::int64_t> roots() const;  // By tensor: the first of those that share its bytes.
-};
-
-// Where the pool puts a block. kTwoEnded: what can't be evicted and what is dear for its bytes at
-// the high end, what is cheap at the low end, so that cheap neighbours go together. Dear is what
-// costs more time a byte than the running median of all results.
-enum class Placement { kBestFit, kTwoEnded };
-
-// How a value leaves memory where there is a link to a second tier.
-enum class Leaving { kDrop, kSwap, kBoth };
-
-struct SimulationOptions {
-  Bytes budget = 0;
-  Heuristic heuristic;
-  Policy policy = Policy::kEager;
-  // The paper's simulator recomputes views as operators of their own, and keeps every record. Live,
-  // views share their storage and need no operator, and a record that nothing can ask for goes.
-  bool free_views = false;
-  KeepRecords records = KeepRecords::kAll;
-  Nanos remat_limit = 0ns;  // Thrash: more recomputation than this. 0 for no limit.
-  bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
-  std::optional<MovePrices> prices;  // Of moving them; else the usual ones.
-  Placement placement = Placement::kBestFit;
-  std::int64_t layouts = 0;    // How many pictures of the pool to take, evenly over the run.
-  bool logical_clock = false;  // Victims are chosen as if operators cost the bytes they touch.
-  bool pin_outputs = true;  // What the program still holds at the end must be in memory together.
-  bool log_events = false;  // Keep what was evicted and computed, in order.
-  std::optional<Transfer> link;  // To a second tier, as large as need be.
-  Leaving leaving = Leaving::kBoth;
-};
-
-struct SimulationCounts {
-  Bytes usage = 0, peak = 0;
-  Nanos base = 0ns, remat = 0ns;
-  std::int64_t evictions = 0;  // Of them `eager` as the program let go.
-  std::int64_t eager = 0;
-  std::int64_t remats = 0, collateral = 0;  // Operators run again; other outputs they brought back.
-  std::int64_t evaluations = 0, accesses = 0;
-
-  // Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
-  // free before, and of free / budget after; bytes evicted beyond what was asked; time to find
-  // room.
-  std::int64_t misses = 0;
-  double fragmentation = 0, free_after = 0;
-  Bytes evicted_bytes = 0, wasted_bytes = 0;
-  Nanos search_ns = 0ns;
-  Nanos move_ns = 0ns;  // What moving pages would take, at SimulationOptions::prices.
-
-  // Over the link: bytes each way, how often a value came back, how long the program waited.
-  Bytes out = 0, in = 0;
-  std::int64_t reloads = 0;
-  Nanos waited = 0ns;
-};
-
-enum class SimulationStatus { kOk, kOutOfMemory, kThrash };
 
 class PaperSimulation final : public Executor {
  public:
@@ -112,8 +23,7 @@ class PaperSimulation final : public Executor {
 
   SimulationStatus run();
   SimulationCounts counts() const;
-  enum Event : std::int64_t { kComputed, kEvicted, kDropped };
-  // Pairs of a tensor and an event. Filled where log_events is set.
+  // Pairs of a tensor and a SimulationEvent. Filled where log_events is set.
   const std::vector<std::int64_t>& events() const { return events_; }
   void check() const { engine_.check(); }
 
@@ -150,7 +60,7 @@ class PaperSimulation final : public Executor {
   bool keeps_all() const { return options_.records == KeepRecords::kAll; }
   void let_go(std::int64_t tensor);
   std::int64_t tensor_of(const Op& op, std::int64_t output) const;
-  void log(const Value& value, Event event);
+  void log(const Value& value, SimulationEvent event);
 
   const Schedule schedule_;
   const SimulationOptions options_;

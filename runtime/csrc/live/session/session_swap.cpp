@@ -1,5 +1,4 @@
-// What a session does with its swap (swap.h): which tensors may go there, what happens when they are
-// written, and how they come and go.
+#include "runtime/csrc/live/session/session_swap.h"
 
 #include <ATen/record_function.h>
 
@@ -28,29 +27,39 @@ bool is_held_elsewhere(c10::StorageImpl* storage, c10::ArrayRef<c10::IValue> ten
 
 }  // namespace
 
+SessionSwap::SessionSwap(Session& session, Swap* swap)
+    : session_(session),
+      swap_(swap),
+      engine_(session.engine()),
+      memory_(session.memory()),
+      storages_(session.storages()),
+      device_(session.device()),
+      requests_(session.requests()),
+      events_(session.events()) {}
+
 // What nobody can make again may go to the swap: fresh results, and what was there before it was
 // written. Of other memory somebody may have the address. A result is fresh if its operator made the
 // memory, and nobody else holds it. It need not: `set_` lays a tensor over a storage that it is given
 // as such, and is how copy.copy and pickle make a tensor (torch 2.13, torch/_utils.py).
-bool Session::may_adopt(const Call& call) const {
+bool SessionSwap::may_adopt(const Call& call) const {
   if (!swap_ || !call.here || call.foreign || call.handled || call.info.others) return false;
   if (call.info.stays) return false;
-  return captures_ == 0 && !Hold::here();
+  return !requests_.capturing() && !Hold::here();
 }
 
-void Session::adopt_movable(const Call& call, c10::StorageImpl* storage) {
-  if (StorageTable::tracked(storage) || constants_.find(storage)) return;
+void SessionSwap::adopt_movable(const Call& call, c10::StorageImpl* storage) {
+  if (StorageTable::tracked(storage) || session_.constants().find(storage)) return;
   Value* value = swap_->adopt(storage);
   if (value && call.info.blank) engine_.keep_until_used(*value);
 }
 
 // While it was constant another thread may have begun to read it, without a lock.
-void Session::adopt_what_was_written(const Call& call) {
-  if (!may_adopt(call) || scope_.joined() > 0) return;
+void SessionSwap::adopt_what_was_written(const Call& call) {
+  if (!may_adopt(call) || session_.scope().joined() > 0) return;
   for (const auto& storage : call.movable) adopt_movable(call, storage.get());
 }
 
-void Session::adopt_what_was_made(const Call& call, const torch::jit::Stack& stack) {
+void SessionSwap::adopt_what_was_made(const Call& call, const torch::jit::Stack& stack) {
   if (!may_adopt(call) || call.info.surgery) return;
   for (const c10::IValue& result : call.results(stack)) {
     for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
@@ -63,29 +72,22 @@ void Session::adopt_what_was_made(const Call& call, const torch::jit::Stack& sta
   }
 }
 
-// Constant while it is written: recipes that read it get what was there as those of any constant.
-void Session::freeze_movable(Call& call, OperatorCall& engaged, Value& value,
-                             c10::StorageImpl* storage) {
-  note_movable(call, storage);
-  make_constant(call, engaged, value);
-}
-
-void Session::note_movable(Call& call, c10::StorageImpl* storage) {
+void SessionSwap::note_movable(Call& call, c10::StorageImpl* storage) {
   if (!swap_) return;
   call.movable.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
 }
 
-void Session::close_swap() {
+void SessionSwap::close() {
   std::unique_ptr<Tier> over;  // Ends after the lock, since it may wait for a device.
   const std::lock_guard guard(engine_.mutex());  // Another thread may be asking what it did.
   if (swap_) over = swap_->close();
 }
 
-void Session::reload(Op& op, Lock& lock) {
+void SessionSwap::reload(Op& op, Lock& lock) {
   const auto bytes = static_cast<std::size_t>(op.outputs()[0]->size);
   const Stream reader = device_.current_stream();
   const auto arrived = [&] {
-    if (memory_->many_streams()) memory_->spread_stream(reader);
+    if (memory_.many_streams()) memory_.spread_stream(reader);
   };
   if (swap_->arrive(op, reader, arrived)) return;
   Value& value = *op.outputs()[0];
@@ -95,7 +97,7 @@ void Session::reload(Op& op, Lock& lock) {
   try {
     const InReplay replaying;
     Unlocked open(lock);
-    memory = device_.ordinary(allocate(bytes, swap_->arrives_on(reader)));
+    memory = device_.ordinary(requests_.allocate(bytes, swap_->arrives_on(reader)));
     RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
     at = EventLog::now();
     swap_->read(op, memory.get(), reader);
@@ -106,13 +108,13 @@ void Session::reload(Op& op, Lock& lock) {
   }
   swap_->fill(op, std::move(memory));
   if (!events_.keeps()) return;
-  events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_->live());
+  events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_.live());
 }
 
 // An operator is over, or compiled code. `met`: it ran on the device, and its stream is known. What
 // fails to come back is told when the program asks for it.
-void Session::swap_beside(bool met) {
-  if (!swap_ || !swap_->runs_beside() || captures_ > 0 || InOperator::state.handled) return;
+void SessionSwap::copy_beside(bool met) {
+  if (!swap_ || !swap_->runs_beside() || requests_.capturing() || InOperator::state.handled) return;
   try {
     if (met) swap_->mark(device_.current_stream(), engine_.clock());
   } catch (const std::exception&) {  // Then a copy waits for more.
@@ -124,11 +126,11 @@ void Session::swap_beside(bool met) {
 }
 
 // Begins what is due. An eighth of the budget may be under way.
-void Session::reload_ahead() {
+void SessionSwap::reload_ahead() {
   constexpr Bytes kShare = 8;
-  const Bytes most = memory_->budget() / kShare;
+  const Bytes most = memory_.budget() / kShare;
   if (!engine_.foretells()) {
-    give_up_ahead();
+    swap_->give_up_ahead();
     return;
   }
   for (Value* value : engine_.due(swap_->transfer().one_way(most))) {
@@ -140,32 +142,32 @@ void Session::reload_ahead() {
   }
 }
 
-bool Session::begin_ahead(Value& value) {
+bool SessionSwap::begin_ahead(Value& value) {
   const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
   std::string shortage;
   const Stream stream = swap_->arrives_on(device_.current_stream());
-  Block* block = take(value.size, Fit::kCommitted, stream, shortage);
+  Block* block = requests_.take(value.size, Fit::kCommitted, stream, shortage);
   if (!block) return false;
   try {
     swap_->begin_ahead(*value.producer, block);
   } catch (...) {
-    memory_->free(block);
+    memory_.free(block);
     throw;
   }
   if (events_.keeps()) {
-    events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_->live());
+    events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_.live());
   }
   return true;
 }
 
-void Session::store(Value& value) {
+void SessionSwap::store(Value& value) {
   const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
   if (!swap_->store(value) || !events_.keeps()) return;
-  events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_->live());
+  events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_.live());
 }
 
 // An operator that has locked the value may be about to record that it reads it.
-void Session::let_write(Value& value, c10::StorageImpl& storage) {
+void SessionSwap::let_write(Value& value, c10::StorageImpl& storage) {
   const bool locked = value.locks > (value.unfilled ? 1 : 0);
   if (value.movable() && (value.uses || locked)) {
     store(value);

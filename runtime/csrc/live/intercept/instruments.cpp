@@ -7,20 +7,20 @@
 #include <vector>
 
 #include "runtime/csrc/engine/held.h"
+#include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/recipes/recipe.h"
-#include "runtime/csrc/live/session/locks.h"
-#include "runtime/csrc/live/session/session.h"
 
 namespace dtr {
 
-void Session::apply_instruments(Op* kept, Lock& lock) {
+void Interception::apply_instruments(Op* kept, Lock& lock) {
   if (options_.instruments.verify && kept) verify(*kept, lock);
   if (options_.instruments.evict_always) engine_.evict_all();
   if (options_.instruments.swap_always) engine_.move_all();
 }
 
-void Session::verify(Op& op, Lock& lock) {
+void Interception::verify(Op& op, Lock& lock) {
   const std::string different = difference(op, lock);
   TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
 }
@@ -28,9 +28,9 @@ void Session::verify(Op& op, Lock& lock) {
 // Debug mode runs an operator twice: its first call, and each that is twice as large as the largest
 // so far, since several threads work only at large ones. Where the budget has no room for that, the
 // next call is.
-void Session::verify_repeats(const Call& call, Op& op, Lock& lock) {
+void Interception::verify_repeats(const Call& call, Op& op, Lock& lock) {
   const OperatorInfo& info = call.info;
-  const auto [largest, is_first] = repeated_.try_emplace(&info, call.bytes);
+  const auto [largest, is_first] = tally_.repeated.try_emplace(&info, call.bytes);
   if (!is_first && call.bytes < 2 * largest->second) return;
   const Bytes before = is_first ? -1 : std::exchange(largest->second, call.bytes);
   std::string different;
@@ -43,7 +43,7 @@ void Session::verify_repeats(const Call& call, Op& op, Lock& lock) {
   }
   if (refused) {
     forget_refusal();
-    repeated_[&info] = before;
+    tally_.repeated[&info] = before;
     return;
   }
   TORCH_CHECK(different.empty(), "debug mode: ", info.name,
@@ -53,7 +53,7 @@ void Session::verify_repeats(const Call& call, Op& op, Lock& lock) {
 }
 
 // Of a replay from what the program got, byte for byte; empty where there is none.
-std::string Session::difference(Op& op, Lock& lock) {
+std::string Interception::difference(Op& op, Lock& lock) {
   const bool gone = options_.policy == Policy::kBanish;  // Perhaps: an argument was unlocked.
   if (gone || Recipe::of(op).info().uninitialized) return "";
   std::vector<Held> held;
@@ -62,11 +62,11 @@ std::string Session::difference(Op& op, Lock& lock) {
   }
   for (std::uint32_t i = 0; i < op.use_count; ++i) held.emplace_back(engine_, *op.uses()[i].value);
   lock.unlock();
-  Turn turn(*this);
+  Turn turn(session_.locks());
   lock.lock();
-  for (std::uint32_t i = 0; i < op.use_count; ++i) bring_back(*op.uses()[i].value, lock);
-  std::string different = replayer_.difference(op, lock);
-  ++verified_;
+  for (std::uint32_t i = 0; i < op.use_count; ++i) session_.bring_back(*op.uses()[i].value, lock);
+  std::string different = session_.replayer().difference(op, lock);
+  ++tally_.verified;
   return different;
 }
 

@@ -1,0 +1,104 @@
+// What happens to one operator inside a scope. The order matters:
+//
+//   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
+//   2. Where the operator writes a constant that recipes read: keep the old content for them
+//      (writes.cpp).
+//   3. Record the recipe, before the call: the call consumes its arguments and advances the
+//      generator.
+//   4. Run the operator, with the lock open and interception off for what it calls.
+//   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
+//
+// Not recorded, so that their results are constants: first-order backward, whose gradients look
+// large and cheap but need the whole backward pass again; optimizer steps, whose state would drag
+// its history along; operators that we cannot keep.
+
+#pragma once
+
+#include <string>
+
+#include "runtime/csrc/engine/operator_call.h"
+#include "runtime/csrc/live/recipes/call.h"
+#include "runtime/csrc/live/session/session.h"
+#include "runtime/csrc/live/session/session_swap.h"
+
+namespace dtr {
+
+class Interception {
+ public:
+  explicit Interception(Session& session);
+  void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+ private:
+  bool execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack);  // Whether it has: itemwise.cpp.
+  // The stages of execute(), in intercept.cpp.
+  void gather(Call& call, const torch::jit::Stack& stack) const;
+  void add_argument(Call& call, TensorArgument& argument) const;
+  bool recordable(Call& call, const torch::jit::Stack& stack) const;
+  void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
+  void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
+  bool held_elsewhere(const Call& call, const Value& value) const;
+  void cut_histories(Call& call, OperatorCall& engaged);
+  void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
+  void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
+  void make_constant(Call& call, OperatorCall& engaged, Value& value);
+  void settle(Call& call, OperatorCall& engaged, Value& value);  // The same, or movable.
+  void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
+  void link_reads(const Call& call, Op& op);
+  Value& source_of(const Call& call, std::size_t i);
+  void verify_constants(const Call& call);
+  void read_on_stream(const Call& call);
+  void run(Call& call, torch::jit::Stack* stack);
+  void run_timed(Call& call, torch::jit::Stack* stack);
+
+  // What a write asks for, in writes.cpp.
+  void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
+  void freeze_movable(Call& call, OperatorCall& engaged, Value& value, c10::StorageImpl* storage);
+  void freeze_written(TensorArgument& argument, OperatorCall& engaged);
+  void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
+  void read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at);
+  bool long_written(Value& value);
+
+  // Other libraries' operators, in library_calls.cpp.
+  const char* distrusts(const OperatorInfo& info) const;
+  bool library_keeps(const at::Tensor& result) const;
+  void snapshot(Call& call, const torch::jit::Stack& stack);
+  void look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const;
+  void tell_what_stays(const Call& call, const torch::jit::Stack& stack);
+
+  // Its last stage, in results.cpp.
+  void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
+  void adopt_result(Call& call, Op& op, std::uint16_t output, const c10::TensorImpl& tensor);
+  template <class Visit>
+  void for_each_written(const Call& call, const Visit& visit);
+  void adopt_written(Call& call, OperatorCall& engaged);
+  void count(Call& call);
+  void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
+  void look_at_results(Call& call, const torch::jit::Stack& stack);
+  void arm_arguments(const Call& call, const Op* kept);
+  void after_failure(Call& call, OperatorCall& engaged);
+  void arm_again(const Call& call);
+
+  // What tests and debug mode ask for, in instruments.cpp.
+  void apply_instruments(Op* kept, Lock& lock);
+  void verify(Op& op, Lock& lock);
+  void verify_repeats(const Call& call, Op& op, Lock& lock);
+  std::string difference(Op& op, Lock& lock);
+
+  Session& session_;
+  const SessionOptions& options_;
+  const SessionDevice& device_;
+  Memory& memory_;
+  Engine& engine_;
+  StorageTable& storages_;
+  Constants& constants_;
+  MemoryRequests& requests_;
+  SessionSwap& swap_;
+  SessionTrace& trace_;
+  MutationDetector* const detector_;  // Null outside debug mode.
+  Tally& tally_;
+};
+
+void set_in_optimizer(bool inside);  // This thread runs an optimizer's step.
+
+}  // namespace dtr

@@ -1,0 +1,50 @@
+// What a session does with its swap (swap.h): which tensors may go there, what happens when they are
+// written, and how they come and go.
+
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "runtime/csrc/live/recipes/call.h"
+#include "runtime/csrc/live/session/memory_requests.h"
+#include "runtime/csrc/live/storages/swap.h"
+#include "runtime/csrc/live/trace/event_log.h"
+
+namespace dtr {
+
+class Session;
+
+class SessionSwap {
+ public:
+  SessionSwap(Session& session, Swap* swap);  // `swap`: null where there is none.
+
+  bool is_there() const { return swap_ != nullptr; }
+  void close();  // The session is over.
+
+  // What an operator made, or wrote and made before it was written, may go to the swap.
+  void adopt_what_was_made(const Call& call, const torch::jit::Stack& stack);
+  void adopt_what_was_written(const Call& call);
+  void note_movable(Call& call, c10::StorageImpl* storage);  // It is about to be written.
+  void let_write(Value& value, c10::StorageImpl& storage);   // Behind our back, from now on.
+
+  void store(Value& value);
+  void reload(Op& op, Lock& lock);
+  void copy_beside(bool met);
+
+ private:
+  bool may_adopt(const Call& call) const;
+  void adopt_movable(const Call& call, c10::StorageImpl* storage);
+  void reload_ahead();
+  bool begin_ahead(Value& value);
+
+  Session& session_;
+  Swap* const swap_;
+  Engine& engine_;
+  Memory& memory_;
+  StorageTable& storages_;
+  const SessionDevice& device_;
+  MemoryRequests& requests_;
+  EventLog& events_;
+};
+
+}  // namespace dtr

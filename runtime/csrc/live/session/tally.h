@@ -1,0 +1,50 @@
+// What a session has counted so far, and what it knows of the time that operators take. The engine's
+// lock guards it, but for `costs` and `steps`.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "runtime/csrc/live/machine/operator_costs.h"
+#include "runtime/csrc/live/machine/thrash_watch.h"
+#include "runtime/csrc/live/machine/usual_times.h"
+#include "runtime/csrc/live/operators/operators.h"
+
+namespace dtr {
+
+// What tensors were evicted and recomputed for, since the step of an optimizer before.
+struct StepCosts {
+  Bytes evicted = 0;  // To make room.
+  Nanos added = 0ns;  // Recomputing and finding memory.
+};
+
+struct Tally {
+  Tally(DeviceWork* work, double thrash_limit)
+      : costs(work ? std::make_unique<Costs>(*work) : nullptr), thrash(thrash_limit) {}
+
+  // What `bytes` usually take: by what the operators so far took for each byte.
+  std::int64_t usual_ticks(Bytes bytes) const;
+
+  const std::unique_ptr<Costs> costs;  // Null on the host, which has
+  UsualTimes usual;
+  std::unordered_set<std::uint64_t> compiled;  // Code that has run (hold.h).
+  ThrashWatch thrash;
+  std::int64_t operators = 0, recorded = 0, verified = 0;
+  std::int64_t kernel_ticks = 0, remat_ticks = 0, bookkeeping_ticks = 0;
+  Bytes touched_bytes = 0, largest_hold = 0, evicted_for_room = 0;
+  StepCosts at_last_step;
+  std::vector<std::int64_t> timeline;
+  std::atomic<std::int64_t> steps{0};  // Of optimizers.
+  // The size of the largest call that debug mode has run twice.
+  std::unordered_map<const OperatorInfo*, Bytes> repeated;
+};
+
+// Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
+// and convolutions come out too cheap, for the first step only.
+inline Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
+
+}  // namespace dtr
