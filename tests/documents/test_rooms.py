@@ -14,6 +14,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
 from tests.support.fences import ROOT
 
 Table = Mapping[str, tuple[str, ...]]
@@ -99,7 +100,7 @@ PYTHON: Table = {
         *("dtr_alloc.runtime.scope", "dtr_alloc.runtime.planning", "dtr_alloc.runtime.tuning"),
         *("dtr_alloc.runtime.bounding", "dtr_alloc", "dtr_alloc.demo", "dtr_alloc.info"),
     ),
-    "dtr_alloc.__main__": ("dtr_alloc", "dtr_alloc.commands"),
+    "dtr_alloc.__main__": ("dtr_alloc", "dtr_alloc.commands", "dtr_alloc.info"),
 }
 
 PYTHON_EXCEPTIONS = {

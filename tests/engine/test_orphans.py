@@ -125,36 +125,3 @@ def test_results_and_books_are_right(policy: Policy, blocks: int) -> None:
         session.check()
         made.clear()
         session.check()
-
-
-@pytest.mark.parametrize("run", range(6))
-def test_of_equals_that_a_new_rule_finds_the_last_go_first(run: int) -> None:
-    """All runs of a program evict alike."""
-    x = torch.ones(1024)
-    with dtr_alloc.rematerialize(
-        8100 * 4096, heuristic=BY_COST, policy="ignore", clock="logical", thrash_limit=0
-    ) as session:
-        made = [x.exp() for _ in range(4000)] + [x.sin() for _ in range(40)]
-        kept = [one * 2 for one in made]  # So that recipes keep what is let go.
-        del made
-        session._core.keep_events()
-        session._core.follow(ORPHANS_FIRST._native())
-        room = torch.empty(50 * 1024)
-        evicted = [event[3] for event in session._core.events() if event[0] == "evicted"]
-        assert evicted == ["aten::sin"] * 31, run
-        del room, kept
-
-
-def test_the_rule_may_be_switched_on_and_off_while_the_program_runs() -> None:
-    x = torch.arange(ELEMENTS, dtype=torch.float32)
-    expected = chain(x, 12)
-    with scope(6, Heuristic()) as session:
-        made = chain(x, 12)
-        del made[2:6]
-        for heuristic in (ORPHANS_FIRST, Heuristic(), ORPHANS_FIRST):
-            session._core.follow(heuristic._native())
-            session.check()
-            assert torch.equal(made[-1], expected[-1])
-            assert torch.equal(made[1], expected[1])
-            session.check()
-        made.clear()

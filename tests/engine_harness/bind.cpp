@@ -45,7 +45,6 @@ PYBIND11_MODULE(_engine_harness, m) {
       .def("evict", &EngineHarness::evict)
       .def("freeze", &EngineHarness::freeze)
       .def("cut_history", &EngineHarness::cut_history)
-      .def("follow", &EngineHarness::follow)
       .def("commit", &EngineHarness::commit)
       .def("fail_allocation", &EngineHarness::fail_allocation)
       .def("fail_replay", &EngineHarness::fail_replay)

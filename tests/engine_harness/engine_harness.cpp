@@ -274,15 +274,10 @@ void EngineHarness::freeze(Id id) {
   if (!held.content) engine_.freeze(*held.value);
 }
 
-void EngineHarness::follow(const Heuristic& heuristic) {
-  Lock lock(engine_.mutex());
-  engine_.follow(heuristic);
-}
-
 void EngineHarness::cut_history(Id id) {
   Lock lock(engine_.mutex());
   Holder& held = holder(id);
-  if (!held.content && engine_.outweighed(*held.value)) engine_.freeze(*held.value);
+  if (!held.content && engine_.histories().outweighed(*held.value)) engine_.freeze(*held.value);
 }
 
 void EngineHarness::commit() {

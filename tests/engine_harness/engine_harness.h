@@ -52,7 +52,6 @@ class EngineHarness final : public Executor {
   void freeze(Id id);
   // Makes it constant if Engine::outweighed, as a session does before a call.
   void cut_history(Id id);
-  void follow(const Heuristic& heuristic);
   void commit();
   // The k-th request for memory, or operator that is run again, from now on throws std::bad_alloc.
   void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }

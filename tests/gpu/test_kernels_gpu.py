@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dtr_alloc.kernels import ahead
-from tests.kernels import launch, reference
 from dtr_alloc.runtime.heuristic import Heuristic
+from tests.kernels import launch, reference
 from tests.kernels.columns import Columns
 from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn
 

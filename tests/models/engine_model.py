@@ -8,16 +8,12 @@ Made from the paper (section 3, section 4.1, appendix C.2) and from the rules in
 
 from collections.abc import Sequence
 
-from dtr_alloc.runtime.heuristic import Heuristic
 from tests.models.eviction_model import EvictionModel, OutOfMemoryError, swap_remove
 from tests.models.modelled_values import Content, Recipe, Value, content_of, number_of, rounded
 
 
 class Model(EvictionModel):
     # What a program does
-
-    def follow(self, heuristic: Heuristic) -> None:
-        self.heuristic = heuristic
 
     def constant(self, size: int, number: int) -> int:
         return self._new_storage(Value(rounded(size), self._allocate(size, number)))

@@ -23,9 +23,9 @@ ENGINE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/histories.cpp",
-                "  const History history = walk(value, value.size, [](Value&) {});\n",
+                "  const Weight history = walk(value, value.size, [](Value&) {});\n",
                 "  if (value.size >= 0) return false;\n"
-                "  const History history = walk(value, value.size, [](Value&) {});\n",
+                "  const Weight history = walk(value, value.size, [](Value&) {});\n",
             ),
         ),
         "tests/live/test_histories.py::test_stateful_inference_does_not_grow",
@@ -68,7 +68,7 @@ ENGINE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/needs.cpp",
-                "  if (tapes_.foretell()) update_needs_behind(value, Tapes::kNever);\n",
+                "  if (tapes_.foretell()) update_behind(value, Tapes::kNever);\n",
                 "  static_cast<void>(value);\n",
             ),
         ),
@@ -78,8 +78,8 @@ ENGINE_FAULTS = (
         "keep a stepping stone when the program has let go what it stays for",
         (
             Edit(
-                "runtime/csrc/engine/stepping_stones.cpp",
-                "  if (stones_ == 0) return;\n",
+                "runtime/csrc/engine/loss.cpp",
+                "  if (!stones_.any()) return;\n",
                 "  return;\n",
             ),
         ),
@@ -91,11 +91,6 @@ ENGINE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/orphans.cpp",
-                " && !value.home && !value.stone;",
-                " && !value.home;",
-            ),
-            Edit(
-                "runtime/csrc/engine/engine_check.cpp",
                 " && !value.home && !value.stone;",
                 " && !value.home;",
             ),
@@ -118,7 +113,7 @@ ENGINE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/needs.cpp",
-                "    if (input.stone) renew_need(input);\n",
+                "    if (input.stone) renew(input);\n",
                 "    static_cast<void>(input);\n",
             ),
         ),

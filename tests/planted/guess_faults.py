@@ -76,7 +76,7 @@ GUESS_FAULTS = (
         "begin each copy at a multiple of 64",
         (
             Edit(
-                "runtime/csrc/live/session/session.cpp",
+                "runtime/csrc/live/session/memory_requests.cpp",
                 "remainder = remainder_of(content);",
                 "remainder = 0;",
             ),
@@ -88,12 +88,12 @@ GUESS_FAULTS = (
         "let memory move that a tensor was laid over",
         (
             Edit(
-                "runtime/csrc/live/intercept/swapping.cpp",
+                "runtime/csrc/live/session/session_swap.cpp",
                 "!may_adopt(call) || call.info.surgery",
                 "!may_adopt(call)",
             ),
             Edit(
-                "runtime/csrc/live/intercept/swapping.cpp",
+                "runtime/csrc/live/session/session_swap.cpp",
                 "use_count(storage) > here",
                 "use_count(storage) > here + 99",
             ),

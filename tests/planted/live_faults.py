@@ -8,7 +8,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/results.cpp",
-                "usual ? usual_.of(call.cost, call.kernel_ticks, steps_) : call.kernel_ticks",
+                "usual ? tally_.usual.of(call.cost, call.kernel_ticks, tally_.steps) : call.kernel_ticks",
                 "usual ? call.kernel_ticks : call.kernel_ticks",
             ),
         ),
@@ -41,7 +41,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/library_calls.cpp",
-                "    call.random = last_random_;\n",
+                "    call.random = session_.last_random();\n",
                 "",
             ),
         ),
@@ -166,7 +166,7 @@ LIVE_FAULTS = (
         "name the last request that an operator was refused, not the largest",
         (
             Edit(
-                "runtime/csrc/live/session/refusals.cpp",
+                "runtime/csrc/live/session/memory_requests.cpp",
                 "thread.refused = std::max(thread.refused, asked);",
                 "thread.refused = asked;",
             ),
@@ -179,7 +179,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/session.cpp",
-                "  note_caught(Recipe::of(op).info());\n",
+                "  notes_.note_caught(Recipe::of(op).info());\n",
                 "",
             ),
         ),
@@ -190,7 +190,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/intercept.cpp",
-                "    if (outermost) Session::add_refusal(error);\n",
+                "    if (outermost) add_refusal(error);\n",
                 "",
             ),
         ),
@@ -202,7 +202,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "    memory_->set_limit(before);\n    throw;\n",
+                "    memory_.set_limit(before);\n    throw;\n",
                 "    throw;\n",
             ),
         ),
@@ -213,8 +213,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "  try {\n    memory_->set_limit(limit);  // First",
-                "  memory_->set_limit(limit);\n  try {  // First",
+                "  try {\n    memory_.set_limit(limit);  // First",
+                "  memory_.set_limit(limit);\n  try {  // First",
             ),
         ),
         "tests/cuda/test_session_on_cuda.py::"
@@ -225,7 +225,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "    Guard guard(*this);\n    refuse_what_cannot_fit(budget);\n",
+                "    Guard guard(locks_);\n    refuse_what_cannot_fit(budget);\n",
                 "",
             ),
         ),
@@ -236,7 +236,7 @@ LIVE_FAULTS = (
         "let a request fail by a budget that is then refused",
         (
             Edit(
-                "runtime/csrc/live/session/session.cpp",
+                "runtime/csrc/live/session/memory_requests.cpp",
                 "  for (int i = 0; !block && i < kTries && disturbed();",
                 "  for (int i = kTries; !block && i < kTries && disturbed();",
             ),
@@ -259,7 +259,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "meanwhile.\n  insist_on(budget, memory_->settled_live(budget));",
+                "meanwhile.\n  insist_on(budget, memory_.settled_live(budget));",
                 "meanwhile.",
             ),
         ),
@@ -270,8 +270,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "    if (!memory_->pool()) return trim();\n",
-                "    if (!memory_->pool()) return;\n",
+                "    if (!memory_.pool()) return trim();\n",
+                "    if (!memory_.pool()) return;\n",
             ),
         ),
         "tests/torch_memory/test_guest_memory.py::test_what_a_smaller_budget_evicts_leaves_the_process",
@@ -281,7 +281,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "void Session::lend(Bytes bytes) {\n  Turn turn(*this);\n",
+                "void MemoryRequests::lend(Bytes bytes) {\n  Turn turn(locks_);\n",
                 "void Session::lend(Bytes bytes) {\n",
             ),
         ),
@@ -303,7 +303,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "resize(std::min(budget_ - bytes, memory_->largest_budget()));",
+                "resize(std::min(budget_ - bytes, memory_.largest_budget()));",
                 "resize(budget_ - bytes);",
             ),
         ),
@@ -315,7 +315,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "      memory_->set_limit(limit);  // Again",
+                "      memory_.set_limit(limit);  // Again",
                 "      // Again",
             ),
         ),
@@ -327,7 +327,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
-                "captures_ == 0) memory_->trim();",
+                "!capturing()) memory_.trim();",
                 "captures_ == 0) {}",
             ),
         ),

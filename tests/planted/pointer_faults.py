@@ -7,7 +7,10 @@ COMPOSITE = (
     "tests/live/test_composites.py::test_a_composite_that_reads_pointers_reads_evicted_tensors"
 )
 EXTENSION = "tests/live/test_storage_access.py::test_recipes_keep_what_an_extension_writes_over"
-READER = "test_storage_access.py::test_who_reads_the_address_of_a_constant_hides_no_later_write"
+READER = (
+    "tests/live/test_storage_access.py::"
+    "test_who_reads_the_address_of_a_constant_hides_no_later_write"
+)
 
 POINTER_FAULTS = (
     Fault(
@@ -26,7 +29,7 @@ POINTER_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/composites.cpp",
-                "  const Session::Reading reading(session, read);\n",
+                "  const Reading reading(session, read);\n",
                 "",
             ),
         ),
@@ -60,8 +63,8 @@ POINTER_FAULTS = (
         "hand the address of a constant out and tell nobody",
         (
             Edit(
-                "runtime/csrc/live/storages/storage_table.cpp",
-                "return static_cast<void>(session->expose(*storage));",
+                "runtime/csrc/live/session/storage_callbacks.cpp",
+                "return static_cast<void>(expose(*session, *storage));",
                 "return;",
             ),
         ),
@@ -81,7 +84,7 @@ POINTER_FAULTS = (
     ),
     Fault(
         "watch a constant only until Python reads it",
-        (Edit("runtime/csrc/live/session/hold.cpp", "  session_.arm_constants(own_);\n", ""),),
+        (Edit("runtime/csrc/live/session/hold.cpp", "  session_.constants().arm(own_);\n", ""),),
         READER,
     ),
 )

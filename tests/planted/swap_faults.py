@@ -41,7 +41,7 @@ SWAP_FAULTS = (
         "keep the disk's room after the scope",
         (
             Edit(
-                "runtime/csrc/live/intercept/swapping.cpp",
+                "runtime/csrc/live/session/session_swap.cpp",
                 "  if (swap_) over = swap_->close();\n",
                 "",
             ),
@@ -53,7 +53,7 @@ SWAP_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/itemwise.cpp",
-                "if (!swap_ || !info.itemwise) return false;",
+                "if (!swap_.is_there() || !info.itemwise) return false;",
                 "return false;",
             ),
         ),
@@ -123,7 +123,7 @@ SWAP_FAULTS = (
         "let every copy out wait for all that the device was given",
         (
             Edit(
-                "runtime/csrc/live/intercept/swapping.cpp",
+                "runtime/csrc/live/session/session_swap.cpp",
                 "if (met) swap_->mark(device_.current_stream(), engine_.clock());",
                 "",
             ),
@@ -152,7 +152,7 @@ SWAP_FAULTS = (
         "keep what is on its way where memory is short",
         (
             Edit(
-                "runtime/csrc/live/session/session.cpp",
+                "runtime/csrc/live/session/memory_requests.cpp",
                 "|| !give_up_ahead()) return block;",
                 "|| true) return block;",
             ),
@@ -163,7 +163,7 @@ SWAP_FAULTS = (
         "tell of a copy that failed before anybody asked for it",
         (
             Edit(
-                "runtime/csrc/live/intercept/swapping.cpp",
+                "runtime/csrc/live/session/session_swap.cpp",
                 "  } catch (const std::exception&) {\n  }\n",
                 "  } catch (const std::exception&) {\n    throw;\n  }\n",
             ),
@@ -174,8 +174,8 @@ SWAP_FAULTS = (
         "go on bringing back what nothing foretells any more",
         (
             Edit(
-                "runtime/csrc/live/intercept/swapping.cpp",
-                "    give_up_ahead();\n    return;\n",
+                "runtime/csrc/live/session/session_swap.cpp",
+                "    swap_->give_up_ahead();\n    return;\n",
                 "    return;\n",
             ),
         ),
@@ -205,7 +205,7 @@ SWAP_FAULTS = (
     ),
     Fault(
         "let a stored tensor be overwritten before it is copied",
-        (Edit("runtime/csrc/live/intercept/swapping.cpp", "    swap_->let_overwrite();\n", ""),),
+        (Edit("runtime/csrc/live/session/session_swap.cpp", "    swap_->let_overwrite();\n", ""),),
         "tests/swap/test_swap_on_device.py::test_memory_that_is_handed_out_is_copied_first",
     ),
     Fault(
@@ -228,7 +228,7 @@ SWAP_FAULTS = (
         "move what an operator of another library made",
         (
             Edit(
-                "runtime/csrc/live/intercept/swapping.cpp",
+                "runtime/csrc/live/session/session_swap.cpp",
                 " || call.handled || call.info.others) return",
                 " || call.handled) return",
             ),

@@ -63,7 +63,7 @@ class Machine final : public Executor {
     }
     for (Value* value : values) {
       bring_back(*value, lock);
-      if (engine_.outweighed(*value)) engine_.freeze(*value);
+      if (engine_.histories().outweighed(*value)) engine_.freeze(*value);
     }
     if (in_place && values[0]->constant()) {
       engine_.retire(*values[0], lock);

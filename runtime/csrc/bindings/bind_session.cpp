@@ -236,17 +236,12 @@ void bind_session(py::module_& m) {
       .def("commit", in(&Session::scope, &Scope::commit), Open())
       .def("bring_back_for_child", in(&Session::scope, &Scope::bring_back_for_child), Open())
       .def("watch", &Session::watch, Open())
-      .def("watch_again", &Session::watch_again, Open())
       .def("seen", [](const Session& session) { return tuple_of(session.trace().seen()); })
-      .def("seen_again",
-           [](const Session& session) { return tuple_of(session.trace().seen_again()); })
-      .def("watching_again",
-           [](const Session& session) { return session.trace().watching_again(); })
+      .def("heuristic", [](Session& session) { return session.options().heuristic; })
       .def("watched",
            [](const Session& session) {
              return py::make_tuple(session.trace().watched_steps(), session.trace().watching());
            })
-      .def("heuristic", &Session::heuristic)
       .def(
           "step",
           [](Session& session) {
@@ -287,7 +282,6 @@ void bind_session(py::module_& m) {
              }
              return rows;
            })
-      .def("follow", &Session::follow, Open())
       .def("resize", in(&Session::requests, &MemoryRequests::resize), Open())
       .def("give_back", in(&Session::requests, &MemoryRequests::give_back), Open())
       .def("check", &Session::check);

@@ -28,7 +28,7 @@ class Awaited {
     for (const Entry& entry : entries_) set(*entry.value, need(*entry.value));
   }
 
-  bool has(const Value& value) const { return value.awaited != kNowhere; }
+  bool has(const Value& value) const { return value.need.awaited != kNowhere; }
   // What is needed in that time, by its needs; what should have been needed before it, never is.
   std::vector<Entry> needed(Nanos from, Nanos until, Nanos never);
   const std::vector<Entry>& entries() const { return entries_; }

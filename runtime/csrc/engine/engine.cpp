@@ -71,17 +71,17 @@ void Engine::finish(Op& op, Nanos cost) {
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     if (op.outputs()[i]) made += op.outputs()[i]->size;
   }
-  std::uint16_t history = 0, walked = 0;
+  History history;  // The longest of the inputs'.
   for (std::uint32_t i = 0; i < op.use_count; ++i) {
-    const Value& value = *op.uses()[i].value;
-    if (value.history <= history) continue;
-    history = value.history, walked = value.walked;
+    const History& behind = op.uses()[i].value->history;
+    if (behind.recipes > history.recipes) history = behind;
   }
+  history.recipes = std::max<std::uint16_t>(history.recipes, history.recipes + 1);
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     Value* value = op.outputs()[i];
     if (!value) continue;
     value->cost = op.together ? share(cost, *value, made) : cost;
-    value->history = std::max<std::uint16_t>(history, history + 1), value->walked = walked;
+    value->history = history;
     accessed(*value);
     own(*value);
     add_candidate(*value);
@@ -97,14 +97,14 @@ void Engine::finish_reload(Op& op) {
   value.cost = op.cost;
   if (value.home) own(value);
   add_candidate(value);
-  follow_wants(value);
+  orphans_.changed(value);
   neighbourhood_.added(value);
   neighbourhood_.refresh();
 }
 
 void Engine::reprice(Value& value, Nanos cost) {
   value.cost = value.producer->cost = cost;
-  if (value.candidate != kNowhere) show_times(value);
+  if (value.candidate != kNowhere) needs_.show(value);
 }
 
 void Engine::compute(Op& op, Nanos cost, Lock& lock) {
@@ -125,7 +125,7 @@ void Engine::compute(Op& op, Nanos cost, Lock& lock) {
     own(*op.outputs()[i]);
     --op.outputs()[i]->recomputes;  // The first run is none.
   }
-  follow_wants_of_outputs(op);
+  orphans_.linked(op);
   materialize(*op.outputs()[0], lock);
 }
 
@@ -147,11 +147,11 @@ Value& Engine::constant(Bytes size, void* home, void* data) {
 // ---- Lifetime -----------------------------------------------------------------------------------
 
 void Engine::unlink(Value& value) {
-  if (!value.resident()) needs_after_return(value);
-  awaited_.remove(value);
+  if (!value.resident()) needs_.returned(value);
+  needs_.pass_over(value);
   Op& op = *value.producer;
   value.producer = nullptr;
-  value.history = 0;
+  value.history.recipes = 0;
   op.outputs()[value.output] = nullptr;
   if (--op.live_outputs == 0) erase(op);
 }
@@ -202,14 +202,14 @@ void Engine::own(Value& value) {
 
 void Engine::add_candidate(Value& value) {
   columns_.add(value, ++order_);
-  if (tapes_.foretell()) columns_.set_need(value.candidate, need(value));
+  if (needs_.foretells()) columns_.set_need(value.candidate, needs_.of(value));
 }
 
 void Engine::remove_candidate(Value& value) {
   if (value.candidate == kNowhere) return;
   columns_.remove(value);
-  lift_stone(value);
-  file_orphan(value);
+  stones_.lift(value);
+  orphans_.file(value);
 }
 
 void Engine::disown(Value& value) {
@@ -225,14 +225,14 @@ void Engine::disown(Value& value) {
 // ---- Evicting -----------------------------------------------------------------------------------
 
 bool Engine::evict_one(Shed shed) {
-  Value* victim = orphan();
+  Value* victim = orphans_.next();
   if (!victim) victim = selector_.choose(score_clock(), stats_.clock);
   if (victim) evict_victim(*victim, shed);
   return victim;
 }
 
 bool Engine::evict_orphan() {
-  Value* victim = orphan();
+  Value* victim = orphans_.next();
   if (victim) evict_victim(*victim, Shed::kBehindVictim);
   return victim;
 }

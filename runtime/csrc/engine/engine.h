@@ -19,17 +19,18 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "runtime/csrc/engine/awaited.h"
+#include "runtime/csrc/engine/histories.h"
+#include "runtime/csrc/engine/needs.h"
+#include "runtime/csrc/engine/orphans.h"
+#include "runtime/csrc/engine/stepping_stones.h"
 #include "runtime/csrc/graph/executor.h"
 #include "runtime/csrc/graph/records.h"
 #include "runtime/csrc/policy/columns.h"
 #include "runtime/csrc/policy/neighbourhood.h"
 #include "runtime/csrc/policy/selector.h"
-#include "runtime/csrc/policy/tape.h"
 
 namespace dtr {
 
@@ -48,7 +49,7 @@ struct EngineStats {
 
 // What happens to a value that the program drops (paper, appendices C.4 and C.5).
 enum class Policy {
-  kEager,   // Its content goes at once, or stays as a stepping stone (stepping_stones.cpp).
+  kEager,   // Its content goes at once, or stays as a stepping stone (stepping_stones.h).
   kBanish,  // It goes for good once all that was made from it is resident; that is then constant.
   kIgnore,  // Nothing: it goes when it has the least score.
 };
@@ -66,7 +67,11 @@ class Engine {
         policy_(policy),
         records_(records),
         neighbourhood_(heuristic.neighbourhood, columns_),
-        selector_(heuristic, columns_, neighbourhood_, executor) {}
+        stones_(heuristic.stepping_stones),
+        needs_(heuristic.next_use, columns_, neighbourhood_, stones_, owned_),
+        selector_(heuristic, columns_, neighbourhood_, executor),
+        orphans_(columns_, heuristic.orphans_first),
+        histories_(executor) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -96,7 +101,7 @@ class Engine {
   // Compiled code ran so long, beside the operators that it called.
   void worked(Nanos time) {
     advance(time);
-    if (heuristic_.next_use) tapes_.advance(time);
+    needs_.advance(time);
   }
 
   Nanos clock() const { return stats_.clock; }
@@ -109,28 +114,17 @@ class Engine {
   void touch(Value& view) {
     Value& value = view.storage();
     value.last_access = stats_.clock;
-    if (value.candidate != kNowhere) show_times(value);
+    if (value.candidate != kNowhere) needs_.show(value);
   }
 
-  // The program's operators and steps, for the tape (tape.h): each operator that OperatorCall
-  // leads and each call of compiled code, each argument of it, and the end of each step.
-  void begin_operator() {
-    if (heuristic_.next_use) tapes_.begin_operator();
-  }
+  void begin_operator() { needs_.begin_operator(); }
   void accessed(Value& view) {
     Value& value = view.storage();
-    if (heuristic_.next_use) {
-      tapes_.accessed(value);
-      if (tapes_.foretell()) update_need(value);
-    }
+    needs_.accessed(value);
     touch(value);
   }
-  void end_operator(Nanos cost) {
-    if (!heuristic_.next_use) return;
-    stats_.foretold += tapes_.foretell();
-    if (tapes_.end_operator(cost)) another_tape();
-  }
-  void end_step();
+  void end_operator(Nanos cost) { stats_.foretold += needs_.end_operator(cost); }
+  void end_step() { needs_.end_step(); }
 
   // The result of `empty` is locked until an operator reads or fills it, which calls used(): a
   // kernel may fill it through a pointer, and must not find it evicted.
@@ -183,16 +177,6 @@ class Engine {
   void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
   bool moves() const { return columns_.transfer().has_value(); }
 
-  // Bringing back ahead of use (ahead.cpp). The missing values whose copies are to begin between two
-  // operators, in order, where a tape foretells. `most`: how long all takes that may be on its way.
-  // Who begins a copy says so, and says if it was given up. A value that is passed over comes when
-  // it is touched.
-  bool foretells() const { return tapes_.foretell(); }
-  std::vector<Value*> due(Nanos most);
-  void begins_copy(Value& value);
-  void pass_over(Value& value) { awaited_.remove(value); }
-  void given_up(Value& value) { await(value); }
-
   // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
   // above all) with all locks given back and every value as exact as before.
   void materialize(Value& target, Lock& lock);
@@ -202,18 +186,6 @@ class Engine {
   // them is thrown when the others are settled.
   void retire(Value& constant, Lock& lock, Nanos since = Nanos::min());
 
-  // What the program holds of values that rest on `constant`: their bytes, `enough` or all, and
-  // whether these are resident and no operator is at work on them.
-  struct Resting {
-    Bytes bytes = 0;
-    bool idle = true;
-  };
-  enum class Busy { kCounts, kStops };  // Whether the sum goes on behind what is not idle.
-  Resting resting_on(const Value& constant, Bytes enough, Busy busy = Busy::kCounts) const;
-
-  // Whether `value` may come to need a constant that is absent: as it is recomputed, or as what it
-  // is made from has to be. Also where that is too far to see.
-  bool rests_on_absent(const Value& value);
   // The content of `lost` will not come back. Freezes what rests on it, is resident and held by the
   // program. The rest cannot be recomputed.
   void forsake(const Value& lost);
@@ -225,17 +197,6 @@ class Engine {
   // recipe.
   bool shed(Value& constant);
   void shed_before_evicting() { sheds_ = true; }
-
-  // Whether a value's history is not worth keeping: the recipes of what the program has let go
-  // since, and what only these read. A value that the program carries from step to step would drag
-  // all its history along. But recipes are kept for what they can bring back. So a history is too
-  // much where it takes as much memory as the value, or kLongestHistory operators to run again. A
-  // value is asked as it is read, when the program has let go of what it was made from. Costs some
-  // nanoseconds: by Value::history most need no look.
-  static constexpr int kShortestHistory = 16, kLongestHistory = 256;
-  bool outweighed(Value& value, int shortest = kShortestHistory) {
-    return value.history >= shortest && !value.constant() && weighs_too_much(value);
-  }
 
   // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
   // `spill` is called when a value cannot be brought back within the budget; it makes room and
@@ -249,9 +210,9 @@ class Engine {
   // it.
   void freeze_resident(const std::function<void(Value&)>& give_up);
 
-  // By other settings from now on; what is there stays.
-  void follow(const Heuristic& heuristic);
   const Heuristic& heuristic() const { return heuristic_; }
+  Needs& needs() { return needs_; }
+  Histories& histories() { return histories_; }
   Selector& selector() { return selector_; }
   const Selector& selector() const { return selector_; }
   Window cheapest_window(const Pool& pool, Bytes bytes) {
@@ -268,62 +229,16 @@ class Engine {
  private:
   struct Pending;
 
-  struct History {
-    int recipes = 1;  // To run again, its own included.
-    int behind = 0;   // The estimate of what the program still holds there.
-    Bytes kept = 0;   // Constants that only recipes hold.
-    // Its own recipe aside. Each takes some 1,024 bytes, with what it made.
-    Bytes weight() const { return (recipes - 1) * kRecord + kept; }
-  };
-  static constexpr Bytes kRecord = 1024;
-  template <class Visit>
-  History walk(const Value& value, Bytes enough, const Visit& visit);
-  bool weighs_too_much(Value& value);
   bool shed_behind(Value& value);
   void evict_victim(Value& victim, Shed shed);
   // Of a value, and of what is missing behind it; no more is counted than `enough`.
   Nanos to_recompute(const Value& value, Nanos enough);
   void move(Value& value, Op& reload);
   void evict_together(Op& op);
-  std::vector<Value*> held_on(const Value& constant) const;
   // By which scores are computed: while a tape foretells, minus the tape's (columns.h).
-  Nanos score_clock() const { return tapes_.foretell() ? -tapes_.now() : stats_.clock; }
-  void show_times(const Value& value) {
-    columns_.copy_times(value);
-    if (tapes_.foretell()) columns_.set_need(value.candidate, need(value));
-  }
-  void show_all_times();
-  void another_tape();
-  Nanos need(const Value& value) const;
-  Nanos least_behind(const Value& value) const;
-  template <class Changes>
-  void tell_inputs(Value& value, Nanos before, const Changes& changes);
-  bool counts(const Value& value, const Value& made) const;
-  bool passes_on(const Value& value) const;
-  bool set_need(Value& value, Nanos& before);
-  void renew_need(Value& value);
-  void renew_stones(Value& value);
-  void update_need(Value& value);
-  void update_needs_behind(Value& value, Nanos before);
-  void needs_after_loss(Value& value);
-  void needs_after_return(Value& value);
-  void find_all_needs();
-  Nanos first_need(const Value& value) const;
-  void await(Value& value);
-  void await_anew();
-  void follow_wants(Value& value);
-  void follow_wants_of_outputs(Op& op);
-  void file_orphan(Value& value);
-  Value* orphan() const;
-  void find_all_orphans();
-  void check_orphan(const Value& value) const;
-  bool would_be_stone(const Value& value) const;
-  bool lay_stone(Value& value);
-  void lift_stone(Value& value);
+  Nanos score_clock() const { return needs_.foretells() ? -needs_.now() : stats_.clock; }
   void let_stones_go(Value& made);
   void let_stone_go(Value& stone);
-  void check_stone(const Value& value) const;
-  std::unordered_set<Value*> reachable() const;
   void own(Value& value);
   void add_candidate(Value& value);
   void remove_candidate(Value& value);
@@ -341,28 +256,24 @@ class Engine {
   void unlock_inputs(Op& op);
 
   Executor& executor_;
-  Heuristic heuristic_;
+  const Heuristic heuristic_;
   const Policy policy_;
   const KeepRecords records_;
   mutable std::mutex mutex_;
   Records values_and_ops_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
-  Tapes tapes_;
-  std::uint32_t round_ = 1;  // Of needs that began together (needs.cpp).
+  std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
+  SteppingStones stones_;
+  Needs needs_;
   Selector selector_;
-  std::vector<Value*> owned_;    // Recomputable and held by the program; resident or not.
-  std::vector<Value*> orphans_;  // Among the candidates,
-  std::int64_t stones_ = 0;      // and so many stepping stones.
-  Awaited awaited_;
-  Nanos link_free_at_ = 0ns;  // On the tape's time: when all copies are done that have begun.
+  Orphans orphans_;
+  Histories histories_;
   std::vector<Value*> garbage_;
-  std::vector<Value*> changed_;  // What follow_wants() has yet to look at.
   EngineStats stats_;
   std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
   bool sheds_ = false;
-  std::uint64_t walk_ = 0;  // Marks of histories' walks; counts down, a neighbourhood's count up.
 };
 
 }  // namespace dtr

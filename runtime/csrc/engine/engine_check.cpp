@@ -6,46 +6,9 @@
 #include <unordered_set>
 
 #include "runtime/csrc/engine/engine.h"
-#include "runtime/csrc/graph/neighbours.h"
+#include "runtime/csrc/engine/reachable.h"
 
 namespace dtr {
-
-std::unordered_set<Value*> Engine::reachable() const {
-  std::unordered_set<Value*> values;
-  std::vector<Value*> frontier;
-  const auto reach = [&](Value* value) {
-    if (value && values.insert(value).second) frontier.push_back(value);
-  };
-  for (std::size_t row = 0; row < columns_.count(); ++row) reach(columns_.value(row));
-  for (Value* value : owned_) reach(value);
-  while (!frontier.empty()) {
-    Value* value = frontier.back();
-    frontier.pop_back();
-    for (std::uint32_t i = 0; value->producer && i < value->producer->use_count; ++i) {
-      reach(value->producer->uses()[i].value);
-    }
-    for (const Use* use = value->uses; use; use = use->next) {
-      for (std::uint32_t i = 0; i < use->op->output_count; ++i) reach(use->op->outputs()[i]);
-    }
-  }
-  return values;
-}
-
-void Engine::check_orphan(const Value& value) const {
-  const auto insist = [](bool truth, const char* sentence) {
-    if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
-  };
-  std::int32_t wanted_by = 0;
-  for_each_reader(const_cast<Value&>(value), [&](const Value& made) { wanted_by += made.wanted; });
-  insist(value.constant() || value.wanted_by == wanted_by,
-         "a value counts the wanted values that were made from it");
-  insist(value.wanted == (!value.resident() && (value.home || wanted_by > 0)),
-         "what is missing is wanted by the program, or by what was made from it");
-  const bool dropped = value.candidate != kNowhere && !value.home && !value.stone;
-  const bool orphan = dropped && wanted_by == 0;
-  insist(orphan == (value.orphan != kNowhere), "orphans are what nobody wants");
-  insist(!orphan || orphans_[value.orphan] == &value, "an orphan knows its place");
-}
 
 void Engine::check(bool idle) const {
   const auto insist = [](bool truth, const char* sentence) {
@@ -55,19 +18,14 @@ void Engine::check(bool idle) const {
   std::int64_t stones = 0;
   std::unordered_set<Op*> ops;
   columns_.check();
-  awaited_.check();
-  for (const auto& [need, value] : awaited_.entries()) {
-    if (!tapes_.foretell()) break;
-    const Nanos foretold = first_need(*value);
-    const bool late = need == Tapes::kNever && foretold < tapes_.begin_of(0);
-    insist(need == foretold || late, "what is awaited has its need");
-  }
+  needs_.check();
   for (std::size_t row = 0; row < columns_.count(); ++row) {
     const Value* value = columns_.value(row);
     insist(value->resident() && value->producer, "a candidate is resident and has a recipe");
     evictable += value->size;
-    insist(columns_.last_access(row) == (tapes_.foretell() ? -need(*value) : value->last_access),
-           "a row has its value's last access, or its need");
+    insist(
+        columns_.last_access(row) == (needs_.foretells() ? -needs_.of(*value) : value->last_access),
+        "a row has its value's last access, or its need");
   }
   insist(evictable == columns_.bytes(), "the evictable bytes are the sum over the candidates");
   for (std::size_t i = 0; i < owned_.size(); ++i) {
@@ -75,7 +33,7 @@ void Engine::check(bool idle) const {
     insist(value->owned == static_cast<std::int32_t>(i), "an owned value knows its place");
     insist(value->home && value->producer, "an owned value has a storage and a recipe");
   }
-  const std::unordered_set<Value*> values = reachable();
+  const std::unordered_set<Value*> values = reachable(columns_, owned_);
   for (Value* value : values) {
     insist(value->needed() || value->resident(), "no value outlives its last reader");
     insist(0 <= value->waiting && value->waiting <= value->locks,
@@ -84,12 +42,9 @@ void Engine::check(bool idle) const {
            "what goes with its last lock is locked, and held by nobody");
     insist(!idle || value->locks == value->unfilled + value->dying,
            "nothing is locked while no operator is under way");
-    if (tapes_.foretell() && value->producer) {
-      insist(need(*value) == std::min(tapes_.next_use(*value), least_behind(*value)),
-             "a need is that of the next use, direct or behind");
-    }
-    if (heuristic_.orphans_first && !value->base) check_orphan(*value);
-    check_stone(*value);
+    needs_.check(*value);
+    orphans_.check(*value);
+    stones_.check(*value);
     stones += value->stone;
     if (value->producer) {
       neighbourhood_.check(*value);
@@ -120,7 +75,7 @@ void Engine::check(bool idle) const {
     insist(live == op->live_outputs && live > 0, "an operator lives as long as its outputs");
   }
   neighbourhood_.check_classes(values);
-  insist(stones == stones_, "stepping stones are counted");
+  insist(stones == stones_.count(), "stepping stones are counted");
   insist(all(values.size(), stats_.values), "every value is reachable");
   insist(all(ops.size(), stats_.ops), "every recipe is reachable");
   const std::int64_t begun = values_and_ops_.used() - stats_.values - stats_.ops;

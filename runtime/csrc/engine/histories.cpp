@@ -1,20 +1,13 @@
-// Histories: the recipes behind a value, and when they are not worth keeping (Engine::outweighed);
-// what rests on a constant, and when that becomes constant instead of it (Engine::shed).
-//
-// A value that the program carries from step to step would drag all its history along, and a small
-// result could hold on to the batch that it was computed from.
+#include "runtime/csrc/engine/histories.h"
 
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
 #include <utility>
 
-#include "runtime/csrc/engine/engine.h"
-#include "runtime/csrc/engine/held.h"
-
 namespace dtr {
 
-Engine::Resting Engine::resting_on(const Value& constant, Bytes enough, Busy busy) const {
+Histories::Resting Histories::resting_on(const Value& constant, Bytes enough, Busy busy) const {
   Resting found;
   std::unordered_set<const Value*> seen{&constant};
   std::vector<const Value*> frontier{&constant};
@@ -35,14 +28,14 @@ Engine::Resting Engine::resting_on(const Value& constant, Bytes enough, Busy bus
   return found;
 }
 
-// Walks the recipes behind a value, until they weigh `enough` or are kLongestHistory. Calls
+// Walks the recipes behind a value, until they weigh `enough` or are kLongest. Calls
 // `visit(value)` for each that only recipes hold and that no operator can make.
 template <class Visit>
-Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visit) {
+Histories::Weight Histories::walk(const Value& value, Bytes enough, const Visit& visit) {
   const std::uint64_t mark = --walk_;
   std::vector<Op*> frontier{value.producer};
-  History history;
-  while (!frontier.empty() && history.recipes < kLongestHistory) {
+  Weight history;
+  while (!frontier.empty() && history.recipes < kLongest) {
     Op& op = *frontier.back();
     frontier.pop_back();
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
@@ -53,13 +46,13 @@ Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visi
             input.constant() ? executor_.kept_for_recipes(input) : !input.home && input.resident();
         if (kept) history.kept += input.size, visit(input);
       } else if (input.home) {
-        history.behind = std::max<int>(history.behind, input.history);
+        history.behind = std::max<int>(history.behind, input.history.recipes);
       } else {
         ++history.recipes;
         frontier.push_back(input.producer);
       }
     }
-    if (history.weight() >= enough) break;
+    if (history.bytes() >= enough) break;
   }
   return history;
 }
@@ -68,20 +61,21 @@ Engine::History Engine::walk(const Value& value, Bytes enough, const Visit& visi
 // is walked where it may weigh too much by the estimate, or where that has grown by half since the
 // last walk. What a backward pass will need is held by the program, so in training a walk ends at
 // once.
-bool Engine::weighs_too_much(Value& value) {
+bool Histories::weighs_too_much(Value& value) {
   constexpr int kLongestEstimate = std::numeric_limits<std::uint16_t>::max() / 2;
-  if (value.history < std::min<Bytes>(value.size / kRecord, value.walked * 3 / 2)) return false;
-  const History history = walk(value, value.size, [](Value&) {});
+  if (value.history.recipes < std::min<Bytes>(value.size / kRecord, value.history.walked * 3 / 2))
+    return false;
+  const Weight history = walk(value, value.size, [](Value&) {});
   const int estimate = std::min(history.recipes + history.behind, kLongestEstimate);
-  value.history = value.walked = static_cast<std::uint16_t>(estimate);
-  return history.recipes >= kLongestHistory || history.weight() >= value.size;
+  value.history.recipes = value.history.walked = static_cast<std::uint16_t>(estimate);
+  return history.recipes >= kLongest || history.bytes() >= value.size;
 }
 
-bool Engine::rests_on_absent(const Value& value) {
+bool Histories::rests_on_absent(const Value& value) {
   const std::uint64_t mark = --walk_;
   std::vector<Op*> frontier{value.producer};
   for (int recipes = 0; !frontier.empty(); ++recipes) {
-    if (recipes == kLongestHistory) return true;
+    if (recipes == kLongest) return true;
     Op& op = *frontier.back();
     frontier.pop_back();
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
@@ -94,27 +88,31 @@ bool Engine::rests_on_absent(const Value& value) {
   return false;
 }
 
-void Engine::forsake(const Value& lost) {
-  std::vector<Value*> resident = held_on(lost);
-  std::erase_if(resident, [](const Value* value) { return !value->resident(); });
-  settle_together(resident);
+std::vector<Value*> Histories::held_on(const Value& constant) const {
+  std::unordered_set<const Op*> seen;
+  std::vector<const Value*> frontier{&constant};
+  std::vector<Value*> live;
+  while (!frontier.empty()) {
+    const Value* value = frontier.back();
+    frontier.pop_back();
+    for (Use* use = value->uses; use; use = use->next) {
+      if (!seen.insert(use->op).second) continue;
+      for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
+        Value* output = use->op->outputs()[i];
+        if (!output) continue;
+        frontier.push_back(output);
+        if (output->home) live.push_back(output);
+      }
+    }
+  }
+  return live;
 }
 
-bool Engine::shed(Value& constant) {
-  const Resting resting = resting_on(constant, constant.size + 1, Busy::kStops);
-  if (!resting.idle || resting.bytes > constant.size) return false;
-  const std::vector<Value*> held = held_on(constant);
-  settle_together(held);
-  return !held.empty();
-}
-
-bool Engine::shed_behind(Value& value) {
-  std::vector<Held> kept;
+std::vector<Value*> Histories::kept_behind(const Value& value) {
+  std::vector<Value*> kept;
   walk(value, std::numeric_limits<Bytes>::max(),
-       [&](Value& constant) { kept.emplace_back(*this, constant); });
-  bool any = false;
-  for (const Held& constant : kept) any |= shed(*constant.value());
-  return any;
+       [&](Value& constant) { kept.push_back(&constant); });
+  return kept;
 }
 
 }  // namespace dtr

@@ -9,6 +9,7 @@
 
 #include "runtime/csrc/engine/engine.h"
 #include "runtime/csrc/engine/held.h"
+#include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
 
@@ -26,7 +27,7 @@ void Engine::unlock(Value& view) {
 void Engine::dropped(Value& value) {
   value.home = nullptr;
   disown(value);
-  follow_wants(value);
+  orphans_.changed(value);
   if (value.locks) {
     value.dropped_while_locked = true;
     return;
@@ -68,7 +69,10 @@ void Engine::let_go(Value& value) {
   if (policy_ != Policy::kEager || value.constant() || !value.resident()) return;
   if (value.movable()) return;
   if (!value.uses && records_ == KeepRecords::kNeeded) return;  // It goes with its record.
-  if (lay_stone(value)) return;
+  if (stats_.evictions > 0 && stones_.lay(value)) {
+    orphans_.changed(value);
+    return needs_.renew(value);
+  }
   executor_.release(value, Loss::kDropped);
   lose(value, Loss::kDropped);
 }
@@ -145,7 +149,7 @@ void Engine::evict_together(Op& op) {
     if (!value || value->candidate == kNowhere) continue;
     if (value->uses) {
       value->cost = op.cost;
-      show_times(*value);
+      needs_.show(*value);
     } else if (!value->locks) {
       evict(*value);
     }
@@ -158,21 +162,52 @@ void Engine::lose(Value& value, Loss loss) {
   value.data = nullptr;
   for (Value* view = value.views; view; view = view->views) view->data = nullptr;
   neighbourhood_.lost(value, loss);
-  await(value);
-  if (stone) renew_need(value);
-  needs_after_loss(value);
-  follow_wants(value);
+  needs_.await(value);
+  if (stone) needs_.renew(value);
+  needs_.lost(value);
+  orphans_.changed(value);
 }
 
 void Engine::restore(Value& value, void* data) {
   value.data = data;
   ++value.recomputes;
   if (value.base) return;
-  awaited_.remove(value);
+  needs_.pass_over(value);
   neighbourhood_.returned(value);
   add_candidate(value);
-  needs_after_return(value);
-  follow_wants(value);
+  needs_.returned(value);
+  orphans_.changed(value);
+}
+
+// The program has let `made` go.
+void Engine::let_stones_go(Value& made) {
+  if (!stones_.any()) return;
+  for_each_input(made, [this](Value& input) {
+    if (!input.stone) return;
+    if (SteppingStones::leads_on(input)) {
+      needs_.renew(input);
+    } else {
+      let_stone_go(input);
+    }
+  });
+}
+
+void Engine::let_stone_go(Value& stone) {
+  if (stone.locks == 0) {
+    executor_.release(stone, Loss::kDropped);
+    return lose(stone, Loss::kDropped);
+  }
+  stones_.lift(stone);
+  stone.dropped_while_locked = true;
+  needs_.renew(stone);
+}
+
+bool Engine::let_all_stones_go() {
+  const bool any = stones_.any();
+  for (std::size_t row = columns_.count(); row-- > 0 && stones_.any();) {
+    if (columns_.value(row)->stone) let_stone_go(*columns_.value(row));
+  }
+  return any;
 }
 
 void Engine::freeze(Value& value) {
@@ -189,6 +224,31 @@ void Engine::settle(Value& value) {
   if (value.movable()) return;
   Op* reload = moves() ? executor_.reload_for(value) : nullptr;
   reload ? move(value, *reload) : freeze(value);
+}
+
+// ---- What rests on a constant, and becomes constant instead of it
+
+void Engine::forsake(const Value& lost) {
+  std::vector<Value*> resident = histories_.held_on(lost);
+  std::erase_if(resident, [](const Value* value) { return !value->resident(); });
+  settle_together(resident);
+}
+
+bool Engine::shed(Value& constant) {
+  const Histories::Resting resting =
+      histories_.resting_on(constant, constant.size + 1, Histories::Busy::kStops);
+  if (!resting.idle || resting.bytes > constant.size) return false;
+  const std::vector<Value*> held = histories_.held_on(constant);
+  settle_together(held);
+  return !held.empty();
+}
+
+bool Engine::shed_behind(Value& value) {
+  std::vector<Held> kept;
+  for (Value* constant : histories_.kept_behind(value)) kept.emplace_back(*this, *constant);
+  bool any = false;
+  for (const Held& constant : kept) any |= shed(*constant.value());
+  return any;
 }
 
 }  // namespace dtr

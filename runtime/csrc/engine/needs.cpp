@@ -1,66 +1,56 @@
-// When values are needed again, and settings that change while the program runs.
-//
-// A value is needed when the program uses it next, which the tape foretells, or when a missing
-// value that was made from it is needed, whichever comes first. `behind` is the least of the
-// latter, so that a use of the value itself costs nothing more. A loss, a return or another need
-// goes to the inputs, and on through those that are missing, as long as it changes something. A
-// stepping stone (stepping_stones.cpp) is needed when what it stays for is, resident or not. Nobody
-// asks while no tape foretells, and constants have no need.
-//
-// A step begins with all needs alike: nothing was accessed in it, so all are behind its end. What
-// has another `need_of_round` than the engine is such a value.
+#include "runtime/csrc/engine/needs.h"
 
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <stdexcept>
 #include <utility>
-#include <vector>
 
-#include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/reachable.h"
 #include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
 
-Nanos Engine::need(const Value& value) const {
-  return value.need_of_round == round_ ? value.need : tapes_.length();
+Nanos Needs::of(const Value& value) const {
+  return value.need.round == round_ ? value.need.next : tapes_.length();
 }
 
 // Whether a value is needed when `made`, which was made from it, is.
-bool Engine::counts(const Value& value, const Value& made) const {
+bool Needs::counts(const Value& value, const Value& made) const {
   return !made.resident() || (value.stone && made.owned != kNowhere);
 }
 
 // Whether an input of the value may count it.
-bool Engine::passes_on(const Value& value) const {
-  return !value.resident() || (stones_ > 0 && value.owned != kNowhere);
+bool Needs::passes_on(const Value& value) const {
+  return !value.resident() || (stones_.any() && value.owned != kNowhere);
 }
 
-Nanos Engine::least_behind(const Value& value) const {
+Nanos Needs::least_behind(const Value& value) const {
   Nanos least = Tapes::kNever;
   for_each_reader(const_cast<Value&>(value), [&](const Value& made) {
-    if (counts(value, made)) least = std::min(least, need(made));
+    if (counts(value, made)) least = std::min(least, of(made));
   });
   return least;
 }
 
 // Follows what has changed about it. Returns whether its inputs are to be told, who were told
 // `before`.
-bool Engine::set_need(Value& value, Nanos& before) {
+bool Needs::set(Value& value, Nanos& before) {
   if (value.constant()) return false;
-  before = need(value);
-  if (value.need_of_round != round_) {
-    value.need_of_round = round_;
-    value.behind = least_behind(value);
+  before = of(value);
+  if (value.need.round != round_) {
+    value.need.round = round_;
+    value.need.behind = least_behind(value);
   }
-  value.need = std::min(tapes_.next_use(value), value.behind);
-  if (value.candidate != kNowhere) columns_.set_need(value.candidate, value.need);
+  value.need.next = std::min(tapes_.next_use(value), value.need.behind);
+  if (value.candidate != kNowhere) columns_.set_need(value.candidate, value.need.next);
   if (awaited_.has(value)) awaited_.set(value, first_need(value));
-  return value.need != before && passes_on(value);
+  return value.need.next != before && passes_on(value);
 }
 
-void Engine::update_need(Value& value) {
+void Needs::update(Value& value) {
   Nanos before;
-  if (!set_need(value, before)) return;
+  if (!set(value, before)) return;
   std::vector<std::pair<Value*, Nanos>> changed{{&value, before}};
   while (!changed.empty()) {
     const auto [at, was] = changed.back();
@@ -71,123 +61,149 @@ void Engine::update_need(Value& value) {
     }
     tell_inputs(*at, was, [&](Value& input) {
       Nanos told;
-      if (set_need(input, told)) changed.emplace_back(&input, told);
+      if (set(input, told)) changed.emplace_back(&input, told);
     });
   }
 }
 
 // What it counts is not what it was.
-void Engine::renew_need(Value& value) {
+void Needs::renew(Value& value) {
   if (!tapes_.foretell()) return;
-  if (value.need_of_round == round_) value.behind = least_behind(value);
-  update_need(value);
+  if (value.need.round == round_) value.need.behind = least_behind(value);
+  update(value);
 }
 
 // Of a value that is there.
-void Engine::renew_stones(Value& value) {
+void Needs::renew_stones(Value& value) {
   for_each_input(value, [this](Value& input) {
-    if (input.stone) renew_need(input);
+    if (input.stone) renew(input);
   });
 }
 
 // A missing value was needed at `before`. Calls `changes(input)` for each that is to be updated.
 template <class Changes>
-void Engine::tell_inputs(Value& value, Nanos before, const Changes& changes) {
-  const Nanos now = need(value);
+void Needs::tell_inputs(Value& value, Nanos before, const Changes& changes) {
+  const Nanos now = of(value);
   for_each_input(value, [&](Value& input) {
     if (input.constant()) return;
-    if (input.need_of_round != round_) return changes(input);
-    if (now < input.behind) {
-      input.behind = now;
+    if (input.need.round != round_) return changes(input);
+    if (now < input.need.behind) {
+      input.need.behind = now;
       changes(input);
-    } else if (before == input.behind && before != now) {
-      input.behind = least_behind(input);
+    } else if (before == input.need.behind && before != now) {
+      input.need.behind = least_behind(input);
       changes(input);
     }
   });
 }
 
-void Engine::update_needs_behind(Value& value, Nanos before) {
-  tell_inputs(value, before, [this](Value& input) { update_need(input); });
+void Needs::update_behind(Value& value, Nanos before) {
+  tell_inputs(value, before, [this](Value& input) { update(input); });
 }
 
 // It has lost its content: from now on its inputs are needed when it is.
-void Engine::needs_after_loss(Value& value) {
-  if (tapes_.foretell()) update_needs_behind(value, Tapes::kNever);
+void Needs::lost(Value& value) {
+  if (tapes_.foretell()) update_behind(value, Tapes::kNever);
 }
 
 // It is back, or goes for good.
-void Engine::needs_after_return(Value& value) {
+void Needs::returned(Value& value) {
   if (!tapes_.foretell()) return;
-  const Nanos before = need(value), own = value.need;
-  const std::uint32_t round = std::exchange(value.need_of_round, round_);
-  value.need = Tapes::kNever;
-  update_needs_behind(value, before);
-  value.need = own;
-  value.need_of_round = round;
+  const Nanos before = of(value), own = value.need.next;
+  const std::uint32_t round = std::exchange(value.need.round, round_);
+  value.need.next = Tapes::kNever;
+  update_behind(value, before);
+  value.need.next = own;
+  value.need.round = round;
   if (value.resident() && passes_on(value)) renew_stones(value);
 }
 
 // In the middle of a step another tape is followed: by falling urgency, so that each value passes
 // its need on once.
-void Engine::find_all_needs() {
+void Needs::find_all() {
   using Needed = std::pair<Nanos, Value*>;  // An older need of a value is passed over.
   std::priority_queue<Needed, std::vector<Needed>, std::greater<>> passing;
-  const std::unordered_set<Value*> values = reachable();
+  const std::unordered_set<Value*> values = reachable(columns_, owned_);
   for (Value* value : values) {
-    value->need_of_round = round_;
-    value->behind = Tapes::kNever;
-    value->need = tapes_.next_use(*value);
+    value->need.round = round_;
+    value->need.behind = Tapes::kNever;
+    value->need.next = tapes_.next_use(*value);
   }
   for (Value* value : values) {
-    if (passes_on(*value)) passing.emplace(value->need, value);
+    if (passes_on(*value)) passing.emplace(value->need.next, value);
   }
   while (!passing.empty()) {
     const auto [need, value] = passing.top();
     passing.pop();
-    if (need != value->need) continue;
+    if (need != value->need.next) continue;
     for_each_input(*value, [&, need = need, made = value](Value& input) {
       if (!counts(input, *made)) return;
-      input.behind = std::min(input.behind, need);
-      if (input.behind >= input.need) return;
-      input.need = input.behind;
-      if (passes_on(input)) passing.emplace(input.need, &input);
+      input.need.behind = std::min(input.need.behind, need);
+      if (input.need.behind >= input.need.next) return;
+      input.need.next = input.need.behind;
+      if (passes_on(input)) passing.emplace(input.need.next, &input);
     });
   }
 }
 
-void Engine::end_step() {
-  if (!heuristic_.next_use) return;
+// ---- The tape
+
+void Needs::accessed(Value& value) {
+  if (!on_) return;
+  tapes_.accessed(value);
+  if (tapes_.foretell()) update(value);
+}
+
+bool Needs::end_operator(Nanos cost) {
+  if (!on_) return false;
+  const bool foretold = tapes_.foretell();
+  if (tapes_.end_operator(cost)) another_tape();
+  return foretold;
+}
+
+void Needs::end_step() {
+  if (!on_) return;
   // What the program holds is needed behind the end.
   for (const Value* value : owned_) tapes_.outlives(*value);
   if (!tapes_.end_step()) return;
   ++round_;
   neighbourhood_.foretold(tapes_.foretell());
-  tapes_.foretell() ? columns_.set_all_needs(tapes_.length()) : show_all_times();
+  tapes_.foretell() ? columns_.set_all_needs(tapes_.length()) : show_all();
   await_anew();
 }
 
-void Engine::another_tape() {
+void Needs::another_tape() {
   ++round_;
   neighbourhood_.foretold(tapes_.foretell());
-  if (tapes_.foretell()) find_all_needs();
-  show_all_times();
+  if (tapes_.foretell()) find_all();
+  show_all();
   await_anew();
 }
 
-void Engine::show_all_times() {
-  for (std::size_t row = 0; row < columns_.count(); ++row) show_times(*columns_.value(row));
+void Needs::show(const Value& value) {
+  columns_.copy_times(value);
+  if (tapes_.foretell()) columns_.set_need(value.candidate, of(value));
 }
 
-void Engine::follow(const Heuristic& heuristic) {
-  heuristic_ = heuristic;
-  if (!heuristic.next_use) tapes_.forget();
-  neighbourhood_.foretold(tapes_.foretell());
-  neighbourhood_.follow(heuristic.neighbourhood, reachable());
-  selector_.follow(heuristic);
-  find_all_orphans();
-  if (!heuristic.stepping_stones) let_all_stones_go();
-  show_all_times();
+void Needs::show_all() {
+  for (std::size_t row = 0; row < columns_.count(); ++row) show(*columns_.value(row));
+}
+
+void Needs::check() const {
+  awaited_.check();
+  for (const auto& [need, value] : awaited_.entries()) {
+    if (!tapes_.foretell()) return;
+    const Nanos foretold = first_need(*value);
+    const bool late = need == Tapes::kNever && foretold < tapes_.begin_of(0);
+    if (need != foretold && !late) throw std::logic_error("what is awaited has its need");
+  }
+}
+
+void Needs::check(const Value& value) const {
+  if (!tapes_.foretell() || !value.producer) return;
+  if (of(value) != std::min(tapes_.next_use(value), least_behind(value))) {
+    throw std::logic_error("a need is that of the next use, direct or behind");
+  }
 }
 
 }  // namespace dtr

@@ -1,48 +1,38 @@
-// Orphans: what the program has let go, and what nothing that is still wanted rests on. With
-// Heuristic::orphans_first they go before everything else, because nobody will miss them unless
-// another value goes first. The largest goes first, of 256 at most.
-//
-// A missing value is wanted while the program holds it, or while a wanted value was made from it.
-// So a value counts the wanted values that were made from it, and the count of a missing one goes
-// on to its inputs. For example, C was made from B and B from A, the program holds C alone, and C
-// is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
-//
-// A loss, a return or a drop costs a count for each input, and an eviction a look at 256 orphans
-// from the end of their list: a long recomputation of small tensors leaves tens of thousands.
-// Where values are views of each other their graph may have cycles (graph/neighbours.h), in which
-// values that nobody wants keep each other wanted: such orphans go by their score. A stepping stone
-// (stepping_stones.cpp) is no orphan.
+#include "runtime/csrc/engine/orphans.h"
 
 #include <algorithm>
-#include <unordered_set>
+#include <stdexcept>
+#include <string>
 #include <utility>
-#include <vector>
 
-#include "runtime/csrc/engine/engine.h"
 #include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
 namespace {
 
+bool is_dropped(const Value& value) {
+  return value.candidate != kNowhere && !value.home && !value.stone;
+}
+
 bool should_be_wanted(const Value& value) {
-  return !value.resident() && (value.home || value.wanted_by > 0);
+  return !value.resident() && (value.home || value.want.by > 0);
 }
 
 }  // namespace
 
 // Something about it has changed: whether it is there, or held, or what wants it.
-void Engine::follow_wants(Value& first) {
-  if (!heuristic_.orphans_first) return;
+void Orphans::changed(Value& first) {
+  if (!on_) return;
   changed_.assign(1, &first);
   while (!changed_.empty()) {
     Value& value = *changed_.back();
     changed_.pop_back();
-    file_orphan(value);
+    file(value);
     const bool wanted = should_be_wanted(value);
     if (wanted == value.wanted) continue;
     value.wanted = wanted;
     for_each_input(value, [&](Value& input) {
-      input.wanted_by += wanted ? 1 : -1;
+      input.want.by += wanted ? 1 : -1;
       changed_.push_back(&input);
     });
   }
@@ -50,8 +40,8 @@ void Engine::follow_wants(Value& first) {
 
 // An operator that is about to run for the first time has linked its inputs to missing outputs. A
 // storage that was wanted before, of which an output is a view, wants these as well.
-void Engine::follow_wants_of_outputs(Op& op) {
-  if (!heuristic_.orphans_first) return;
+void Orphans::linked(Op& op) {
+  if (!on_) return;
   const auto each_output = [&](const auto& visit) {
     for (std::uint32_t i = 0; i < op.output_count; ++i) visit(op.outputs()[i]->storage());
   };
@@ -59,32 +49,31 @@ void Engine::follow_wants_of_outputs(Op& op) {
     if (!output.wanted) return;
     for (std::uint32_t i = 0; i < op.use_count; ++i) {
       Value& input = op.uses()[i].value->storage();
-      if (&input != &output) ++input.wanted_by;
+      if (&input != &output) ++input.want.by;
     }
   });
-  for (std::uint32_t i = 0; i < op.use_count; ++i) follow_wants(op.uses()[i].value->storage());
-  each_output([&](Value& output) { follow_wants(output); });
+  for (std::uint32_t i = 0; i < op.use_count; ++i) changed(op.uses()[i].value->storage());
+  each_output([&](Value& output) { changed(output); });
 }
 
 // Puts it into the list of orphans, or takes it out.
-void Engine::file_orphan(Value& value) {
-  const bool dropped = value.candidate != kNowhere && !value.home && !value.stone;
-  const bool orphan = dropped && value.wanted_by == 0;
-  if (orphan == (value.orphan != kNowhere)) return;
+void Orphans::file(Value& value) {
+  const bool orphan = is_dropped(value) && value.want.by == 0;
+  if (orphan == (value.want.orphan != kNowhere)) return;
   if (orphan) {
     orphans_.push_back(&value);
-    value.orphan = static_cast<std::int32_t>(orphans_.size()) - 1;
+    value.want.orphan = static_cast<std::int32_t>(orphans_.size()) - 1;
     return;
   }
   Value* last = orphans_.back();
-  orphans_[value.orphan] = last;
-  last->orphan = value.orphan;
+  orphans_[value.want.orphan] = last;
+  last->want.orphan = value.want.orphan;
   orphans_.pop_back();
-  value.orphan = kNowhere;
+  value.want.orphan = kNowhere;
 }
 
 // The largest of some that may go, or null; among equals the one that became evictable last.
-Value* Engine::orphan() const {
+Value* Orphans::next() const {
   constexpr int kMost = 256;
   const std::uint64_t* order = columns_.view().order;
   const auto rank = [order](const Value& one) { return std::pair(one.size, order[one.candidate]); };
@@ -98,22 +87,20 @@ Value* Engine::orphan() const {
   return found;
 }
 
-// The rule has been switched on or off. The list is then in the order in which its values became
-// evictable, so that two runs of a program evict alike.
-void Engine::find_all_orphans() {
-  orphans_.clear();
-  const std::unordered_set<Value*> values = reachable();
-  for (Value* value : values) {
-    value->orphan = kNowhere;
-    value->wanted_by = 0;
-    value->wanted = false;
-  }
-  for (Value* value : values) follow_wants(value->storage());
-  const std::uint64_t* order = columns_.view().order;
-  std::ranges::sort(orphans_, {}, [order](const Value* one) { return order[one->candidate]; });
-  for (std::size_t i = 0; i < orphans_.size(); ++i) {
-    orphans_[i]->orphan = static_cast<std::int32_t>(i);
-  }
+void Orphans::check(const Value& value) const {
+  const auto insist = [](bool truth, const char* sentence) {
+    if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
+  };
+  if (!on_ || value.base) return;
+  std::int32_t wanted_by = 0;
+  for_each_reader(const_cast<Value&>(value), [&](const Value& made) { wanted_by += made.wanted; });
+  insist(value.constant() || value.want.by == wanted_by,
+         "a value counts the wanted values that were made from it");
+  insist(value.wanted == (!value.resident() && (value.home || wanted_by > 0)),
+         "what is missing is wanted by the program, or by what was made from it");
+  const bool orphan = is_dropped(value) && wanted_by == 0;
+  insist(orphan == (value.want.orphan != kNowhere), "orphans are what nobody wants");
+  insist(!orphan || orphans_[value.want.orphan] == &value, "an orphan knows its place");
 }
 
 }  // namespace dtr

@@ -136,26 +136,6 @@ void Engine::retain(Value& value, Lock& lock, void (Engine::*keep)(Value&)) {
   if (value.producer && value.home) (this->*keep)(value);  // Else the program dropped it meanwhile.
 }
 
-std::vector<Value*> Engine::held_on(const Value& constant) const {
-  std::unordered_set<const Op*> seen;
-  std::vector<const Value*> frontier{&constant};
-  std::vector<Value*> live;
-  while (!frontier.empty()) {
-    const Value* value = frontier.back();
-    frontier.pop_back();
-    for (Use* use = value->uses; use; use = use->next) {
-      if (!seen.insert(use->op).second) continue;
-      for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
-        Value* output = use->op->outputs()[i];
-        if (!output) continue;
-        frontier.push_back(output);
-        if (output->home) live.push_back(output);
-      }
-    }
-  }
-  return live;
-}
-
 // An error of a Python operator takes Python's lock as it dies, for which nobody must wait under
 // this one.
 void Engine::let_die(std::exception_ptr& error, Lock& lock) {
@@ -167,7 +147,7 @@ void Engine::let_die(std::exception_ptr& error, Lock& lock) {
 
 void Engine::retire(Value& constant, Lock& lock, Nanos since) {
   std::vector<Held> held;
-  for (Value* value : held_on(constant)) {
+  for (Value* value : histories_.held_on(constant)) {
     if (value->last_access >= since) held.emplace_back(*this, *value);
   }
   std::exception_ptr error, another;

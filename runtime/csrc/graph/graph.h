@@ -37,12 +37,30 @@ struct Use {
 
 constexpr std::int32_t kNowhere = -1;
 
+// What Needs knows of a value (engine/needs.h), on the tape's time where one is followed.
+struct Need {
+  Nanos next = 0ns, behind = 0ns;   // When it is needed; the least need of what was made from it.
+  std::uint32_t round = 0;          // In which these are so.
+  std::int32_t awaited = kNowhere;  // Its place among those that a copy brings back.
+};
+
+// What Orphans knows of a value (engine/orphans.h).
+struct Want {
+  std::int32_t by = 0;             // Wanted values that were made from it.
+  std::int32_t orphan = kNowhere;  // Its place in the list of orphans.
+};
+
+// What Histories knows of a value (engine/histories.h): the recipes behind it, as an estimate, and
+// how many they were when they were last counted.
+struct History {
+  std::uint16_t recipes = 0, walked = 0;
+};
+
 struct Value {
   Bytes size = 0;
-  Nanos cost = 0ns;                // Of the distinct operators that made it and its views.
-  Nanos last_access = 0ns;         // On the engine's clock, which each operator's cost advances.
-  Nanos need = 0ns, behind = 0ns;  // On the tape's, where one is followed (engine/needs.cpp).
-  Op* producer = nullptr;          // Null: a constant. It is never evicted.
+  Nanos cost = 0ns;         // Of the distinct operators that made it and its views.
+  Nanos last_access = 0ns;  // On the engine's clock, which each operator's cost advances.
+  Op* producer = nullptr;   // Null: a constant. It is never evicted.
   Use* uses = nullptr;
   Value* base = nullptr;                  // Of a view: whose bytes it shares.
   Value* views = nullptr;                 // The first view of these bytes; of a view, the next one.
@@ -59,23 +77,20 @@ struct Value {
   std::int32_t recomputes = 0;
   std::int32_t access = kNowhere;  // The last one: its place in the tape,
   std::uint32_t step = 0;          // and in which step it was.
-  std::uint32_t need_of_round = 0;
-  std::int32_t wanted_by = 0;         // Wanted values that were made from it (engine/orphans.cpp),
-  std::int32_t orphan = kNowhere;     // and its place in the engine's list of orphans.
-  std::int32_t awaited = kNowhere;    // Its place among those that a copy brings back.
-  std::int32_t name = 0;              // In the trace that is being recorded.
-  std::uint16_t history = 0;          // Recipes behind it, as an estimate (Engine::outweighed),
-  std::uint16_t walked = 0;           // and how many they were when they were last counted.
+  std::int32_t name = 0;           // In the trace that is being recorded.
+  Need need;
+  Want want;
+  History history;
   std::uint16_t output = 0;           // Which output of its producer.
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
   bool dropped_while_locked = false;  // The content goes with the last lock.
-  bool wanted = false;                // Missing, and its inputs count it.
+  bool wanted = false;                // Missing, and its inputs count it (engine/orphans.h).
+  bool stone = false;                 // Dropped, and it stays (engine/stepping_stones.h).
   bool unfilled = false;  // Executor's: locked until an operator that fills or reads it comes.
   bool copied = false;    // Executor's: a copy of what a constant was, for recipes alone.
   bool absent = false;    // Executor's: a constant whose content others took, and bring back.
   bool dying = false;     // Executor's: locked until the deleter of its storage has come.
   bool counted = false;   // Lineages': missing, and a walk came by.
-  bool stone = false;     // Dropped, and it stays (engine/stepping_stones.cpp).
 
   bool constant() const { return producer == nullptr; }
   bool movable() const;

@@ -55,37 +55,16 @@ LooseColumns::LooseColumns(const RowMemory& get_memory, std::size_t rows)
 DeviceScorer::DeviceScorer(int device, const std::string& image, const Heuristic& heuristic,
                            ScorerPlace place)
     : heuristic_(heuristic),
-      place_(place),
       settings_(kernel_settings(heuristic)),
       kernel_(std::make_unique<CudaKernel>(device, image, kernel_of(heuristic))) {
   if (place == ScorerPlace::kAuto) measure();
-}
-
-void DeviceScorer::follow(const Heuristic& heuristic) {
-  if (!kernel_) return;
-  heuristic_ = heuristic;
-  settings_ = kernel_settings(heuristic);
-  try {
-    kernel_->use(kernel_of(heuristic));
-    if (place_ == ScorerPlace::kAuto) measure();
-  } catch (const std::exception&) {
-    kernel_.reset();
-  }
 }
 
 std::shared_ptr<std::byte[]> DeviceScorer::memory(std::size_t bytes) {
   return kernel_ ? kernel_->memory(bytes) : std::make_shared<std::byte[]>(bytes);
 }
 
-// Once for each kernel: what exponents it is given does not change its time.
 void DeviceScorer::measure() {
-  const char* kernel = kernel_of(heuristic_);
-  if (const auto known = measured_.find(kernel); known != measured_.end()) {
-    threshold_ = known->second.threshold;
-    host_row_ = known->second.host_row;
-    late_ = 0;
-    return;
-  }
   constexpr std::size_t kFew = 1024, kMany = 1 << 16;
   constexpr int kRounds = 4;  // The first may load and allocate.
   LooseColumns columns([this](std::size_t bytes) { return memory(bytes); }, kMany);
@@ -116,7 +95,6 @@ void DeviceScorer::measure() {
   }
   host_row_ = host / static_cast<double>(kMany);
   threshold_ = crossover(host_row_, kFew, few, kMany, many);
-  measured_[kernel] = {threshold_, host_row_};
 }
 
 // The columns that the kernel reads and its answer's place; 0 for what the device does not see.

@@ -53,8 +53,6 @@ class DeviceScorer {
 
   std::shared_ptr<std::byte[]> memory(std::size_t bytes);  // For rows.
 
-  void follow(const Heuristic& heuristic);  // From now on. Where the driver fails, the host scores.
-
   // Nothing where the host is to choose by itself: rows are few, or the driver has failed.
   std::optional<Scorer::Choice> choose(Scorer& scorer, const ColumnsView& columns, Nanos clock);
 
@@ -67,20 +65,14 @@ class DeviceScorer {
   bool find_least(const ColumnsView& columns, Nanos clock);
   void note_time(double seconds, std::size_t rows);
 
-  Heuristic heuristic_;
-  const ScorerPlace place_;
+  const Heuristic heuristic_;
   std::vector<double> settings_;        // As the kernel wants them.
   std::unique_ptr<CudaKernel> kernel_;  // Null after a failure.
   std::shared_ptr<std::byte[]> least_;  // A double for each tile.
   std::size_t tiles_ = 0;               // That there is room for.
   std::size_t threshold_ = 0;
   double host_row_ = 0;  // Seconds; 0 where the host is not to be compared with.
-  struct Limits {
-    std::size_t threshold;
-    double host_row;
-  };
-  std::map<const char*, Limits> measured_;  // By kernel.
-  int late_ = 0;                            // Times running.
+  int late_ = 0;         // Times running.
   std::int64_t choices_ = 0;
 };
 

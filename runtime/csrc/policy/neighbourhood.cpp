@@ -5,33 +5,9 @@
 
 namespace dtr {
 
-void Neighbourhood::follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values) {
-  if (kind == kind_) return;
-  for (Value* value : values) {
-    discard(*value);
-    value->mark = 0;  // Of whoever walked before, who counts by itself.
-  }
-  kind_ = kind;
-  count_lineages();
-  columns_.forget_all_near();
-  foretold(foretold_);
-  for (std::size_t row = 0; row < columns_.count(); ++row) {
-    columns_.set_neighbourhood(row, 0ns);
-    if (by_regions()) regions_.returned(*columns_.value(row));
-  }
-  refresh();
-  for (Value* value : values) {
-    if (!by_regions() && !value->resident()) lost(*value, Loss::kEvicted);
-  }
-}
-
 void Neighbourhood::foretold(bool is) {
   foretold_ = is;
   if (by_classes()) classes_.count_readers(!is);
-}
-
-void Neighbourhood::count_lineages() {
-  lineages_.count(kind_ == NeighbourhoodKind::kLineage ? Lineages::kNear : Lineages::kAll);
 }
 
 void Neighbourhood::expected(Value& value) {

@@ -30,11 +30,8 @@ class Neighbourhood {
  public:
   Neighbourhood(NeighbourhoodKind kind, ScoreColumns& columns)
       : kind_(kind), columns_(columns), classes_(columns), lineages_(columns) {
-    count_lineages();
+    lineages_.count(kind == NeighbourhoodKind::kLineage ? Lineages::kNear : Lineages::kAll);
   }
-
-  // From now on answers as `kind`. `values`: all there are.
-  void follow(NeighbourhoodKind kind, const std::unordered_set<Value*>& values);
 
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
@@ -73,9 +70,8 @@ class Neighbourhood {
     return kind_ == NeighbourhoodKind::kAncestors || kind_ == NeighbourhoodKind::kLineage;
   }
   bool by_classes() const { return kind_ == NeighbourhoodKind::kEvictedClass; }
-  void count_lineages();
 
-  NeighbourhoodKind kind_;
+  const NeighbourhoodKind kind_;
   bool foretold_ = false;
   ScoreColumns& columns_;
   EvictedClasses classes_;

@@ -14,12 +14,6 @@ void Selector::score_on(std::unique_ptr<DeviceScorer> device) {
   columns_.lie_in([this](std::size_t bytes) { return device_->memory(bytes); });
 }
 
-void Selector::follow(const Heuristic& heuristic) {
-  heuristic_ = heuristic;
-  scorer_ = Scorer(heuristic);
-  if (device_) device_->follow(heuristic);
-}
-
 Value* Selector::choose(Nanos clock, Nanos computed) {
   if (heuristic_.selection == Selection::kRandom) {
     if (Value* value = choose_at_random()) return value;

@@ -39,8 +39,6 @@ class Selector {
         executor_(executor),
         scorer_(heuristic) {}
 
-  void follow(const Heuristic& heuristic);  // From now on.
-
   // Before the first value: candidates lie where the device sees them, and it may score them.
   void score_on(std::unique_ptr<DeviceScorer> device);
   const DeviceScorer* device() const { return device_.get(); }  // Null without.
@@ -66,7 +64,7 @@ class Selector {
   void look_beside(std::size_t row);
   void look_beside_all();
 
-  Heuristic heuristic_;
+  const Heuristic heuristic_;
   ScoreColumns& columns_;
   Neighbourhood& neighbourhood_;
   const Executor& executor_;

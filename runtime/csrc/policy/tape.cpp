@@ -118,15 +118,6 @@ bool Tapes::end_step() {
   return foretold || followed_;
 }
 
-void Tapes::forget() {
-  followed_ = before_ = nullptr;
-  kept_.clear();
-  written_ = {};
-  order_ = bytes_ = 0;
-  other_bytes_ = lost_ = false;
-  ++step_;
-}
-
 Nanos Tapes::now() const {
   const std::size_t at = std::max<std::size_t>(written_.begins.size(), 1) - 1;
   return at < followed_->begins.size() ? followed_->begins[at] : followed_->length;

@@ -46,8 +46,6 @@ class Tapes {
   void outlives(const Value& value);                     // The step that is about to end.
   void advance(Nanos time) { written_.length += time; }  // Between two operators.
 
-  void forget();  // All of it.
-
   bool foretell() const { return followed_ != nullptr; }
   // Of the tape that is followed: the time now, and that of a value's next use. A value of which
   // the tape knows nothing is taken to be needed behind the end of the step.

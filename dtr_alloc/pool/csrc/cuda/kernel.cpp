@@ -38,12 +38,6 @@ CudaKernel::~CudaKernel() {
   }
 }
 
-void CudaKernel::use(const std::string& name) {
-  const cuda::Driver& driver = device_->driver;
-  const cuda::Scope scope(device_->context);
-  driver.call(driver.cuModuleGetFunction, &function_, module_, name.c_str());
-}
-
 void CudaKernel::release() {
   const cuda::Driver& driver = device_->driver;
   if (stream_) cuda::release_at_last(driver.cuStreamDestroy_v2, stream_);

@@ -23,7 +23,6 @@ class CudaKernel {
   // `image` is PTX for the driver, `name` the kernel's name in it. Throws what the driver throws.
   CudaKernel(int device, const std::string& image, const std::string& name);
   ~CudaKernel();
-  void use(const std::string& name);  // Another kernel of the image. Throws as above.
   CudaKernel(const CudaKernel&) = delete;
   CudaKernel& operator=(const CudaKernel&) = delete;
 

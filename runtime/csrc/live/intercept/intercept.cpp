@@ -260,7 +260,7 @@ void Interception::cut_histories(Call& call, OperatorCall& engaged) {
     if (!value || is_lost(*value)) continue;
     if (call.info.shares) {
       make_constant(call, engaged, *value);
-    } else if (engine_.outweighed(*value) && !held_elsewhere(call, *value)) {
+    } else if (engine_.histories().outweighed(*value) && !held_elsewhere(call, *value)) {
       settle(call, engaged, *value);
     }
   }
@@ -271,7 +271,7 @@ void Interception::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) 
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || is_lost(*value)) continue;
-    if (engine_.rests_on_absent(*value)) settle(call, engaged, *value);
+    if (engine_.histories().rests_on_absent(*value)) settle(call, engaged, *value);
   }
 }
 

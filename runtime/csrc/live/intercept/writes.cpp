@@ -108,7 +108,7 @@ void Interception::read_everywhere(Call& call, OperatorCall& engaged, Value& con
 // a recipe for each write, and all that these read.
 bool Interception::long_written(Value& value) {
   if (value.version >= kLongestWriteChain) return true;
-  return value.version > 0 && engine_.outweighed(value, 1);
+  return value.version > 0 && engine_.histories().outweighed(value, 1);
 }
 
 }  // namespace dtr

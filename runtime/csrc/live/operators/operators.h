@@ -39,13 +39,13 @@ struct OperatorInfo {
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves bytes of its results as they happen to be.
   bool blank = false;          // ... all of them, for the caller to fill, perhaps by a raw pointer.
-  bool shares = false;    // Its result shares its argument's memory until one of them is written.
-  bool stays = false;     // Its results may not leave memory.
-  bool surgery = false;   // Lays a tensor over other memory, or changes its size.
-  bool fresh = false;     // May return a tensor, not a list of them, that is none of its arguments.
+  bool shares = false;   // Its result shares its argument's memory until one of them is written.
+  bool stays = false;    // Its results may not leave memory.
+  bool surgery = false;  // Lays a tensor over other memory, or changes its size.
+  bool fresh = false;    // May return a tensor, not a list of them, that is none of its arguments.
   bool pointwise = false;  // Makes one item of each place of its broadcast arguments.
-  bool itemwise = false;  // Does the same to each item of its lists (itemwise.cpp).
-  bool waits = false;     // For other processes, and writes nothing itself.
+  bool itemwise = false;   // Does the same to each item of its lists (itemwise.cpp).
+  bool waits = false;      // For other processes, and writes nothing itself.
   bool collective = false;
   bool listed = false;  // Returns a list, of so many tensors (compiled_region.h).
   // False: outputs are constants (arguments we cannot keep, storage surgery, an obstacle below).

@@ -204,27 +204,6 @@ void Session::watch() {
   if (const Pool* pool = pool_of_values()) tell_what_is_there(*pool, *trace_.recorder());
 }
 
-bool Session::watch_again(std::int64_t steps) {
-  Turn turn(locks_);
-  Guard guard(locks_);
-  const Pool* pool = pool_of_values();
-  if (!pool || scope_.joined() > 0) return false;
-  TraceRecorder* recorder = trace_.watch_again(steps);
-  if (recorder) tell_what_is_there(*pool, *recorder);
-  return recorder;
-}
-
-void Session::follow(const Heuristic& heuristic) {
-  Turn turn(locks_);  // No recomputation is under way.
-  Guard guard(locks_);
-  engine_.follow(heuristic);
-}
-
-Heuristic Session::heuristic() const {
-  std::lock_guard guard(engine_.mutex());
-  return engine_.heuristic();
-}
-
 std::optional<StepCosts> Session::step() {
   ++tally_.steps;
   if (!Scope::records_this_thread()) return std::nullopt;

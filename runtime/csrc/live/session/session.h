@@ -87,12 +87,8 @@ class Session final : public Executor {
   void lock_for_fork();
   void unlock_after_fork();
 
-  void follow(const Heuristic& heuristic);  // From now on.
-  Heuristic heuristic() const;
-
-  void watch();                          // Records the first steps from now on (session_trace.h).
-  bool watch_again(std::int64_t steps);  // False where that cannot be now.
-  void start_trace();                    // Throws std::runtime_error where one is being recorded.
+  void watch();        // Records the first steps from now on (session_trace.h).
+  void start_trace();  // Throws std::runtime_error where one is being recorded.
   // An optimizer step is over: a mark in a trace. Nothing where this thread is not the scope's.
   std::optional<StepCosts> step();
 

@@ -93,7 +93,7 @@ void SessionSwap::reload(Op& op, Lock& lock) {
   Value& value = *op.outputs()[0];
   at::DataPtr memory;
   Nanos at = 0ns;
-  engine_.begins_copy(value);  // Else another thread's operator might begin it, too.
+  engine_.needs().begins_copy(value);  // Else another thread's operator might begin it, too.
   try {
     const InReplay replaying;
     Unlocked open(lock);
@@ -103,7 +103,7 @@ void SessionSwap::reload(Op& op, Lock& lock) {
     swap_->read(op, memory.get(), reader);
     arrived();
   } catch (...) {
-    engine_.given_up(value);
+    engine_.needs().await(value);
     throw;
   }
   swap_->fill(op, std::move(memory));
@@ -129,13 +129,13 @@ void SessionSwap::copy_beside(bool met) {
 void SessionSwap::reload_ahead() {
   constexpr Bytes kShare = 8;
   const Bytes most = memory_.budget() / kShare;
-  if (!engine_.foretells()) {
+  if (!engine_.needs().foretells()) {
     swap_->give_up_ahead();
     return;
   }
-  for (Value* value : engine_.due(swap_->transfer().one_way(most))) {
+  for (Value* value : engine_.needs().due(swap_->transfer().one_way(most))) {
     if (value->size > most) {
-      engine_.pass_over(*value);
+      engine_.needs().pass_over(*value);
     } else if (swap_->under_way() + value->size > most || !begin_ahead(*value)) {
       return;
     }

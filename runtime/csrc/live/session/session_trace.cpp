@@ -21,48 +21,25 @@ void SessionTrace::record_from_now() {
 
 void SessionTrace::watch() {
   record_from_now();
-  first_.recorder = recorder_;
-  first_.watch = Watch::kOn;
-}
-
-TraceRecorder* SessionTrace::watch_again(std::int64_t steps) {
-  if (recorder_) return nullptr;
-  if (later_.recorder) {
-    later_.recorder->restart(last_name_);
-    recorder_ = later_.recorder;
-  } else {
-    record_from_now();
-    later_.recorder = recorder_;
-  }
-  later_.enough = steps;
-  later_.steps = 0;
-  later_.watch = Watch::kOn;
-  return recorder_;
+  watched_ = recorder_;
+  watch_ = Watch::kOn;
 }
 
 void SessionTrace::end_watch(Watch why) {
-  end(first_, why);
-  end(later_, why);
-}
-
-void SessionTrace::end(Watched& watched, Watch why) {
   Watch on = Watch::kOn;
-  if (!watched.watch.compare_exchange_strong(on, why)) return;
+  if (!watch_.compare_exchange_strong(on, why)) return;
   recorder_ = nullptr;
-  last_name_ = watched.recorder->last();
+  last_name_ = watched_->last();
 }
 
-SessionTrace::Seen SessionTrace::Watched::seen() const {
-  if (!recorder) return {{}, 0, Watch::kOff};
-  return {recorder->copy(), steps, watch};
+SessionTrace::Seen SessionTrace::seen() const {
+  if (!watched_) return {{}, 0, Watch::kOff};
+  return {watched_->copy(), steps_, watch_};
 }
 
 void SessionTrace::stepped() {
   if (TraceRecorder* recorder = recorder_) recorder->stepped();
-  for (Watched* watched : {&first_, &later_}) {
-    if (watched->watch != Watch::kOn) continue;
-    if (++watched->steps == watched->enough) end(*watched, Watch::kOver);
-  }
+  if (watch_ == Watch::kOn && ++steps_ == kWatchedSteps) end_watch(Watch::kOver);
 }
 
 void SessionTrace::start() {
@@ -72,8 +49,7 @@ void SessionTrace::start() {
 }
 
 TraceRecorder::Records SessionTrace::take() {
-  const bool watched = first_.watch == Watch::kOn || later_.watch == Watch::kOn;
-  TraceRecorder* recorder = watched ? nullptr : recorder_.exchange(nullptr);
+  TraceRecorder* recorder = watch_ == Watch::kOn ? nullptr : recorder_.exchange(nullptr);
   TORCH_CHECK(recorder, "no trace is being recorded");
   TraceRecorder::Records records = recorder->take();
   last_name_ = recorder->last();

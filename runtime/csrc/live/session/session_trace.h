@@ -39,19 +39,15 @@ class SessionTrace {
   TraceRecorder::Records take();
 
   void watch();
-  // Records so many steps from now on; null while anything else is recorded.
-  TraceRecorder* watch_again(std::int64_t steps);
   void end_watch(Watch why);
   struct Seen {
     TraceRecorder::Records records;
     std::int64_t steps;  // Of optimizers.
     Watch watch;         // What ended it.
   };
-  Seen seen() const { return first_.seen(); }
-  Seen seen_again() const { return later_.seen(); }
-  std::int64_t watched_steps() const { return first_.steps; }
-  Watch watching() const { return first_.watch; }
-  Watch watching_again() const { return later_.watch; }
+  Seen seen() const;
+  std::int64_t watched_steps() const { return steps_; }
+  Watch watching() const { return watch_; }
   void stepped();
 
   // Whether a storage is tracked, or would be where nothing is recorded by recipes.
@@ -63,16 +59,7 @@ class SessionTrace {
            const torch::jit::Stack& stack);
 
  private:
-  struct Watched {
-    TraceRecorder* recorder = nullptr;  // Null before the first.
-    std::int64_t enough;                // Steps.
-    std::atomic<std::int64_t> steps{0};
-    std::atomic<Watch> watch{Watch::kOff};
-    Seen seen() const;
-  };
-
   void record_from_now();
-  void end(Watched& watched, Watch why);
   c10::SmallVector<Bytes, 4> copied_statistics(const Call& call) const;
   bool would_track(const Call& call, const StorageTable& storages,
                    const c10::TensorImpl& tensor) const;
@@ -88,7 +75,9 @@ class SessionTrace {
   std::atomic<TraceRecorder*> recorder_{nullptr};
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
-  Watched first_{.enough = kWatchedSteps}, later_{};
+  TraceRecorder* watched_ = nullptr;                       // Null before.
+  std::atomic<std::int64_t> steps_{0};                     // That were watched.
+  std::atomic<Watch> watch_{Watch::kOff};
 };
 
 }  // namespace dtr

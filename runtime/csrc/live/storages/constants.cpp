@@ -87,14 +87,14 @@ Constants::Kept Constants::keep_content(c10::StorageImpl* storage, Lock& lock) {
 Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
   if (!constant.uses || constant.absent) return {};
   const Bytes copies = copies_ + constant.size;
-  Bytes resting = engine_.resting_on(constant, copies + 1).bytes;
+  Bytes resting = engine_.histories().resting_on(constant, copies + 1).bytes;
   if (resting > copies) {
     try {
       give_copy(constant, lock);
       return {.copied = constant.size};
     } catch (const c10::OutOfMemoryError&) {
       forgive_();
-      resting = engine_.resting_on(constant, std::numeric_limits<Bytes>::max()).bytes;
+      resting = engine_.histories().resting_on(constant, std::numeric_limits<Bytes>::max()).bytes;
     }
   }
   try {

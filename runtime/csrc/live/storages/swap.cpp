@@ -94,7 +94,7 @@ void Swap::begin_ahead(Op& op, Block* block) {
   away(op).old = false;
   ahead_.push_back(&op);
   under_way_ += block->size;
-  engine_.begins_copy(value);
+  engine_.needs().begins_copy(value);
 }
 
 bool Swap::arrive(Op& op, Stream reader, c10::function_ref<void()> order) {
@@ -124,7 +124,7 @@ Block* Swap::leave_ahead(Op& op) {
 
 void Swap::give_up(Op& op) {
   memory_.free(leave_ahead(op));
-  engine_.given_up(*op.outputs()[0]);
+  engine_.needs().await(*op.outputs()[0]);
 }
 
 bool Swap::give_up_ahead() {

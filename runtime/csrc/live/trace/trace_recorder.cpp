@@ -4,20 +4,6 @@
 
 namespace dtr {
 
-void TraceRecorder::restart(Name last) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  out_ = {};
-  names_.clear();
-  tracked_.clear();
-  made_of_.clear();
-  copies_.clear();
-  copied_ = 0;
-  operators_.clear();
-  forget_operator();
-  first_ = last + 1;
-  last_ = last;
-}
-
 void TraceRecorder::put(Kind kind, std::initializer_list<std::int64_t> fields) {
   out_.records.push_back(kind);
   out_.records.push_back(static_cast<std::int64_t>(fields.size()));

@@ -27,7 +27,6 @@ class TraceRecorder {
 
   // Names go on from `last`, so that no two recordings of a scope share one.
   TraceRecorder(Name last, bool recipes) : recipes_(recipes), first_(last + 1), last_(last) {}
-  void restart(Name last);  // As if it were new.
   Name last() const { return last_; }
 
   // Each record is its kind, its length without these two, and
