@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from statistics import fmean
 
-from tests import gpu_quotes, simulator_quotes
+from tests.documents import gpu_quotes, simulator_quotes
 from tests.support.result_files import MIB, limited, measured, result, span, text
 
 

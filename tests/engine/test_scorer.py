@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtr_alloc.kernels import reference
 from dtr_alloc.runtime.heuristic import Heuristic
+from tests.kernels import reference
 from tests.kernels.score_columns import EXTREMES, drawn, native_columns
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,9 @@ Run by `make gpu`.
 import pytest
 import torch
 
-from dtr_alloc.kernels import ahead, launch, reference
+from dtr_alloc.kernels import ahead
 from dtr_alloc.runtime.heuristic import Heuristic
+from tests.kernels import launch, reference
 from tests.kernels.columns import Columns
 from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from dtr_alloc import _core
-from dtr_alloc.kernels import ahead, launch, reference
+from dtr_alloc.kernels import ahead
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from tests.kernels import launch, reference
 from tests.kernels.columns import Columns
 from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn
 

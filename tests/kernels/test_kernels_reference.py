@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dtr_alloc.kernels import columns as columns_module
-from dtr_alloc.kernels import reference
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from tests.engine_harness.harness import EngineHarness
+from tests.kernels import columns as columns_module
+from tests.kernels import reference
 from tests.kernels.columns import Columns
 from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn, native_columns, ranking, select
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import Heuristic
-from tests import pool_model, room_model
+from tests.models import pool_model, room_model
 from tests.models.modelled_values import (
     MASK,
     Content,

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests import pool_model
+from tests.models import pool_model
 
 MASK = (1 << 64) - 1
 

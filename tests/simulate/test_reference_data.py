@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import reference_data
+from tests.support import reference_data
 from tests.support.reference_data import reference
 
 
