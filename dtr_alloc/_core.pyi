@@ -141,7 +141,6 @@ class SessionStats:
     move_ns: int
     bookkeeping_ns: int
     base_cost: int
-    remat_cost: int
     foretold: int
     classes: int
     verified: int
