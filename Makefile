@@ -49,7 +49,6 @@ figures: $(READY)
 	-$(PYTHON) perf/cost/demo.py --out perf/results --picture docs/demo.png
 	-$(PYTHON) perf/cost/real_size.py --out perf/results
 	-$(PYTHON) perf/cost/op_overhead.py --out perf/results/op_overhead.json
-	-$(PYTHON) perf/choice/auto.py --rounds 2 --out perf/results
 	-$(PYTHON) perf/choice/unavoidable.py --out perf/results
 	-$(PYTHON) perf/peers/peers.py --no-compile --out perf/results
 	-$(PYTHON) perf/memory/advice.py --out perf/results

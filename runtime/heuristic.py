@@ -16,25 +16,12 @@ from __future__ import annotations
 import json
 import numbers
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from dtr_alloc import _core
-
-Policy = Literal["eager", "banish", "ignore"]
-
-
-def native_policy(policy: str) -> _core.Policy:
-    """The engine's own.
-
-    Raises:
-        ValueError: the name is not known.
-    """
-    if policy not in ("eager", "banish", "ignore"):
-        raise ValueError(f'policy {policy!r} is not one of "eager", "banish", "ignore"')
-    return cast(_core.Policy, getattr(_core.Policy, policy))
-
 
 Scorer = Literal["auto", "host", "device"]
 
@@ -124,7 +111,7 @@ class Heuristic:
             exactly (its e*; slow, for studies); ``"ancestors"``, exactly what the tensor itself
             rests on; ``"lineage"``, the nearest 48 of it, more the more they are, and four times if
             there are more than 48 (docs/scoring.md); ``"megengine"``, MegEngine's sets as
-            published, without c, for comparison.
+            published, without c, for comparison in simulations: no scope takes it.
         cost_exp, size_exp, staleness_exp: exponents; 0 drops the term.
         fragmentation: weight of the free bytes next to the tensor's block, per byte of its own
             size.
@@ -135,8 +122,8 @@ class Heuristic:
         orphans_first: what the program has let go goes before everything else, if no missing value
             that is still wanted was made from it.
         stepping_stones: what the program has let go stays, as a candidate, while the program holds
-            something much larger that is much cheaper to make from it. From the first eviction on,
-            and with policy ``"eager"``.
+            something much larger that is much cheaper to make from it. From the first eviction on;
+            in a simulation with policy ``"eager"`` alone.
         selection: ``"single"`` looks at all candidates; ``"sample"`` too while that takes less
             than a fiftieth of the operators' time, then at about sqrt(candidates), at least 32,
             and passes over tensors below a hundredth of the mean size (appendix E.2);
@@ -246,9 +233,12 @@ PRESETS: dict[str, Heuristic] = {
 - ``megengine``: ``dtr`` with MegEngine's terms for free neighbours and for what was recomputed;
 - ``megengine_published``: MegEngine's own score, to be compared with: its sets, which see neither
   the tensor's own operator nor what was made from it, the holes that it sees, and a count of
-  recomputations that stays at zero;
+  recomputations that stays at zero; for simulations only;
 - ``random``: any of them, each as likely.
 """
+
+LIVE_PRESETS = {name: one for name, one in PRESETS.items() if one.neighbourhood != "megengine"}
+"""Those that a scope takes."""
 
 ABLATIONS: dict[str, Heuristic] = {
     "_".join([cost, *["size"][:size], *["stale"][:stale]]): Heuristic(
@@ -263,8 +253,8 @@ ABLATIONS: dict[str, Heuristic] = {
     for stale in (1, 0)
 }
 """The 16 of appendix D.1: cost e*, by evicted classes, local or none, each with and without size
-and staleness. Names say what is in the score: ``eqclass_size_stale`` is ``dtr``, ``full_size``
-``e_star``, ``none_size`` is ``size``, and ``none``, without any term, takes any."""
+and staleness, for simulations. Names say what is in the score: ``eqclass_size_stale`` is ``dtr``,
+``full_size`` ``e_star``, ``none_size`` is ``size``, and ``none``, without any term, takes any."""
 
 
 def heuristic_of(native: _core.Heuristic) -> Heuristic:
@@ -273,7 +263,7 @@ def heuristic_of(native: _core.Heuristic) -> Heuristic:
 
 
 def resolve(heuristic: str | Heuristic) -> Heuristic:
-    """The heuristic of the name of a preset or an ablation, or the one given.
+    """The heuristic of the name of a preset or an ablation, or the one given, for a simulation.
 
     Raises:
         TypeError: it is neither a name nor a heuristic.
@@ -283,27 +273,54 @@ def resolve(heuristic: str | Heuristic) -> Heuristic:
         return heuristic
     if not isinstance(heuristic, str):
         raise TypeError(f"heuristic {heuristic!r} is neither a name nor a Heuristic")
-    found = PRESETS.get(heuristic) or ABLATIONS.get(heuristic)
-    if heuristic == "auto":
-        raise ValueError(
-            'heuristic "auto" is chosen while a program runs: rematerialize() and allocator() take '
-            "it, and session.heuristic tells what was chosen"
-        )
+    found = (PRESETS | ABLATIONS).get(heuristic)
     if found is None:
-        known = ", ".join(sorted(PRESETS))
         raise ValueError(
-            f"heuristic {heuristic!r} is not known; there are {known}; the ablations full, "
-            "eqclass, local and none, with or without _size and _stale behind; and, for "
-            "rematerialize() and allocator(), auto"
+            f"heuristic {heuristic!r} is not known; there are {_names(PRESETS)}; and the ablations "
+            "full, eqclass, local and none, with or without _size and _stale behind"
         )
     return found
 
 
-def name_of(heuristic: str | Heuristic) -> str:
-    """Its name, where it is a preset or an ablation; else how to write it."""
+def resolve_live(heuristic: str | Heuristic) -> Heuristic:
+    """That of a scope, which takes neither ablations nor MegEngine's sets.
+
+    Raises:
+        TypeError: it is neither a name nor a heuristic.
+        ValueError: there is none of that name, or it is for simulations only.
+
+    Example:
+        >>> resolve_live("size").cost_exp
+        0
+    """
+    if isinstance(heuristic, str) and heuristic not in LIVE_PRESETS:
+        if heuristic in PRESETS | ABLATIONS:
+            raise ValueError(
+                f"heuristic {heuristic!r} is for simulations only, as megengine_published is, and "
+                "the ablations full, eqclass, local and none, with or without _size and _stale "
+                f"behind; a scope takes {_names(LIVE_PRESETS)}"
+            )
+        raise ValueError(f"heuristic {heuristic!r} is not known; there are {_names(LIVE_PRESETS)}")
+    chosen = resolve(heuristic)
+    if chosen.neighbourhood == "megengine":
+        raise ValueError(
+            "neighbourhood 'megengine' is for simulations only; a scope takes none, eqclass, "
+            "lineage, full and ancestors"
+        )
+    return chosen
+
+
+def _names(heuristics: Mapping[str, Heuristic]) -> str:
+    return ", ".join(sorted(heuristics))
+
+
+def name_of(
+    heuristic: str | Heuristic, named: Mapping[str, Heuristic] = PRESETS | ABLATIONS
+) -> str:
+    """Its name, where it is one of those that have one; else how to write it."""
     if isinstance(heuristic, str):
         return heuristic
-    for name, known in (PRESETS | ABLATIONS).items():
+    for name, known in named.items():
         if known == heuristic:
             return name
     return repr(heuristic)

@@ -20,9 +20,8 @@ from dtr_alloc.commands.options import (
     names,
     needs_place_for_picture,
 )
-from dtr_alloc.runtime.heuristic import Policy
 from dtr_alloc.runtime.simulate.link import LeaveBy
-from dtr_alloc.runtime.simulate.rules import Mode, Rules
+from dtr_alloc.runtime.simulate.rules import Mode, Policy, Rules
 
 if TYPE_CHECKING:
     import optuna

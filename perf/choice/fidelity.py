@@ -4,7 +4,7 @@ Each workload is recorded once without a budget, then trained under shares of it
 (DESIGN.md, "What a budget means in the demo") with the logical clock, and its trace is simulated
 under the same budgets. Compared are the evictions, storage by storage and version by version, the
 operators run again, and the peak; without a budget, the peak to the byte. Three of the workloads
-also follow a tape, with settings that heuristic="auto" may choose.
+also follow a tape, by two heuristics.
 
     python perf/choice/fidelity.py --out perf/results/fidelity.json
 """

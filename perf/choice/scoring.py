@@ -48,7 +48,7 @@ def drawn(count: int) -> ScoreColumns:
         neighbourhood=magnitudes(0, 32),
         recomputes=generator.integers(0, 9, count).astype(np.int32),
         evictable=np.ones(count, dtype=np.uint8),
-        order=generator.permutation(count),
+        order=generator.permutation(count).astype(np.uint64),
     )
 
 

@@ -1,17 +1,16 @@
 """How much of what is recomputed could no policy avoid?
 
 A step that takes 1.2 times eager's says little by itself: at the same budget the best policy may
-take 1.19. So the models and budgets of auto.py, the demo's or those of real size, are asked of the
-bound (docs/bound.md), which holds for any policy, and of the default heuristic in the simulator, by
-the same times of the same operators.
+take 1.19. So the demo's models, or those of real size (real_size.py), are asked of the bound
+(docs/bound.md), which holds for any policy, and of the default heuristic in the simulator, by the
+same times of the same operators.
 
 Six steps of a training are recorded without a budget. The default is judged by the last three: the
 tape foretells them, and each operator costs what it usually takes (csrc/live/usual_times.h). A byte
 more or less changes what it does by a tenth, so the mean is taken over three budgets that are
 nearly the same, none of them larger. The bound is that of the last step, cut out. What lies in
 memory from earlier steps, the optimizer's state, is taken off its budget: no policy can recompute
-it. Nothing is lost to colder caches here, to choosing, or to recording: see auto.py for these.
-Three minutes.
+it. Nothing is lost to colder caches here, to choosing, or to recording. Three minutes.
 
     python perf/choice/unavoidable.py [--set real] [--quick] [--out perf/results]
 """
@@ -30,17 +29,21 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1]))
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path += [
+    str(Path(__file__).parents[1]),
+    str(Path(__file__).parents[1] / "support"),
+    str(Path(__file__).parents[1] / "cost"),
+]
 
-from auto import SETS, needs
+import real_size
 from fidelity import persistent_bytes
 from measurement import origin, provenance, write_json
-from models.workload import Workload
+from models.workload import Workload, supervised
 from rich.console import Console
 from rich.table import Table
 
 import dtr_alloc
+from dtr_alloc.demo import MODELS, Job
 from dtr_alloc.runtime.bounding.bound import Bounder
 from dtr_alloc.runtime.bounding.knapsack import least_again_ns
 from dtr_alloc.runtime.bounding.stages import prove
@@ -67,6 +70,32 @@ _END = Annotate("STEP")
 
 
 @dataclass(frozen=True)
+class Set:
+    """Models that are asked alike; `suffix` is in the names of their results."""
+
+    builders: dict[str, Callable[[], Workload]]
+    budgets: tuple[float, ...]
+    threads: int
+    suffix: str
+
+
+def trainings(jobs: dict[str, Callable[[], Job]]) -> dict[str, Callable[[], Workload]]:
+    """Each trained from the same seed."""
+    return {name: partial(supervised, make, seed=0) for name, make in jobs.items()}
+
+
+SETS = {
+    "demo": Set(trainings(dict(MODELS)), (0.7, 0.5, 0.4, 0.3), 1, ""),
+    "real": Set(
+        trainings({name: partial(real_size.job, name, quick=False) for name in real_size.BUDGETS}),
+        (0.5, 0.33, 0.25),
+        real_size.THREADS,
+        "_real_size",
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Cell:
     """What is recomputed in a step at a budget, over the time of all its operators, each once: by
     any policy at least, and by the default; None where the default failed."""
@@ -87,6 +116,15 @@ class Task:
     activation_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+
+
+def needs(build: Callable[[], Workload]) -> tuple[int, int]:
+    """Bytes: the peak without a budget; of it gradients and optimizer state, which stay."""
+    workload = build()
+    with dtr_alloc.measure(device="cpu") as session:
+        workload.step()
+        workload.step()
+    return session.stats().peak_bytes, persistent_bytes(workload)
 
 
 def task(model: str, build: Callable[[], Workload]) -> Task:

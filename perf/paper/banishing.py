@@ -13,8 +13,8 @@ from __future__ import annotations
 from study import lowest, named, options, overhead_at, tell
 
 from dtr_alloc import SimulationResult, sweep
-from dtr_alloc.runtime.heuristic import Policy
 from dtr_alloc.runtime.simulate.plot import plot
+from dtr_alloc.runtime.simulate.rules import Policy
 from dtr_alloc.runtime.simulate.sweep import BUDGETS, write_csv
 
 POLICIES: tuple[Policy, ...] = ("eager", "banish", "ignore")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from study import Row, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import Heuristic, SimulationResult, sweep
-from dtr_alloc.runtime.heuristic import Policy
+from dtr_alloc.runtime.simulate.rules import Policy
 
 ANCESTORS = Heuristic("ancestors", staleness_exp=0.5)
 WITH_ORPHANS = Heuristic("ancestors", staleness_exp=0.5, orphans_first=True)

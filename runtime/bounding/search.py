@@ -1,11 +1,12 @@
 """The best setting that a search finds: how near a policy can come, from above.
 
 A setting is of our own policy: the parameters of the score and what becomes of a dropped tensor.
-Each is run in the simulator (mode ``pool``), so that what is found can be had live. The
-search is simulated annealing: one parameter is changed at a time; a worse setting is taken with a
-probability that falls with its overhead and with the time that is left. It starts from the best
-preset and hence is never worse. It searches settings only, not single tensors' fates. Deciding for
-each tensor could be better, and a proven bound below the best found says so little by itself.
+Each is run in the simulator (mode ``pool``), and a scope can have it, but for policy ``"ignore"``
+and MegEngine's sets. The search is simulated annealing: one parameter is changed at a time; a worse
+setting is taken with a probability that falls with its overhead and with the time that is left. It
+starts from the best preset and hence is never worse. It searches settings only, not single tensors'
+fates. Deciding for each tensor could be better, and a proven bound below the best found says so
+little by itself.
 
 A setting is scored on the very trace that it is searched for, with every candidate looked at, so
 nothing is drawn while it runs. Source: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983.
@@ -20,9 +21,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Policy, name_of, resolve
+from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, name_of, resolve
 from dtr_alloc.runtime.simulate.result import SimulationResult
-from dtr_alloc.runtime.simulate.rules import SEARCH_THRASH, Rules
+from dtr_alloc.runtime.simulate.rules import SEARCH_THRASH, Policy, Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
 
 HOTTEST, COLDEST = 0.03, 0.001

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
-from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, name_of, resolve
+from dtr_alloc.runtime.heuristic import (
+    DEFAULT,
+    LIVE_PRESETS,
+    Heuristic,
+    name_of,
+    resolve_live,
+)
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps
@@ -145,7 +151,7 @@ def check(
         raise TypeError(f"budgets is {budgets!r}, and a plan takes several: give a list")
     for budget in budgets:
         parse_budget(budget)
-    resolve(heuristic)
+    resolve_live(heuristic)
     if within is not None:
         parse_size(within, "within", LARGEST_BUDGET)
     if steps < 2:
@@ -182,7 +188,7 @@ def plan_of(
         batch,
         "" if link is None else str(link),
         "" if swap_dir is None else os.fspath(swap_dir),
-        name_of(heuristic),
+        name_of(heuristic, LIVE_PRESETS),
         profile.peak_bytes,
         bool(profile.eager_ns),
         too_noisy,

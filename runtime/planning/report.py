@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from dtr_alloc.pool.size import format_size
-from dtr_alloc.runtime.heuristic import ABLATIONS, DEFAULT, PRESETS
+from dtr_alloc.runtime.heuristic import DEFAULT, LIVE_PRESETS
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan
 from dtr_alloc.runtime.scope.swapping import swap_folder
@@ -80,7 +80,7 @@ def suggestion(plan: Plan, slowdown: float) -> str:
     assert bytes_ is not None
     more = _swap(plan) if plan.link else ""
     if plan.heuristic != DEFAULT:
-        known = plan.heuristic in PRESETS | ABLATIONS
+        known = plan.heuristic in LIVE_PRESETS
         named = repr(plan.heuristic) if known else f"dtr_alloc.{plan.heuristic}"
         more += f", heuristic={named}"
     return (

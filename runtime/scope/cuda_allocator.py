@@ -20,8 +20,13 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
 from dtr_alloc.runtime.adapters import libraries
-from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Scorer, native_scorer
-from dtr_alloc.runtime.scope.auto import Chooser, chooser_for, first_heuristic
+from dtr_alloc.runtime.heuristic import (
+    DEFAULT,
+    Heuristic,
+    Scorer,
+    native_scorer,
+    resolve_live,
+)
 from dtr_alloc.runtime.scope.current import CudaScope
 from dtr_alloc.runtime.scope.scope import Memory, check_thrash_limit
 from dtr_alloc.runtime.scope.serving import Service
@@ -53,7 +58,6 @@ class Allocator(_Base):
         budget: int | None,
         device: int | None,
         steps: Steps,
-        chooser: Chooser | None,
         *,
         serves: bool,
     ) -> None:
@@ -63,9 +67,8 @@ class Allocator(_Base):
         self._budget = budget
         self._device = device
         self._steps = steps
-        self._chooser = chooser
         if serves:  # Last: what serves must not be lost to an exception.
-            self._service = Service(CudaScope(core, steps, chooser))
+            self._service = Service(CudaScope(core, steps))
 
     def allocator(self) -> Any:
         """The native object, for `change_current_allocator`.
@@ -94,7 +97,7 @@ class Allocator(_Base):
         if core is None:
             return None
         limited = self._budget is not None
-        return Session(core, self._steps, has_budget=limited, chooser=self._chooser)
+        return Session(core, self._steps, has_budget=limited)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         """Returns the address of a block of the same pool that torch's tensors lie in, for work of
@@ -149,7 +152,7 @@ class Guest(Allocator):
 
     def __init__(self, core: _core.GuestAllocator, budget: int | None, device: int | None) -> None:
         self._guest = core
-        super().__init__(core, budget, device, Steps(), None, serves=True)
+        super().__init__(core, budget, device, Steps(), serves=True)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         if size >= 0:  # Torch's allocator is ready once CUDA is.
@@ -205,11 +208,10 @@ def allocator(
         device: The CUDA device whose tensors are evicted. None: the first that is used. Other
             devices get a pool with the same budget, from which nothing is evicted.
         rematerialize: Whether to evict and recompute. Without, a full pool is out of memory.
-        heuristic: A preset's name or a `Heuristic`; `"auto"`: chosen by simulating the program's
-            steps, as `rematerialize` has it.
+        heuristic: A preset's name or a `Heuristic`, as `rematerialize` has it.
         memory: ``"pool"``: all memory comes from a pool of our own; ``"torch"``: torch's own
             allocator keeps it, with all that it can do, and the runtime evicts (docs/guest.md).
-            There is then no `rdma`, no `exportable`, no ``"auto"``.
+            There is then no `rdma`, no `exportable`.
         scorer: Where victims are chosen. ``"auto"``: by the host, and by the device where there are
             so many candidates that it is faster, which is measured at the first request for memory;
             ``"host"`` and ``"device"``: always there. The victims are the same.
@@ -237,7 +239,7 @@ def allocator(
     if memory not in ("pool", "torch"):
         raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
     if memory == "torch":
-        _refuse_what_a_guest_lacks(rematerialize, heuristic, rdma, exportable, swap is not None)
+        _refuse_what_a_guest_lacks(rematerialize, rdma, exportable, swap is not None)
     elif budget is None:
         raise ValueError(
             'budget None with memory="pool": the pool needs a size; give a budget, or take '
@@ -245,8 +247,8 @@ def allocator(
         )
     size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
     number = _device_number(device)
-    host = host_swap(swap, rematerialize=rematerialize, auto=heuristic == "auto")
-    first = first_heuristic(heuristic)
+    host = host_swap(swap, rematerialize=rematerialize)
+    chosen = resolve_live(heuristic)
     place = native_scorer(scorer)
     check_thrash_limit(thrash_limit)
     vouched = libraries.checked(recordable)
@@ -270,7 +272,7 @@ def allocator(
         guest = _core.GuestAllocator(
             budget=LARGEST_BUDGET if size is None else size,
             device=-1 if number is None else number,
-            heuristic=first._native(),
+            heuristic=chosen._native(),
             thrash_limit=float(thrash_limit),
             scorer=place,
             image=ahead.image(),
@@ -283,7 +285,7 @@ def allocator(
         budget=size,
         device=-1 if number is None else number,
         rematerialize=rematerialize,
-        heuristic=first._native(),
+        heuristic=chosen._native(),
         thrash_limit=float(thrash_limit),
         scorer=place,
         image=ahead.image(),
@@ -292,25 +294,19 @@ def allocator(
         recordable=vouched,
         swap=host,
     )
-    steps = Steps()
-    chooser = chooser_for(heuristic) if rematerialize else None
-    return Allocator(core, size, number, steps, chooser, serves=rematerialize)
+    return Allocator(core, size, number, Steps(), serves=rematerialize)
 
 
 def _refuse_what_a_guest_lacks(
-    rematerialize: bool, heuristic: str | Heuristic, rdma: bool, exportable: bool, swap: bool
+    rematerialize: bool, rdma: bool, exportable: bool, swap: bool
 ) -> None:
     asked = {
         "rematerialize=False": not rematerialize,
-        'heuristic="auto"': heuristic == "auto",
         "rdma=True": rdma,
         "exportable=True": exportable,
         "swap": swap,
     }
-    why = {
-        "rematerialize=False": "a guest has nothing else to do",
-        'heuristic="auto"': "torch does not tell when memory is freed, as a simulation must know",
-    }
+    why = {"rematerialize=False": "a guest has nothing else to do"}
     for name, given in asked.items():
         if given:
             reason = why.get(name, "the memory is torch's")

@@ -25,7 +25,6 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope.advice import Adviser
-from dtr_alloc.runtime.scope.auto import Chooser
 from dtr_alloc.runtime.scope.steps import Steps
 
 _PATIENCE = 10.0
@@ -55,9 +54,8 @@ class _Recorded:
 class OpenScope(ABC):
     """A scope while it is open, and the threads that have joined it."""
 
-    def __init__(self, steps: Steps, chooser: Chooser | None) -> None:
+    def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._chooser = chooser
         # No lock: what an exception of a signal's handler left locked would stay so.
         self._dismissed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._joined: dict[object, str] = {}  # The threads' names, by what `admit` was given.
@@ -86,8 +84,6 @@ class OpenScope(ABC):
             if costs is None:  # Another thread's, outside of the scope.
                 return
             self._steps.ended(*costs)
-            if self._chooser:
-                self._chooser.stepped(session)
 
     def admit(self, who: object) -> bool:
         """Counts this thread as one of the scope's, until `dismiss` gets the same `who`. False if
@@ -143,9 +139,6 @@ class OpenScope(ABC):
         """After a fork: the scope and its other threads are the parent's."""
         self._dismissed = queue.SimpleQueue()
         self._steps.abandon_in_child()
-        if self._chooser:
-            self._chooser.abandon_in_child()
-            self._chooser = None
         self._joined = {}
         if session := self.session():
             session.abandon_in_child()
@@ -154,14 +147,8 @@ class OpenScope(ABC):
 class CpuScope(OpenScope):
     """The scope of `rematerialize` or `measure`."""
 
-    def __init__(
-        self,
-        core: _core.Session,
-        adviser: Adviser,
-        steps: Steps,
-        chooser: Chooser | None = None,
-    ) -> None:
-        super().__init__(steps, chooser)
+    def __init__(self, core: _core.Session, adviser: Adviser, steps: Steps) -> None:
+        super().__init__(steps)
         self.core = core
         self._adviser = adviser
 
@@ -183,13 +170,8 @@ class CpuScope(OpenScope):
 class CudaScope(OpenScope):
     """What the CUDA allocator serves."""
 
-    def __init__(
-        self,
-        allocator: _core.CudaAllocator | _core.GuestAllocator,
-        steps: Steps,
-        chooser: Chooser | None = None,
-    ) -> None:
-        super().__init__(steps, chooser)
+    def __init__(self, allocator: _core.CudaAllocator | _core.GuestAllocator, steps: Steps) -> None:
+        super().__init__(steps)
         self._allocator = allocator
 
     def session(self) -> _core.Session | None:

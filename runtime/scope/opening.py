@@ -21,7 +21,6 @@ from dtr_alloc.runtime.adapters import higher_order
 from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.advice import Adviser
-from dtr_alloc.runtime.scope.auto import Chooser
 from dtr_alloc.runtime.scope.current import CpuScope, CudaScope
 from dtr_alloc.runtime.scope.hooks import watch_program
 from dtr_alloc.runtime.scope.session import Session
@@ -35,18 +34,12 @@ class Opening(AbstractContextManager[Session]):
     """
 
     def __init__(
-        self,
-        core: _core.Session,
-        session: Session,
-        adviser: Adviser,
-        steps: Steps,
-        chooser: Chooser | None = None,
+        self, core: _core.Session, session: Session, adviser: Adviser, steps: Steps
     ) -> None:
         self._core = core
         self._session = session
         self._adviser = adviser
-        self._chooser = chooser
-        self._scope = CpuScope(core, adviser, steps, chooser)
+        self._scope = CpuScope(core, adviser, steps)
         self._undo = Undo()
         self._waited = False
 
@@ -77,8 +70,6 @@ class Opening(AbstractContextManager[Session]):
         if current.scope() is self._scope:
             current.end()
         self._undo.close()
-        if self._chooser:
-            self._chooser.close()
         self._adviser.keep(failed=error is not None)
         if error is None:
             for text in self._core.take_untold():

@@ -20,18 +20,10 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
 from dtr_alloc.runtime.adapters import libraries
-from dtr_alloc.runtime.heuristic import (
-    DEFAULT,
-    Heuristic,
-    Policy,
-    insist_float,
-    native_policy,
-    resolve,
-)
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, resolve_live
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
-from dtr_alloc.runtime.scope.auto import chooser_for, first_heuristic
 from dtr_alloc.runtime.scope.current import Member, OpenScope
 from dtr_alloc.runtime.scope.opening import Opening
 from dtr_alloc.runtime.scope.session import Session
@@ -65,7 +57,6 @@ def rematerialize(
     device: str | torch.device = "cpu",
     memory: Memory = "pool",
     heuristic: str | Heuristic = DEFAULT,
-    policy: Policy = "eager",
     clock: str = "wall",
     timeline: bool = False,
     events: bool = False,
@@ -92,14 +83,8 @@ def rematerialize(
             tensor, and the runtime counts and evicts. The scope's end then copies nothing, and the
             budget may grow (``Session.resize``). It bounds the bytes of tensors, each rounded up
             to 512, not what malloc holds besides (docs/guest.md).
-        heuristic: a preset's name or a ``Heuristic``, by which victims are chosen; ``"auto"``:
-            begins with the default, simulates steps of the program by others while it runs, in a
-            hundredth of the time, and takes the best (docs/heuristics.md).
-        policy: what becomes of a tensor that the program lets go while something can still be
-            recomputed from it. ``"eager"``: it is freed at once, and recomputed for that;
-            ``"banish"``: it is freed for good once all that was made from it is there, and that is
-            then never evicted; ``"ignore"``: it stays until its score is least. The first is best
-            nearly always; the others are the paper's, for studies.
+        heuristic: a preset's name or a ``Heuristic``, by which victims are chosen. What is for
+            studies alone, a simulation has (docs/heuristics.md).
         clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
             which makes the evictions of a run repeatable.
         timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
@@ -159,18 +144,14 @@ def rematerialize(
     if clock not in ("wall", "logical"):
         raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
     check_thrash_limit(thrash_limit)
-    native = native_policy(policy)
-    if swap is not None and (size is None or policy != "eager" or heuristic == "auto"):
-        raise ValueError(
-            'swap goes with a budget, policy="eager" and a heuristic other than "auto": without a '
-            "budget nothing leaves memory, and the others' simulations know of no swap"
-        )
+    chosen = resolve_live(heuristic)
+    if swap is not None and size is None:
+        raise ValueError("swap goes with a budget: without one nothing leaves memory")
     core = _native(
         budget=_NO_LIMIT if size is None else size,
         limited=size is not None,
         guest=memory == "torch",
-        heuristic=first_heuristic(heuristic)._native(),
-        policy=native,
+        heuristic=chosen._native(),
         recordable=libraries.checked(recordable),
         logical_clock=clock == "logical",
         timeline=timeline,
@@ -179,12 +160,10 @@ def rematerialize(
         **native_swap(swap, swap_dir, anywhere=swap_anywhere),
         **_testing.options(),
     )
-    rules = live(first_heuristic(heuristic), policy, cast(Clock, clock))
-    chooser = chooser_for(heuristic, policy, rules.clock)
     steps = Steps()
-    session = Session(core, steps, has_budget=size is not None, events=events, chooser=chooser)
-    adviser = Adviser(core, rules, swap=swap is not None)
-    return Opening(core, session, adviser, steps, chooser)
+    session = Session(core, steps, has_budget=size is not None, events=events)
+    adviser = Adviser(core, live(chosen, cast(Clock, clock)), swap=swap is not None)
+    return Opening(core, session, adviser, steps)
 
 
 @used_once
@@ -224,8 +203,8 @@ def _native(**options: Any) -> _core.Session:
     without: dict[str, Any] = {
         "budget": _NO_LIMIT,
         "limited": False,
-        "heuristic": resolve(DEFAULT)._native(),
-        "policy": native_policy("eager"),
+        "heuristic": resolve_live(DEFAULT)._native(),
+        "policy": _core.Policy.eager,
         "guest": False,
         "recordable": [],
         "record": True,

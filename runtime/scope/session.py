@@ -22,7 +22,6 @@ from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
 from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
 from dtr_alloc.runtime.scope import chrome_trace, current
-from dtr_alloc.runtime.scope.auto import Chooser
 from dtr_alloc.runtime.scope.steps import Step, Steps
 from dtr_alloc.runtime.scope.used_once import OnceOrDecorator
 
@@ -89,11 +88,9 @@ class Session:
         *,
         has_budget: bool,
         events: bool = False,
-        chooser: Chooser | None = None,
     ) -> None:
         self._core = core
         self._steps = steps
-        self._chooser = chooser
         self._has_budget = has_budget
         self._events = events
         if events:
@@ -140,8 +137,6 @@ class Session:
                 moved += f", of which operators waited for {s.swap_waited_ns / 1e6:,.1f} ms"
             rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))
         rows += self._steps.rows(s.evicted_bytes)
-        if self._chooser is not None:
-            rows.append(("heuristic", "", self._chooser.told()))
         rows += self._compiled_code(s.budget_bytes)
         for name, refused in self._core.caught().items():
             note = f"{name} went on without it, perhaps with other last bits"
@@ -176,7 +171,7 @@ class Session:
 
     @property
     def heuristic(self) -> Heuristic:
-        """By which victims are chosen at present; with ``heuristic="auto"`` it changes."""
+        """By which victims are chosen."""
         return heuristic_of(self._core.heuristic())
 
     def _compiled_code(self, budget: int | None) -> list[tuple[str, str, str]]:

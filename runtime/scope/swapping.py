@@ -85,7 +85,7 @@ def swap_folder(folder: Folder | None, *, anywhere: bool = False) -> Path:
     return path
 
 
-def host_swap(swap: int | str | None, *, rematerialize: bool, auto: bool) -> int:
+def host_swap(swap: int | str | None, *, rematerialize: bool) -> int:
     """The bytes of the host's memory that `allocator(swap=...)` asks for; 0 where it asks for none.
 
     Raises:
@@ -94,11 +94,8 @@ def host_swap(swap: int | str | None, *, rematerialize: bool, auto: bool) -> int
     """
     if swap is None:
         return 0
-    if not rematerialize or auto:
-        raise ValueError(
-            'swap goes with rematerialize=True and a heuristic other than "auto": a pool alone '
-            "moves nothing, and the simulations of the other know of no swap"
-        )
+    if not rematerialize:
+        raise ValueError("swap goes with rematerialize=True: a pool alone moves nothing")
     size = parse_size(swap, "swap", most=_LARGEST)
     if size >= (most := spare()):
         raise ValueError(

@@ -11,17 +11,17 @@ import numbers
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
+from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import (
     Heuristic,
-    Policy,
     insist_float,
     insist_switch,
     insist_whole,
-    native_policy,
     resolve,
 )
 from dtr_alloc.runtime.simulate.link import LeaveBy, Link, Linked
 
+Policy = Literal["eager", "banish", "ignore"]
 Mode = Literal["bytes", "pool"]
 Placement = Literal["best_fit", "two_ended"]
 Clock = Literal["wall", "logical"]
@@ -106,6 +106,17 @@ class Rules:
             raise ValueError(f"a link needs the policy 'eager', not {self.policy!r}")
 
 
+def native_policy(policy: str) -> _core.Policy:
+    """The engine's own.
+
+    Raises:
+        ValueError: the name is not known.
+    """
+    if policy not in ("eager", "banish", "ignore"):
+        raise ValueError(f'policy {policy!r} is not one of "eager", "banish", "ignore"')
+    return cast(_core.Policy, getattr(_core.Policy, policy))
+
+
 def _insist_count(name: str, value: int | None) -> None:
     insist_whole(name, value)
     if not 0 <= cast(int, value) <= _MOST:
@@ -116,17 +127,14 @@ PAPERS = Rules()
 """The paper's simulator with h_DTR."""
 
 
-def live(
-    heuristic: str | Heuristic = "dtr", policy: Policy = "eager", clock: Clock = "wall"
-) -> Rules:
-    """Those of a scope: by them advice, plans and ``"auto"`` foretell what it will do.
+def live(heuristic: str | Heuristic = "dtr", clock: Clock = "wall") -> Rules:
+    """Those of a scope: by them advice and plans foretell what it will do.
 
     Raises:
         TypeError, ValueError: as `Rules` does.
     """
     return Rules(
         heuristic,
-        policy,
         mode="pool",
         thrash=HOPELESS,
         pin_outputs=False,

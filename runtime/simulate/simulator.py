@@ -23,10 +23,10 @@ import numpy as np
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
-from dtr_alloc.runtime.heuristic import Heuristic, name_of, native_policy, resolve
+from dtr_alloc.runtime.heuristic import Heuristic, name_of, resolve
 from dtr_alloc.runtime.simulate.link import Link
 from dtr_alloc.runtime.simulate.result import SimulationResult
-from dtr_alloc.runtime.simulate.rules import PAPERS, Rules
+from dtr_alloc.runtime.simulate.rules import PAPERS, Rules, native_policy
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from dtr_alloc.runtime.heuristic import Heuristic, Policy
+from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.simulate.link import LeaveBy, Linked
 from dtr_alloc.runtime.simulate.result import SimulationResult
-from dtr_alloc.runtime.simulate.rules import THRASH, Mode, Rules
+from dtr_alloc.runtime.simulate.rules import THRASH, Mode, Policy, Rules
 from dtr_alloc.runtime.simulate.simulator import Budget, Simulator, Traced, parse_budget
 
 BUDGETS = tuple(tenth / 10 for tenth in range(10, 0, -1))

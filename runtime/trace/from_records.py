@@ -41,17 +41,6 @@ def calls(records: list[int], operators: list[str]) -> Iterator[tuple[Any, ...]]
             yield operators[fields[0]], *results[1::4]
 
 
-def first_steps(records: list[int], steps: int) -> list[int]:
-    """The records up to the end of so many steps of optimizers; all, where there are fewer."""
-    at = 0
-    for kind, fields in _split(records):
-        at += 2 + len(fields)
-        steps -= kind == _STEP
-        if steps == 0:
-            return records[:at]
-    return records
-
-
 def with_later_state(records: list[int]) -> list[int]:
     """A step's records as they would be in the next step: what the last step of an optimizer made,
     and kept beyond what it had, is there from the begin on. They end where that step began, behind

@@ -74,8 +74,7 @@ def test_an_operator_inside_a_graph_that_keeps_an_argument_of_a_replay_cannot_re
 
 
 def test_what_a_backward_graph_overwrites_is_nothing_that_a_recipe_reads() -> None:
-    """A saved tensor that nobody else has is written over, and dropped, by the backward graph. Only
-    this policy would keep it for the recipe."""
+    """A saved tensor that nobody else has is written over, and dropped, by the backward graph."""
 
     def program(run: Function) -> Tensor:
         torch.manual_seed(0)
@@ -96,7 +95,7 @@ def test_what_a_backward_graph_overwrites_is_nothing_that_a_recipe_reads() -> No
 
     run = compiled(lambda x, weight: (x @ weight).sigmoid() * 2)
     expected = program(run)
-    with dtr_alloc.rematerialize("64MiB", policy="ignore"):
+    with dtr_alloc.rematerialize("64MiB"):
         assert torch.equal(program(run), expected)
 
 

@@ -34,7 +34,8 @@ def test_a_torch_without_cuda_is_told_what_is_missing() -> None:
         ({"budget": "1GiB", "swap": 0}, "swap 0 is not above zero"),
         ({"budget": "1GiB", "swap": "15TiB"}, "would page-lock more than this machine can spare"),
         ({"budget": "1GiB", "swap": "1GiB", "rematerialize": False}, "swap goes with rematerial"),
-        ({"budget": "1GiB", "swap": "1GiB", "heuristic": "auto"}, "swap goes with rematerialize"),
+        ({"budget": "1GiB", "heuristic": "auto"}, "heuristic 'auto' is not known"),
+        ({"budget": "1GiB", "heuristic": "full"}, "heuristic 'full' is for simulations only"),
     ],
 )
 def test_an_argument_that_is_not_understood_changes_nothing(

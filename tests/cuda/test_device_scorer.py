@@ -154,6 +154,28 @@ def test_a_session_runs_as_with_the_hosts_scores(cuda: FakeCuda, heuristic: Heur
     assert cuda.faults() == []
 
 
+@pytest.mark.parametrize(
+    "heuristic", [Heuristic(staleness_exp=0.5), Heuristic(next_use=True), PRESETS["megengine"]]
+)
+def test_the_device_goes_on_from_step_to_step(cuda: FakeCuda, heuristic: Heuristic) -> None:
+    """One of them takes the other kernel, one a tape's times."""
+
+    def outcomes(scorer: Scorer) -> list[Any]:
+        found: list[Any] = []
+        with session(scorer, heuristic=heuristic) as opened:
+            for _ in range(3):
+                found.append((chain(), opened.stats().evictions))
+                opened._core.step()
+                opened.check()
+            found.append(opened.stats().rematerializations)
+            if scorer == "device":
+                assert opened._core.stats().device_choices >= opened.stats().evictions
+        return found
+
+    assert outcomes("device") == outcomes("host")
+    assert cuda.faults() == []
+
+
 def test_few_candidates_are_never_the_devices(cuda: FakeCuda) -> None:
     """The crossover lies anywhere, as the fake driver's time does; but not at sixty rows."""
     expected, _ = outcome("host")

@@ -309,25 +309,6 @@ def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
         session.check()
 
 
-def test_what_becomes_constant_while_it_is_brought_back_can_be_held_on_any_stream(
-    cuda: FakeCuda, streams: tuple[int, int]
-) -> None:
-    one, other = streams
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB", policy="banish") as session:
-        _core.set_host_stream(one)
-        first = x.exp()
-        second = first.sin()
-        assert dtr_alloc.evict(second)
-        del first
-        _core.set_host_stream(other)
-        hold(second)
-        assert torch.equal(second, x.exp().sin())
-        assert not dtr_alloc.evict(second)
-        del second
-        session.check()
-
-
 def test_replays_on_the_only_stream_record_and_wait_for_nothing(
     cuda: FakeCuda, streams: tuple[int, int]
 ) -> None:

@@ -118,33 +118,11 @@ def page_moves() -> Iterator[str]:
     yield f"A page of 2 MiB takes {us[f'{huge}: moved']:.1f} us"
 
 
-def chosen() -> Iterator[str]:
-    for stem, models in (
-        ("auto", "the demo's five"),
-        ("auto_sizes", "four of them, each batch of another size"),
-        ("auto_models", "the paper's eight"),
-    ):
-        over = result(stem)["over dtr"]
-        for share in over["auto step"]:
-            cells = [models, f"{100 * float(share):.0f} %"]
-            for what in ("recomputing", "step"):
-                for way in ("foresight", "auto"):
-                    mean, most = over[f"{way} {what}"][share]
-                    cells.append(f"{mean:.2f} ({most:.2f})")
-            yield f"| {' | '.join(cells)} |"
-
-
-def parts_of_a_step() -> Iterator[str]:
-    least = {(row["model"], row["share"]): row["least"] for row in result("unavoidable")["rows"]}
-    for row in result("auto")["rows"]:
-        if row["budget"] in (0.5, 0.3):
-            parts = [
-                row["parts"][name] for name in ("again", "choosing", "moves", "recorded", "beside")
-            ]
-            step = f"{row['foresight_step']:.2f}"
-            parts.insert(1, least[row["model"], row["budget"]])
-            cells = [row["model"], f"{row['budget']:.0%}", step, *(f"{p:+.2f}" for p in parts)]
-            yield f"| {' | '.join(cells)} |"
+def unavoidable() -> Iterator[str]:
+    for row in result("unavoidable")["rows"]:
+        if row["share"] in (0.5, 0.3):
+            again = f"{row['least']:.3f} | {row['default']:.3f}"
+            yield f"| {row['model']} | {row['share']:.0%} | {again} |"
 
 
 def unavoidable_at_real_size() -> Iterator[str]:
@@ -345,7 +323,7 @@ def limits() -> Iterator[str]:
 
 QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "README.md": (gpu_quotes.batches, gpu_quotes.budgets, demo, real_size, operators, checkpoints),
-    "docs/heuristics.md": (chosen, simulator_quotes.floors_with_orphans),
+    "docs/heuristics.md": (simulator_quotes.floors_with_orphans,),
     "docs/guest.md": (guests,),
     "docs/odd_batches.md": (odd_batches,),
     "perf/README.md": (
@@ -357,7 +335,7 @@ QUOTES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
         gpu_quotes.pages,
         gpu_quotes.seconds,
         peers,
-        parts_of_a_step,
+        unavoidable,
         throughput,
         page_moves,
         simulator_quotes.fragmentation,

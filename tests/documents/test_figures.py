@@ -38,8 +38,6 @@ OLDER = {
 # Of today's C++, but made alone: too long for the forty minutes of `make figures`, or from the
 # published logs, which are not ours to give.
 ALONE = {
-    "auto_models",
-    "auto_sizes",
     "beside",
     "compiled",
     "fragmentation",

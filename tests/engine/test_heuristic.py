@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -12,11 +13,13 @@ from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import (
     ABLATIONS,
     DEFAULT,
+    LIVE_PRESETS,
     PRESETS,
     USER_PARAMETERS,
     Heuristic,
     name_of,
     resolve,
+    resolve_live,
 )
 from tests.engine_harness.harness import EngineHarness
 
@@ -94,6 +97,7 @@ def test_a_heuristic_has_the_name_of_its_preset_or_ablation() -> None:
         assert name_of(name) == name
         assert name_of(heuristic) == SAME.get(name, name)
     assert name_of(Heuristic(seed=3)) == repr(Heuristic(seed=3))
+    assert name_of(ABLATIONS["full"], LIVE_PRESETS) == repr(ABLATIONS["full"])
 
 
 def test_a_name_resolves_to_its_preset_or_ablation() -> None:
@@ -118,22 +122,72 @@ def test_the_default_of_a_scope_differs_from_the_papers_by_lineages_and_three_sw
         assert session.heuristic == PRESETS[DEFAULT]
 
 
-@pytest.mark.parametrize("name", ["belady", "", "DTR"])
+UNKNOWN = ["belady", "", "DTR", "auto"]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_a_name_that_is_no_preset_is_told_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         resolve(name)
     assert str(error.value) == (
         f"heuristic {name!r} is not known; there are dtr, dtr_full, dtr_local, e_star, foresight, "
-        "lru, megengine, megengine_published, msps, random, size; the ablations full, eqclass, "
-        "local and none, with or without _size and _stale behind; and, for rematerialize() and "
-        "allocator(), auto"
+        "lru, megengine, megengine_published, msps, random, size; and the ablations full, eqclass, "
+        "local and none, with or without _size and _stale behind"
     )
 
 
+LIVE = "dtr, dtr_full, dtr_local, e_star, foresight, lru, megengine, msps, random, size"
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_scope_is_told_the_names_that_it_takes(name: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        resolve_live(name)
+    assert str(error.value) == f"heuristic {name!r} is not known; there are {LIVE}"
+
+
+@pytest.mark.parametrize("name", ["megengine_published", *ABLATIONS])
+def test_a_scope_takes_no_name_that_is_for_simulations_only(name: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        resolve_live(name)
+    assert str(error.value) == (
+        f"heuristic {name!r} is for simulations only, as megengine_published is, and the "
+        "ablations full, eqclass, local and none, with or without _size and _stale behind; a "
+        f"scope takes {LIVE}"
+    )
+
+
+def test_a_scope_takes_each_neighbourhood_but_megengines() -> None:
+    kinds = get_args(get_type_hints(Heuristic)["neighbourhood"])
+    taken = [kind for kind in kinds if kind != "megengine"]
+    for kind in taken:
+        assert resolve_live(Heuristic(kind)).neighbourhood == kind
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        resolve_live(Heuristic("megengine"))
+    assert str(error.value) == (
+        "neighbourhood 'megengine' is for simulations only; a scope takes "
+        f"{', '.join(taken[:-1])} and {taken[-1]}"
+    )
+
+
+def test_a_scope_takes_all_other_presets() -> None:
+    assert {name: resolve_live(name) for name in LIVE.split(", ")} == LIVE_PRESETS
+    assert PRESETS.keys() - LIVE_PRESETS.keys() == {"megengine_published"}
+
+
 @pytest.mark.parametrize("value", [None, 1, ["dtr"]])
-def test_what_is_no_name_and_no_heuristic_is_refused(value: Any) -> None:
+@pytest.mark.parametrize("find", [resolve, resolve_live])
+def test_what_is_no_name_and_no_heuristic_is_refused(find: Any, value: Any) -> None:
     with pytest.raises(TypeError, match="is neither a name nor a Heuristic"):
-        resolve(value)
+        find(value)
+
+
+def test_a_file_that_is_no_heuristic_is_refused_by_name(tmp_path: Path) -> None:
+    for text in ("[1]", "{", "[" * 100_000, '{"cost": 1}', '{"cost_exp": -1}', '{"next_use": 1}'):
+        path = tmp_path / "mine.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"mine\.json is no saved heuristic: "):
+            Heuristic.load(path)
 
 
 WRONG: tuple[Any, ...] = (1.5, "7", None, True)

@@ -90,6 +90,24 @@ def test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it(
     assert seen[1:] == [[True, False]] * 2
 
 
+def test_what_was_made_from_a_value_counts_again_once_the_tape_is_given_up() -> None:
+    """As above, without staleness: with what was made from it, `one` costs four blocks."""
+    program, x, y = Program(), torch.zeros(ELEMENTS), torch.ones(ELEMENTS)
+    with scope(2.5, Heuristic(staleness_exp=0, next_use=True, selection="single")):
+        for _ in range(3):
+            float((x + 1)[0])
+            program.end_step()
+        square = (x[:128] + 0).square()  # No step began so.
+        one = x + 1
+        made = one + 1
+        dtr_alloc.evict(made)
+        other = x + y
+        filler = x + 3
+        assert [dtr_alloc.is_evicted(one), dtr_alloc.is_evicted(other)] == [False, True]
+        del one, made, other, filler
+    assert square[0] == 0
+
+
 def test_without_the_tape_what_was_used_first_goes_first() -> None:
     program, x = Program(), torch.zeros(ELEMENTS)
     with scope(2.5, Heuristic()):

@@ -10,9 +10,10 @@ from torch import Tensor
 import dtr_alloc
 from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime.heuristic import DEFAULT
-from dtr_alloc.runtime.scope.auto import Seen
 from dtr_alloc.runtime.simulate.rules import live
-from dtr_alloc.runtime.trace.format import Call
+from dtr_alloc.runtime.simulate.simulator import Simulator
+from dtr_alloc.runtime.trace.format import Annotate, Call
+from dtr_alloc.runtime.trace.from_records import trace_of
 
 
 def trained_steps(model: str, session: dtr_alloc.Session, steps: int) -> Iterator[tuple[int, int]]:
@@ -50,8 +51,12 @@ def test_a_simulation_of_recorded_steps_recomputes_what_later_steps_do() -> None
         each = [*trained_steps("unet", session, 9)]
         records, operators, _, _ = session._core.seen()
         budget = session._core.pool_stats().budget
-    replay = Seen(records, operators, 6).replay()
-    earlier, all_ = (one.run(budget, live(DEFAULT)) for one in (replay.earlier, replay.all))
+    seen = trace_of(records.tolist(), operators).instructions
+    ends = [at for at, one in enumerate(seen, 1) if one == Annotate("STEP")]
+    earlier, all_ = (
+        Simulator(dtr_alloc.Trace(seen[: ends[steps - 1]])).run(budget, live(DEFAULT))
+        for steps in (3, 6)
+    )
     simulated = all_.rematerializations - earlier.rematerializations
     lived = sum(again for _, again in each[6:])
     assert lived > 0

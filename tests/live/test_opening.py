@@ -33,9 +33,7 @@ def opens() -> None:
         session.check()
 
 
-@pytest.mark.parametrize(
-    ("options", "least"), [({}, 150), ({"heuristic": "auto"}, 150), ({"memory": "torch"}, 150)]
-)
+@pytest.mark.parametrize(("options", "least"), [({}, 150), ({"memory": "torch"}, 150)])
 def test_a_scope_is_open_or_not_wherever_it_is_interrupted(
     options: dict[str, Any], least: int
 ) -> None:

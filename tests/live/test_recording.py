@@ -85,19 +85,6 @@ def test_a_step_is_not_recorded_but_its_closure_is(by_name: bool) -> None:
         }
 
 
-def test_banishing_keeps_what_readers_read_when_an_argument_becomes_constant() -> None:
-    x = torch.randn(64, 64)
-    with dtr_alloc.rematerialize("4MiB", policy="banish"):
-        a = x.exp()
-        b = a * 2
-        c = b + 3
-        dtr_alloc.evict(c)
-        dtr_alloc.evict(b)
-        del a
-        b.add_(100)
-        assert torch.equal(c, x.exp() * 2 + 3)
-
-
 def test_recipes_keep_what_they_read_of_a_constant_whose_memory_is_handed_out() -> None:
     weight = torch.ones(64, 64)
     with dtr_alloc.rematerialize("4MiB"):
@@ -115,19 +102,6 @@ def test_two_thousand_operators_on_dropped_tensors_leave_no_records() -> None:
             x = x.detach()
         session.commit()
         assert session.stats().records == 0
-
-
-def test_banishing_makes_constant_what_is_pinned_once_it_is_back() -> None:
-    x = torch.ones(64, 64)
-    with dtr_alloc.rematerialize("4MiB", policy="banish") as session:
-        a = x.exp()
-        b = a.sin()
-        assert dtr_alloc.evict(b)
-        del a
-        dtr_alloc.pin(b)
-        session.check()
-        assert not dtr_alloc.evict(b)
-        assert torch.equal(b, x.exp().sin())
 
 
 def test_a_write_to_one_of_two_arrays_that_lie_end_to_end_is_none_to_the_other() -> None:

@@ -147,6 +147,34 @@ def test_unknown_heuristics_clocks_and_devices_are_refused() -> None:
         dtr_alloc.rematerialize("1MiB", device="cuda").__enter__()
 
 
+@pytest.mark.parametrize(
+    ("heuristic", "text"),
+    [
+        ("auto", "heuristic 'auto' is not known; there are dtr, dtr_full, "),
+        ("eqclass_stale", "heuristic 'eqclass_stale' is for simulations only, as megengine_publ"),
+        ("megengine_published", "is for simulations only, .* a scope takes dtr, dtr_full, "),
+        (dtr_alloc.Heuristic("megengine"), "neighbourhood 'megengine' is for simulations only; a "),
+    ],
+)
+def test_what_is_for_simulations_only_is_refused(
+    heuristic: str | dtr_alloc.Heuristic, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        dtr_alloc.rematerialize("1MiB", heuristic=heuristic).__enter__()
+    with pytest.raises(ValueError, match=text):
+        dtr_alloc.allocator("1MiB", heuristic=heuristic)
+
+
+@pytest.mark.parametrize(
+    "option", [{"policy": "banish"}, {"leave_by": "swap"}, {"placement": "two_ended"}]
+)
+def test_options_of_simulations_are_none_of_a_scope(option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        dtr_alloc.rematerialize("1MiB", **option).__enter__()
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        dtr_alloc.allocator("1MiB", **option)
+
+
 def test_nested_and_reentered_scopes_are_refused_and_the_outer_one_goes_on() -> None:
     with dtr_alloc.rematerialize("4MiB") as session:
         x = torch.ones(256, 64).exp()

@@ -8,7 +8,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/results.cpp",
-                "usual ? tally_.usual.of(call.cost, call.kernel_ticks, tally_.steps) : call.kernel_ticks",
+                "usual ? tally_.usual.of(call.cost, call.kernel_ticks, tally_.steps)"
+                " : call.kernel_ticks",
                 "usual ? call.kernel_ticks : call.kernel_ticks",
             ),
         ),

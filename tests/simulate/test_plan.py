@@ -16,6 +16,7 @@ from torch import nn
 
 import dtr_alloc
 from dtr_alloc import Heuristic
+from dtr_alloc.runtime.heuristic import ABLATIONS
 from dtr_alloc.runtime.planning import plan as plan_module
 from dtr_alloc.runtime.planning import report
 from dtr_alloc.runtime.planning.forecast import Forecast
@@ -246,7 +247,9 @@ def test_where_nothing_less_will_do_the_peak_is_the_smallest_budget() -> None:
     assert found.budget_bytes == 100 * KIB
 
 
-@pytest.mark.parametrize("heuristic", ["foresight", "lru", Heuristic(size_exp=0.5)])
+@pytest.mark.parametrize(
+    "heuristic", ["foresight", "lru", Heuristic(size_exp=0.5), ABLATIONS["full"]]
+)
 def test_the_suggestion_names_the_heuristic_that_it_was_made_by(heuristic: str | Heuristic) -> None:
     made = plan_of(profile_of(3), [0.9], 1.3, heuristic)
     told = suggestion(made, 1.3)
@@ -379,6 +382,7 @@ def test_in_an_open_scope_a_plan_is_refused_before_anything_runs(
         ({"slowdown": 0.5}, "slowdown is 0.5"),
         ({"budgets": [-1.0]}, "budget -1.0 is not a share"),
         ({"heuristic": "best"}, "'best'"),
+        ({"heuristic": "full"}, "heuristic 'full' is for simulations only"),
         ({"within": "4"}, 'within "4" is not a size'),
         ({"swap_dir": "."}, "swap_dir without link: say how fast"),
         ({"swap_dir": "/no/such/folder", "link": "2GB/s"}, "is no folder"),

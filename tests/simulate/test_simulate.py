@@ -12,7 +12,7 @@ import pytest
 
 import dtr_alloc
 from dtr_alloc import SimulationResult
-from dtr_alloc.runtime.heuristic import Policy
+from dtr_alloc.runtime.simulate.rules import Policy
 from tests.support.trace_lines import (
     Line,
     call,

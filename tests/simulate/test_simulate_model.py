@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dtr_alloc.runtime import heuristic as heuristics
-from dtr_alloc.runtime.heuristic import ABLATIONS, Heuristic, Policy
+from dtr_alloc.runtime.heuristic import ABLATIONS, Heuristic
 from dtr_alloc.runtime.simulate.result import SimulationResult
-from dtr_alloc.runtime.simulate.rules import Rules
+from dtr_alloc.runtime.simulate.rules import Policy, Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import (

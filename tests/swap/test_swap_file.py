@@ -278,9 +278,6 @@ except RuntimeError as error:
         ({"swap": "17TiB"}, "swap"),
         ({"swap_dir": "."}, "swap_dir or swap_anywhere without swap"),
         ({"swap": "1MiB", "swap_dir": "/no/such/folder"}, "is no folder"),
-        ({"swap": "1MiB", "policy": "banish"}, "swap goes with a budget"),
-        ({"swap": "1MiB", "policy": "gentle"}, "policy 'gentle' is not one of"),
-        ({"swap": "1MiB", "heuristic": "auto"}, "swap goes with a budget"),
         ({"swap": "1MiB", "budget": None}, "swap goes with a budget"),
     ],
 )

@@ -297,10 +297,10 @@ def test_no_more_is_page_locked_than_the_machine_can_spare(controls: Path) -> No
     limit(controls, "max", 1000)
     assert swapping.spare() == 4 << 20
     limit(controls, 1049576, 1000)
-    assert swapping.host_swap("1023KiB", rematerialize=True, auto=False) == 1023 << 10
+    assert swapping.host_swap("1023KiB", rematerialize=True) == 1023 << 10
     text = r"^swap of 1 MiB would page-lock more than this machine can spare, 1 MiB: ask"
     with pytest.raises(ValueError, match=text):
-        swapping.host_swap("1MiB", rematerialize=True, auto=False)
+        swapping.host_swap("1MiB", rematerialize=True)
 
 
 @pytest.mark.parametrize("v1", [False, True], ids=["version 2", "version 1"])
