@@ -130,34 +130,7 @@ class Heuristic:
     def __getattr__(self, name: str) -> Any: ...
 
 class SessionStats:
-    operators: int
-    recorded: int
-    evictions: int
-    rematerializations: int
-    records: int
-    kernel_ns: int
-    remat_ns: int
-    search_ns: int
-    move_ns: int
-    bookkeeping_ns: int
-    base_cost: int
-    foretold: int
-    classes: int
-    verified: int
-    time_stamps: int
-    device_choices: int
-    device_scores_from: int
-    live_bytes: int
-    peak_bytes: int
-    evictable_bytes: int
-    evicted_bytes: int
-    largest_operator_bytes: int
-    largest_hold_bytes: int
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    swapped_ahead_bytes: int
-    swap_ns: int
-    swap_waited_ns: int
+    def __getattr__(self, name: str) -> int: ...  # Those of live/session/stats.h.
 
 class Reading: ...
 
@@ -166,29 +139,8 @@ class CompiledRegion:
     def __call__(self, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any: ...
 
 class Session:
-    def __init__(
-        self,
-        budget: int,
-        limited: bool,
-        heuristic: Heuristic,
-        policy: Policy,
-        recordable: list[str],
-        record: bool,
-        logical_clock: bool,
-        timeline: bool,
-        evict_always: bool,
-        verify: bool,
-        debug: bool,
-        thrash_limit: float,
-        on_cuda: bool,
-        guest: bool,
-        scorer: ScorerPlace,
-        image: str,
-        native: int,
-        swap: int,
-        swap_folder: str,
-        swap_always: bool,
-    ) -> None: ...
+    # Those of live/session/options.h, by their names.
+    def __init__(self, *, guest: bool = False, native: int = 0, **options: Any) -> None: ...
     def enter(self) -> None: ...
     def leave(self) -> tuple[int, int]: ...
     def evict(self, tensor: torch.Tensor) -> bool: ...

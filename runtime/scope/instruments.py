@@ -14,18 +14,7 @@ from typing import Any
 
 from dtr_alloc.runtime.heuristic import Scorer, native_scorer
 
-NONE: dict[str, Any] = {
-    "evict_always": False,
-    "verify": False,
-    "on_cuda": False,
-    "scorer": native_scorer("host"),
-    "image": "",
-    "native": 0,
-    "swap_always": False,
-}
-"""The options of a session without instruments."""
-
-_options = NONE
+_options: dict[str, Any] = {}
 
 
 def options() -> dict[str, Any]:
@@ -71,7 +60,7 @@ def instrumented(
         "on_cuda": on_cuda,
         "scorer": native_scorer(scorer),
         "image": image,
-        "native": native or before["native"],
+        "native": native or before.get("native", 0),
         "swap_always": swap_always,
     }
     try:

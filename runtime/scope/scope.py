@@ -147,9 +147,8 @@ def rematerialize(
     chosen = resolve_live(heuristic)
     if swap is not None and size is None:
         raise ValueError("swap goes with a budget: without one nothing leaves memory")
-    core = _native(
+    core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
-        limited=size is not None,
         guest=memory == "torch",
         heuristic=chosen._native(),
         recordable=libraries.checked(recordable),
@@ -192,29 +191,12 @@ def measure(
         8192
     """
     _check_device(device)
-    core = _native(record=False, timeline=timeline)
+    core = _core.Session(
+        budget=_NO_LIMIT, record=False, timeline=timeline, **_testing.options()
+    )
     steps = Steps()
     session = Session(core, steps, has_budget=False)
     return Opening(core, session, Adviser(core, live()), steps)
-
-
-def _native(**options: Any) -> _core.Session:
-    """A session with these options, and otherwise one that records all and evicts nothing."""
-    without: dict[str, Any] = {
-        "budget": _NO_LIMIT,
-        "limited": False,
-        "heuristic": resolve_live(DEFAULT)._native(),
-        "policy": _core.Policy.eager,
-        "guest": False,
-        "recordable": [],
-        "record": True,
-        "logical_clock": False,
-        "timeline": False,
-        "debug": False,
-        "thrash_limit": 0.0,
-        **native_swap(None, None),
-    }
-    return _core.Session(**(without | _testing.NONE | options))
 
 
 def _check_device(device: str | torch.device) -> None:

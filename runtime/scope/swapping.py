@@ -48,7 +48,7 @@ def native_swap(
             raise ValueError(
                 'swap_dir or swap_anywhere without swap: say how large the file may be, swap="8GiB"'
             )
-        return {"swap": 0, "swap_folder": ""}
+        return {}
     size = parse_size(swap, "swap", most=_LARGEST)
     path = swap_folder(folder, anywhere=anywhere)
     free = shutil.disk_usage(path).free  # Else the attempt would fill the disk for a moment.

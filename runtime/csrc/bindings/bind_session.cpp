@@ -88,6 +88,20 @@ py::object holding(Session& session, const py::sequence& tensors,
   return made;
 }
 
+SessionOptions options_of(const py::kwargs& given) {
+  SessionOptions options;
+  std::size_t taken = 0;
+#define DTR_TAKE(type, name, initially)                                 \
+  if (given.contains(#name)) {                                          \
+    options.name = given[#name].cast<decltype(SessionOptions::name)>(); \
+    ++taken;                                                            \
+  }
+  DTR_SESSION_OPTIONS(DTR_TAKE)
+#undef DTR_TAKE
+  if (taken < given.size()) throw py::type_error("a session has no option of a name given");
+  return options;
+}
+
 py::tuple tuple_of(const SessionTrace::Seen& seen) {
   py::array_t<std::int64_t> records(static_cast<py::ssize_t>(seen.records.records.size()),
                                     seen.records.records.data());
@@ -102,41 +116,10 @@ void bind_session(py::module_& m) {
   install_cpu_allocator();
   m.attr("sees_raw_access") = kSeesRawAccess;
 
-  py::class_<SessionStats>(m, "SessionStats")
-      .def_readonly("operators", &SessionStats::operators)
-      .def_readonly("recorded", &SessionStats::recorded)
-      .def_readonly("evictions", &SessionStats::evictions)
-      .def_readonly("rematerializations", &SessionStats::rematerializations)
-      .def_readonly("records", &SessionStats::records)
-      .def_readonly("kernel_ns", &SessionStats::kernel_ns)
-      .def_readonly("remat_ns", &SessionStats::remat_ns)
-      .def_readonly("search_ns", &SessionStats::search_ns)
-      .def_readonly("move_ns", &SessionStats::move_ns)
-      .def_readonly("bookkeeping_ns", &SessionStats::bookkeeping_ns)
-      .def_readonly("base_cost", &SessionStats::base_cost)
-      .def_readonly("remat_cost", &SessionStats::remat_cost)
-      .def_readonly("foretold", &SessionStats::foretold)
-      .def_readonly("classes", &SessionStats::classes)
-      .def_readonly("verified", &SessionStats::verified)
-      .def_readonly("time_stamps", &SessionStats::time_stamps)
-      .def_readonly("device_choices", &SessionStats::device_choices)
-      .def_readonly("device_scores_from", &SessionStats::device_scores_from)
-      .def_readonly("live_bytes", &SessionStats::live_bytes)
-      .def_readonly("peak_bytes", &SessionStats::peak_bytes)
-      .def_readonly("evictable_bytes", &SessionStats::evictable_bytes)
-      .def_readonly("evicted_bytes", &SessionStats::evicted_bytes)
-      .def_readonly("largest_operator_bytes", &SessionStats::largest_operator_bytes)
-      .def_readonly("largest_hold_bytes", &SessionStats::largest_hold_bytes)
-      .def_property_readonly("swapped_out_bytes",
-                             [](const SessionStats& stats) { return stats.swap.out; })
-      .def_property_readonly("swapped_in_bytes",
-                             [](const SessionStats& stats) { return stats.swap.in; })
-      .def_property_readonly("swapped_ahead_bytes",
-                             [](const SessionStats& s) { return s.swap.ahead; })
-      .def_property_readonly("swap_ns",
-                             [](const SessionStats& stats) { return stats.swap.times.busy; })
-      .def_property_readonly("swap_waited_ns",
-                             [](const SessionStats& stats) { return stats.swap.times.waited; });
+  py::class_<SessionStats> stats(m, "SessionStats");
+#define DTR_READ(type, name, value) stats.def_readonly(#name, &SessionStats::name);
+  DTR_SESSION_STATS(DTR_READ)
+#undef DTR_READ
 
   py::enum_<SessionTrace::Watch>(m, "Watch")
       .value("off", SessionTrace::Watch::kOff)
@@ -154,46 +137,25 @@ void bind_session(py::module_& m) {
   using Open = py::call_guard<py::gil_scoped_release>;
   py::class_<Reading>(m, "Reading");
   py::class_<Session>(m, "Session")
-      .def(py::init([](Bytes budget, bool limited, const Heuristic& heuristic, Policy policy,
-                       std::vector<std::string> recordable, bool record, bool logical_clock,
-                       bool timeline, bool evict_always, bool verify, bool debug,
-                       double thrash_limit, bool on_cuda, bool guest, ScorerPlace scorer,
-                       const std::string& image, std::uintptr_t native, Bytes swap,
-                       const std::string& swap_folder, bool swap_always) {
-             const SessionOptions options{.budget = budget,
-                                          .limited = limited,
-                                          .on_cuda = on_cuda,
-                                          .heuristic = heuristic,
-                                          .scorer = scorer,
-                                          .image = image,
-                                          .policy = policy,
-                                          .recordable = std::move(recordable),
-                                          .record = record,
-                                          .logical_clock = logical_clock,
-                                          .timeline = timeline,
-                                          .debug = debug,
-                                          .swap = swap,
-                                          .swap_folder = swap_folder,
-                                          .thrash_limit = thrash_limit,
-                                          .instruments = {evict_always, verify, swap_always}};
-             SessionDevice device = host_device(on_cuda);
+      // `guest`: memory is torch's, on the host. `native`: the address of a CUDA allocator whose
+      // memory it is; 0: none.
+      .def(py::init([](bool guest, std::uintptr_t native, const py::kwargs& given) {
+             const SessionOptions options = options_of(given);
+             SessionDevice device = host_device(options.on_cuda);
 #ifdef DTR_TORCH_CUDA
              if (native) {
                device.deleter = deleter_of(native);
                return std::make_unique<Session>(options, std::move(device),
-                                                memory_over(native, budget));
+                                                memory_over(native, options.budget));
              }
 #endif
              TORCH_CHECK(!native, "this build has no CUDA");
              Memory::Handle memory =
-                 guest ? GuestMemory::create(ordinary_cpu_allocator(), budget) : pool_for(options);
+                 guest ? GuestMemory::create(ordinary_cpu_allocator(), options.budget)
+                       : pool_for(options);
              return std::make_unique<Session>(options, std::move(device), std::move(memory));
            }),
-           py::arg("budget"), py::arg("limited"), py::arg("heuristic"), py::arg("policy"),
-           py::arg("recordable"), py::arg("record"), py::arg("logical_clock"), py::arg("timeline"),
-           py::arg("evict_always"), py::arg("verify"), py::arg("debug"), py::arg("thrash_limit"),
-           py::arg("on_cuda"), py::arg("guest"), py::arg("scorer"), py::arg("image"),
-           py::arg("native"), py::arg("swap"), py::arg("swap_folder"), py::arg("swap_always"))
+           py::kw_only(), py::arg("guest") = false, py::arg("native") = 0)
       .def("enter", in(&Session::scope, &Scope::enter))
       .def("leave",
            [](const py::object& self) {

@@ -22,13 +22,13 @@ class PyCudaAllocator {
                   double thrash_limit, ScorerPlace scorer, const std::string& image, bool rdma,
                   bool exportable, const std::vector<std::string>& recordable, Bytes swap)
       : allocator_(new CudaAllocator(SessionOptions{.budget = budget,
-                                                    .page_uses = {rdma, exportable},
                                                     .heuristic = heuristic,
+                                                    .recordable = recordable,
+                                                    .thrash_limit = thrash_limit,
+                                                    .swap = swap,
                                                     .scorer = scorer,
                                                     .image = image,
-                                                    .recordable = recordable,
-                                                    .swap = swap,
-                                                    .thrash_limit = thrash_limit},
+                                                    .page_uses = {rdma, exportable}},
                                      static_cast<c10::DeviceIndex>(device), rematerialize),
                    [](auto*) {}) {}
 

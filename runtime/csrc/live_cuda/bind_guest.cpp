@@ -28,12 +28,11 @@ class PyGuestAllocator {
       : guest_(new GuestAllocator(native ? *reinterpret_cast<Native*>(native)
                                          : *c10::cuda::CUDACachingAllocator::allocator.load(),
                                   SessionOptions{.budget = budget,
-                                                 .limited = budget < NativeMemory::kLargest,
                                                  .heuristic = heuristic,
-                                                 .scorer = scorer,
-                                                 .image = image,
                                                  .recordable = recordable,
-                                                 .thrash_limit = thrash_limit},
+                                                 .thrash_limit = thrash_limit,
+                                                 .scorer = scorer,
+                                                 .image = image},
                                   static_cast<c10::DeviceIndex>(device),
                                   native ? host_work() : current_cuda_work()),
                [](auto*) {}) {}

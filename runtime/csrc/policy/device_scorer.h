@@ -58,6 +58,10 @@ class DeviceScorer {
 
   std::size_t threshold() const { return kernel_ ? threshold_ : kNever; }  // Rows.
   std::int64_t choices() const { return choices_; }
+  // The threshold, or -1: never.
+  std::int64_t scores_from() const {
+    return threshold() == kNever ? -1 : static_cast<std::int64_t>(threshold());
+  }
 
  private:
   void measure();

@@ -15,9 +15,9 @@
 namespace dtr {
 
 void Interception::apply_instruments(Op* kept, Lock& lock) {
-  if (options_.instruments.verify && kept) verify(*kept, lock);
-  if (options_.instruments.evict_always) engine_.evict_all();
-  if (options_.instruments.swap_always) engine_.move_all();
+  if (options_.verify && kept) verify(*kept, lock);
+  if (options_.evict_always) engine_.evict_all();
+  if (options_.swap_always) engine_.move_all();
 }
 
 void Interception::verify(Op& op, Lock& lock) {
@@ -54,8 +54,7 @@ void Interception::verify_repeats(const Call& call, Op& op, Lock& lock) {
 
 // Of a replay from what the program got, byte for byte; empty where there is none.
 std::string Interception::difference(Op& op, Lock& lock) {
-  const bool gone = options_.policy == Policy::kBanish;  // Perhaps: an argument was unlocked.
-  if (gone || Recipe::of(op).info().uninitialized) return "";
+  if (Recipe::of(op).info().uninitialized) return "";
   std::vector<Held> held;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     if (op.outputs()[i]) held.emplace_back(engine_, *op.outputs()[i]);

@@ -278,7 +278,7 @@ void Interception::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) 
 void Interception::bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock) {
   const std::int64_t begin = ticks();
   engaged.bring_back([&](Value& value) { session_.bring_back(value, lock); });
-  // Policy::kBanish makes constant what was computed from a value that it forgets.
+  // Another thread may have made one an ordinary tensor meanwhile.
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (value && value->constant()) make_constant(call, engaged, *value);

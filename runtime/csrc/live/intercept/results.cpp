@@ -112,7 +112,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   tell_what_stays(call, stack);
   Op* kept = engaged.finish(cost);
   tally_.recorded += kept != nullptr;
-  if (recorded && !options_.instruments.verify) constants_.shed_sometimes();
+  if (recorded && !options_.verify) constants_.shed_sometimes();
   engaged.let_overwritten_go();
   swap_.adopt_what_was_written(call);
   swap_.adopt_what_was_made(call, stack);

@@ -12,29 +12,41 @@
 
 namespace dtr {
 
+// Each of them once: X(type, name, default). Python gives those that differ by their names
+// (bindings/bind_session.cpp), and runtime/scope/scope.py makes them of what a user says.
+#define DTR_SESSION_OPTIONS(X)                                                                       \
+  X(Bytes, budget, 0)                                                                                \
+  X(Heuristic, heuristic, {})                                                                        \
+  /* Operators that the user vouches for: libraries.h. */                                            \
+  X(std::vector<std::string>, recordable, {})                                                        \
+  /* False: the memory serves and counts, nothing is recorded. */                                    \
+  X(bool, record, true)                                                                              \
+  /* An operator costs the bytes it touches instead of its time. */                                  \
+  X(bool, logical_clock, false)                                                                      \
+  X(bool, timeline, false)                                                                           \
+  /* Look for writes that nobody declared. */                                                        \
+  X(bool, debug, false)                                                                              \
+  X(double, thrash_limit, 0) /* thrash_watch.h */                                                    \
+  /* Bytes of the host's memory for a device, else of a file in `swap_folder`; 0: none. */           \
+  X(Bytes, swap, 0)                                                                                  \
+  X(std::string, swap_folder, {})                                                                    \
+  /* Whether the memory is a CUDA device's, and where victims are chosen there: on the host there  \
+     is no choice. `image`: PTX of what scores on a device; empty: nothing does. */ \
+  X(bool, on_cuda, false)                                                                            \
+  X(ScorerPlace, scorer, ScorerPlace::kAuto)                                                         \
+  X(std::string, image, {})                                                                          \
+  /* Instruments of tests, after every operator: evict everything; replay what was recorded, and   \
+     compare; move everything to the swap. */ \
+  X(bool, evict_always, false)                                                                       \
+  X(bool, verify, false)                                                                             \
+  X(bool, swap_always, false)
+
 struct SessionOptions {
-  Bytes budget = 0;
-  bool limited = true;
-  bool on_cuda = false;  // Whether the memory is a CUDA device's.
+#define DTR_FIELD(type, name, initially) type name = initially;
+  DTR_SESSION_OPTIONS(DTR_FIELD)
+#undef DTR_FIELD
   int cuda_device = 0;
-  PageUses page_uses;  // Of a device.
-  Heuristic heuristic;
-  ScorerPlace scorer = ScorerPlace::kAuto;  // Of a device; on the host there is no choice.
-  std::string image;                        // PTX of what scores on a device; empty: nothing does.
-  Policy policy = Policy::kEager;
-  std::vector<std::string> recordable;  // Operators that the user vouches for: libraries.h.
-  bool record = true;                   // False: the memory serves and counts, nothing is recorded.
-  bool logical_clock = false;  // An operator costs the bytes it touches instead of its time.
-  bool timeline = false;
-  bool debug = false;  // Look for writes that nobody declared.
-  Bytes swap = 0;  // Of the host's memory for a device, else of a file in `swap_folder`; 0: none.
-  std::string swap_folder;
-  double thrash_limit = 0;      // thrash_watch.h
-  struct Instruments {          // Of tests.
-    bool evict_always = false;  // Evict everything after every operator.
-    bool verify = false;        // Replay every recorded operator at once and compare.
-    bool swap_always = false;   // Evict everything to the swap after every operator.
-  } instruments;
+  PageUses page_uses{};  // Of a device.
 };
 
 Memory::Handle pool_for(const SessionOptions& options);

@@ -18,7 +18,7 @@ namespace dtr {
 namespace {
 
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
-  const Bytes addresses = options.limited ? scope_addresses(options.budget) : options.budget;
+  const Bytes addresses = scope_addresses(options.budget);
   return options.on_cuda ? make_cuda_arena(addresses, options.cuda_device, options.page_uses)
                          : make_host_arena(addresses);
 }
@@ -65,13 +65,13 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       device_(std::move(device)),
       detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr),
       memory_(std::move(memory)),
-      engine_(*this, options.heuristic, options.policy),
+      engine_(*this, options.heuristic),
       trace_(options.record),
       storages_(engine_, *memory_, device_, trace_.now()),
       tally_(device_.work.get(), options.thrash_limit),
       swap_(options.swap
                 ? std::make_unique<Swap>(engine_, *memory_, storages_, tier_for(options, *memory_),
-                                         options.logical_clock, options.instruments.swap_always)
+                                         options.logical_clock, options.swap_always)
                 : nullptr),
       requests_(options_, device_, *memory_, locks_, notes_, swap_.get(), trace_.now()),
       constants_(
@@ -225,33 +225,9 @@ SessionStats Session::stats() const {
   const SwapStats swap = swap_ ? swap_->stats() : SwapStats();
   const Nanos searching = to_nanoseconds(requests_.search_ticks());
   const Nanos moving = std::min(requests_.moving(), searching);  // Two clocks may differ a little.
-  return {.operators = tally_.operators,
-          .recorded = tally_.recorded,
-          .evictions = engine.evictions,
-          .rematerializations = engine.rematerializations - swap.reloads,
-          .records = engine.values + engine.ops,
-          .kernel_ns = to_nanoseconds(tally_.kernel_ticks),
-          .remat_ns = to_nanoseconds(tally_.remat_ticks),
-          .search_ns = searching - moving,
-          .move_ns = moving,
-          .bookkeeping_ns = to_nanoseconds(tally_.bookkeeping_ticks),
-          .base_cost = engine.base_cost,
-          .remat_cost = engine.remat_cost,
-          .foretold = engine.foretold,
-          .classes = engine.classes,
-          .verified = tally_.verified,
-          .time_stamps = tally_.costs ? tally_.costs->stamps() : 0,
-          .device_choices = device ? device->choices() : 0,
-          .device_scores_from = device && device->threshold() != kNever
-                                    ? static_cast<std::int64_t>(device->threshold())
-                                    : -1,
-          .live_bytes = pool.live,
-          .peak_bytes = pool.peak,
-          .evictable_bytes = engine.evictable,
-          .evicted_bytes = tally_.evicted_for_room,
-          .largest_operator_bytes = engine.largest_operator,
-          .largest_hold_bytes = tally_.largest_hold,
-          .swap = swap};
+#define DTR_VALUE(type, name, value) .name = value,
+  return {DTR_SESSION_STATS(DTR_VALUE)};
+#undef DTR_VALUE
 }
 
 std::vector<std::int64_t> Session::timeline() const {

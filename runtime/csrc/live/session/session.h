@@ -28,29 +28,13 @@
 #include "runtime/csrc/live/session/scope.h"
 #include "runtime/csrc/live/session/session_swap.h"
 #include "runtime/csrc/live/session/session_trace.h"
+#include "runtime/csrc/live/session/stats.h"
 #include "runtime/csrc/live/session/tally.h"
 #include "runtime/csrc/live/storages/constants.h"
 #include "runtime/csrc/live/storages/replayer.h"
 #include "runtime/csrc/live/trace/event_log.h"
 
 namespace dtr {
-
-struct SessionStats {
-  std::int64_t operators, recorded, evictions, rematerializations, records;
-  Nanos kernel_ns, remat_ns, search_ns, move_ns, bookkeeping_ns;
-  Nanos base_cost, remat_cost;      // As EngineStats has them.
-  std::int64_t foretold;            // Operators at which a tape was followed.
-  std::int64_t classes;             // Of missing values, where a neighbourhood has them.
-  std::int64_t verified;            // Recipes that verify mode replayed.
-  std::int64_t time_stamps;         // Made on the device to learn what operators cost.
-  std::int64_t device_choices;      // Victims chosen by scores that the device found,
-  std::int64_t device_scores_from;  // and from how many candidates on it is asked; -1: never.
-  Bytes live_bytes, peak_bytes, evictable_bytes;
-  Bytes evicted_bytes;  // To make room: not by hand, by a resize, or by what tests ask for.
-  Bytes largest_operator_bytes;
-  Bytes largest_hold_bytes;  // Of values that a call of compiled code held together.
-  SwapStats swap;
-};
 
 class Session final : public Executor {
  public:
