@@ -13,7 +13,7 @@ import numbers
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 
@@ -191,9 +191,7 @@ def measure(
         8192
     """
     _check_device(device)
-    core = _core.Session(
-        budget=_NO_LIMIT, record=False, timeline=timeline, **_testing.options()
-    )
+    core = _core.Session(budget=_NO_LIMIT, record=False, timeline=timeline, **_testing.options())
     steps = Steps()
     session = Session(core, steps, has_budget=False)
     return Opening(core, session, Adviser(core, live()), steps)

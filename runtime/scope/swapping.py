@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dtr_alloc.pool.size import format_size, parse_size
 
@@ -35,7 +36,7 @@ Folder = str | os.PathLike[str]
 
 def native_swap(
     swap: int | str | None, folder: Folder | None, *, anywhere: bool = False
-) -> dict[str, int | str]:
+) -> dict[str, Any]:
     """The options of a session that come of `swap`, `swap_dir` and `swap_anywhere`.
 
     Raises:
