@@ -89,7 +89,7 @@ def _version(package: str) -> str:
 
 
 def _driver() -> str:
-    """The driver that a pool on a CUDA device would use (csrc/cuda_driver.cpp)."""
+    """The driver that a pool on a CUDA device would use (pool/csrc/cuda/driver.cpp)."""
     path = os.environ.get("DTR_ALLOC_LIBCUDA") or "libcuda.so.1"
     try:
         library = ctypes.CDLL(path)

@@ -149,6 +149,7 @@ def rematerialize(
         raise ValueError("swap goes with a budget: without one nothing leaves memory")
     core = _core.Session(
         budget=_NO_LIMIT if size is None else size,
+        limited=size is not None,
         guest=memory == "torch",
         heuristic=chosen._native(),
         recordable=libraries.checked(recordable),
@@ -191,7 +192,14 @@ def measure(
         8192
     """
     _check_device(device)
-    core = _core.Session(budget=_NO_LIMIT, record=False, timeline=timeline, **_testing.options())
+    core = _core.Session(
+        budget=_NO_LIMIT,
+        limited=False,
+        heuristic=resolve_live(DEFAULT)._native(),
+        record=False,
+        timeline=timeline,
+        **_testing.options(),
+    )
     steps = Steps()
     session = Session(core, steps, has_budget=False)
     return Opening(core, session, Adviser(core, live()), steps)

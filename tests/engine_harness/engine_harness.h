@@ -50,7 +50,7 @@ class EngineHarness final : public Executor {
   std::uint64_t read(Id id);  // Materializes it and returns its content.
   bool evict(Id id);
   void freeze(Id id);
-  // Makes it constant if Engine::outweighed, as a session does before a call.
+  // Makes it constant if Histories::outweighed, as a session does before a call.
   void cut_history(Id id);
   void commit();
   // The k-th request for memory, or operator that is run again, from now on throws std::bad_alloc.

@@ -326,6 +326,22 @@ def test_a_model_made_in_another_default_type_within_the_scope_is_recomputed() -
 # ---- Threads
 
 
+def test_the_number_of_a_threads_first_operator_counts_where_that_writes_in_place() -> None:
+    """It is known only once the operator has run: a thread has none before."""
+    torch.set_num_threads(1)
+    x = randn(1_000_025)
+    expected = F.mish(x + 0, inplace=True)
+    with dtr_alloc.rematerialize("64MiB"):
+        written = x + 0
+
+        def work() -> None:
+            F.mish(written, inplace=True)
+
+        in_threads(work)
+        assert dtr_alloc.evict(written)
+        assert torch.equal(written, expected)
+
+
 def test_each_thread_is_recomputed_by_its_own_number_and_control_word() -> None:
     """Whoever reads: a thread whose own differ computes as the one did that it reads from."""
     x, tiny = torch.randn(1_000_025), torch.full((1000,), 1e-20)

@@ -53,7 +53,7 @@ class Value:
     """Of the locks, those of recomputations whose turn has not come."""
     dropped_while_locked: bool = False
     stone: bool = False
-    """Dropped, and it stays (stepping_stones.cpp)."""
+    """Dropped, and it stays (stepping_stones.h)."""
     recomputes: int = 0
 
 

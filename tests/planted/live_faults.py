@@ -42,7 +42,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/library_calls.cpp",
-                "    call.random = session_.last_random();\n",
+                "    call.random = session_.random_state(generator);\n",
                 "",
             ),
         ),

@@ -2,9 +2,9 @@
 //
 // There are two kinds. A pool (pool.h) owns its memory, and knows holes, pages and the order of
 // streams. Torch's own allocator keeps its memory, which is then only counted: by us on the host
-// (live/machine/guest_memory.h), and by torch itself on a device (live_cuda/native_memory.h). The interface
-// is what both can do. Who chooses victims by holes, or moves pages, asks for the pool itself, and
-// does without where there is none.
+// (live/machine/guest_memory.h), and by torch itself on a device (live_cuda/native_memory.h). The
+// interface is what both can do. Who chooses victims by holes, or moves pages, asks for the pool
+// itself, and does without where there is none.
 //
 // A call costs what a call of the pool costs, and the look-up of the function. data() is asked for
 // several times an operator and needs none: a block's address is an offset from one base.
@@ -81,8 +81,8 @@ class Memory {
   // for a block that the budget allows; std::invalid_argument where size is negative.
   virtual Block* allocate(Bytes size, Fit fit, Stream stream) = 0;
   virtual void free(Block* block) = 0;
-  // The live block that starts there, or null. A guest on the host finds none that a session tracks,
-  // one on a device no other.
+  // The live block that starts there, or null. A guest on the host finds none that a session
+  // tracks, one on a device no other.
   virtual Block* find(const void* data) const = 0;
   // Counts the block no longer, for good: it lives on as ordinary memory. False where it cannot.
   virtual bool let_go(Block*) { return false; }

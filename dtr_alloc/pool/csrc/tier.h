@@ -1,16 +1,16 @@
 // A second tier of memory: where the bytes of tensors go when there is no room for them. There are
-// two: a file, for tensors on the host (live/machine/swap_file.h), and the host's page-locked memory, for
-// those of a CUDA device (cuda/host_tier.cpp).
+// two: a file, for tensors on the host (live/machine/swap_file.h), and the host's page-locked
+// memory, for those of a CUDA device (cuda/host_tier.cpp).
 //
 // A copy of a device is only given to a stream. Its order among other work is the tier's business.
 // A write comes after all that made the bytes, and the block may be freed at once. A read has two
 // parts: begin_read() starts the copy, and work that the stream `reader` is given after
 // finish_read() finds the bytes there. On the host a call returns when all is done.
 //
-// The device may be far behind the host. So that a write need not come after all that the device was
-// given meanwhile, mark() notes at times how far the program is, by a clock that never goes back. A
-// write tells a time by which its bytes had been made, and comes after the first mark of a later
-// time. A mark of the same time may be older than the bytes.
+// The device may be far behind the host. So that a write need not come after all that the device
+// was given meanwhile, mark() notes at times how far the program is, by a clock that never goes
+// back. A write tells a time by which its bytes had been made, and comes after the first mark of a
+// later time. A mark of the same time may be older than the bytes.
 
 #pragma once
 

@@ -71,8 +71,8 @@ const c10::StorageImpl* storage_of_tensor(PyObject* object) {
              : nullptr;
 }
 
-// Storages that others have besides the list of results. One that the code keeps, such as a constant
-// of its own, would be evicted behind its back.
+// Storages that others have besides the list of results. One that the code keeps, such as a
+// constant of its own, would be evicted behind its back.
 class Shared {
  public:
   explicit Shared(c10::ArrayRef<PyObject*> results) {
@@ -163,8 +163,8 @@ c10::intrusive_ptr<CompiledCode> code_of(const std::shared_ptr<CompiledRegion>& 
   return code;
 }
 
-// What the graph makes of `inputs`, which are let go; or None, and nothing has happened: the call is
-// a part of another operator, or has an input that no operator takes.
+// What the graph makes of `inputs`, which are let go; or None, and nothing has happened: the call
+// is a part of another operator, or has an input that no operator takes.
 py::object call(const std::shared_ptr<CompiledRegion>& region, const py::list& inputs,
                 const py::object& run) {
   if (InOperator::state.depth > 0 || Hold::here()) return py::none();

@@ -2,10 +2,10 @@
 // tvm_ffi for each argument of each call. No method of the tensor runs, so raw_access.py sees
 // nothing, and an evicted tensor has no memory to show.
 //
-// The table of these functions (torch.Tensor.__dlpack_c_exchange_api__, DLPack 1.2) is one object of
-// torch's, whose address a library may keep from before our import on. So the table stays where it
-// is, and two of its functions become ours, for as long as the process lives. Ours do what the method
-// __dlpack__ does in a scope, and call torch's. Outside of scopes they cost one load.
+// The table of these functions (torch.Tensor.__dlpack_c_exchange_api__, DLPack 1.2) is one object
+// of torch's, whose address a library may keep from before our import on. So the table stays where
+// it is, and two of its functions become ours, for as long as the process lives. Ours do what the
+// method __dlpack__ does in a scope, and call torch's. Outside of scopes they cost one load.
 //
 // A library that had copied the functions themselves before our import is not seen. The table is
 // writable in torch 2.11 to 2.15: a static variable of torch/csrc/Module.cpp, and not a constant.

@@ -63,7 +63,8 @@ void advise_by(const py::function& function) {
   set_adviser(&advice);
 }
 
-// Runs compiled code that is given `tensors`, of which it writes those at `written`. `code`: its name.
+// Runs compiled code that is given `tensors`, of which it writes those at `written`. `code`: its
+// name.
 py::object holding(Session& session, const py::sequence& tensors,
                    const std::vector<std::size_t>& written, bool backward, std::uint64_t code,
                    const py::function& run) {
@@ -200,10 +201,6 @@ void bind_session(py::module_& m) {
       .def("watch", &Session::watch, Open())
       .def("seen", [](const Session& session) { return tuple_of(session.trace().seen()); })
       .def("heuristic", [](Session& session) { return session.options().heuristic; })
-      .def("watched",
-           [](const Session& session) {
-             return py::make_tuple(session.trace().watched_steps(), session.trace().watching());
-           })
       .def(
           "step",
           [](Session& session) {

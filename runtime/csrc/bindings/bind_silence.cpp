@@ -1,11 +1,12 @@
 // Python's warnings during a replay (live/machine/silence.h).
 //
-// Filters of warnings are the process's: to change them for a while would silence other threads, and
-// two threads would undo each other. So one filter is added that ignores what a thread warns while
-// it replays, and matches nothing else. It need not go again. A program may set filters of its own
-// in front of it, so each replay of what may be in Python looks, and moves it. Python asks a filter's
-// `match(text)`, of whatever class it is (Python/_warnings.c, check_matched, Python 3.10 to 3.14).
-// Costs a microsecond for such a replay, and a call for a warning that no filter before it takes.
+// Filters of warnings are the process's: to change them for a while would silence other threads,
+// and two threads would undo each other. So one filter is added that ignores what a thread warns
+// while it replays, and matches nothing else. It need not go again. A program may set filters of
+// its own in front of it, so each replay of what may be in Python looks, and moves it. Python asks
+// a filter's `match(text)`, of whatever class it is (Python/_warnings.c, check_matched, Python 3.10
+// to 3.14). Costs a microsecond for such a replay, and a call for a warning that no filter before
+// it takes.
 
 #include <pybind11/pybind11.h>
 

@@ -1,4 +1,5 @@
-// What comes back ahead of its use, where copies run beside the program's work (live/storages/swap.h).
+// What comes back ahead of its use, where copies run beside the program's work
+// (live/storages/swap.h).
 //
 // A value that was moved is missing until the program touches it, and whoever touches it waits for
 // the copy. While a tape foretells, the copy can begin earlier. The next one that is missing comes

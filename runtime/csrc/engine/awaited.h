@@ -1,5 +1,6 @@
 // Missing values that a copy brings back (Value::movable), and when each is needed. In no order: a
-// need changes more often than anybody asks, who mostly learns from one number that it is too early.
+// need changes more often than anybody asks, who mostly learns from one number that it is too
+// early.
 
 #pragma once
 

@@ -203,8 +203,8 @@ class Engine {
   // returns true, or gives up. An error about one value is thrown when the others are frozen.
   void commit(Lock& lock, const std::function<bool()>& spill);
   // Brings back what the program holds, of each value if there is room for its bytes, and freezes
-  // nothing. Whether all of it is there together. An error about one value is thrown when the others
-  // are back.
+  // nothing. Whether all of it is there together. An error about one value is thrown when the
+  // others are back.
   bool return_all(Lock& lock, const std::function<bool(Bytes)>& has_room);
   // Freezes what the program holds and is in memory, and calls `give_up` for the rest, which drops
   // it.

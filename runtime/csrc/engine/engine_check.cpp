@@ -60,8 +60,8 @@ void Engine::check(bool idle) const {
       ops.insert(use->op);
     }
   }
-  // What operators under way read, and nobody else, is found by their locks alone; their recipes have
-  // no outputs yet.
+  // What operators under way read, and nobody else, is found by their locks alone; their recipes
+  // have no outputs yet.
   if (!idle) std::erase_if(ops, [](const Op* op) { return op->live_outputs == 0; });
   const auto all = [&](std::size_t found, std::int64_t counted) {
     const auto here = static_cast<std::int64_t>(found);

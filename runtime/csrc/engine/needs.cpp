@@ -148,12 +148,6 @@ void Needs::find_all() {
 
 // ---- The tape
 
-void Needs::accessed(Value& value) {
-  if (!on_) return;
-  tapes_.accessed(value);
-  if (tapes_.foretell()) update(value);
-}
-
 bool Needs::end_operator(Nanos cost) {
   if (!on_) return false;
   const bool foretold = tapes_.foretell();
@@ -180,11 +174,6 @@ void Needs::another_tape() {
   await_anew();
 }
 
-void Needs::show(const Value& value) {
-  columns_.copy_times(value);
-  if (tapes_.foretell()) columns_.set_need(value.candidate, of(value));
-}
-
 void Needs::show_all() {
   for (std::size_t row = 0; row < columns_.count(); ++row) show(*columns_.value(row));
 }
@@ -195,14 +184,14 @@ void Needs::check() const {
     if (!tapes_.foretell()) return;
     const Nanos foretold = first_need(*value);
     const bool late = need == Tapes::kNever && foretold < tapes_.begin_of(0);
-    if (need != foretold && !late) throw std::logic_error("what is awaited has its need");
+    if (need != foretold && !late) throw std::logic_error("engine: what is awaited has its need");
   }
 }
 
 void Needs::check(const Value& value) const {
   if (!tapes_.foretell() || !value.producer) return;
   if (of(value) != std::min(tapes_.next_use(value), least_behind(value))) {
-    throw std::logic_error("a need is that of the next use, direct or behind");
+    throw std::logic_error("engine: a need is that of the next use, direct or behind");
   }
 }
 

@@ -39,7 +39,11 @@ class Needs {
   void begin_operator() {
     if (on_) tapes_.begin_operator();
   }
-  void accessed(Value& value);
+  void accessed(Value& value) {
+    if (!on_) return;
+    tapes_.accessed(value);
+    if (tapes_.foretell()) update(value);
+  }
   bool end_operator(Nanos cost);  // Whether a tape foretold it.
   void end_step();
   void advance(Nanos time) {  // Between two operators.
@@ -49,15 +53,18 @@ class Needs {
   bool foretells() const { return tapes_.foretell(); }
   Nanos now() const { return tapes_.now(); }
   Nanos of(const Value& value) const;
-  void show(const Value& value);  // Its times, in its row.
-  void renew(Value& value);       // What it counts is not what it was.
-  void lost(Value& value);        // Its content.
-  void returned(Value& value);    // It is back, or goes for good.
+  void show(const Value& value) {  // Its times, in its row.
+    columns_.copy_times(value);
+    if (tapes_.foretell()) columns_.set_need(value.candidate, of(value));
+  }
+  void renew(Value& value);     // What it counts is not what it was.
+  void lost(Value& value);      // Its content.
+  void returned(Value& value);  // It is back, or goes for good.
 
-  // Bringing back ahead of use (ahead.cpp). The missing values whose copies are to begin between two
-  // operators, in order, where a tape foretells. `most`: how long all takes that may be on its way.
-  // Who begins a copy says so, and says if it was given up. A value that is passed over comes when
-  // it is touched.
+  // Bringing back ahead of use (ahead.cpp). The missing values whose copies are to begin between
+  // two operators, in order, where a tape foretells. `most`: how long all takes that may be on its
+  // way. Who begins a copy says so, and says if it was given up. A value that is passed over comes
+  // when it is touched.
   std::vector<Value*> due(Nanos most);
   void begins_copy(Value& value);
   void pass_over(Value& value) { awaited_.remove(value); }

@@ -107,7 +107,8 @@ void CudaAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
 }
 
 // torch.accelerator asks c10's table of allocators, where changing CUDA's leaves the old one. The
-// table ignores, without a word, an allocator of lower priority than its own; torch 2.15's is not 0.
+// table ignores, without a word, an allocator of lower priority than its own; torch 2.15's is not
+// 0.
 void CudaAllocator::init(int) {
   constexpr std::uint8_t kHighest = 255;
   initialized_ = true;

@@ -139,7 +139,7 @@ void DeviceMemory::begin_capture(GraphMemory::Id id, GraphMemory::Filter filter)
   try {
     pool.begin_quarantine();
   } catch (...) {
-    if (session) session->requests().end_capture();
+    if (session) session->end_capture();
     throw;
   }
   graphs.begin(id, std::move(filter));
@@ -148,7 +148,7 @@ void DeviceMemory::begin_capture(GraphMemory::Id id, GraphMemory::Filter filter)
 void DeviceMemory::end_capture(GraphMemory::Id id) {
   graphs.end(id);
   pool.end_quarantine();
-  if (session) session->requests().end_capture();
+  if (session) session->end_capture();
 }
 
 void DeviceMemory::retire_stream(Stream stream) {

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "runtime/csrc/live/machine/python_aware_lock.h"
-#include "runtime/csrc/live/session/locks.h"
 #include "runtime/csrc/live_cuda/device_memory.h"
 
 namespace dtr {
@@ -248,7 +247,7 @@ void GuestAllocator::beginAllocateToPool(DeviceIndex device, MempoolId id,
   try {
     native_.beginAllocateToPool(device, id, std::move(filter));
   } catch (...) {
-    if (session) session->requests().end_capture();
+    if (session) session->end_capture();
     throw;
   }
   if (!session) return;
@@ -265,7 +264,7 @@ void GuestAllocator::endAllocateToPool(DeviceIndex device, MempoolId id) {
     if (begun == captures_.end()) return;  // Before the session was there.
     captures_.erase(begun);
   }
-  session()->requests().end_capture();
+  session()->end_capture();
 }
 
 // While torch's cache is off its tensors have another deleter, and an operator that ran again would
@@ -275,7 +274,7 @@ void GuestAllocator::enable(bool on) {
   Session* session = this->session();
   if (session && !on && !off_) session->begin_capture();
   native_.enable(on);
-  if (session && on && off_) session->requests().end_capture();
+  if (session && on && off_) session->end_capture();
   off_ = session && !on;
 }
 

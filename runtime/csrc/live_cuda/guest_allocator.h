@@ -1,7 +1,7 @@
 // Guest mode on CUDA: torch's own allocator stays, and this object stands before it. Every virtual
-// of torch's interface is forwarded to it (tests/torch_memory/test_cuda_guest.py walks torch's headers). Only
-// requests on the session's device are not merely forwarded: they go through the session, which
-// evicts when the budget or the device is full.
+// of torch's interface is forwarded to it (tests/torch_memory/test_cuda_guest.py walks torch's
+// headers). Only requests on the session's device are not merely forwarded: they go through the
+// session, which evicts when the budget or the device is full.
 //
 // What is forwarded keeps torch's own behaviour: expandable segments, memory history, the trees of
 // CUDA graphs, MemPools with allocators of their own, IPC, peer access, NCCL's registration. The

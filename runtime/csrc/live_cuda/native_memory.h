@@ -4,10 +4,10 @@
 // A tensor keeps the DataPtr that torch's allocator made, deleter and all: torch compares deleters
 // in many places (Tensor.record_stream, the trees of CUDA graphs), and so blocks from before and
 // after our time need no care. It follows that nobody tells when an untracked block is freed. So
-// live bytes are those of torch's books (allocated_bytes), and of requests that are not in them yet.
-// They are read behind a bound that most requests are settled by. It is below them only by what
-// torch was asked past us (resize_ of a storage from before). A Block exists while a session tracks
-// what lies there.
+// live bytes are those of torch's books (allocated_bytes), and of requests that are not in them
+// yet. They are read behind a bound that most requests are settled by. It is below them only by
+// what torch was asked past us (resize_ of a storage from before). A Block exists while a session
+// tracks what lies there.
 //
 // A request that torch turns down is dear: torch first waits for streams and gives back all that it
 // had kept. So what was live then, less a surplus, is a second limit from then on, the cap, and
@@ -15,10 +15,10 @@
 // four times more after each failure in a row, so that the fourth evicts all. Then torch is asked a
 // last time, and the cap is forgotten if it refuses. What torch serves raises the cap by a
 // thousandth of its size, since the device's other users may go. But where none goes, the cap only
-// meets the next refusal, which on a GPU takes as long as some steps of a training. So it rises half
-// as fast after each, sixteen times slower at last, and twice as fast again when it is a sixty-fourth
-// above what was refused then. Single victims are evicted, not neighbours: torch gives back whole
-// segments, and large tensors have segments of their own.
+// meets the next refusal, which on a GPU takes as long as some steps of a training. So it rises
+// half as fast after each, sixteen times slower at last, and twice as fast again when it is a
+// sixty-fourth above what was refused then. Single victims are evicted, not neighbours: torch gives
+// back whole segments, and large tensors have segments of their own.
 //
 // A block of more than 1 MiB may have up to 1 MiB more than was asked (torch splits no less off),
 // and is charged so. roundup_power2_divisions and max_split_size may pass the budget by more.

@@ -13,8 +13,8 @@
 // step that takes longer than the tape's does not come late, because both are at the same operator.
 //
 // What a step leaves to the next one, such as the state of an optimizer, has no entry in that one
-// yet. So for the last access of each value the tape remembers when the next step came to the value.
-// Only who brings values back ahead of their use asks for it (engine/ahead.cpp).
+// yet. So for the last access of each value the tape remembers when the next step came to the
+// value. Only who brings values back ahead of their use asks for it (engine/ahead.cpp).
 //
 // Recomputations are not on a tape: they depend on what was evicted. Cost: 16 bytes an operator and
 // 16 an access; some nanoseconds each. Source: Belady's rule (1966) in the score of DTR; Capuchin

@@ -299,8 +299,8 @@ Value& LiveSimulation::written(Op& op, std::int64_t tensor) const {
   return *op.uses()[use].value;
 }
 
-// As live/storages/replayer.cpp does. A value that is written and that nobody else wants is taken as the
-// buffer, else copied; what is there already is made again, and freed last first.
+// As live/storages/replayer.cpp does. A value that is written and that nobody else wants is taken
+// as the buffer, else copied; what is there already is made again, and freed last first.
 void LiveSimulation::recompute(Op& op, Lock&) {
   if (op.reload) return reload(op);
   const std::int64_t number = static_cast<Payload*>(op.payload())->op;

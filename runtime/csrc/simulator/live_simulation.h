@@ -1,7 +1,7 @@
 // A recorded run under the live runtime's rules: the engine, the pool and the way memory is made
 // are those of a session, on addresses alone. A trace that the runtime recorded
-// (live/trace/trace_recorder.h) gives the same evictions here as the program has, one by one; any other
-// log is taken at its word.
+// (live/trace/trace_recorder.h) gives the same evictions here as the program has, one by one; any
+// other log is taken at its word.
 //
 // What differs from the paper's simulator, and why: views share their storage (they cost nothing
 // live); writing in place keeps the block (a copy would need memory that the program does not ask

@@ -17,8 +17,8 @@ struct Schedule {
   // memory for good; a reference is given back. The last two are for the live runtime's rules: a
   // tensor can't be recomputed any more; an optimizer's step ends.
   enum Kind : std::int64_t { kCompute, kGet, kPin, kRelease, kFreeze, kStep };
-  // What happens to memory inside an operator: so many bytes are allocated; its block of that number
-  // is freed; the program lets a tensor go; so many bytes that it writes are copied before
+  // What happens to memory inside an operator: so many bytes are allocated; its block of that
+  // number is freed; the program lets a tensor go; so many bytes that it writes are copied before
   // it runs again.
   enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
 

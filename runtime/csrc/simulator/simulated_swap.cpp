@@ -1,7 +1,7 @@
-// What a simulated run sends over its link, by the rules of a live swap (live/storages/swap.h): what is not
-// recorded can only be moved, and what is evicted is moved where that is cheaper than to recompute
-// it. What was written once need not be written again. Each transfer is waited for: nothing comes
-// back ahead of its use.
+// What a simulated run sends over its link, by the rules of a live swap (live/storages/swap.h):
+// what is not recorded can only be moved, and what is evicted is moved where that is cheaper than
+// to recompute it. What was written once need not be written again. Each transfer is waited for:
+// nothing comes back ahead of its use.
 
 #include "runtime/csrc/simulator/live_simulation.h"
 

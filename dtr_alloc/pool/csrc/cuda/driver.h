@@ -155,8 +155,8 @@ struct Driver {
   }
   [[noreturn]] void fail(const char* call, Result result) const;
 
-  // By what calls are timed. A driver may bring a clock of its own, as a symbol dtr_alloc_clock: the
-  // tests' driver does, and then no figure depends on the machine.
+  // By what calls are timed. A driver may bring a clock of its own, as a symbol dtr_alloc_clock:
+  // the tests' driver does, and then no figure depends on the machine.
   std::int64_t (*clock)() = nullptr;
   std::chrono::nanoseconds now() const {
     return clock != nullptr ? std::chrono::nanoseconds(clock())

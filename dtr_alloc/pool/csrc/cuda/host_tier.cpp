@@ -13,8 +13,8 @@
 // was given: what made the bytes, and no more than 400 us of operators behind it. Then it is over
 // long before the device comes to the work that needs the place. For that an event is recorded in
 // the program's stream each 400 us of its operators. More of them cost the host more than they save
-// the device (perf/cost/swap_overlap.py). With several streams there are no such events, and a copy out
-// comes after all that they were given.
+// the device (perf/cost/swap_overlap.py). With several streams there are no such events, and a copy
+// out comes after all that they were given.
 //
 // The rooms are blocks of a pool over the page-locked range. Its fences keep a room that was given
 // back from being written while a copy still reads it. Page-locking costs some hundred milliseconds

@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <iterator>
 #include <string_view>
 #include <vector>
 

@@ -33,8 +33,8 @@ void mix(Costs::Key& key, c10::IntArrayRef numbers) {
   }
 }
 
-// The operator, the shapes, types and order of what it reads, and whole numbers: what mostly decides
-// how long it takes. Fractions do not count: an optimizer's may differ in each step.
+// The operator, the shapes, types and order of what it reads, and whole numbers: what mostly
+// decides how long it takes. Fractions do not count: an optimizer's may differ in each step.
 Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
   Costs::Key key = reinterpret_cast<std::uintptr_t>(&call.info);
   for (const TensorArgument& argument : call.arguments) {
@@ -56,11 +56,14 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
 // While the lock was open another thread took the argument's memory, or wrote it, or dropped it.
 bool is_lost(const Value& value) { return !value.home || !value.resident(); }
 
-// Whether all results are too small to be values, as far as is known before they are made: then a
-// recipe would be thrown away. It saves half of what such an operator costs a scope.
+// Whether all results are known to be too small for values before they are made: a recipe would be
+// thrown away. So one of torch's own operators on a few items costs a scope half as much. What is
+// read of a value has a history to ask about, whatever comes of it.
 bool makes_too_little(const Call& call) {
-  constexpr std::int64_t kLargestItem = 16;
-  if (!call.info.pointwise || call.info.writes || call.info.random) return false;
+  constexpr std::int64_t kLargestItem = 16;  // A complex128.
+  const OperatorInfo& info = call.info;
+  if (!info.pointwise || info.others || info.writes || info.random) return false;
+  if (call.tracked || call.arguments.empty()) return false;
   const c10::TensorImpl* like = nullptr;
   for (const TensorArgument& argument : call.arguments) {
     const c10::TensorImpl& tensor = *argument.tensor;
@@ -134,7 +137,7 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);
-  call.recording = options_.record && call.recordable && !makes_too_little(call);
+  call.recording = options_.record && call.recordable && (detector_ || !makes_too_little(call));
 
   std::optional<Turn> turn;
   const bool draws = info.random || (info.others && call.recording);  // Or may.
@@ -149,8 +152,7 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     if (engages) prepare(call, engaged, *stack, guard.lock());
     if (meets) requests_.meet_this_stream();
   } catch (...) {
-    swap_.adopt_what_was_written(
-        call);  // What has no reader may move as before: nothing was written.
+    swap_.adopt_what_was_written(call);  // Nothing was: what has no reader may move as before.
     arm_again(call);
     throw;
   }
@@ -229,8 +231,8 @@ void Interception::prepare(Call& call, OperatorCall& engaged, const torch::jit::
   if (call.tracked) prepare_reads(call, engaged, lock);
   if (requests_.capturing()) call.recording = false;  // One that began meanwhile.
   if (call.info.writes) prepare_writes(call, engaged, lock);
-  if (call.here && !call.tracked)
-    requests_.meet_this_stream();  // What it reads may be new from another.
+  // What it reads may be new from another stream.
+  if (call.here && !call.tracked) requests_.meet_this_stream();
   if (call.recording) record(call, engaged, stack);
 }
 
@@ -327,13 +329,14 @@ void Interception::record(Call& call, OperatorCall& engaged, const torch::jit::S
   call.sources.clear();
 }
 
-void Interception::link_reads(const Call& call, Op& op) {
+void Interception::link_reads(Call& call, Op& op) {
   std::uint32_t use = 0;
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-    const TensorArgument& argument = call.arguments[i];
+    TensorArgument& argument = call.arguments[i];
     if (argument.scratch || argument.inlined()) continue;
     Value& source = source_of(call, i);
     engine_.read(op, use++, source);
+    argument.armed |= kSeesRawAccess && !argument.value;
     if (detector_ && source.constant()) detector_->watch(source, argument.tensor);
   }
 }

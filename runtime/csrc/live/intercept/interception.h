@@ -44,7 +44,7 @@ class Interception {
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
   void settle(Call& call, OperatorCall& engaged, Value& value);  // The same, or movable.
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
-  void link_reads(const Call& call, Op& op);
+  void link_reads(Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
   void read_on_stream(const Call& call);
@@ -75,7 +75,7 @@ class Interception {
   void count(Call& call);
   void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void look_at_results(Call& call, const torch::jit::Stack& stack);
-  void arm_arguments(const Call& call, const Op* kept);
+  void arm_arguments(const Call& call);
   void after_failure(Call& call, OperatorCall& engaged);
   void arm_again(const Call& call);
 

@@ -51,10 +51,7 @@ void Interception::snapshot(Call& call, const torch::jit::Stack& stack) {
   } else {
     at::Generator generator = device_.generator(device_.device);
     std::lock_guard guard(generator.mutex());
-    if (!session_.last_random() || !session_.last_random()->is_of(generator)) {
-      session_.last_random() = std::make_shared<const RandomState>(generator);
-    }
-    call.random = session_.last_random();
+    call.random = session_.random_state(generator);
   }
   if (device_.device.is_cpu()) return;
   at::Generator host = at::detail::getDefaultCPUGenerator();
@@ -63,8 +60,8 @@ void Interception::snapshot(Call& call, const torch::jit::Stack& stack) {
 }
 
 // Another library's operator is over, or a compiled graph. One that drew from the host's generator
-// beside the device's gets no recipe. Without the engine's lock: a kernel allocates while it holds a
-// generator's, and who looks at a tensor that Python has seen takes Python's.
+// beside the device's gets no recipe. Without the engine's lock: a kernel allocates while it holds
+// a generator's, and who looks at a tensor that Python has seen takes Python's.
 void Interception::look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const {
   for (const c10::IValue& result : call.results(stack)) {
     if (!call.info.others) break;

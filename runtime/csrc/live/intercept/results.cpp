@@ -95,10 +95,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
     call.recording = false;
     engaged.undo();
   }
-  if (Op* op = engaged.op()) {
-    adopt_results(call, *op, stack);
-    if (op->live_outputs > 0) Recipe::of(*op).has_run();
-  }
+  if (Op* op = engaged.op()) adopt_results(call, *op, stack);
   adopt_written(call, engaged);
   const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.usual_ticks);
   if (TraceRecorder* recorder = trace_.recorder()) {
@@ -111,6 +108,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   }
   tell_what_stays(call, stack);
   Op* kept = engaged.finish(cost);
+  if (kept) Recipe::of(*kept).has_run();
   tally_.recorded += kept != nullptr;
   if (recorded && !options_.verify) constants_.shed_sometimes();
   engaged.let_overwritten_go();
@@ -118,7 +116,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   swap_.adopt_what_was_made(call, stack);
 
   look_at_results(call, stack);
-  arm_arguments(call, kept);
+  arm_arguments(call);
   engaged.unlock();
   swap_.copy_beside(call.here);
   const std::int64_t passed = ticks() - call.begin_ticks;
@@ -139,12 +137,10 @@ void Interception::look_at_results(Call& call, const torch::jit::Stack& stack) {
   }
 }
 
-// What a recipe reads is armed, and what was before the operator took its address.
-void Interception::arm_arguments(const Call& call, const Op* kept) {
-  const bool reads = kept && kSeesRawAccess;
+void Interception::arm_arguments(const Call& call) {
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
-    if (!value && (reads || argument.armed)) constants_.arm(argument.storage);
+    if (!value && argument.armed) constants_.arm(argument.storage);
     if (!value || !value->producer || !value->home) continue;
     call.foreign ? engine_.freeze(*value) : storages_.arm(*value);
   }

@@ -31,10 +31,11 @@ inline bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
 }
 
-// Where in its 64 bytes memory begins. By that a product of a matrix and a vector, and a dot product,
-// choose the order in which they add up (torch 2.13 on x86-64: by the address modulo 16), and thus
-// their last bits. Allocators begin at 0; safetensors, a mapped file and rows of NumPy need not. So a
-// copy that recipes read begins where the original does (tests/live/test_alignment.py).
+// Where in its 64 bytes memory begins. By that a product of a matrix and a vector, and a dot
+// product, choose the order in which they add up (torch 2.13 on x86-64: by the address modulo 16),
+// and thus their last bits. Allocators begin at 0; safetensors, a mapped file and rows of NumPy
+// need not. So a copy that recipes read begins where the original does
+// (tests/live/test_alignment.py).
 inline Bytes remainder_of(const void* data) {
   return static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data) % 64);
 }

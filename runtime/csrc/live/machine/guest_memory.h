@@ -2,11 +2,11 @@
 // tensors must stay ordinary ones, each an allocation of its own.
 //
 // A block is what that allocator gave, and is freed by the deleter that it came with. In between
-// the tensor carries our deleter (cpu_allocator.h), which finds the block by its address in a table:
-// a DataPtr's context must stay the data pointer, which torch compares, and a header before the data
-// would break whoever frees by the pointer alone. While a session tracks the tensor, from adopt() to
-// disown(), the context is the value, which knows the block, and the table does without it. All
-// scopes share the table, since tensors outlive scopes.
+// the tensor carries our deleter (cpu_allocator.h), which finds the block by its address in a
+// table: a DataPtr's context must stay the data pointer, which torch compares, and a header before
+// the data would break whoever frees by the pointer alone. While a session tracks the tensor, from
+// adopt() to disown(), the context is the value, which knows the block, and the table does without
+// it. All scopes share the table, since tensors outlive scopes.
 //
 // The budget bounds bytes, rounded to granules as a pool rounds them. It does not bound what malloc
 // holds besides: its headers, and what it keeps of freed blocks. Nothing is known of holes.

@@ -67,7 +67,8 @@ class InOperator {
     bool replaying = false;    // The operator is a recomputation, and not the program's doing.
     bool first_run = false;    // The operator never ran before, and does more than later.
     bool making_room = false;  // What is evicted goes for want of memory.
-    int indices_stay = 0;      // A composite kernel reads what integers it makes (composites.h).
+    int indices_stay =
+        0;  // A composite kernel reads what integers it makes (intercept/composites.h).
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
     // The largest request in vain since this operator began, and a budget that would have served
     // all of them; 0 where none would.

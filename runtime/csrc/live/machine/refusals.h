@@ -1,6 +1,6 @@
 // What this thread was refused, and who is told of it. An error of ours gets advice once no lock is
-// held. An operator may catch the error and then fail in another way: its own error is told what was
-// refused before.
+// held. An operator may catch the error and then fail in another way: its own error is told what
+// was refused before.
 
 #pragma once
 

@@ -1,11 +1,12 @@
 // A replay warns of nothing. The program has seen the warning when the operator ran first, by the
 // filters that it had set then. Again it would come from a line that does not warn, and where
-// warnings are errors it would fail backward(), which the program's catch_warnings() does not cover.
+// warnings are errors it would fail backward(), which the program's catch_warnings() does not
+// cover.
 //
-// What C++ warns goes to the handler of the thread (c10/util/Exception.cpp, torch 2.11 to 2.15), and
-// here to none. Operators in Python, and torch's functions that they call, warn by Python's module:
-// bindings/bind_silence.cpp. What the runtime itself has to say is said when no replay is under way
-// (refusals.cpp).
+// What C++ warns goes to the handler of the thread (c10/util/Exception.cpp, torch 2.11 to 2.15),
+// and here to none. Operators in Python, and torch's functions that they call, warn by Python's
+// module: bindings/bind_silence.cpp. What the runtime itself has to say is said when no replay is
+// under way (session/notes.h).
 
 #pragma once
 

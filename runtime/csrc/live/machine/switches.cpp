@@ -220,7 +220,8 @@ State read_all() {
 }
 
 // What of the process tells whether a switch has changed. The context begins with flags of devices,
-// one each, which are none; the precisions lie elsewhere, in a table that keeps its entries' places.
+// one each, which are none; the precisions lie elsewhere, in a table that keeps its entries'
+// places.
 struct Image {
   static constexpr std::size_t kFlags =
       sizeof(std::array<c10::once_flag, at::COMPILE_TIME_MAX_DEVICE_TYPES>);

@@ -5,13 +5,14 @@
 // back while it runs.
 //
 // Programs change switches rarely, so states that are equal are stored once, and a recipe has a
-// number. Whether one has changed is seen by comparing torch's context byte for byte with what it was
-// (some 10 ns an operator): it has no version, and each setter is its own.
+// number. Whether one has changed is seen by comparing torch's context byte for byte with what it
+// was (some 10 ns an operator): it has no version, and each setter is its own.
 //
-// Of torch 2.11 to 2.14 (aten/src/ATen/Context.h, ParallelOpenMP.cpp): the context has no lock; what
-// its setters check, such as whether a library is there, holds of every state that it was in before.
-// The number of threads is the calling thread's, in OpenMP and in MKL. torch.set_num_threads() sets
-// it, and the number that other threads take at their first parallel operator.
+// Of torch 2.11 to 2.14 (aten/src/ATen/Context.h, ParallelOpenMP.cpp): the context has no lock;
+// what its setters check, such as whether a library is there, holds of every state that it was in
+// before. The number of threads is the calling thread's, in OpenMP and in MKL.
+// torch.set_num_threads() sets it, and the number that other threads take at their first parallel
+// operator.
 
 #pragma once
 
@@ -35,9 +36,9 @@ class Switches {
 };
 
 // Puts the process in the state `wanted`, from the state `there`, as long as it lives. Throws
-// c10::Error, for Python a RuntimeError, that names a switch which cannot be put; nothing has changed
-// then. The engine's lock must be held at both ends, and no operator of the scope may run beside it
-// (under_way.h).
+// c10::Error, for Python a RuntimeError, that names a switch which cannot be put; nothing has
+// changed then. The engine's lock must be held at both ends, and no operator of the scope may run
+// beside it (under_way.h).
 class SwitchesPut {
  public:
   SwitchesPut(Switches::Number there, Switches::Number wanted);

@@ -3,8 +3,8 @@
 // thread, which would see it. It waits until those under way have ended. An operator that begins
 // meanwhile waits for the replay. In a program of one thread nothing ever waits.
 //
-// Composite kernels and Python code are no operators that we see, and read switches too. So who runs
-// alone has Python's lock as well, unless the operator is written in Python and gives it away.
+// Composite kernels and Python code are no operators that we see, and read switches too. So who
+// runs alone has Python's lock as well, unless the operator is written in Python and gives it away.
 //
 // The engine's lock is held in all calls. Waiting opens it, and gives Python's lock away.
 

@@ -5,8 +5,8 @@
 // an operator tells by its schema (how many results, what it writes, whether it draws random
 // numbers), each region has of its own: an OperatorInfo, with a name and hence with costs of its
 // own. And the first argument is the code itself, so a recipe owns what it must run again, and the
-// code goes with the last recipe and the graph. The code is Python's; bind_compiled_region.cpp calls
-// it. Costs some microseconds for each call.
+// code goes with the last recipe and the graph. The code is Python's; bind_compiled_region.cpp
+// calls it. Costs some microseconds for each call.
 
 #pragma once
 
@@ -39,8 +39,8 @@ class CompiledCode : public torch::CustomClassHolder {
   explicit CompiledCode(std::shared_ptr<CompiledRegion> region) : region_(std::move(region)) {}
 
   CompiledRegion& region() const { return *region_; }
-  // Runs the graph and lets go of the arguments as the graph does. Of each result the tensor, and an
-  // undefined one for what is no tensor or belongs to somebody else besides.
+  // Runs the graph and lets go of the arguments as the graph does. Of each result the tensor, and
+  // an undefined one for what is no tensor or belongs to somebody else besides.
   virtual std::vector<at::Tensor> run(std::vector<c10::IValue> arguments) = 0;
   // The last recipe is gone. The region has a weak reference to this, which must not keep it.
   void release_resources() override { region_.reset(); }

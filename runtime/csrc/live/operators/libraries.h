@@ -4,10 +4,10 @@
 // and the device's default generator. No schema says so. What rules it out, a schema does say:
 // arguments that it writes, results that share memory, a list of results, other processes. What is
 // left is recorded where the operator's author made a promise, pt2_compliant_tag, or the user
-// vouches for it by name (`recordable`). That tag promises nothing of random numbers, so each recipe
-// has the state of the generator, which is copied only where it has moved since the last. A result
-// that somebody else holds as well, as a library's cache does, is a constant. Debug mode runs the
-// first call of each operator twice and compares. Costs a microsecond for each call.
+// vouches for it by name (`recordable`). That tag promises nothing of random numbers, so each
+// recipe has the state of the generator, which is copied only where it has moved since the last. A
+// result that somebody else holds as well, as a library's cache does, is a constant. Debug mode
+// runs the first call of each operator twice and compares. Costs a microsecond for each call.
 
 #pragma once
 

@@ -45,8 +45,9 @@ constexpr std::string_view kItemwisePrefixes[] = {"aten::_foreach_", "aten::_fus
 constexpr std::string_view kUninitialized[] = {"aten::mkldnn_rnn_layer", "aten::_ctc_loss",
                                                "aten::rrelu_with_noise", "aten::rrelu_with_noise_"};
 
-// Results that must stay where they are. Other operators advance the state of cuDNN's dropout later,
-// and do not say so. Before torch 2.13 a recurrent layer takes the address of its weights unseen.
+// Results that must stay where they are. Other operators advance the state of cuDNN's dropout
+// later, and do not say so. Before torch 2.13 a recurrent layer takes the address of its weights
+// unseen.
 constexpr std::string_view kStays[] = {"aten::_cudnn_init_dropout_state",
                                        "aten::_cudnn_rnn_flatten_weight"};
 

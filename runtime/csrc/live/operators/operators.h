@@ -62,8 +62,8 @@ struct OperatorInfo {
   bool draws_elsewhere(const torch::jit::Stack& stack) const {
     return dropout >= 0 && stack[stack.size() - arguments + dropout].toDouble() > 0;
   }
-  // Whether a call on top of `stack`, on the host, may have other bits when it is run again, but for
-  // deterministic mode.
+  // Whether a call on top of `stack`, on the host, may have other bits when it is run again, but
+  // for deterministic mode.
   bool differs_in_each_run(const torch::jit::Stack& stack) const;
   bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
 };

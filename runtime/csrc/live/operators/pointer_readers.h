@@ -16,13 +16,14 @@ enum class Reads {
   kContent,  // Anything. Nothing is recorded: what it makes, it mostly fills through a pointer.
 };
 
-// To add an operator, add its row here. What it writes through a pointer is a row of
-// kUndeclaredWrites (operators.cpp). Found by perf/survey/composites.py, which calls each composite
-// operator with every argument evicted.
+// To add an operator, add its row to the table in pointer_readers.cpp. What it writes through a
+// pointer is a row of kUndeclaredWrites (operators.cpp). Found by perf/survey/composites.py, which
+// calls each composite operator with every argument evicted.
 struct PointerReader {
   std::string_view name;  // With its overload.
   Reads reads;
 };
+// Whether it is made of other operators, all of which we see.
 bool is_composite(const c10::OperatorHandle& op);
 
 // Its row of the table; null if it has none. Nothing else may be registered at our key for one that

@@ -2,9 +2,9 @@
 //
 // Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj
 // and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, the switches
-// of process and thread (switches.h), and the state of the random generator. What many recipes share
-// (all that is not of the tensors; key set, dtype and device of a tensor) is kept once and named by a
-// 16-bit index.
+// of process and thread (switches.h), and the state of the random generator. What many recipes
+// share (all that is not of the tensors; key set, dtype and device of a tensor) is kept once and
+// named by a 16-bit index.
 
 #pragma once
 

@@ -166,8 +166,8 @@ void Hold::count() {
   outer_->searched_ |= searched_;
 }
 
-// On a device, where the host's clock only sees launches, what the whole costs is known. On the host
-// the first run counts as usual: it tunes what it runs.
+// On a device, where the host's clock only sees launches, what the whole costs is known. On the
+// host the first run counts as usual: it tunes what it runs.
 std::int64_t Hold::own_ticks() {
   const std::int64_t usual = session_.tally().usual_ticks(bytes_);
   if (!session_.tally().costs) {

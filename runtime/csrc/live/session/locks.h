@@ -8,7 +8,9 @@
 //   Guard   The engine's lock: it guards the engine and every table of the session. It is open
 //           while an operator runs.
 //
-// Python's lock may be taken before a Turn, and never after a Guard.
+// Python's lock may be taken before a Turn, and never after a Guard. A resize has a mutex of its
+// own, after its Turn and before a Guard (memory_requests.h). Last come those of the notes, of the
+// trace recorder and of the operators' costs, under which nothing else is locked.
 
 #pragma once
 

@@ -57,9 +57,9 @@ class MemoryRequests {
   void bound(Bytes most);  // Whatever the budget is: a second limit.
   Bytes give_back();       // Evicts all that may be, and returns the bytes of pages given back.
 
-  // A graph capture may neither evict nor recompute: what is there stays, nothing is recorded.
-  void begin_capture() { ++captures_; }
-  void end_capture() { --captures_; }
+  // While a graph is captured nothing is evicted for a request (Session::begin_capture).
+  void capture_began() { ++captures_; }
+  void capture_ended() { --captures_; }
   bool capturing() const { return captures_ > 0; }
 
   bool follow_stream();     // This thread's. Whether the memory has met several.

@@ -18,6 +18,7 @@
 
 namespace dtr {
 
+// Any thread may call it, with our locks or without. Of those its own is the last.
 class Notes {
  public:
   void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
@@ -29,6 +30,8 @@ class Notes {
   std::map<std::string, Bytes> caught() const;  // The most that each was refused.
   void tell_of_caught();                        // Warns.
   std::vector<std::string> take_untold();       // Warnings that no operator came to give.
+
+  std::mutex& mutex() { return mutex_; }  // For a fork.
 
  private:
   mutable std::mutex mutex_;

@@ -18,7 +18,7 @@ namespace dtr {
 namespace {
 
 std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
-  const Bytes addresses = scope_addresses(options.budget);
+  const Bytes addresses = options.limited ? scope_addresses(options.budget) : options.budget;
   return options.on_cuda ? make_cuda_arena(addresses, options.cuda_device, options.page_uses)
                          : make_host_arena(addresses);
 }
@@ -93,7 +93,8 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
   if (swap_) engine_.move_by(swap_->transfer());
 }
 
-// ---- Executor ------------------------------------------------------------------------------------
+// ---- Executor
+// ------------------------------------------------------------------------------------
 
 void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks(), searched = InOperator::state.search_ticks;
@@ -154,6 +155,13 @@ void Session::bring_back(Value& value, Lock& lock) {
   engine_.materialize(value, lock);
 }
 
+std::shared_ptr<const RandomState> Session::random_state(at::Generator& generator) {
+  if (!last_random_ || !last_random_->is_of(generator)) {
+    last_random_ = std::make_shared<const RandomState>(generator);
+  }
+  return last_random_;
+}
+
 void Session::watch_for_thrash() {
   const std::optional<double> ratio = tally_.thrash.exceeded();
   if (!ratio) return;
@@ -166,24 +174,27 @@ void Session::freed(const void* data) {
   if (TraceRecorder* recorder = trace_.recorder()) recorder->freed(data);
 }
 
-// The recorder is told of memory by threads without the engine's lock.
+// The recorder and the notes are told by threads without the engine's lock.
 void Session::lock_for_fork() {
   engine_.mutex().lock();
+  notes_.mutex().lock();
   locked_recorder_ = trace_.recorder();
   if (locked_recorder_) locked_recorder_->mutex().lock();
 }
 
 void Session::unlock_after_fork() {
   if (locked_recorder_) locked_recorder_->mutex().unlock();
+  notes_.mutex().unlock();
   engine_.mutex().unlock();
 }
 
 // A capture may neither evict nor recompute: what is there stays, and nothing is recorded.
 void Session::begin_capture() {
-  scope_.commit_and([this] { requests_.begin_capture(); });
+  scope_.commit_and([this] { requests_.capture_began(); });
 }
 
-// ---- Records and figures -------------------------------------------------------------------------
+// ---- Records and figures
+// -------------------------------------------------------------------------
 
 void Session::start_trace() {
   Turn turn(locks_);

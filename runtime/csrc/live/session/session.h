@@ -61,13 +61,14 @@ class Session final : public Executor {
   EventLog& events() { return events_; }
   Notes& notes() { return notes_; }
   Tally& tally() { return tally_; }
-  // The generator's state for a library's operator, in its Turn.
-  std::shared_ptr<const RandomState>& last_random() { return last_random_; }
+  // Of a generator whose lock is held, in a Turn; the last one where it has not moved since.
+  std::shared_ptr<const RandomState> random_state(at::Generator& generator);
 
   void bring_back(Value& value, Lock& lock);
   void freed(const void* data);  // By the deleter of ordinary tensors.
   void watch_for_thrash();
   void begin_capture();
+  void end_capture() { requests_.capture_ended(); }
   void lock_for_fork();
   void unlock_after_fork();
 

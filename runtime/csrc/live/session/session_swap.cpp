@@ -38,9 +38,9 @@ SessionSwap::SessionSwap(Session& session, Swap* swap)
       events_(session.events()) {}
 
 // What nobody can make again may go to the swap: fresh results, and what was there before it was
-// written. Of other memory somebody may have the address. A result is fresh if its operator made the
-// memory, and nobody else holds it. It need not: `set_` lays a tensor over a storage that it is given
-// as such, and is how copy.copy and pickle make a tensor (torch 2.13, torch/_utils.py).
+// written. Of other memory somebody may have the address. A result is fresh if its operator made
+// the memory, and nobody else holds it. It need not: `set_` lays a tensor over a storage that it is
+// given as such, and is how copy.copy and pickle make a tensor (torch 2.13, torch/_utils.py).
 bool SessionSwap::may_adopt(const Call& call) const {
   if (!swap_ || !call.here || call.foreign || call.handled || call.info.others) return false;
   if (call.info.stays) return false;

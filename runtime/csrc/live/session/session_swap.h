@@ -1,5 +1,5 @@
-// What a session does with its swap (swap.h): which tensors may go there, what happens when they are
-// written, and how they come and go.
+// What a session does with its swap (swap.h): which tensors may go there, what happens when they
+// are written, and how they come and go.
 
 #pragma once
 

@@ -97,7 +97,7 @@ void SessionTrace::begin(const Call& call, const StorageTable& storages, TraceRe
         recorder.overwritten(key, static_cast<Bytes>(argument.storage->nbytes()));
       }
     } else if (argument.written && !recipes_ && recorder.tracks(key)) {
-      recorder.froze(key);  // As Session::freeze_written() would.
+      recorder.froze(key);  // As Interception::freeze_written() would.
     }
     arguments.push_back(key);
   }

@@ -2,11 +2,10 @@
 // (trace_recorder.h), who asked for the recording, and when it ends.
 //
 // Besides the traces that the user asks for, the first steps of every scope are recorded, and kept
-// for an error that is to say which budget would do (runtime/scope/advice.py). That watch ends after some
-// steps or operators, so a long run pays little for it. Some later steps are recorded where
-// somebody wants to know what the program does by now (runtime/scope/auto.py). Where nothing is recorded
-// by recipes (measure), the operators, their results and what is made of what say what a scope with
-// a budget could recompute, and which constants it would copy before they are written.
+// for an error that is to say which budget would do (runtime/scope/advice.py). That watch ends
+// after some steps or operators, so a long run pays little for it. Where nothing is recorded by
+// recipes (measure), the operators, their results and what is made of what say what a scope with a
+// budget could recompute, and which constants it would copy before they are written.
 
 #pragma once
 
@@ -46,8 +45,6 @@ class SessionTrace {
     Watch watch;         // What ended it.
   };
   Seen seen() const;
-  std::int64_t watched_steps() const { return steps_; }
-  Watch watching() const { return watch_; }
   void stepped();
 
   // Whether a storage is tracked, or would be where nothing is recorded by recipes.

@@ -1,6 +1,7 @@
-// What a session has done so far. Each statistic once: X(type, name, value), where the value is of
-// Session::stats(), with its names. Python reads them by name (bindings/bind_session.cpp); those that
-// users see are fields of SessionStats in runtime/scope/session.py.
+// What a session has done so far. Each statistic once: X(type, name, value), where the value is an
+// expression over the local names of Session::stats(). Python reads them by name
+// (bindings/bind_session.cpp); those that users see are fields of SessionStats in
+// runtime/scope/session.py.
 
 #pragma once
 
@@ -8,39 +9,38 @@
 
 #include "dtr_alloc/pool/csrc/units.h"
 
-#define DTR_SESSION_STATS(X)                                                                         \
-  X(std::int64_t, operators, tally_.operators)                                                       \
-  X(std::int64_t, recorded, tally_.recorded)                                                         \
-  X(std::int64_t, evictions, engine.evictions)                                                       \
-  X(std::int64_t, rematerializations, engine.rematerializations - swap.reloads)                      \
-  X(std::int64_t, records, engine.values + engine.ops)                                               \
-  X(Nanos, kernel_ns, to_nanoseconds(tally_.kernel_ticks))                                           \
-  X(Nanos, remat_ns, to_nanoseconds(tally_.remat_ticks))                                             \
-  X(Nanos, search_ns, searching - moving)                                                            \
-  X(Nanos, move_ns, moving)                                                                          \
-  X(Nanos, bookkeeping_ns, to_nanoseconds(tally_.bookkeeping_ticks))                                 \
-  X(Nanos, base_cost, engine.base_cost) /* These two as EngineStats has them. */                     \
-  X(Nanos, remat_cost, engine.remat_cost)                                                            \
-  X(std::int64_t, foretold, engine.foretold) /* Operators at which a tape was followed. */           \
-  X(std::int64_t, classes, engine.classes) /* Of missing values, for a neighbourhood with them. */   \
-  X(std::int64_t, verified, tally_.verified) /* Recipes that verify mode replayed. */                \
-  X(std::int64_t, time_stamps, tally_.costs ? tally_.costs->stamps() : 0)                            \
+#define DTR_SESSION_STATS(X)                                                                       \
+  X(std::int64_t, operators, tally_.operators)                                                     \
+  X(std::int64_t, recorded, tally_.recorded)                                                       \
+  X(std::int64_t, evictions, engine.evictions)                                                     \
+  X(std::int64_t, rematerializations, engine.rematerializations - swap.reloads)                    \
+  X(std::int64_t, records, engine.values + engine.ops)                                             \
+  X(Nanos, kernel_ns, to_nanoseconds(tally_.kernel_ticks))                                         \
+  X(Nanos, remat_ns, to_nanoseconds(tally_.remat_ticks))                                           \
+  X(Nanos, search_ns, searching - moving)                                                          \
+  X(Nanos, move_ns, moving)                                                                        \
+  X(Nanos, bookkeeping_ns, to_nanoseconds(tally_.bookkeeping_ticks))                               \
+  X(Nanos, base_cost, engine.base_cost)      /* As EngineStats has it. */                          \
+  X(std::int64_t, foretold, engine.foretold) /* Operators at which a tape was followed. */         \
+  X(std::int64_t, classes, engine.classes) /* Of missing values, for a neighbourhood with them. */ \
+  X(std::int64_t, verified, tally_.verified) /* Recipes that verify mode replayed. */              \
+  X(std::int64_t, time_stamps, tally_.costs ? tally_.costs->stamps() : 0)                          \
   /* Victims chosen by scores that the device found, and from how many candidates on it is asked;  \
-     -1: never. */ \
-  X(std::int64_t, device_choices, device ? device->choices() : 0)                                    \
-  X(std::int64_t, device_scores_from, device ? device->scores_from() : -1)                           \
-  X(Bytes, live_bytes, pool.live)                                                                    \
-  X(Bytes, peak_bytes, pool.peak)                                                                    \
-  X(Bytes, evictable_bytes, engine.evictable)                                                        \
-  /* To make room: not by hand, by a resize, or by what tests ask for. */                            \
-  X(Bytes, evicted_bytes, tally_.evicted_for_room)                                                   \
-  X(Bytes, largest_operator_bytes, engine.largest_operator)                                          \
-  /* Of values that a call of compiled code held together. */                                        \
-  X(Bytes, largest_hold_bytes, tally_.largest_hold)                                                  \
-  X(Bytes, swapped_out_bytes, swap.out)                                                              \
-  X(Bytes, swapped_in_bytes, swap.in)                                                                \
-  X(Bytes, swapped_ahead_bytes, swap.ahead)                                                          \
-  X(Nanos, swap_ns, swap.times.busy)                                                                 \
+     -1: never. */                                                                                 \
+  X(std::int64_t, device_choices, device ? device->choices() : 0)                                  \
+  X(std::int64_t, device_scores_from, device ? device->scores_from() : -1)                         \
+  X(Bytes, live_bytes, pool.live)                                                                  \
+  X(Bytes, peak_bytes, pool.peak)                                                                  \
+  X(Bytes, evictable_bytes, engine.evictable)                                                      \
+  /* To make room: not by hand, by a resize, or by what tests ask for. */                          \
+  X(Bytes, evicted_bytes, tally_.evicted_for_room)                                                 \
+  X(Bytes, largest_operator_bytes, engine.largest_operator)                                        \
+  /* Of values that a call of compiled code held together. */                                      \
+  X(Bytes, largest_hold_bytes, tally_.largest_hold)                                                \
+  X(Bytes, swapped_out_bytes, swap.out)                                                            \
+  X(Bytes, swapped_in_bytes, swap.in)                                                              \
+  X(Bytes, swapped_ahead_bytes, swap.ahead)                                                        \
+  X(Nanos, swap_ns, swap.times.busy)                                                               \
   X(Nanos, swap_waited_ns, swap.times.waited)
 
 namespace dtr {

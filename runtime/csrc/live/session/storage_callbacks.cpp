@@ -1,4 +1,5 @@
-// What torch calls in any thread: a storage's deleter, and its hook before a mutable pointer leaves.
+// What torch calls in any thread: a storage's deleter, and its hook before a mutable pointer
+// leaves.
 
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/session/by_hand.h"

@@ -1,5 +1,5 @@
-// What a session has counted so far, and what it knows of the time that operators take. The engine's
-// lock guards it, but for `costs` and `steps`.
+// What a session has counted so far, and what it knows of the time that operators take. The
+// engine's lock guards it, but for `costs` and `steps`.
 
 #pragma once
 
@@ -29,8 +29,8 @@ struct Tally {
   // What `bytes` usually take: by what the operators so far took for each byte.
   std::int64_t usual_ticks(Bytes bytes) const;
 
-  const std::unique_ptr<Costs> costs;  // Null on the host, which has
-  UsualTimes usual;
+  const std::unique_ptr<Costs> costs;          // Of a device; null on the host.
+  UsualTimes usual;                            // On the host.
   std::unordered_set<std::uint64_t> compiled;  // Code that has run (hold.h).
   ThrashWatch thrash;
   std::int64_t operators = 0, recorded = 0, verified = 0;

@@ -52,9 +52,10 @@ class Constants {
     Bytes copied = 0, kept = 0;
   };
   Kept keep_content(c10::StorageImpl* storage, Lock& lock);
-  // Others take the content of `storage`, and bring it back: FSDP frees a layer's parameters between
-  // its passes. Meanwhile the storage may be resized and written, and no recipe reads it. Where
-  // other content comes back, as after a step of the optimizer, no recipe reads it ever again.
+  // Others take the content of `storage`, and bring it back: FSDP frees a layer's parameters
+  // between its passes. Meanwhile the storage may be resized and written, and no recipe reads it.
+  // Where other content comes back, as after a step of the optimizer, no recipe reads it ever
+  // again.
   //
   // The program may hold what was computed from it and is evicted. That stays where nothing will
   // bring the content back in time: all of it after the last use, and what was made or read since

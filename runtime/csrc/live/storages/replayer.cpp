@@ -16,14 +16,16 @@
 namespace dtr {
 namespace {
 
-// Torch's device allocator must not be given memory back under the lock (dtr_alloc/pool/csrc/memory.h).
+// Torch's device allocator must not be given memory back under the lock
+// (dtr_alloc/pool/csrc/memory.h).
 void keep_until_open(c10::StorageImpl* storage, const Memory& memory, StorageTable& storages) {
   if (!storage || !memory.is_torchs()) return;
   storages.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
 }
 
-// What a replay lends to another library's operator or a compiled graph, which may keep arguments, as
-// may the traceback of an error. Nobody reads a value's memory through them once the replay is over.
+// What a replay lends to another library's operator or a compiled graph, which may keep arguments,
+// as may the traceback of an error. Nobody reads a value's memory through them once the replay is
+// over.
 class Lent {
  public:
   explicit Lent(c10::SmallVector<c10::Storage, 8> storages) : storages_(std::move(storages)) {}

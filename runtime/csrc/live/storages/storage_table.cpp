@@ -107,7 +107,7 @@ void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
   at::DataPtr& pointer = pointer_of(storage);
   pointer.release_context();
   c10::raw::weak_intrusive_ptr::decref(storage);
-  // From now on no operator tells the memory who reads it (Session::follow_stream).
+  // From now on no operator tells the memory who reads it (MemoryRequests::follow_stream).
   if (memory_.many_streams()) memory_.record_every_stream(block);
   pointer = ordinary(block);
   disarm(storage);

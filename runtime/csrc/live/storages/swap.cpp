@@ -56,7 +56,7 @@ bool Swap::store(Value& value) {
   if (its.written) return false;
   // By its last access its bytes were made: what an operator writes is a new value or a constant
   // afterwards, and what may be written later, such as a collective's result, is never adopted
-  // (Session::may_adopt). What was recomputed may be younger.
+  // (SessionSwap::may_adopt). What was recomputed may be younger.
   const Nanos made = value.recomputes > 0 ? Tier::kUnknown : value.last_access;
   tier_->write(its.room, storages_.data_of(value), value.size, made);
   its.written = true;

@@ -1,7 +1,7 @@
 // Values that go to a second tier of memory (tier.h), a file or a device's host, and come back.
 // Movable are those that no operator can make again: gradients, the state of an optimizer, results
-// of operators that are not recorded. What can be recomputed becomes movable as it is evicted, where
-// it takes longer to recompute.
+// of operators that are not recorded. What can be recomputed becomes movable as it is evicted,
+// where it takes longer to recompute.
 //
 // A movable value has a recipe like any other, an Op::reload. It reads nothing, its cost is that of
 // the transfer, and to run it brings the bytes back. So the engine chooses between dropping and

@@ -1,5 +1,6 @@
 // What was evicted, recomputed and swapped, and when, for a person who looks at a profile
-// (runtime/scope/chrome_trace.py). Nothing is kept until somebody asks; then about 60 bytes an event.
+// (runtime/scope/chrome_trace.py). Nothing is kept until somebody asks; then about 60 bytes an
+// event.
 
 #pragma once
 
