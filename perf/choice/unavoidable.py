@@ -6,7 +6,7 @@ take 1.19. So the demo's models, or those of real size (real_size.py), are asked
 same times of the same operators.
 
 Six steps of a training are recorded without a budget. The default is judged by the last three: the
-tape foretells them, and each operator costs what it usually takes (csrc/live/machine/usual_times.h). A byte
+tape foretells them, and each operator costs what it usually takes (usual_times.h). A byte
 more or less changes what it does by a tenth, so the mean is taken over three budgets that are
 nearly the same, none of them larger. The bound is that of the last step, cut out. What lies in
 memory from earlier steps, the optimizer's state, is taken off its budget: no policy can recompute

@@ -3,7 +3,7 @@
 Inductor's kernels take addresses in C++, where no operator tells that a tensor is needed. Every
 compiled graph, forward and backward, is called through one method of one class. In a scope that
 method first brings back all that the graph is given, and holds it until the call is over
-(csrc/live/session/hold.h). Functions that were compiled before the scope go through it too. Outside of
+(live/session/hold.h). Functions that were compiled before the scope go through it too. Outside of
 scopes the method is torch's own. Inductor need not be imported yet (on_import.py). Costs some
 microseconds for each call of a graph.
 """

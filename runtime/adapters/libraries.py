@@ -1,7 +1,7 @@
 """Operators of other libraries that a user vouches for: which names are taken, and which refused.
 
 The runtime records such an operator by itself where its author promised something
-(csrc/live/operators/libraries.h). For the others somebody must know that it depends on its arguments and
+(live/operators/libraries.h). For the others somebody must know that it depends on its arguments and
 torch's default generator alone. A name that is misspelled, or of an operator that can never be
 recorded, would do nothing and say nothing, so it is refused. Costs a walk over the names of all
 operators for each scope that names some.

@@ -1,6 +1,6 @@
 """From the live runtime's raw records to the instructions of a trace.
 
-The C++ recorder (csrc/live/trace/trace_recorder.h) appends integers while a program runs, because making
+The C++ recorder (live/trace/trace_recorder.h) appends integers while a program runs, because making
 text there would be slow. A record is its kind, its length and its fields; a list within it is its
 length and its items. This file reads them afterwards, at some microseconds an operator. Names
 follow the program: at any budget the same program gives the same trace, but for times.
