@@ -14,7 +14,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from tests.fences import ROOT
+
+from tests.support.fences import ROOT
 
 Table = Mapping[str, tuple[str, ...]]
 
