@@ -46,7 +46,7 @@ def origin(path: str) -> str:
 
 def written(table: Table, folder: Path) -> str:
     """The table in Markdown, for a document in `folder`, and where its figures come from."""
-    head, *rows = (f"| {' | '.join(line)} |" for line in (table.head, *table.rows))
+    head, *rows = (f"|{'|'.join(line)}|" for line in (table.head, *table.rows))
     drawn = "\n".join([head, f"|{'---|' * len(table.head)}", *rows])
     sources = []
     for path in table.sources:
