@@ -151,7 +151,7 @@ def test_every_block_says_its_language(document: Path) -> None:
     assert strange == [], f"lines that begin blocks of none of {sorted(LANGUAGES)}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "perf/README.md"], ids=shown)
 def test_links_lead_to_files(document: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
