@@ -75,7 +75,7 @@ def h200_ways() -> Table:
         run = gpt[f"gpt1b speed budget {share}"]
         add("GPT", f"budget of {percent(share)}", run, stock["per_second"])
     for share in (0.3, 0.2):
-        for name, way in ((f"dtr_alloc {share}", ""), (f"swap {share}", ", with a swap")):
+        for name, way in ((f"dtr_alloc {share}", ", no swap"), (f"swap {share}", ", swap")):
             base = swap["gpt1b speed stock"]["per_second"]
             add("GPT", f"budget of {percent(share)}{way}", swap[f"gpt1b {name}"], base)
     base = mean(guest[f"fixed stock {turn}"]["per_second"] for turn in (1, 2))
@@ -84,7 +84,7 @@ def h200_ways() -> Table:
     add("ResNet-50", "PyTorch", resnet_stock, resnet_stock["per_second"])
     for times, batch in (("1x", ""), ("2x", ", twice the batch")):
         add("ResNet-50", f"checkpoints{batch}", resnet[times], resnet_stock["per_second"])
-    head = ("model", "way", "speed", "vs. PyTorch", "memory of torch")
+    head = ("model", "way", "speed", "vs. PyTorch", "peak memory")
     return Table(head, rows, SOURCE, machine())
 
 
