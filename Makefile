@@ -16,7 +16,7 @@ ARGS :=
 # own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all test-newest figures lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
+.PHONY: demo test test-all test-newest figures tables lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -42,9 +42,9 @@ test-newest:
 	cd .venv-newest/source && ../bin/pip install -q --upgrade --upgrade-strategy eager --no-build-isolation -e '.[dev]'
 	cd .venv-newest/source && ../bin/$(PYTEST) -m "not slow" $(HANGS) $(ARGS)
 
-# What the README and the documents quote, measured anew and written there; perf/README.md tells what
-# each shows. For a quiet machine. What takes very long or needs the published logs is not here:
-# tests/documents/test_figures.py has the list. A limit that is missed is told, and stops nothing.
+# What the tables of the documents show, measured anew and then written there; perf/README.md tells
+# what each shows. For a quiet machine. What takes very long or needs the published logs is not here:
+# perf/figures_of_today.py names the command of each. A limit that is missed stops nothing.
 figures: $(READY)
 	-$(PYTHON) perf/cost/demo.py --out perf/results --picture docs/demo.png
 	-$(PYTHON) perf/cost/real_size.py --out perf/results
@@ -66,7 +66,11 @@ figures: $(READY)
 	-$(PYTHON) perf/memory/memory_map.py
 	-$(PYTHON) perf/cost/soak.py --out perf/results/soak.json
 	-$(PYTHON) perf/paper/optimum.py --out perf/results
-	$(PYTHON) -m tests.documents.requote
+	$(PYTHON) perf/tables.py
+
+# The tables of the documents from the committed results, in a second; needs no build.
+tables:
+	python3 perf/tables.py
 
 # Needs no GPU, 10 GB of disk and the network: builds against each torch that has CUDA, swaps the
 # allocator in, and runs all tests. CUDA_PYTHON names the interpreter of new environments.

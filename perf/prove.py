@@ -118,6 +118,11 @@ PROOFS = {
         (PYTHON, "perf/memory/budget_floor.py"),
         "rule 8", "budget_floor.txt", FOLDER,
     ),
+    "figures": Proof(
+        "The figures of the documents are of today's C++",
+        (PYTHON, "perf/figures_of_today.py"),
+        "no rule",
+    ),
     "cuda": Proof(
         "Builds with CUDA pass all tests that need no GPU", (*MAKE, "check-cuda"), "rules 1 to 10"
     ),

@@ -151,10 +151,24 @@ def test_every_block_says_its_language(document: Path) -> None:
     assert strange == [], f"lines that begin blocks of none of {sorted(LANGUAGES)}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "perf/README.md"], ids=shown)
 def test_links_lead_to_files(document: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link may name in a document: its headings, as GitHub spells them."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", document.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in headings}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "perf/README.md"], ids=shown)
+def test_links_lead_to_headings(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", document.read_text())
+    targets = [(document.parent / link if link else document, name) for link, name in links]
+    assert [name for target, name in targets if name not in anchors(target)] == []
 
 
 def modules() -> list[str]:

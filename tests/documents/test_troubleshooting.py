@@ -20,7 +20,10 @@ CPP = sorted([*ROOT.glob("dtr_alloc/pool/csrc/**/*.cpp"), *ROOT.glob("runtime/cs
 # What makes an error of a text, besides classes that are called so.
 MAKERS = {"warn", "_warn", "fail", "_refuse", "ClickException", "BadParameter", "UsageError"}
 # Ours by the instruments of tests, which no user has.
-INSTRUMENTS = {"runtime/csrc/simulator/paper/paper_simulation.cpp"}
+INSTRUMENTS = {
+    "runtime/csrc/simulator/paper/paper_simulation.cpp",
+    "runtime/csrc/simulator/schedule.cpp",
+}
 THROWN = re.compile(
     r"(?:TORCH_CHECK(?:_WITH|_VALUE)?\(|constexpr char \w+\[\] ="
     r"|throw std::(?:runtime_error|invalid_argument|system_error)\()(.*?);\n",

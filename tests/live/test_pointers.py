@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from result_files import cells, text
 
 from dtr_alloc import _core
-from tests.support.result_files import cells, text
 
 sys.path.append(str(Path(__file__).parents[2] / "perf/survey"))
 

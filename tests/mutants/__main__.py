@@ -46,11 +46,10 @@ FOLDER = ROOT / "build/mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of other processes alone.
     *("test_rooms.py", "test_troubleshooting.py", "test_planted_faults.py", "test_docs.py"),
-    *("test_figures.py", "test_quoted_figures.py", "test_package.py", "test_perf_scripts.py"),
+    *("test_figures.py", "test_tables.py", "test_package.py", "test_perf_scripts.py"),
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
-    *("test_cuda_compiles.py", "test_reference_data.py", "test_prove.py", "test_limits.py"),
-    *("test_gpu_largest_batch.py", "requote.py"),
-    *("report.py", "quotes.py", "gpu_quotes.py", "simulator_quotes.py", "result_files.py"),
+    *("test_cuda_compiles.py", "test_reference_data.py", "test_prove.py"),
+    *("test_gpu_largest_batch.py", "report.py", "result_files.py"),
 }
 LONGEST = 180.0  # Seconds of a test file, to be of use here.
 ENOUGH = 420.0  # Seconds of tests that let a fault pass.

@@ -1,14 +1,14 @@
-"""What results say: the committed files of perf/results, read for the sentences that quote them."""
+"""What results say: the committed files of perf/results, read for tables and tests."""
 
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tests.support.fences import ROOT
-
+ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 
 
@@ -23,7 +23,7 @@ def measured(stem: str) -> dict[str, float]:
 
 
 def limited() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What may have a limit, with the name of its result."""
+    """Each measurement that may have a limit, with the name of its result."""
     for path in sorted((ROOT / "perf/results").glob("[!.]*.json")):
         for one in result(path.stem).get("measurements", ()):
             if one.keys() >= {"limit", "kept"}:
@@ -40,12 +40,5 @@ def rows(path: str) -> list[dict[str, str]]:
 
 
 def cells(line: str) -> list[str]:
-    """Of a line of a text's table, where two spaces and more are between columns."""
+    """The cells of a line of a text's table, which are two or more spaces apart."""
     return re.split(r" {2,}", line.strip())
-
-
-def span(values: Iterable[float], digits: int) -> str:
-    """The least and the largest; one where they look alike."""
-    found = list(values)
-    least, largest = f"{min(found):.{digits}f}", f"{max(found):.{digits}f}"
-    return least if least == largest else f"{least} to {largest}"
