@@ -39,7 +39,7 @@ from dtr_alloc.runtime.scope.session import (
     materialize,
     pin,
 )
-from dtr_alloc.runtime.scope.steps import OddBatchWarning, Step
+from dtr_alloc.runtime.scope.steps import OutlierBatchWarning, Step
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.simulator import simulate
 from dtr_alloc.runtime.simulate.sweep import sweep
@@ -52,7 +52,7 @@ __all__ = [
     "Allocator",
     "Bound",
     "Heuristic",
-    "OddBatchWarning",
+    "OutlierBatchWarning",
     "Plan",
     "Pool",
     "Prediction",

@@ -4,7 +4,7 @@
 
 A batch is as long as its longest text, so a few batches need far more memory than the others. The
 budget here serves all but those: the longest would need half as much again. Their steps evict and
-recompute, and the run goes on. `session.dearest_steps()` tells which they were. On CUDA the same
+recompute, and the run goes on. `session.costliest_steps()` tells which they were. On CUDA the same
 net is `dtr_alloc.allocator(None, memory="torch")`.
 """
 
@@ -76,7 +76,7 @@ def main() -> dict[str, object]:
         "budget_bytes": stats.budget_bytes,
         "peak_bytes": stats.peak_bytes,
         "rematerializations": stats.rematerializations,
-        "odd_batches": sorted(step.number for step in capped.dearest_steps()),
+        "outlier_batches": sorted(step.number for step in capped.costliest_steps()),
         "told": [str(one.message) for one in told if "optimizer" in str(one.message)],
         "summary": capped.summary(),
     }

@@ -6,7 +6,7 @@ Each program is a process of its own. A broker, here the parent process, sends e
 thread of the program calls `session.resize`, which returns when the new budget holds, and answers.
 Only then does the other program get more. So the two never hold more than the total together, and
 both train on without a pause. A smaller budget costs time, and no bit of a result. The second
-argument is whose memory the tensors are in (docs/guest.md).
+argument is whose memory the tensors are in (docs/torch_memory.md).
 """
 
 import argparse

@@ -6,7 +6,7 @@
     selective   stock, each block checkpointed but for what is dear
     dtr_alloc   the budget is the memory
     swap        dtr_alloc, with a third of the host's memory, at most 32 GiB, to swap to (swap.md)
-    guest       stock, and dtr_alloc evicts where it is full (guest.md)
+    guest       stock, and dtr_alloc evicts where it is full (torch_memory.md)
 
 A CUDA process can choose its allocator once, before it uses CUDA, so each way is a process. Without
 a GPU dtr_alloc is a scope, and the others are measured in one: what passed the memory is then

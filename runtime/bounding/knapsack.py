@@ -4,8 +4,8 @@ Take an operator t, and a later one t'. At t's worst moment some bytes are taken
 (needs.py). Of the values that exist by then and that the program reads after t and no later than
 t', no more can be in memory than fit into the rest of the budget. Each that is not must be
 recomputed after t's moment and before t' begins, so its operator runs again in between. The least
-cost of those left out is a knapsack: keep the dearest that fit. Letting the last one be kept in
-part, as if values could be cut, can only lower the cost, and makes the knapsack a walk down the
+cost of those left out is a knapsack: keep the most expensive that fit. Letting the last one be kept
+in part, as if values could be cut, can only lower the cost, and makes the knapsack a walk down the
 values in the order of cost per byte. An operator with several results runs again once for all of
 them, so its cost is shared out among them by their bytes; what is left out then costs at least the
 sum of its shares.
@@ -107,7 +107,7 @@ def _shares(needs: Needs) -> npt.NDArray[np.float64]:
 def _left_out(
     inside: npt.NDArray[np.bool_], size: Numbers, share: npt.NDArray[np.float64], room: int
 ) -> npt.NDArray[np.float64]:
-    """Of each row the least sum of shares that does not fit; columns have the dearest first."""
+    """Of each row the least sum of shares that does not fit; expensive columns come first."""
     bytes_before = np.cumsum(inside * size, axis=1) - inside * size
     kept = np.clip(room - bytes_before, 0, size) / size
     return np.asarray((inside * share * (1 - kept)).sum(axis=1))

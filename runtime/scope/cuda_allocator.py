@@ -7,7 +7,7 @@ cheapest to recompute. How torch's own names (memory_stats, empty_cache, graphs,
 told in docs/allocator.md.
 
 With `memory="torch"` torch's own allocator keeps the memory, and the object stands before it
-(docs/guest.md). It may then come when CUDA is in use, and go again.
+(docs/torch_memory.md). It may then come when CUDA is in use, and go again.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ def allocator(
         rematerialize: Whether to evict and recompute. Without, a full pool is out of memory.
         heuristic: A preset's name or a `Heuristic`, as `rematerialize` has it.
         memory: ``"pool"``: all memory comes from a pool of our own; ``"torch"``: torch's own
-            allocator keeps it, with all that it can do, and the runtime evicts (docs/guest.md).
-            There is then no `rdma`, no `exportable`.
+            allocator keeps it, with all that it can do, and the runtime evicts
+            (docs/torch_memory.md). There is then no `rdma`, no `exportable`.
         scorer: Where victims are chosen. ``"auto"``: by the host, and by the device where there are
             so many candidates that it is faster, which is measured at the first request for memory;
             ``"host"`` and ``"device"``: always there. The victims are the same.

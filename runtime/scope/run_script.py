@@ -52,7 +52,7 @@ def scopes_of_scripts(
         (dtr_alloc, "rematerialize", scope),
         (dtr_alloc, "measure", scope),
         (Session, "resize", lambda *_, **__: None),
-        (Session, "lent", lambda *_, **__: nullcontext()),
+        (Session, "lend", lambda *_, **__: nullcontext()),
         (Session, "release", lambda *_: 0),
         (Session, "export_chrome_trace", lambda *_, **__: None),
     ]

@@ -82,7 +82,7 @@ def rematerialize(
             and whose pages the budget bounds too; ``"torch"``: torch's own allocator makes each
             tensor, and the runtime counts and evicts. The scope's end then copies nothing, and the
             budget may grow (``Session.resize``). It bounds the bytes of tensors, each rounded up
-            to 512, not what malloc holds besides (docs/guest.md).
+            to 512, not what malloc holds besides (docs/torch_memory.md).
         heuristic: a preset's name or a ``Heuristic``, by which victims are chosen. What is for
             studies alone, a simulation has (docs/heuristics.md).
         clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,

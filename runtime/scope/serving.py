@@ -1,8 +1,9 @@
 """The scope of the CUDA allocator: the threads whose operators its session records.
 
 It begins when the allocator is made, in the thread that makes it, and lasts as long as the process,
-but for a guest's, which may be removed (docs/guest.md). Then that thread's operators are no longer
-recorded. Recording is a flag that each thread has for itself, so the thread that began ends it.
+but for a guest's, which may be removed (docs/torch_memory.md). Then that thread's operators are no
+longer recorded. Recording is a flag that each thread has for itself, so the thread that began ends
+it.
 """
 
 from __future__ import annotations

@@ -148,12 +148,12 @@ class Session:
     def steps(self) -> int:
         """Steps of optimizers that have ended in the scope; several that step with no forward pass
         between, or within one backward pass, are one. A program that notes it beside its batches
-        finds those that `dearest_steps` tells of."""
+        finds those that `costliest_steps` tells of."""
         return self._steps.count
 
-    def dearest_steps(self) -> list[Step]:
+    def costliest_steps(self) -> list[Step]:
         """Of the steps of optimizers for which tensors were evicted the ten that lost most time to
-        it, the dearest first. So an odd batch is found.
+        it, the costliest first. So an outlier batch is found.
 
         Example:
             >>> import dtr_alloc, torch
@@ -164,10 +164,10 @@ class Session:
             ...         layer(torch.ones(rows, 512)).tanh().exp().sin().mean().backward()
             ...         optimizer.step()
             ...         optimizer.zero_grad()
-            >>> [step.number for step in session.dearest_steps()]
+            >>> [step.number for step in session.costliest_steps()]
             [3]
         """
-        return self._steps.dearest()
+        return self._steps.costliest()
 
     @property
     def heuristic(self) -> Heuristic:
@@ -230,7 +230,7 @@ class Session:
         self._core.resize(size)
         self._steps.budget_changed()
 
-    def lent(self, amount: SupportsIndex | str) -> OnceOrDecorator:
+    def lend(self, amount: SupportsIndex | str) -> OnceOrDecorator:
         """Takes bytes off the budget for as long as the body runs, for somebody else to use.
 
         Args:
@@ -243,13 +243,13 @@ class Session:
         Example:
             >>> import dtr_alloc, torch
             >>> with dtr_alloc.rematerialize("64MiB") as session:
-            ...     with session.lent("48MiB"):
+            ...     with session.lend("48MiB"):
             ...         print(session.stats().budget_bytes >> 20)
             ...     print(session.stats().budget_bytes >> 20)
             16
             64
         """
-        return OnceOrDecorator("loan", "lent()", partial(_Loan, self, amount))
+        return OnceOrDecorator("loan", "lend()", partial(_Loan, self, amount))
 
     def release(self) -> int:
         """Evicts all that can be recomputed or may go to the swap, and gives the memory back to the

@@ -1,9 +1,9 @@
-"""The odd batch: which steps of optimizers did not fit the memory they were given.
+"""Outlier batches: which steps of optimizers did not fit the memory they were given.
 
 A budget often serves as a net: nearly every batch fits, and the one that does not must not end the
 run. It runs on, slower, and whoever watches the run wants to know which step that was, how much was
 evicted, and what it cost. So the runtime tells at the end of each step of an optimizer what it
-evicted and recomputed since the step before, and ``session.summary()`` names the dearest steps. A
+evicted and recomputed since the step before, and ``session.summary()`` names the costliest steps. A
 warning comes once, at the first step with evictions after three without, all by the same budget: a
 budget below what every step needs is chosen, and is no news.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dtr_alloc import _core
 from dtr_alloc.pool.size import format_size
 
-_KEPT = 10  # The dearest, so that a long run does not fill memory with them.
+_KEPT = 10  # The costliest, so that a long run does not fill memory with them.
 _QUIET = 3  # Steps in a row without evictions, before one with them is odd.
 
 
@@ -48,7 +48,7 @@ class Step:
         )
 
 
-class OddBatchWarning(UserWarning):
+class OutlierBatchWarning(UserWarning):
     """A step of an optimizer did not fit its memory, as those before it did."""
 
 
@@ -61,7 +61,7 @@ class Steps:
         self._lock = threading.RLock()
         self._count = self._evicting = self._evicted_bytes = 0
         self._ended_ns = time.perf_counter_ns()
-        self._dearest: list[tuple[int, int, Step]] = []
+        self._costliest: list[tuple[int, int, Step]] = []
         self._quiet = 0
         self._told = False
 
@@ -70,22 +70,22 @@ class Steps:
         for want of memory since the step before, and the time that this and recomputing took.
 
         Warns:
-            OddBatchWarning: the first step that needed evictions after some that needed none.
+            OutlierBatchWarning: the first step that needed evictions after some that needed none.
         """
         odd = self._add(evicted_bytes, added_ns)
         if odd is not None:
             warnings.warn(
                 f"step {odd.number} of an optimizer did not fit the memory it may use: {odd}. The "
                 f"{_QUIET} steps before it needed no evictions. Results are the same. This is said "
-                "once in a scope; session.summary() counts such steps and names the dearest",
-                OddBatchWarning,
+                "once in a scope; session.summary() counts such steps and names the costliest",
+                OutlierBatchWarning,
                 stacklevel=_level_of_the_program(),
             )
 
-    def dearest(self) -> list[Step]:
-        """Of the steps that needed evictions the ten that lost most time, the dearest first."""
+    def costliest(self) -> list[Step]:
+        """Of the steps that needed evictions the ten that lost most time, the costliest first."""
         with self._lock:
-            return [step for _, _, step in sorted(self._dearest, reverse=True)]
+            return [step for _, _, step in sorted(self._costliest, reverse=True)]
 
     @property
     def count(self) -> int:
@@ -105,7 +105,7 @@ class Steps:
             note += f"; {format_size(evicted_bytes - evicted)} evicted since"
         told = [("steps", f"{count:,}", note)]
         if evicting < count:
-            told += [("step", f"{one.number:,}", str(one)) for one in self.dearest()[:3]]
+            told += [("step", f"{one.number:,}", str(one)) for one in self.costliest()[:3]]
         return told
 
     def budget_changed(self) -> None:
@@ -131,9 +131,9 @@ class Steps:
                 self._quiet += 1
                 return None
             self._evicting += 1
-            heapq.heappush(self._dearest, (step.added_ns, step.number, step))
-            if len(self._dearest) > _KEPT:
-                heapq.heappop(self._dearest)
+            heapq.heappush(self._costliest, (step.added_ns, step.number, step))
+            if len(self._costliest) > _KEPT:
+                heapq.heappop(self._costliest)
             odd = self._quiet >= _QUIET and not self._told
             self._told, self._quiet = self._told or odd, 0
             return step if odd else None

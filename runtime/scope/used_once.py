@@ -1,4 +1,4 @@
-"""What `rematerialize`, `measure`, `join_scope` and `Session.lent` return, and what becomes of it
+"""What `rematerialize`, `measure`, `join_scope` and `Session.lend` return, and what becomes of it
 when the process ends.
 
 A scope can be entered once. Entering it again would mean a second session under the same name, so

@@ -117,7 +117,7 @@ def test_a_fraction_and_a_budget_that_changes_both_hold(fake_driver: str) -> Non
         note(lambda: allocator.session.resize("48MiB"))
         a = allocator.allocate(12 * MIB)
         note(lambda: torch._C._cuda_setMemoryFraction(4 / 4096, 0))
-        with allocator.session.lent("16MiB"):
+        with allocator.session.lend("16MiB"):
             note(lambda: torch._C._cuda_setMemoryFraction(8 / 4096, 0))
         refusal = refused(lambda: allocator.session.resize("8MiB"))
         note(lambda: torch._C._cuda_setMemoryFraction(1.0, 0))

@@ -253,7 +253,7 @@ def test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was(
         assert session.stats().budget_bytes == 16 * PAGE
         assert [tensor[1].item() for tensor in held] == list(range(12))
         assert session.stats().evictions == evictions
-        with session.lent(4 * PAGE):
+        with session.lend(4 * PAGE):
             assert session.stats().budget_bytes == 12 * PAGE
         assert session.stats().budget_bytes == 16 * PAGE
         session.check()

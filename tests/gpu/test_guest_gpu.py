@@ -1,4 +1,4 @@
-"""Guest mode: torch's own allocator keeps the memory, and the runtime evicts (docs/guest.md).
+"""Guest mode: torch's own allocator keeps the memory, and the runtime evicts (torch_memory.md).
 
 Without a GPU an allocator that stands in for torch's is asked for the same
 (test_cuda_guest.py). It has no expandable segments; torch's has, and texts, statistics and

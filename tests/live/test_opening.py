@@ -105,7 +105,7 @@ def test_a_loan_is_given_back_wherever_it_is_interrupted() -> None:
     with dtr_alloc.rematerialize("2MiB") as session:
 
         def run() -> None:
-            with session.lent("1MiB"):
+            with session.lend("1MiB"):
                 pass
 
         def check() -> None:

@@ -135,7 +135,7 @@ def test_a_scope_without_a_budget_has_none_to_resize() -> None:
         with scope as session:
             with pytest.raises(ValueError, match="there is no budget to change"):
                 session.resize("1MiB")
-            with pytest.raises(ValueError, match="no budget to change"), session.lent("1MiB"):
+            with pytest.raises(ValueError, match="no budget to change"), session.lend("1MiB"):
                 pass
             assert session.stats().budget_bytes is None
 
@@ -147,7 +147,7 @@ def test_a_scope_that_is_over_cannot_be_resized() -> None:
         session.resize("1MiB")
     with pytest.raises(RuntimeError, match="this scope is over"):
         session.release()
-    with pytest.raises(RuntimeError, match="this scope is over"), session.lent("1MiB"):
+    with pytest.raises(RuntimeError, match="this scope is over"), session.lend("1MiB"):
         pass
 
 
@@ -198,7 +198,7 @@ def resident_bytes() -> int:
 def test_what_is_lent_comes_back_also_after_an_error() -> None:
     with dtr_alloc.rematerialize("16MiB") as session:
         held = results(8)
-        with pytest.raises(KeyError), session.lent("12MiB"), session.lent("1MiB"):
+        with pytest.raises(KeyError), session.lend("12MiB"), session.lend("1MiB"):
             assert session.stats().budget_bytes == 3 * MIB
             assert session.stats().live_bytes <= 3 * MIB
             raise KeyError
@@ -208,7 +208,7 @@ def test_what_is_lent_comes_back_also_after_an_error() -> None:
 
 def test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope() -> None:
     with dtr_alloc.rematerialize("16MiB") as session:
-        with session.lent("12MiB"):
+        with session.lend("12MiB"):
             session.resize("8MiB")
         assert session.stats().budget_bytes == 16 * MIB
 
@@ -216,7 +216,7 @@ def test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope() -> N
 def test_a_loan_that_outlives_its_scope_ends_quietly() -> None:
     with contextlib.ExitStack() as loan:
         with dtr_alloc.rematerialize("16MiB") as session:
-            loan.enter_context(session.lent("4MiB"))
+            loan.enter_context(session.lend("4MiB"))
         with dtr_alloc.rematerialize("8MiB") as other:
             loan.close()
             assert other.stats().budget_bytes == 8 * MIB
@@ -227,7 +227,7 @@ def test_a_loan_that_leaves_nothing_is_refused() -> None:
         told = (
             r"amount 16.00 MiB is not below the budget of 16.00 MiB, so that nothing would be left"
         )
-        with pytest.raises(ValueError, match=told), session.lent("16MiB"):
+        with pytest.raises(ValueError, match=told), session.lend("16MiB"):
             pass
         assert session.stats().budget_bytes == 16 * MIB
 
@@ -317,7 +317,7 @@ def test_loans_of_two_threads_do_not_undo_each_other() -> None:
 
         def lend(amount: int) -> None:
             for _ in range(200):
-                with session.lent(amount):
+                with session.lend(amount):
                     pass
 
         threads = [threading.Thread(target=lend, args=(n * MIB,)) for n in (1, 3)]

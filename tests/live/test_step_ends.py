@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dtr_alloc
-from dtr_alloc import OddBatchWarning
+from dtr_alloc import OutlierBatchWarning
 
 BATCHES = 5
 
@@ -164,7 +164,7 @@ def test_a_budget_that_every_batch_passes_is_no_odd_batch(
     make(model)
     parts = [torch.optim.SGD(part.parameters()) for part in model if isinstance(part, nn.Linear)]
     with warnings.catch_warnings(), scope("500KiB") as session:
-        warnings.simplefilter("error", OddBatchWarning)
+        warnings.simplefilter("error", OutlierBatchWarning)
         for _ in range(BATCHES):
             backward(model, 256)
             for part in parts:
@@ -180,7 +180,7 @@ def test_an_odd_batch_is_told_where_its_backward_pass_was_called() -> None:
     with scope("2MiB") as session:
         for _ in range(4):
             backward(model)
-        with pytest.warns(OddBatchWarning, match="step 5 of an optimizer") as told:
+        with pytest.warns(OutlierBatchWarning, match="step 5 of an optimizer") as told:
             backward(model, 1024)
-        assert [step.number for step in session.dearest_steps()] == [5]
+        assert [step.number for step in session.costliest_steps()] == [5]
     assert told[0].filename == __file__

@@ -1,4 +1,4 @@
-"""The odd batch is told: which steps needed evictions, of how many bytes, and once by a warning."""
+"""An outlier batch is told: which steps evicted, how many bytes, and once by a warning."""
 
 import os
 import re
@@ -52,17 +52,17 @@ def test_the_step_that_did_not_fit_is_told_in_the_summary_and_once_by_a_warning(
         with pytest.warns(UserWarning, match=r"step 5 of an optimizer did not fit") as told:
             program.steps(sizes)
         summary, stats = session.summary(), session.stats()
-        dearest = session.dearest_steps()
+        costliest = session.costliest_steps()
     assert len(told) == 1
     assert told[0].filename == __file__
-    assert sorted(step.number for step in dearest) == [5, 10]
-    assert sum(step.evicted_bytes for step in dearest) == stats.evicted_bytes > 0
-    rounded = len(dearest)  # Each step's to a nanosecond, and so is the sum.
+    assert sorted(step.number for step in costliest) == [5, 10]
+    assert sum(step.evicted_bytes for step in costliest) == stats.evicted_bytes > 0
+    rounded = len(costliest)  # Each step's to a nanosecond, and so is the sum.
     assert (
-        sum(step.added_ns for step in dearest)
+        sum(step.added_ns for step in costliest)
         <= stats.remat_ns + stats.search_ns + stats.move_ns + rounded
     )
-    assert all(0 < step.added_ns < step.elapsed_ns for step in dearest)
+    assert all(0 < step.added_ns < step.elapsed_ns for step in costliest)
     words = [line.split() for line in summary.splitlines()]
     assert ["steps", "11", "2", "needed"] in [row[:4] for row in words]
     assert {row[1] for row in words if row[0] == "step"} == {"5", "10"}
@@ -85,12 +85,12 @@ def test_a_step_that_does_not_fit_what_a_loan_leaves_is_not_odd() -> None:
         program.steps([256] * 4)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with session.lent(least):
+            with session.lend(least):
                 program.steps([1024])
         program.steps([256] * 4)
-        with pytest.warns(dtr_alloc.OddBatchWarning, match="step 10 "):
+        with pytest.warns(dtr_alloc.OutlierBatchWarning, match="step 10 "):
             program.steps([2048])
-    assert len(session.dearest_steps()) == 2
+    assert len(session.costliest_steps()) == 2
 
 
 def test_steps_that_fit_are_counted() -> None:
@@ -99,7 +99,7 @@ def test_steps_that_fit_are_counted() -> None:
         assert "steps" not in session.summary()
         program.step(64)
         assert "1   none needed evictions" in session.summary()
-    assert session.dearest_steps() == []
+    assert session.costliest_steps() == []
 
 
 def test_evictions_by_hand_and_by_a_smaller_budget_are_no_want_of_memory() -> None:
@@ -121,9 +121,9 @@ def test_only_the_dearest_are_kept() -> None:
     program = Program()
     with dtr_alloc.rematerialize(budget()) as session:
         program.steps([1024] * 15)
-        dearest = session.dearest_steps()
-    assert len(dearest) == 10
-    costs = [step.added_ns for step in dearest]
+        costliest = session.costliest_steps()
+    assert len(costliest) == 10
+    costs = [step.added_ns for step in costliest]
     assert costs == sorted(costs, reverse=True)
 
 
@@ -182,16 +182,16 @@ def test_steps_of_several_threads_share_the_count_and_no_figure_is_negative() ->
             thread.start()
         for thread in threads:
             thread.join()
-        dearest = session.dearest_steps()
+        costliest = session.costliest_steps()
         assert "steps                       10" in session.summary()
-    assert dearest
-    assert all(step.evicted_bytes > 0 and step.added_ns > 0 for step in dearest)
+    assert costliest
+    assert all(step.evicted_bytes > 0 and step.added_ns > 0 for step in costliest)
 
 
 def test_the_warning_names_the_programs_line_also_behind_a_scheduler() -> None:
     program = Program()
     torch.optim.lr_scheduler.StepLR(program.optimizer, step_size=100)
-    with dtr_alloc.rematerialize(budget()), pytest.warns(dtr_alloc.OddBatchWarning) as told:
+    with dtr_alloc.rematerialize(budget()), pytest.warns(dtr_alloc.OutlierBatchWarning) as told:
         program.steps([256] * 4 + [1024])
     assert [one.filename for one in told] == [__file__]
 
@@ -212,7 +212,7 @@ def test_a_signals_handler_may_ask_for_the_summary_at_any_moment() -> None:
     told = []
 
     def ask(number: int, frame: object) -> None:
-        told.append((len(steps.rows(0)), len(steps.dearest())))
+        told.append((len(steps.rows(0)), len(steps.costliest())))
 
     before = signal.signal(signal.SIGALRM, ask)
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)

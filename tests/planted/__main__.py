@@ -1,10 +1,11 @@
-"""Does a test notice? Plants one fault at a time in a copy of the sources and runs the test named
+"""Does a test notice? Plants one fault in a copy of the sources and runs the test named
 for it, which must fail. A copy without a fault comes first, on which all those tests must pass.
 `make planted-faults`; minutes, since each fault is compiled.
 
 The faults are in the files beside this one. A file is changed by its text, so that a fault that no
 longer fits its source is an error and not a pass. Only that file is compiled, by the command that
-built the extension; the rest is linked from there. The repository itself is not touched.
+built the extension; the rest is linked from there. The repository itself is not touched. Each core
+has a fault of its own.
 """
 
 import os
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -112,8 +114,9 @@ def main() -> int:
         print(control.stdout[-2000:], control.stderr[-2000:])
         return 1
     missed = 0
-    for fault in FAULTS:
-        done = run_with(fault, [fault.test])
+    pool = ThreadPoolExecutor(os.cpu_count())
+    outcomes = pool.map(lambda fault: run_with(fault, [fault.test]), FAULTS)
+    for fault, done in zip(FAULTS, outcomes, strict=True):
         failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
         crashed = done.returncode < 0
         caught = crashed or bool(failed)

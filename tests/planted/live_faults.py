@@ -283,7 +283,7 @@ LIVE_FAULTS = (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
                 "void MemoryRequests::lend(Bytes bytes) {\n  Turn turn(locks_);\n",
-                "void Session::lend(Bytes bytes) {\n",
+                "void MemoryRequests::lend(Bytes bytes) {\n",
             ),
         ),
         "tests/live/test_resize.py::test_loans_that_wait_for_their_turn_add_up",
@@ -329,7 +329,7 @@ LIVE_FAULTS = (
             Edit(
                 "runtime/csrc/live/session/resize.cpp",
                 "!capturing()) memory_.trim();",
-                "captures_ == 0) {}",
+                "!capturing()) {}",
             ),
         ),
         "tests/live/test_resize.py::"

@@ -145,7 +145,7 @@ def test_the_trainer_runs_on_where_a_batch_needs_half_as_much_again() -> None:
     row = run("random_lengths")
     check(row)
     assert row["budget_bytes"] == int(row["plain_peak_bytes"] / 1.5)
-    assert row["odd_batches"] == [6, 9]
+    assert row["outlier_batches"] == [6, 9]
     (told,) = row["told"]
     assert "step 6 " in told
 

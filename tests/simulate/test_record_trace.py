@@ -331,7 +331,7 @@ def test_a_script_with_a_scope_of_its_own_is_traced_whole(tmp_path: Path) -> Non
         "with dtr_alloc.rematerialize('1MiB') as session:\n"
         "    x = torch.ones(1000).exp()\n"
         "    session.resize(budget='2MiB')\n"
-        "    with session.lent('1KiB'):\n"
+        "    with session.lend('1KiB'):\n"
         "        session.release()\n"
     )
     log = tmp_path / "script.log"

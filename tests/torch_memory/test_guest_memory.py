@@ -134,7 +134,7 @@ def test_a_copy_of_nothing_leaves_nothing_behind() -> None:
 
 def test_all_of_a_loan_comes_back_also_past_the_first_budget() -> None:
     with guest("16MiB") as session:
-        with session.lent("12MiB"):
+        with session.lend("12MiB"):
             session.resize("8MiB")
         assert session.stats().budget_bytes == 20 * MIB
 
@@ -246,7 +246,7 @@ def test_a_guests_budget_may_grow_beyond_its_first() -> None:
         held = results(12)
         assert session.stats().live_bytes <= 4 * MIB
         session.resize("16MiB")
-        with session.lent("2MiB"):
+        with session.lend("2MiB"):
             assert session.stats().budget_bytes == 14 * MIB
         assert session.stats().budget_bytes == 16 * MIB
         assert [tensor[1].item() for tensor in held] == [float(n + 1) for n in range(12)]

@@ -1,5 +1,5 @@
 // Memory of a CUDA device that torch's own allocator keeps. The session above it counts, evicts and
-// recomputes (docs/guest.md).
+// recomputes (docs/torch_memory.md).
 //
 // A tensor keeps the DataPtr that torch's allocator made, deleter and all: torch compares deleters
 // in many places (Tensor.record_stream, the trees of CUDA graphs), and so blocks from before and

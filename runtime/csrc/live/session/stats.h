@@ -25,8 +25,8 @@
   X(std::int64_t, classes, engine.classes) /* Of missing values, for a neighbourhood with them. */ \
   X(std::int64_t, verified, tally_.verified) /* Recipes that verify mode replayed. */              \
   X(std::int64_t, time_stamps, tally_.costs ? tally_.costs->stamps() : 0)                          \
-  /* Victims chosen by scores that the device found, and from how many candidates on it is asked;  \
-     -1: never. */                                                                                 \
+  /* Victims chosen by scores that the device found, and from how many candidates on it is */      \
+  /* asked; -1: never. */                                                                          \
   X(std::int64_t, device_choices, device ? device->choices() : 0)                                  \
   X(std::int64_t, device_scores_from, device ? device->scores_from() : -1)                         \
   X(Bytes, live_bytes, pool.live)                                                                  \
