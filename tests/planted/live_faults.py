@@ -14,6 +14,7 @@ LIVE_FAULTS = (
             ),
         ),
         "tests/engine/test_usual_times.py::test_steps_that_do_the_same_evict_the_same",
+        tries=5,  # On a quiet machine times are alike.
     ),
     Fault(
         "record the backward pass",
