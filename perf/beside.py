@@ -236,8 +236,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write JSON here")
     options = parser.parse_args()
     for script in options.scripts:
-        if not (ROOT / f"perf/{shlex.split(script)[0]}.py").exists():
-            parser.error(f"there is no perf/{shlex.split(script)[0]}.py")
+        name = shlex.split(script)[0]
+        if len([*ROOT.glob(f"perf/*/{name}.py")]) != 1:
+            parser.error(f"there is no {name}.py in a folder of perf/")
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: there must be a round")
     commits = {"A": resolve(options.before), "B": resolve(options.after)}
