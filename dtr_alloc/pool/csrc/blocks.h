@@ -16,7 +16,7 @@
 #include <new>
 
 #include "dtr_alloc/pool/csrc/lazy_array.h"
-#include "dtr_alloc/pool/csrc/pool.h"
+#include "dtr_alloc/pool/csrc/memory.h"
 
 namespace dtr {
 
@@ -26,6 +26,14 @@ struct Node : Block {
   Node* hole_next = nullptr;
 };
 static_assert(sizeof(Node) == 64);
+
+// Where a block can be cut from a hole: at its low end, or at its high one.
+struct Site {
+  Node* hole = nullptr;
+  bool high = false;
+
+  Bytes begin(Bytes size) const { return high ? hole->offset + hole->size - size : hole->offset; }
+};
 
 class Blocks {
  public:

@@ -6,16 +6,15 @@
 namespace dtr {
 
 void GraphMemory::begin(Id id, Filter filter) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   pools_[id].uses++;
   routes_.emplace_back(id, std::move(filter));
   routing_++;
 }
 
 void GraphMemory::end(Id id) {
-  const std::lock_guard lock(mutex_);
-  const auto at = std::find_if(routes_.begin(), routes_.end(),
-                               [&](const auto& route) { return route.first == id; });
+  const MutexLock lock(mutex_);
+  const auto at = std::ranges::find(routes_, id, &std::pair<Id, Filter>::first);
   if (at == routes_.end()) {
     throw std::invalid_argument(
         "no capture into this memory pool is under way: it was ended before");
@@ -25,14 +24,14 @@ void GraphMemory::end(Id id) {
 }
 
 void GraphMemory::use(Id id) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   pools_[id].uses++;
 }
 
 void GraphMemory::release(Id id) {
   std::vector<Block*> dead;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto at = pools_.find(id);
     if (at == pools_.end() || --at->second.uses > 0) return;
     dead = std::move(at->second.shared);
@@ -48,7 +47,7 @@ void GraphMemory::release(Id id) {
 }
 
 int GraphMemory::uses(Id id) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = pools_.find(id);
   return at == pools_.end() ? 0 : at->second.uses;
 }
@@ -61,7 +60,7 @@ const GraphMemory::Id* GraphMemory::route(Stream stream) const {
 }
 
 Block* GraphMemory::take(Bytes size, Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Id* id = route(stream);
   if (id == nullptr) return nullptr;
   auto& waiting = pools_.at(*id).waiting;
@@ -78,7 +77,7 @@ Block* GraphMemory::take(Bytes size, Stream stream) {
 }
 
 void GraphMemory::adopt(Block* block, Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Id* id = route(stream);
   if (id == nullptr) return;
   blocks_[block] = {*id, stream, true, false};
@@ -86,7 +85,7 @@ void GraphMemory::adopt(Block* block, Stream stream) {
 }
 
 bool GraphMemory::keep(Block* block) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = blocks_.find(block);
   if (at == blocks_.end()) return false;
   at->second.live = false;
@@ -100,13 +99,13 @@ bool GraphMemory::keep(Block* block) {
 }
 
 void GraphMemory::share(Block* block) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = blocks_.find(block);
   if (at != blocks_.end() && route(at->second.stream)) at->second.shared = true;
 }
 
 std::vector<const Block*> GraphMemory::live(Id id) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<const Block*> blocks;
   for (const auto& [block, member] : blocks_) {
     if (member.live && member.id == id) blocks.push_back(block);

@@ -14,7 +14,6 @@
 #include <atomic>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -68,15 +67,15 @@ class GraphMemory {
     Stream stream;
     bool live, shared;
   };
-  const Id* route(Stream stream) const;  // The lock is held.
+  const Id* route(Stream stream) const DTR_REQUIRES(mutex_);
 
   Pool& pool_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::atomic<int> routing_{0};
   std::atomic<std::int64_t> blocks_count_{0};
-  std::vector<std::pair<Id, Filter>> routes_;
-  std::map<Id, Private> pools_;
-  std::unordered_map<Block*, Member> blocks_;
+  std::vector<std::pair<Id, Filter>> routes_ DTR_GUARDED_BY(mutex_);
+  std::map<Id, Private> pools_ DTR_GUARDED_BY(mutex_);
+  std::unordered_map<Block*, Member> blocks_ DTR_GUARDED_BY(mutex_);
 };
 
 }  // namespace dtr

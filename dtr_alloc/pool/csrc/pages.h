@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -17,6 +18,7 @@
 
 #include "dtr_alloc/pool/csrc/arena.h"
 #include "dtr_alloc/pool/csrc/lazy_array.h"
+#include "dtr_alloc/pool/csrc/memory.h"
 
 namespace dtr {
 
@@ -26,6 +28,8 @@ class Pages {
   struct Run {
     std::int64_t begin, end;
     std::int64_t size() const { return begin < end ? end - begin : 0; }
+    bool meets(Run other) const { return begin < other.end && other.begin < end; }
+    Run common(Run other) const { return {std::max(begin, other.begin), std::min(end, other.end)}; }
   };
 
   Pages(Arena& arena, Bytes budget);
@@ -33,8 +37,10 @@ class Pages {
   Run touched(Bytes begin, Bytes end) const {  // Pages that hold some byte of the range.
     return {begin >> shift_, (end + (Bytes{1} << shift_) - 1) >> shift_};
   }
-  Run inside(Bytes begin, Bytes end) const {  // Pages that hold no other byte.
-    return {(begin + (Bytes{1} << shift_) - 1) >> shift_, end >> shift_};
+  Run touched(const Block& block) const { return touched(block.offset, block.offset + block.size); }
+  Run inside(const Block& block) const {  // Pages that hold no other byte.
+    const Bytes end = block.offset + block.size;
+    return {(block.offset + (Bytes{1} << shift_) - 1) >> shift_, end >> shift_};
   }
 
   bool all_committed(Run run) const {

@@ -1,8 +1,8 @@
 // Blocks lie in one list in address order; a hole and its free neighbours merge when it appears, so
 // the list alternates as far as it can and its neighbours answer free_neighbours in O(1). Blocks
 // stores them (blocks.h), Holes orders the free ones (holes.h), Pages keeps the page limit
-// (pages.h). This file cuts, merges and counts. The pool's other members are in pool_moves.cpp
-// (pages taken from holes), pool_streams.cpp (devices) and pool_registry.cpp (all pools).
+// (pages.h), Backing takes pages from holes (backing.h). This file cuts, merges and counts. The
+// pool's other members are in pool_streams.cpp (devices) and pool_registry.cpp (all pools).
 //
 // An allocate and a free of a small block take less time where a hole has its size than where a
 // larger one is cut and merged. perf/peers/throughput.py measures both together.
@@ -13,24 +13,32 @@
 #include <exception>
 #include <stdexcept>
 
+#include "dtr_alloc/pool/csrc/backing.h"
 #include "dtr_alloc/pool/csrc/blocks.h"
 #include "dtr_alloc/pool/csrc/holes.h"
 #include "dtr_alloc/pool/csrc/insist.h"
 #include "dtr_alloc/pool/csrc/pages.h"
 
 namespace dtr {
+namespace {
+
+std::unique_ptr<StreamOrder> order_of(Arena& arena) {
+  std::unique_ptr<StreamEvents> events = arena.stream_events();
+  return events ? std::make_unique<StreamOrder>(std::move(events)) : nullptr;
+}
+
+}  // namespace
 
 Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
     : Memory(arena->base()),
       arena_(std::move(arena)),
-      budget_(budget),
-      limit_(budget),
       blocks_(std::make_unique<Blocks>(arena_->capacity())),
       holes_(std::make_unique<Holes>(arena_->page())),
-      pages_(std::make_unique<Pages>(*arena_, budget)) {
-  if (std::unique_ptr<StreamEvents> events = arena_->stream_events()) {
-    order_ = std::make_unique<StreamOrder>(std::move(events));
-  }
+      pages_(std::make_unique<Pages>(*arena_, budget)),
+      order_(order_of(*arena_)),
+      backing_(std::make_unique<Backing>(*arena_, *holes_, *pages_, order_.get())),
+      limit_(budget),
+      budget_(budget) {
   Node* all = blocks_->make(0, arena_->capacity());
   holes_->insert(all);
   first_ = all;
@@ -39,7 +47,7 @@ Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
 Pool::~Pool() {
   try {
     settle_holes();
-    finish_all_moves();
+    backing_->finish_all_moves();
   } catch (const std::exception&) {
     // The device is gone, or this is a forked child: no work is left that could touch the memory.
   }
@@ -51,8 +59,8 @@ inline Node* Pool::backed_hole(Bytes size, Place place, std::int32_t user) {
     if (Node* hole = ready_hole(size, user)) return hole;
   }
   if (place != Place::kBestFit) return hole_from(place, size);
-  return holes_->best_fit(size, [&](const Node* hole) {
-    return pages_->fits(pages_->touched(hole->offset, hole->offset + size));
+  return holes_->best_fit(size, [size, &pages = *pages_](const Node* hole) {
+    return pages.fits(pages.touched(hole->offset, hole->offset + size));
   });
 }
 
@@ -64,8 +72,8 @@ inline Node* Pool::usable_block(Site site, Bytes size, std::int32_t user, bool r
   // back merges it with the rest.
   Node* block = carve(site, size);
   try {
-    if (remap || !pages_->all_committed(pages_->touched(block->offset, block->offset + size))) {
-      back(block, remap, user);
+    if (remap || !pages_->all_committed(pages_->touched(*block))) {
+      backing_->back(block, remap, user);
     }
     if (order_ != nullptr) [[unlikely]]
       block->fence = order_->allocated(block->fence, user);
@@ -78,7 +86,7 @@ inline Node* Pool::usable_block(Site site, Bytes size, std::int32_t user, bool r
 
 Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Bytes rounded =
       size > arena_->capacity() ? size : round_to_granule(std::max(size, Bytes{1}));
   if (rounded > limit_ - live_) {
@@ -92,8 +100,8 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
   Site site{backed_hole(rounded, place, user), place == Place::kHigh};
   const bool remap = site.hole == nullptr && fit != Fit::kCommitted;
   if (remap) {
-    if (!old_places_.empty() && quarantine_ == 0) order_->poll();
-    site = site_after_moves(rounded);
+    if (quarantine_ == 0) backing_->poll();
+    site = backing_->site_after_moves(rounded);
   }
   if (site.hole == nullptr && fit == Fit::kBeyond) {
     site = {holes_->best_fit(rounded, [](const Node*) { return true; }), false};
@@ -127,10 +135,6 @@ Node* Pool::hole_from(Place place, Bytes size) const {
   return found;
 }
 
-Bytes Pool::Site::begin(Bytes size) const {
-  return high ? hole->offset + hole->size - size : hole->offset;
-}
-
 // Makes a live block of one end of a hole.
 Node* Pool::carve(Site site, Bytes size) {
   const auto [hole, high] = site;
@@ -161,7 +165,7 @@ Node* Pool::carve(Site site, Bytes size) {
 void Pool::free(Block* block) {
   bool last;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     insist(!block->free, "a block must not be freed twice");
     Node* node = static_cast<Node*>(block);
     blocks_->withdraw(node);
@@ -189,7 +193,7 @@ void Pool::vacate(Node* block) {
 void Pool::give_back(Node* block) {
   Node* hole = merge(block);
   if (pages_->committed() > pages_->limit()) [[unlikely]]
-    give_surplus_back(hole);
+    backing_->give_surplus_back(hole);
 }
 
 // Makes a hole of a live block, one with the holes on either side; returns that.
@@ -207,7 +211,8 @@ Node* Pool::merge(Node* block) {
 
   Node* hole = join_left ? left : right;
   if (order_ != nullptr) [[unlikely]] {
-    join_fences(hole, block, join_left && join_right ? right : nullptr);
+    hole->fence = order_->join(hole->fence, block->fence);
+    if (join_left && join_right) hole->fence = order_->join(hole->fence, right->fence);
   }
   if (join_left && join_right) {
     holes_->remove(right);
@@ -233,7 +238,7 @@ Block* Pool::find(const void* data) const {
 }
 
 std::pair<Bytes, Bytes> Pool::free_neighbours(const Block* block) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Block* left = block->previous;
   const Block* right = block->next;
   return {left != nullptr && left->free ? left->size : 0,
@@ -241,7 +246,7 @@ std::pair<Bytes, Bytes> Pool::free_neighbours(const Block* block) const {
 }
 
 void Pool::list_holes(std::vector<Beside>& holes) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   holes.clear();
   const auto owner = [](const Block* block) { return block != nullptr ? block->owner : nullptr; };
   holes_->largest_first([&](const Node* hole) {
@@ -251,14 +256,14 @@ void Pool::list_holes(std::vector<Beside>& holes) const {
 }
 
 void Pool::reset_peak() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   peak_ = live_;
-  peak_committed_ = pages_->committed_bytes();
+  backing_->reset_peak();
   peak_blocks_ = allocations_ - frees_;
 }
 
 PoolStats Pool::stats() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Bytes free = std::max<Bytes>(limit_ - live_, 0);
   const Bytes largest = std::min(holes_->largest(), free);
   return {
@@ -272,43 +277,71 @@ PoolStats Pool::stats() const {
       .allocations = allocations_,
       .frees = frees_,
       .failures = failures_,
-      .remaps = remaps_,
+      .remaps = backing_->figures().remaps,
       .quarantined = quarantined_,
       .stream_waits = order_ != nullptr ? order_->waits() : 0,
       .allocated = allocated_,
-      .peak_committed = peak_committed_,
+      .peak_committed = backing_->figures().peak_committed,
       .peak_blocks = peak_blocks_,
   };
 }
 
-Bytes Pool::budget() const { return limit_; }
-
 Bytes Pool::largest_budget() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return budget_;
 }
 
 Bytes Pool::live() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return live_;
 }
 
 Nanos Pool::moving() const {
-  const std::lock_guard lock(mutex_);
-  return moving_;
+  const MutexLock lock(mutex_);
+  return backing_->figures().moving;
 }
-
-const Arena& Pool::arena() const { return *arena_; }
 
 std::int64_t Pool::page_calls() const { return pages_->calls(); }
 
+MovePrices Pool::move_prices() const {
+  const MutexLock lock(mutex_);
+  return arena_->move_prices();
+}
+
+Nanos Pool::move_price(Bytes size, const MovePrices& prices) const {
+  const MutexLock lock(mutex_);
+  const Bytes rounded = round_to_granule(std::max(size, Bytes{1}));
+  return rounded > limit_ - live_ ? kCannotMove : backing_->move_price(rounded, prices);
+}
+
+Bytes Pool::trim() {
+  const MutexLock lock(mutex_);
+  return pages_->bytes(backing_->give_back(pages_->committed()));
+}
+
+void Pool::lift_budget() {
+  const MutexLock lock(mutex_);
+  budget_ = limit_ = arena_->capacity();
+  pages_->set_limit(limit_);
+}
+
+void Pool::set_limit(Bytes limit) {
+  const MutexLock lock(mutex_);
+  if (limit < 0 || limit > budget_) {
+    throw std::invalid_argument("the limit of a pool must be between 0 and its budget");
+  }
+  pages_->set_limit(limit);
+  limit_ = limit;
+  backing_->give_back(pages_->committed() - pages_->limit());
+}
+
 std::vector<std::pair<Bytes, Bytes>> Pool::committed_runs() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return pages_->runs();
 }
 
 std::vector<Block> Pool::snapshot() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Block> blocks;
   for (const Block* block = first_; block != nullptr; block = block->next) blocks.push_back(*block);
   return blocks;

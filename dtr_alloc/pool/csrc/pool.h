@@ -21,7 +21,7 @@
 // On a device, work that uses a block may still wait in a stream when the block is freed. A block
 // is allocated on a stream; that stream may use its bytes again at once, and any other is made to
 // wait by an event (streams.h). A hole that needs no waiting is taken before one that does. Pages
-// are taken from holes while their streams may still use them where they are (pool_moves.cpp). Host
+// are taken from holes while their streams may still use them where they are (backing.h). Host
 // pools know no streams: every stream is as good as 0, and nothing waits.
 //
 // Every member is thread-safe. One mutex a pool, held for some ten nanoseconds, longer only while
@@ -32,13 +32,13 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "dtr_alloc/pool/csrc/arena.h"
 #include "dtr_alloc/pool/csrc/memory.h"
 #include "dtr_alloc/pool/csrc/streams.h"
+#include "dtr_alloc/pool/csrc/thread_safety.h"
 
 namespace dtr {
 
@@ -47,9 +47,9 @@ namespace dtr {
 // Pages are moved to the best fit all the same.
 enum class Place { kBestFit, kLow, kHigh };
 
-constexpr Nanos kCannotMove = Nanos::max();
-
 struct Node;
+struct Site;
+class Backing;
 class Blocks;
 class Holes;
 class Pages;
@@ -115,12 +115,12 @@ class Pool final : public Memory {
   void reset_peak() override;
   PoolStats stats() const override;
   Nanos moving() const override;
-  Bytes budget() const override;  // Or the limit set below it.
+  Bytes budget() const override { return limit_; }  // Or the limit set below it.
   Bytes largest_budget() const override;
   Bytes live() const override;
-  const Arena& arena() const;
+  const Arena& arena() const { return *arena_; }
   // Times that pages were made, moved or given back: the host was busy with them. Lock-free.
-  std::int64_t page_calls() const;
+  std::int64_t page_calls() const DTR_UNCHECKED;
   // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
@@ -143,91 +143,61 @@ class Pool final : public Memory {
   // nobody will open; calls nest. pthread_atfork has them from the time the library is loaded.
   // Handlers registered later run earlier on the way in, so a lock that is held while a pool is
   // called needs handlers of its own and is then taken before the pools' locks, as it must be.
-  static void lock_all();
-  static void unlock_all();
+  static void lock_all() DTR_UNCHECKED;
+  static void unlock_all() DTR_UNCHECKED;
 
  private:
   Pool(std::unique_ptr<Arena> arena, Bytes budget);
   ~Pool() override;
 
   void retire() override;
-  void announce(Pool* pool) const;  // Writes `pool` into the slots of this arena's addresses.
 
-  template <class Visit>
-  Visit each_block(Visit visit) const;
-  template <class Visit>
-  Visit each_backed_part(Visit visit) const;
+  // What only devices need is kept out of the way of the rest.
+  std::int32_t meet(Stream stream) DTR_REQUIRES(mutex_);
+  Node* backed_hole(Bytes size, Place place, std::int32_t user) DTR_REQUIRES(mutex_);
+  Node* usable_block(Site site, Bytes size, std::int32_t user, bool remap) DTR_REQUIRES(mutex_);
+  Node* carve(Site site, Bytes size) DTR_REQUIRES(mutex_);
+  Node* hole_from(Place place, Bytes size) const DTR_REQUIRES(mutex_);
+  void give_back(Node* block) DTR_REQUIRES(mutex_);
+  Node* merge(Node* block) DTR_REQUIRES(mutex_);
+  void unlink(Node* block) DTR_REQUIRES(mutex_);
+  void vacate(Node* block) DTR_REQUIRES(mutex_);
+  void vacate_held() DTR_REQUIRES(mutex_);
+  [[gnu::noinline]] Node* ready_hole(Bytes size, std::int32_t user) DTR_REQUIRES(mutex_);
+  void settle_holes() DTR_REQUIRES(mutex_);
+  void check_hole(const Block& hole) const DTR_REQUIRES(mutex_);
+  void check_live(const Block& block) const DTR_REQUIRES(mutex_);
 
-  struct Site {  // Where a block can be cut from a hole.
-    Node* hole = nullptr;
-    bool high = false;  // At its high end.
-    Bytes begin(Bytes size) const;
-  };
+  mutable Mutex mutex_;
 
-  // These run under the lock. What only devices need is kept out of the way of the rest.
-  std::int32_t meet(Stream stream);
-  Node* backed_hole(Bytes size, Place place, std::int32_t user);
-  Node* usable_block(Site site, Bytes size, std::int32_t user, bool remap);
-  Node* carve(Site site, Bytes size);
-  Node* hole_from(Place place, Bytes size) const;
-  void give_back(Node* block);
-  Node* merge(Node* block);
-  [[gnu::noinline]] void give_surplus_back(Node* hole);
-  void unlink(Node* block);
-  bool can_back(const Site& site, Bytes size, std::int64_t releasable) const;
-  Site site_after_moves(Bytes size) const;
-  void vacate(Node* block);
-  void vacate_held();
-  [[gnu::noinline]] Node* ready_hole(Bytes size, std::int32_t user);
-  [[gnu::noinline]] void join_fences(Node* stays, const Node* goes, const Node* goes_too);
-  void settle_holes();
-  void check_hole(const Block& hole) const;
-  void check_live(const Block& block) const;
-  std::int64_t releasable() const;
-  [[gnu::noinline]] void back(Node* block, bool remap, std::int32_t user);
-  bool is_old_place(Bytes begin, Bytes end) const;
-  std::int64_t move_from(Node* hole, Node* block, std::int64_t most, std::int32_t user);
-  void hand_on(Fence fence, Node* block, std::int64_t first_page, std::int64_t last_page);
-  std::int64_t release_from(Node* hole, std::int64_t most);
-  void finish_moves(const Block* at);
-  void finish_move(std::size_t i);
-  void note_move(std::int64_t pages, Nanos begin);
-  void finish_all_moves();
-  template <class Take>
-  std::int64_t from_holes(std::int64_t count, const Take& take);
-
+  // Guarded by: nothing: const
+  // What they point to is mutex_'s, but for an arena's constants, Blocks::find and Pages::calls.
   const std::unique_ptr<Arena> arena_;
-  Bytes budget_;
-  std::atomic<Bytes> limit_;  // Up to the budget.
   const std::unique_ptr<Blocks> blocks_;
-  const std::unique_ptr<Holes> holes_;
-  const std::unique_ptr<Pages> pages_;
+  const std::unique_ptr<Holes> holes_ DTR_POINTS_TO_GUARDED_BY(mutex_);
+  const std::unique_ptr<Pages> pages_ DTR_POINTS_TO_GUARDED_BY(mutex_);
+  const std::unique_ptr<StreamOrder> order_ DTR_POINTS_TO_GUARDED_BY(mutex_);  // Null: no streams.
+  const std::unique_ptr<Backing> backing_ DTR_POINTS_TO_GUARDED_BY(mutex_);
 
-  std::unique_ptr<StreamOrder> order_;  // Null where the arena has no streams.
-
-  mutable std::mutex mutex_;
-  Block* first_;  // The block at offset 0.
-  Bytes live_ = 0;
-  Bytes peak_ = 0;
-  Bytes allocated_ = 0;
-  Bytes peak_committed_ = 0;
-  std::int64_t peak_blocks_ = 0;
-  std::int64_t allocations_ = 0;
-  std::int64_t frees_ = 0;
-  std::int64_t failures_ = 0;
-  std::int64_t remaps_ = 0;
-  Nanos moving_{0};
-  bool retired_ = false;
+  // Guarded by: nothing: atomic
+  // Written with mutex_ held.
+  std::atomic<Bytes> limit_;  // Up to the budget.
   std::atomic<bool> many_streams_ = false;
-  int quarantine_ = 0;  // Depth.
-  Bytes quarantined_ = 0;
-  std::vector<Node*> held_;  // Freed in the quarantine, in order.
 
-  struct OldPlace {  // A run of pages that were moved away, which work may still use there.
-    std::int64_t begin, end;
-    Fence fence;
-  };
-  std::vector<OldPlace> old_places_;
+  // Guarded by: mutex_
+  Bytes budget_ DTR_GUARDED_BY(mutex_);
+  Block* first_ DTR_GUARDED_BY(mutex_);  // The block at offset 0.
+  Bytes live_ DTR_GUARDED_BY(mutex_) = 0;
+  Bytes peak_ DTR_GUARDED_BY(mutex_) = 0;
+  Bytes allocated_ DTR_GUARDED_BY(mutex_) = 0;
+  std::int64_t peak_blocks_ DTR_GUARDED_BY(mutex_) = 0;
+  std::int64_t allocations_ DTR_GUARDED_BY(mutex_) = 0;
+  std::int64_t frees_ DTR_GUARDED_BY(mutex_) = 0;
+  std::int64_t failures_ DTR_GUARDED_BY(mutex_) = 0;
+  bool retired_ DTR_GUARDED_BY(mutex_) = false;
+  int quarantine_ DTR_GUARDED_BY(mutex_) = 0;  // Depth.
+  Bytes quarantined_ DTR_GUARDED_BY(mutex_) = 0;
+  std::vector<Node*> held_ DTR_GUARDED_BY(mutex_);  // Freed in the quarantine, in order.
 };
 
 }  // namespace dtr

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "dtr_alloc/pool/csrc/backing.h"
 #include "dtr_alloc/pool/csrc/blocks.h"
 #include "dtr_alloc/pool/csrc/holes.h"
 #include "dtr_alloc/pool/csrc/insist.h"
@@ -23,12 +24,12 @@ void Pool::check_live(const Block& block) const {
   insist(!block.quarantined || block.owner == nullptr, "a freed block must have no owner");
   insist(blocks_->find(block.offset) == (block.quarantined ? nullptr : &block),
          "a live block must be found by its address, until it is freed");
-  insist(pages_->all_committed(pages_->touched(block.offset, block.offset + block.size)),
+  insist(pages_->all_committed(pages_->touched(block)),
          "every page of a live block must be committed");
 }
 
 void Pool::check() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Bytes end = 0;
   Bytes live = 0;
   std::int64_t live_blocks = 0;
@@ -62,24 +63,9 @@ void Pool::check() const {
   insist(holes == holes_->count(), "every free block must be in the order of holes");
   insist(quarantined == quarantined_, "quarantined bytes must be the sum of the held blocks");
   insist(quarantine_ > 0 || quarantined == 0, "no block may be held without a quarantine");
-  std::int64_t released = 0;
-  holes_->largest_first([&](const Node* hole) {
-    released += pages_->committed(pages_->inside(hole->offset, hole->offset + hole->size));
-    return true;
-  });
-  insist(releasable() == released, "pages that hold some byte of a block must be committed");
-  insist(pages_->committed() <= pages_->limit() || releasable() == 0,
-         "pages beyond the limit must be there for live blocks only");
+  backing_->check(quarantine_ > 0, of_holes);
   holes_->check();
   pages_->check();
-  for (const OldPlace& old : old_places_) {
-    insist(pages_->committed({old.begin, old.end}) == 0,
-           "an old place must have no page of its own");
-    if (old.fence != 0) of_holes.push_back(old.fence);
-  }
-  insist(quarantine_ == 0 ||
-             std::ranges::all_of(old_places_, [](const OldPlace& old) { return old.fence == 0; }),
-         "old places must be settled during a quarantine");
   if (order_ != nullptr) {
     order_->check(of_holes, of_live);
   } else {

@@ -9,7 +9,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <stdexcept>
 #include <vector>
 
@@ -23,8 +22,8 @@ namespace {
 std::array<std::atomic<Pool*>, kVirtualEnd / kArenaAlignment> owners;
 
 struct Registry {
-  std::mutex mutex;
-  std::vector<Pool*> pools;
+  Mutex mutex;
+  std::vector<Pool*> pools DTR_GUARDED_BY(mutex);
 };
 
 // Never destroyed: tensors may give their blocks back after the destructors of this file's statics
@@ -32,6 +31,15 @@ struct Registry {
 Registry& registry() {
   static Registry& instance = *new Registry;
   return instance;
+}
+
+// Writes `pool` into the slots of an arena's addresses.
+void announce(const Arena& arena, Pool* pool) {
+  const std::uintptr_t first = arena.base() / kArenaAlignment;
+  const std::uintptr_t last = (arena.base() + arena.capacity() - 1) / kArenaAlignment;
+  for (std::uintptr_t slot = first; slot <= last; slot++) {
+    owners[slot].store(pool, std::memory_order_release);
+  }
 }
 
 // Not a recursive mutex: that remembers the id of its thread, and the child's is another.
@@ -48,16 +56,16 @@ Pool::Handle Pool::create(std::unique_ptr<Arena> arena, Bytes budget) {
     throw std::invalid_argument("the budget of a pool must be above 0 and within its arena");
   }
   Pool* pool = new Pool(std::move(arena), budget);
-  pool->announce(pool);
+  announce(pool->arena(), pool);
   Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   all.pools.push_back(pool);
   return Handle(pool);
 }
 
 void Pool::retire() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     retired_ = true;
     quarantine_ = 0;  // Nobody is left to end it.
     vacate_held();
@@ -65,19 +73,11 @@ void Pool::retire() {
   }
   {
     Registry& all = registry();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     std::erase(all.pools, this);
   }
-  announce(nullptr);  // Before the arena gives its addresses up to others.
+  announce(*arena_, nullptr);  // Before the arena gives its addresses up to others.
   delete this;
-}
-
-void Pool::announce(Pool* pool) const {
-  const std::uintptr_t first = arena_->base() / kArenaAlignment;
-  const std::uintptr_t last = (arena_->base() + arena_->capacity() - 1) / kArenaAlignment;
-  for (std::uintptr_t slot = first; slot <= last; slot++) {
-    owners[slot].store(pool, std::memory_order_release);
-  }
 }
 
 Pool* Pool::owner_of(const void* address) {

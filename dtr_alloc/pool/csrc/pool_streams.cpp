@@ -2,9 +2,9 @@
 // (streams.h), and a graph capture holds freed blocks back (quarantine).
 
 #include <cstdint>
-#include <mutex>
 #include <stdexcept>
 
+#include "dtr_alloc/pool/csrc/backing.h"
 #include "dtr_alloc/pool/csrc/blocks.h"
 #include "dtr_alloc/pool/csrc/holes.h"
 #include "dtr_alloc/pool/csrc/insist.h"
@@ -15,14 +15,14 @@ namespace dtr {
 
 void Pool::record_stream(Block* block, Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
   order_->used(block->fence, meet(stream));
 }
 
 void Pool::record_every_stream(Block* block) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
   order_->shared(block->fence);
 }
@@ -35,44 +35,44 @@ std::int32_t Pool::meet(Stream stream) {
 
 void Pool::meet_stream(Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   meet(stream);
 }
 
 void Pool::gather_streams(Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   order_->gather(meet(stream));
 }
 
 void Pool::spread_stream(Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   order_->spread(meet(stream));
 }
 
 void Pool::set_stream_apart(Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   order_->set_apart(stream);
 }
 
 void Pool::follow_users(const Block* block, Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   order_->follow(block->fence, meet(stream));
 }
 
 void Pool::hand_over(Block* block, Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   insist(!block->free && !block->quarantined, "only a live block can be used by a stream");
   order_->hand_over(block->fence, meet(stream));
 }
 
 void Pool::retire_stream(Stream stream) {
   if (order_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (quarantine_ > 0) {
     throw std::runtime_error(
         "a stream cannot be retired while a graph is captured: its work must "
@@ -84,16 +84,10 @@ void Pool::retire_stream(Stream stream) {
 // The first backed hole that the stream may use without waiting.
 Node* Pool::ready_hole(Bytes size, std::int32_t user) {
   if (quarantine_ == 0 && order_->met() > 1) order_->poll();  // One never waits for itself.
-  return holes_->best_fit(size, [&](const Node* hole) {
-    return order_->ready(hole->fence, user) &&
-           pages_->fits(pages_->touched(hole->offset, hole->offset + size));
+  return holes_->best_fit(size, [size, user, &order = *order_, &pages = *pages_](const Node* hole) {
+    return order.ready(hole->fence, user) &&
+           pages.fits(pages.touched(hole->offset, hole->offset + size));
   });
-}
-
-// The node that stays gets the fences of those that go.
-void Pool::join_fences(Node* stays, const Node* goes, const Node* goes_too) {
-  stays->fence = order_->join(stays->fence, goes->fence);
-  if (goes_too != nullptr) stays->fence = order_->join(stays->fence, goes_too->fence);
 }
 
 void Pool::settle_holes() {
@@ -103,16 +97,16 @@ void Pool::settle_holes() {
 }
 
 void Pool::begin_quarantine() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (quarantine_ == 0) {
     settle_holes();
-    finish_all_moves();
+    backing_->finish_all_moves();
   }
   quarantine_++;
 }
 
 void Pool::end_quarantine() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (quarantine_ == 0) throw std::invalid_argument("no quarantine has begun that could end");
   if (--quarantine_ == 0) vacate_held();
 }

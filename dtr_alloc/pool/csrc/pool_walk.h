@@ -5,44 +5,45 @@
 #pragma once
 
 #include <algorithm>
-#include <mutex>
 
 #include "dtr_alloc/pool/csrc/pages.h"
 #include "dtr_alloc/pool/csrc/pool.h"
 
 namespace dtr {
 
+// All blocks from `first` on.
 template <class Visit>
-Visit Pool::each_extent(Bytes bytes, Visit visit) const {
-  const std::lock_guard lock(mutex_);
-  const Bytes spare = pages_->bytes(pages_->limit() - pages_->committed());
-  const Bytes lacking = arena_->capacity() - pages_->committed_bytes();
-  const bool any_page = spare >= std::min(bytes + 2 * arena_->page(), lacking);
-  return any_page ? each_block(visit) : each_backed_part(visit);
-}
-
-template <class Visit>
-[[gnu::noinline]] Visit Pool::each_block(Visit visit) const {
-  for (const Block* block = first_; block != nullptr; block = block->next) {
+[[gnu::noinline]] Visit each_block(const Block* first, Visit visit) {
+  for (const Block* block = first; block != nullptr; block = block->next) {
     visit(block->owner != nullptr || block->free ? block->size : 0, block->owner);
   }
   return visit;
 }
 
+// The same, where a hole has only the bytes that have pages.
 template <class Visit>
-[[gnu::noinline]] Visit Pool::each_backed_part(Visit visit) const {
-  for (const Block* block = first_; block != nullptr; block = block->next) {
+[[gnu::noinline]] Visit each_backed_part(const Block* first, const Pages& pages, Visit visit) {
+  for (const Block* block = first; block != nullptr; block = block->next) {
     if (!block->free) {
       visit(block->owner != nullptr ? block->size : 0, block->owner);
       continue;
     }
     const Bytes end = block->offset + block->size;
-    pages_->each_run(pages_->touched(block->offset, end), [&](Pages::Run run, bool committed) {
-      const Bytes from = std::max(block->offset, pages_->bytes(run.begin));
-      visit(committed ? std::min(end, pages_->bytes(run.end)) - from : 0, nullptr);
+    pages.each_run(pages.touched(*block), [&](Pages::Run run, bool committed) {
+      const Bytes from = std::max(block->offset, pages.bytes(run.begin));
+      visit(committed ? std::min(end, pages.bytes(run.end)) - from : 0, nullptr);
     });
   }
   return visit;
+}
+
+template <class Visit>
+Visit Pool::each_extent(Bytes bytes, Visit visit) const {
+  const MutexLock lock(mutex_);
+  const Bytes spare = pages_->bytes(pages_->limit() - pages_->committed());
+  const Bytes lacking = arena_->capacity() - pages_->committed_bytes();
+  const bool any_page = spare >= std::min(bytes + 2 * arena_->page(), lacking);
+  return any_page ? each_block(first_, visit) : each_backed_part(first_, *pages_, visit);
 }
 
 }  // namespace dtr

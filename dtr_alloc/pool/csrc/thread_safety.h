@@ -1,0 +1,47 @@
+// Which lock guards what, said so that a compiler can hold the code to it.
+//
+// Clang's -Wthread-safety finds an access to a guarded field without its lock. libstdc++ does not
+// annotate std::mutex, so a thin type of ours has the annotations; other compilers see none. No
+// cost. Source: clang's documentation, "Thread Safety Analysis". tests/pool/test_thread_safety.py
+// runs it.
+
+#pragma once
+
+#include <mutex>
+
+#ifdef __clang__
+#define DTR_ANNOTATION(text) __attribute__((text))
+#else
+#define DTR_ANNOTATION(text)
+#endif
+#define DTR_GUARDED_BY(mutex) DTR_ANNOTATION(guarded_by(mutex))
+#define DTR_POINTS_TO_GUARDED_BY(mutex) DTR_ANNOTATION(pt_guarded_by(mutex))
+#define DTR_REQUIRES(mutex) DTR_ANNOTATION(requires_capability(mutex))
+#define DTR_UNCHECKED DTR_ANNOTATION(no_thread_safety_analysis)
+
+namespace dtr {
+
+class DTR_ANNOTATION(capability("mutex")) Mutex {
+ public:
+  void lock() DTR_ANNOTATION(acquire_capability()) { mutex_.lock(); }
+  void unlock() DTR_ANNOTATION(release_capability()) { mutex_.unlock(); }
+
+ private:
+  std::mutex mutex_;
+};
+
+// Holds a mutex while it lives.
+class DTR_ANNOTATION(scoped_lockable) MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) DTR_ANNOTATION(acquire_capability(mutex)) : mutex_(mutex) {
+    mutex_.lock();
+  }
+  ~MutexLock() DTR_ANNOTATION(release_capability()) { mutex_.unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+}  // namespace dtr
