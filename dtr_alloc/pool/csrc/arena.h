@@ -8,12 +8,25 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "dtr_alloc/pool/csrc/streams.h"
 #include "dtr_alloc/pool/csrc/units.h"
 
 namespace dtr {
+
+// The machine has no memory for what a budget allows, in the words of whoever was asked.
+class MachineIsFull final : public std::bad_alloc {
+ public:
+  explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  const std::string text_;
+};
 
 // What it takes to move a run of pages and use them at their new place: a call, and each page.
 struct MovePrices {
@@ -25,6 +38,8 @@ struct MovePrices {
     return page < Bytes{2} << 20 ? MovePrices{1us, 150ns} : MovePrices{0us, 10us};
   }
 };
+
+constexpr Nanos kCannotMove = Nanos::max();
 
 class Arena {
  public:

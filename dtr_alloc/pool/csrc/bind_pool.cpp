@@ -79,8 +79,7 @@ class PyPool {
     return rows;
   }
 
-  const Pool& pool() const { return *pool_; }
-  Pool& pool() { return *pool_; }
+  Pool& pool() const { return *pool_; }
 
  private:
   static Block* find(const Pool* pool, std::uintptr_t address) {
@@ -99,6 +98,18 @@ class PyPool {
   Pool::Handle pool_;
   std::unordered_set<std::uintptr_t> addresses_;
 };
+
+// A member of the pool as one of PyPool.
+template <class Result, class Class, class... Arguments>
+auto of_pool(Result (Class::*member)(Arguments...)) {
+  return [member](PyPool& self, Arguments... arguments) {
+    return (self.pool().*member)(arguments...);
+  };
+}
+template <class Result, class Class>
+auto of_pool(Result (Class::*member)() const) {
+  return [member](const PyPool& self) { return (self.pool().*member)(); };
+}
 
 class PyHostTier {
  public:
@@ -179,39 +190,25 @@ void bind_pool(py::module_& m) {
            py::arg("stream") = 0)
       .def("free", &PyPool::free, py::arg("address"))
       .def("record_stream", &PyPool::record_stream, py::arg("address"), py::arg("stream"))
-      .def(
-          "retire_stream", [](PyPool& self, Stream stream) { self.pool().retire_stream(stream); },
-          py::arg("stream"), Unlocked())
-      .def(
-          "gather_streams", [](PyPool& self, Stream stream) { self.pool().gather_streams(stream); },
-          py::arg("stream"), Unlocked())
-      .def(
-          "spread_stream", [](PyPool& self, Stream stream) { self.pool().spread_stream(stream); },
-          py::arg("stream"), Unlocked())
-      .def(
-          "set_limit", [](PyPool& self, Bytes limit) { self.pool().set_limit(limit); },
-          py::arg("limit"), Unlocked())
-      .def(
-          "begin_quarantine", [](PyPool& self) { self.pool().begin_quarantine(); }, Unlocked())
-      .def(
-          "end_quarantine", [](PyPool& self) { self.pool().end_quarantine(); }, Unlocked())
+      .def("retire_stream", of_pool(&Pool::retire_stream), py::arg("stream"), Unlocked())
+      .def("gather_streams", of_pool(&Pool::gather_streams), py::arg("stream"), Unlocked())
+      .def("spread_stream", of_pool(&Pool::spread_stream), py::arg("stream"), Unlocked())
+      .def("set_limit", of_pool(&Pool::set_limit), py::arg("limit"), Unlocked())
+      .def("begin_quarantine", of_pool(&Pool::begin_quarantine), Unlocked())
+      .def("end_quarantine", of_pool(&Pool::end_quarantine), Unlocked())
       .def("free_neighbours", &PyPool::free_neighbours, py::arg("address"))
       .def("snapshot", &PyPool::snapshot)
-      .def(
-          "stats", [](const PyPool& self) { return self.pool().stats(); }, Unlocked())
-      .def(
-          "trim", [](PyPool& self) { return self.pool().trim(); }, Unlocked())
-      .def(
-          "reset_peak", [](PyPool& self) { self.pool().reset_peak(); }, Unlocked())
-      .def(
-          "check", [](const PyPool& self) { self.pool().check(); }, Unlocked())
+      .def("stats", of_pool(&Pool::stats), Unlocked())
+      .def("trim", of_pool(&Pool::trim), Unlocked())
+      .def("reset_peak", of_pool(&Pool::reset_peak), Unlocked())
+      .def("check", of_pool(&Pool::check), Unlocked())
       .def(
           "holds",
           [](const PyPool& self, std::uintptr_t address) {
             return Pool::owner_of(reinterpret_cast<const void*>(address)) == &self.pool();
           },
           py::arg("address"))
-      .def_property_readonly("budget", [](const PyPool& self) { return self.pool().budget(); })
+      .def_property_readonly("budget", of_pool(&Pool::budget))
       .def_property_readonly("arena", [](const PyPool& self) { return self.pool().arena().name(); })
       .def_property_readonly("page", [](const PyPool& self) { return self.pool().arena().page(); })
       .def_property_readonly("address_space",

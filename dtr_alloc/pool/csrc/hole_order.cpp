@@ -41,9 +41,7 @@ HoleOrder::Place HoleOrder::place_of(const Node* hole) const {
 }
 
 void HoleOrder::split(std::size_t chunk) {
-  if (spare_.empty()) spare_.push_back(std::make_unique<Chunk>());
-  std::unique_ptr<Chunk> upper = std::move(spare_.back());
-  spare_.pop_back();
+  auto upper = std::make_unique<Chunk>();
   Chunk& lower = *chunks_[chunk];
   constexpr int kHalf = kChunk / 2;
   std::copy(lower.keys + kHalf, lower.keys + kChunk, upper->keys);
@@ -57,10 +55,7 @@ void HoleOrder::split(std::size_t chunk) {
 void HoleOrder::insert(Node* hole) {
   const Key key = HoleOrder::key(hole);
   if (chunks_.empty()) {
-    if (spare_.empty()) spare_.push_back(std::make_unique<Chunk>());
-    chunks_.push_back(std::move(spare_.back()));
-    spare_.pop_back();
-    chunks_[0]->count = 0;
+    chunks_.push_back(std::make_unique<Chunk>());
     lasts_.push_back(key);
   }
   Place place = lower_bound(key);
@@ -96,7 +91,6 @@ void HoleOrder::erase(Place place) {
     std::copy(chunk.holes, chunk.holes + chunk.count, next.holes);
     next.count += chunk.count;
   }
-  spare_.push_back(std::move(chunks_[place.chunk]));
   chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
   lasts_.erase(lasts_.begin() + static_cast<std::ptrdiff_t>(place.chunk));
 }

@@ -5,8 +5,7 @@
 // number of 128 bits, as two of 64 together allow arenas of 1 TiB only. Keys lie sorted in chunks
 // of up to 128, found by the last key of each: two binary searches over adjacent numbers, and an
 // insertion moves half a chunk. The list of chunks is itself flat: one insertion in some 64 splits
-// a chunk and moves half of the list, of which a hole has a quarter of a byte. Chunks that empty
-// are kept for reuse.
+// a chunk and moves half of the list, of which a hole has a quarter of a byte.
 
 #pragma once
 
@@ -85,7 +84,6 @@ class HoleOrder {
 
   std::vector<Key> lasts_;                      // Of each chunk.
   std::vector<std::unique_ptr<Chunk>> chunks_;  // None is empty.
-  std::vector<std::unique_ptr<Chunk>> spare_;
 };
 
 }  // namespace dtr

@@ -34,20 +34,12 @@ constexpr int kEvenIfLocked = 24;  // MADV_DONTNEED_LOCKED: after mlockall.
 // make steady steps 0 to 2 % faster.
 constexpr Bytes kHugeFrom = 256 * kHugePage;
 
-Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
-
-class NoAddresses final : public std::bad_alloc {
- public:
-  explicit NoAddresses(Bytes bytes)
-      : text_("this process cannot reserve " + std::to_string(bytes >> 30) +
-              " GiB of addresses for another pool: lower the budget, raise the limit on addresses "
-              "(ulimit -v, ulimit -d), or drop the tensors that earlier scopes left, which keep "
-              "theirs") {}
-  const char* what() const noexcept override { return text_.c_str(); }
-
- private:
-  const std::string text_;
-};
+MachineIsFull no_addresses(Bytes bytes) {
+  return MachineIsFull(
+      "this process cannot reserve " + std::to_string(bytes >> 30) +
+      " GiB of addresses for another pool: lower the budget, raise the limit on addresses (ulimit "
+      "-v, ulimit -d), or drop the tensors that earlier scopes left, which keep theirs");
+}
 
 class HostArena final : public Arena {
  public:
@@ -59,7 +51,7 @@ class HostArena final : public Arena {
     const Bytes excess = reserved_ + kArenaAlignment;
     void* range =
         mmap(nullptr, excess, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (range == MAP_FAILED) throw NoAddresses(excess);
+    if (range == MAP_FAILED) throw no_addresses(excess);
     const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(range);
     base_ = round_up(begin, kArenaAlignment);
     if (base_ > begin) munmap(range, base_ - begin);
@@ -68,7 +60,7 @@ class HostArena final : public Arena {
     // What lies between the capacity and the next multiple of the alignment stays without access.
     if (mprotect(at(0), capacity_, PROT_READ | PROT_WRITE) != 0) {
       munmap(at(0), reserved_);
-      throw NoAddresses(excess);
+      throw no_addresses(excess);
     }
     // Advice only: a kernel built without huge pages refuses it, and the arena works as well.
     madvise(at(0), capacity_, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);

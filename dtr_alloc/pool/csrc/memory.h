@@ -13,17 +13,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <new>
-#include <string>
-#include <utility>
 
-#include "dtr_alloc/pool/csrc/streams.h"
-#include "dtr_alloc/pool/csrc/units.h"
+#include "dtr_alloc/pool/csrc/arena.h"
 
 namespace dtr {
 
 constexpr Bytes kGranule = 512;
-constexpr Bytes round_to_granule(Bytes n) { return (n + kGranule - 1) / kGranule * kGranule; }
+constexpr Bytes round_to_granule(Bytes n) { return round_up(n, kGranule); }
 
 // One range of memory. A pool's blocks, free or live, form a list in address order that covers its
 // arena without gaps.
@@ -54,16 +50,6 @@ struct PoolStats {
   Bytes allocated;            // Bytes of all blocks ever allocated.
   Bytes peak_committed;       // Since the pool was made or reset_peak, like the next one.
   std::int64_t peak_blocks;
-};
-
-// The machine has no memory for a block that the budget allows, in the words of whoever was asked.
-class MachineIsFull final : public std::bad_alloc {
- public:
-  explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
-  const char* what() const noexcept override { return text_.c_str(); }
-
- private:
-  const std::string text_;
 };
 
 class Pool;

@@ -54,10 +54,7 @@ Fence StreamOrder::allocated(Fence now, std::int32_t stream) {
 
 void StreamOrder::used(Fence fence, std::int32_t stream) {
   std::vector<Use>& uses = fences_[fence];
-  for (const Use& use : uses) {
-    if (use.stream == stream) return;
-  }
-  uses.push_back({stream, 0});
+  if (std::ranges::find(uses, stream, &Use::stream) == uses.end()) uses.push_back({stream, 0});
 }
 
 void StreamOrder::shared(Fence fence) {
@@ -90,8 +87,7 @@ Fence StreamOrder::join(Fence a, Fence b) {
   if (a == 0 || b == 0) return a + b;
   std::vector<Use>& uses = fences_[a];
   for (const Use& use : fences_[b]) {
-    const auto same = std::find_if(uses.begin(), uses.end(),
-                                   [&](const Use& other) { return other.stream == use.stream; });
+    const auto same = std::ranges::find(uses, use.stream, &Use::stream);
     if (same == uses.end()) {
       uses.push_back(use);
     } else {

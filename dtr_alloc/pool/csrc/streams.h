@@ -50,7 +50,7 @@ class StreamEvents {
 };
 
 // Names a set of (stream, number) in the table of a StreamOrder; 0 is the empty set. Every other
-// fence belongs to one block, or to one old place of pages that moved (pool_moves.cpp).
+// fence belongs to one block, or to one old place of pages that moved (backing.h).
 using Fence = std::uint32_t;
 
 class StreamOrder {

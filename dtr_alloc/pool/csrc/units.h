@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <type_traits>
 
 namespace dtr {
 
@@ -15,5 +16,11 @@ using namespace std::chrono_literals;
 
 using Bytes = std::int64_t;
 using Nanos = std::chrono::nanoseconds;
+
+// The next multiple of a unit.
+template <class Number>
+constexpr Number round_up(Number number, std::type_identity_t<Number> unit) {
+  return (number + unit - 1) / unit * unit;
+}
 
 }  // namespace dtr

@@ -52,7 +52,7 @@ class VirtualArena final : public Arena {
  public:
   VirtualArena(Bytes capacity, Bytes page)
       : page_(page),
-        capacity_((capacity + page - 1) / page * page),
+        capacity_(round_up(capacity, page)),
         slots_((capacity_ + kArenaAlignment - 1) / kArenaAlignment),
         slot_(slots_ <= kSlots ? claim(slots_) : throw std::bad_alloc()) {}
 

@@ -5,7 +5,7 @@
 //
 // A move maps the pages at the new place and leaves them mapped at the old one (the driver allows a
 // page two addresses), where work that is under way may still use them. The pool says when it is
-// past (pool_moves.cpp), since a call to unmap does not wait for it. Whatever call fails, no page
+// past (backing.h), since a call to unmap does not wait for it. Whatever call fails, no page
 // is lost and every page that cannot be put back is written down: `pages_` holds what the driver
 // was told, and backed() answers from it. A page whose mapping could not be undone stays as a
 // remnant, which the next commit there clears.
@@ -32,8 +32,6 @@ using cuda::Pointer;
 using cuda::release_at_last;
 using cuda::Scope;
 using cuda::succeeds;
-
-Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
 
 // What a page is to be. Throws std::runtime_error where the device makes no such pages.
 cuda::AllocationProp page_for(const cuda::PrimaryContext& context, PageUses uses) {
@@ -86,15 +84,7 @@ class CudaArena final : public Arena {
   }
 
   ~CudaArena() override {
-    if (context_->forked()) return;
-    for (int attempt = 0; attempt < 2; attempt++) {
-      try {
-        give_all_back();
-        return;
-      } catch (const std::exception&) {
-        // The context cannot be entered: as a process ends it is gone, and the memory with it.
-      }
-    }
+    cuda::act_at_last(*context_, [&] { give_all_back(); });
   }
 
   std::unique_ptr<StreamEvents> stream_events() override { return cuda::make_events(context_); }
@@ -199,7 +189,6 @@ class CudaArena final : public Arena {
   std::size_t size() const { return static_cast<std::size_t>(page_); }
 
   void give_all_back() {
-    const Scope scope(*context_);
     for (std::int64_t i = 0; i < top_; i++) {
       if (pages_[i].mapped) release_at_last(driver_.cuMemUnmap, at(i), size());
       if (pages_[i].physical != 0) release_at_last(driver_.cuMemRelease, pages_[i].physical);

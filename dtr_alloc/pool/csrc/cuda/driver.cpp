@@ -52,7 +52,7 @@ void Driver::fail(const char* call, Result result) const {
   std::string text = std::string(call) + " failed: ";
   text += error != nullptr ? error : "CUDA error " + std::to_string(result);
   if (meaning != nullptr) text += std::string(" (") + meaning + ")";
-  if (result == kOutOfMemory) throw OutOfMemory(text);
+  if (result == kOutOfMemory) throw MachineIsFull(text);
   throw Error(text, result);
 }
 

@@ -11,13 +11,12 @@
 
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <stdexcept>
 #include <string>
-#include <utility>
+
+#include "dtr_alloc/pool/csrc/arena.h"
 
 namespace dtr::cuda {
 
@@ -27,6 +26,7 @@ using Pointer = unsigned long long;   // CUdeviceptr
 using Physical = unsigned long long;  // CUmemGenericAllocationHandle
 using Context = struct ContextOfDriver*;
 using StreamHandle = struct StreamOfDriver*;
+inline StreamHandle handle(Stream stream) { return reinterpret_cast<StreamHandle>(stream); }
 using Event = struct EventOfDriver*;
 using Module = struct ModuleOfDriver*;
 using Function = struct FunctionOfDriver*;
@@ -126,16 +126,6 @@ class Error : public std::runtime_error {
   const Result code;
 };
 
-// The same for CUDA_ERROR_OUT_OF_MEMORY: another process may have the memory.
-class OutOfMemory : public std::bad_alloc {
- public:
-  explicit OutOfMemory(std::string text) : text_(std::move(text)) {}
-  const char* what() const noexcept override { return text_.c_str(); }
-
- private:
-  const std::string text_;
-};
-
 template <class... Parameters>
 struct Call {
   const char* name;
@@ -147,7 +137,8 @@ struct Driver {
   DTR_CUDA_CALLS(DTR_CUDA_MEMBER)
 #undef DTR_CUDA_MEMBER
 
-  // Throws OutOfMemory or Error unless the driver answers success.
+  // Throws Error unless the driver answers success, or MachineIsFull: another process may have the
+  // memory.
   template <class... Parameters, class... Arguments>
   void call(const Call<Parameters...>& call, Arguments... arguments) const {
     const Result result = call.function(arguments...);
@@ -158,9 +149,8 @@ struct Driver {
   // By what calls are timed. A driver may bring a clock of its own, as a symbol dtr_alloc_clock:
   // the tests' driver does, and then no figure depends on the machine.
   std::int64_t (*clock)() = nullptr;
-  std::chrono::nanoseconds now() const {
-    return clock != nullptr ? std::chrono::nanoseconds(clock())
-                            : std::chrono::steady_clock::now().time_since_epoch();
+  Nanos now() const {
+    return clock != nullptr ? Nanos(clock()) : std::chrono::steady_clock::now().time_since_epoch();
   }
 };
 
@@ -219,5 +209,20 @@ class Scope {
   bool pushed_ = false;  // Or it was current already, as it is where torch runs operators.
   int capture_mode_ = kCaptureRelaxed;
 };
+
+// For destructors: acts with the context current, and once more where that throws. Whether it was
+// done; nothing is in a forked child, nor as a process ends, when the context is gone.
+template <class Act>
+bool act_at_last(const PrimaryContext& context, const Act& act) {
+  for (int attempt = 0; attempt < 2 && !context.forked(); ++attempt) {
+    try {
+      const Scope scope(context);
+      act();
+      return true;
+    } catch (const std::exception&) {
+    }
+  }
+  return false;
+}
 
 }  // namespace dtr::cuda

@@ -1,26 +1,44 @@
-// An event is made once and recorded many times: creating one costs some microseconds, recording it
-// about one. They carry no time stamps, which would make recording dearer. An event may be recorded
-// anew while a stream still waits for its former place: the driver takes the place at the call.
-
 #include "dtr_alloc/pool/csrc/cuda/events.h"
 
-#include <vector>
-
 namespace dtr::cuda {
-namespace {
 
-StreamHandle handle(Stream stream) { return reinterpret_cast<StreamHandle>(stream); }
-Event event_of(void* event) { return static_cast<Event>(event); }
+EventStore::~EventStore() {
+  if (context_->forked()) return;
+  for (const Event event : idle_) release_at_last(context_->driver().cuEventDestroy_v2, event);
+}
+
+Event EventStore::record(Stream stream) {
+  const Driver& driver = context_->driver();
+  const Scope scope(*context_);
+  Event event = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      event = idle_.back();
+      idle_.pop_back();
+    }
+  }
+  if (event == nullptr) driver.call(driver.cuEventCreate, &event, flags_);
+  try {
+    driver.call(driver.cuEventRecord, event, handle(stream));
+  } catch (...) {
+    give_back(event);
+    throw;
+  }
+  return event;
+}
+
+void EventStore::give_back(void* event) {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(static_cast<Event>(event));
+}
+
+namespace {
 
 class Events final : public StreamEvents {
  public:
   explicit Events(std::shared_ptr<PrimaryContext> context)
-      : context_(std::move(context)), driver_(context_->driver()) {}
-
-  ~Events() override {
-    if (context_->forked()) return;
-    for (const Event event : idle_) release_at_last(driver_.cuEventDestroy_v2, event);
-  }
+      : context_(std::move(context)), store_(context_, kEventDisableTiming) {}
 
   Stream canonical(Stream stream) const override {
     if (stream == kStreamPerThread) {
@@ -31,42 +49,31 @@ class Events final : public StreamEvents {
     return stream == kStreamLegacy ? 0 : stream;
   }
 
-  void* record(Stream stream) override {
-    const Scope scope(*context_);
-    Event event = nullptr;
-    if (idle_.empty()) {
-      driver_.call(driver_.cuEventCreate, &event, kEventDisableTiming);
-      idle_.push_back(event);
-    }
-    event = idle_.back();
-    driver_.call(driver_.cuEventRecord, event, handle(stream));
-    idle_.pop_back();
-    return event;
-  }
+  void* record(Stream stream) override { return store_.record(stream); }
 
   void wait(Stream stream, void* event) override {
     const Scope scope(*context_);
-    driver_.call(driver_.cuStreamWaitEvent, handle(stream), event_of(event), 0u);
+    driver_.call(driver_.cuStreamWaitEvent, handle(stream), static_cast<Event>(event), 0u);
   }
 
   bool done(void* event) override {
     const Scope scope(*context_);
-    const Result result = driver_.cuEventQuery.function(event_of(event));
+    const Result result = driver_.cuEventQuery.function(static_cast<Event>(event));
     if (result == kSuccess || result == kNotReady) return result == kSuccess;
     driver_.fail(driver_.cuEventQuery.name, result);
   }
 
   void synchronize(void* event) override {
     const Scope scope(*context_);
-    driver_.call(driver_.cuEventSynchronize, event_of(event));
+    driver_.call(driver_.cuEventSynchronize, static_cast<Event>(event));
   }
 
-  void give_back(void* event) override { idle_.push_back(event_of(event)); }
+  void give_back(void* event) override { store_.give_back(event); }
 
  private:
   const std::shared_ptr<PrimaryContext> context_;
-  const Driver& driver_;
-  std::vector<Event> idle_;
+  const Driver& driver_ = context_->driver();
+  EventStore store_;
 };
 
 }  // namespace

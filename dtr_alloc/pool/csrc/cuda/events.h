@@ -1,13 +1,37 @@
-// Events of the driver for the pool's streams (streams.h).
+// Events of the driver: for the order of the pool's streams (streams.h), and for time stamps.
+//
+// An event is made once and recorded many times: creating one costs some microseconds, recording it
+// about one. An event may be recorded anew while a stream still waits for its former place: the
+// driver takes the place at the call.
 
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "dtr_alloc/pool/csrc/cuda/driver.h"
 #include "dtr_alloc/pool/csrc/streams.h"
 
 namespace dtr::cuda {
+
+// Gives events of one kind, and keeps those that are given back. Thread-safe.
+class EventStore {
+ public:
+  // `flags`: kEventDefault, or kEventDisableTiming, since time stamps make recording dearer.
+  EventStore(std::shared_ptr<PrimaryContext> context, unsigned flags)
+      : context_(std::move(context)), flags_(flags) {}
+  ~EventStore();
+
+  Event record(Stream stream);  // After all work that the stream was given so far.
+  void give_back(void* event);
+
+ private:
+  const std::shared_ptr<PrimaryContext> context_;
+  const unsigned flags_;
+  std::mutex mutex_;
+  std::vector<Event> idle_;
+};
 
 std::unique_ptr<StreamEvents> make_events(std::shared_ptr<PrimaryContext> context);
 

@@ -40,10 +40,7 @@ namespace {
 
 using cuda::Pointer;
 using cuda::Scope;
-using cuda::StreamHandle;
 using Context = std::shared_ptr<cuda::PrimaryContext>;
-
-StreamHandle handle(Stream stream) { return reinterpret_cast<StreamHandle>(stream); }
 
 // Advice to the system: a failure is none.
 void prefer_node_of(const cuda::PrimaryContext& context, void* begin, Bytes bytes) {
@@ -78,14 +75,8 @@ class LockedArena final : public Arena {
       static_cast<void>(host_.release());  // A child has nothing there, or something else.
       return;
     }
-    for (int attempt = 0; attempt < 2; ++attempt) {
-      try {
-        const Scope scope(*context_);
-        cuda::release_at_last(context_->driver().cuMemHostUnregister, begin());
-        return;
-      } catch (const std::exception&) {
-      }
-    }
+    const cuda::Driver& driver = context_->driver();
+    cuda::act_at_last(*context_, [&] { driver.call(driver.cuMemHostUnregister, begin()); });
   }
 
   std::unique_ptr<StreamEvents> stream_events() override { return cuda::make_events(context_); }
@@ -125,7 +116,7 @@ class CopyStream {
 
  private:
   const Context context_;
-  StreamHandle stream_ = nullptr;
+  cuda::StreamHandle stream_ = nullptr;
 };
 
 class HostTier final : public Tier {
@@ -258,7 +249,8 @@ class HostTier final : public Tier {
   void copy(const Call& call, To to, From from, Bytes bytes, Stream stream) {
     const Scope scope(*context_);
     spans_.measure(stream, times_.busy, [&] {
-      context_->driver().call(call, to, from, static_cast<std::size_t>(bytes), handle(stream));
+      context_->driver().call(call, to, from, static_cast<std::size_t>(bytes),
+                              cuda::handle(stream));
     });
   }
 
@@ -313,14 +305,10 @@ class HostTier final : public Tier {
     if (context_->forked()) return;
     while (!passed_.empty()) forget_oldest_mark();
     for (const CopyStream* stream : {&out_, &in_}) {
-      for (int attempt = 0; attempt < 2; ++attempt) {
-        try {
-          stream->synchronize();
-          memory_.retire_stream(stream->name());
-          break;
-        } catch (const std::exception&) {  // Or the context is gone, and all work with it.
-        }
-      }
+      cuda::act_at_last(*context_, [&] {
+        stream->synchronize();
+        memory_.retire_stream(stream->name());
+      });
     }
   }
 

@@ -27,15 +27,7 @@ CudaKernel::CudaKernel(int device, const std::string& image, const std::string& 
 }
 
 CudaKernel::~CudaKernel() {
-  if (device_->context.forked()) return;
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    try {
-      const cuda::Scope scope(device_->context);
-      release();
-      return;
-    } catch (const std::exception&) {  // It is lost, with what the driver has for it.
-    }
-  }
+  cuda::act_at_last(device_->context, [&] { release(); });
 }
 
 void CudaKernel::release() {
@@ -59,24 +51,16 @@ void CudaKernel::Device::map(std::byte* begin, std::size_t bytes) {
 
 // Whether the driver has nothing to do with it any more.
 bool CudaKernel::Device::unmap(const std::byte* begin) {
-  auto found = std::find_if(mapped.begin(), mapped.end(),
-                            [&](const Mapped& one) { return one.begin == begin; });
+  const auto found = std::ranges::find(mapped, begin, &Mapped::begin);
   if (found == mapped.end()) return true;
   mapped.erase(found);
   if (context.forked()) return true;
   void* address = const_cast<std::byte*>(begin);
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    try {
-      const cuda::Scope scope(context);
-      if (cuda::succeeds(driver.cuMemHostUnregister, address)) return true;
-    } catch (const std::exception&) {
-    }
-  }
-  return false;
+  return cuda::act_at_last(context, [&] { driver.call(driver.cuMemHostUnregister, address); });
 }
 
 std::shared_ptr<std::byte[]> CudaKernel::memory(std::size_t bytes) {
-  bytes = (bytes + kPage - 1) / kPage * kPage;
+  bytes = round_up(bytes, kPage);
   auto* begin = static_cast<std::byte*>(std::aligned_alloc(kPage, bytes));
   if (begin == nullptr) throw std::bad_alloc();
   std::memset(begin, 0, bytes);

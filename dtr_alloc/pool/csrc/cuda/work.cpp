@@ -1,11 +1,8 @@
-// Copies and time stamps of a CUDA device. Events that carry time are made once and kept: there are
-// as many as samples under way, a few hundred at most (operator_costs.h).
-
-#include <chrono>
-#include <mutex>
-#include <vector>
+// Copies and time stamps of a CUDA device. Events that carry time are as many as samples under way,
+// a few hundred at most (operator_costs.h).
 
 #include "dtr_alloc/pool/csrc/cuda/driver.h"
+#include "dtr_alloc/pool/csrc/cuda/events.h"
 #include "dtr_alloc/pool/csrc/device_work.h"
 
 namespace dtr {
@@ -14,47 +11,25 @@ namespace {
 using cuda::Event;
 using cuda::Scope;
 
-cuda::StreamHandle handle(Stream stream) { return reinterpret_cast<cuda::StreamHandle>(stream); }
-
 class CudaWork final : public DeviceWork {
  public:
-  explicit CudaWork(int device) : context_(cuda::load(), device), driver_(context_.driver()) {}
-
-  ~CudaWork() override {
-    if (context_.forked()) return;
-    for (Event event : idle_) cuda::release_at_last(driver_.cuEventDestroy_v2, event);
-  }
+  explicit CudaWork(int device)
+      : context_(std::make_shared<cuda::PrimaryContext>(cuda::load(), device)),
+        driver_(context_->driver()),
+        stamps_(context_, cuda::kEventDefault) {}
 
   void copy(void* to, const void* from, Bytes bytes, Stream stream) override {
     if (bytes == 0) return;
-    const Scope scope(context_);
+    const Scope scope(*context_);
     driver_.call(driver_.cuMemcpyDtoDAsync_v2, reinterpret_cast<cuda::Pointer>(to),
                  reinterpret_cast<cuda::Pointer>(from), static_cast<std::size_t>(bytes),
-                 handle(stream));
+                 cuda::handle(stream));
   }
 
-  void* stamp(Stream stream) override {
-    const Scope scope(context_);
-    Event event = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!idle_.empty()) {
-        event = idle_.back();
-        idle_.pop_back();
-      }
-    }
-    if (event == nullptr) driver_.call(driver_.cuEventCreate, &event, cuda::kEventDefault);
-    try {
-      driver_.call(driver_.cuEventRecord, event, handle(stream));
-    } catch (...) {
-      give_back(event);
-      throw;
-    }
-    return event;
-  }
+  void* stamp(Stream stream) override { return stamps_.record(stream); }
 
   std::optional<Nanos> between(void* first, void* last) override {
-    const Scope scope(context_);
+    const Scope scope(*context_);
     float milliseconds = 0;
     const cuda::Result result = driver_.cuEventElapsedTime.function(
         &milliseconds, static_cast<Event>(first), static_cast<Event>(last));
@@ -64,22 +39,18 @@ class CudaWork final : public DeviceWork {
         std::chrono::duration<double, std::milli>(milliseconds));
   }
 
-  void give_back(void* stamp) override {
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(static_cast<Event>(stamp));
-  }
+  void give_back(void* stamp) override { stamps_.give_back(stamp); }
 
   Bytes total_memory() const override {
     std::size_t bytes = 0;
-    driver_.call(driver_.cuDeviceTotalMem_v2, &bytes, context_.device());
+    driver_.call(driver_.cuDeviceTotalMem_v2, &bytes, context_->device());
     return static_cast<Bytes>(bytes);
   }
 
  private:
-  const cuda::PrimaryContext context_;
+  const std::shared_ptr<cuda::PrimaryContext> context_;
   const cuda::Driver& driver_;
-  std::mutex mutex_;
-  std::vector<Event> idle_;
+  cuda::EventStore stamps_;
 };
 
 }  // namespace
