@@ -36,6 +36,7 @@ CPP: Table = {
     GRAPH: (f"{POOL}/units.h", f"{POOL}/pool.h"),
     POLICY: (
         f"{POOL}/units.h",
+        f"{POOL}/insist.h",
         f"{POOL}/pool.h",  # A window is a run of the pool's blocks.
         f"{POOL}/pool_walk.h",
         f"{POOL}/cuda/kernel.h",  # The device's scorer is one.

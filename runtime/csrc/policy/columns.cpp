@@ -1,15 +1,13 @@
 #include "runtime/csrc/policy/columns.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
-#include "runtime/csrc/graph/graph.h"
+#include "dtr_alloc/pool/csrc/insist.h"
 
 namespace dtr {
 
 void ScoreColumns::lie_in(RowMemory memory) {
-  if (count() > 0) throw std::logic_error("engine: rows lie somewhere already");
+  insist(count() == 0, "engine: rows lie somewhere already");
   capacity_ = 0;
   get_memory_ = std::move(memory);
 }
@@ -92,22 +90,20 @@ void ScoreColumns::grow() {
 }
 
 void ScoreColumns::check() const {
-  const auto insist = [](bool truth, const char* sentence) {
-    if (!truth) throw std::logic_error(std::string("engine: ") + sentence);
-  };
   std::size_t evictable = 0;
   for (std::size_t row = 0; row < count(); ++row) {
     const Value& value = *values_[row];
-    insist(value.candidate == static_cast<std::int32_t>(row), "a candidate knows its row");
+    insist(value.candidate == static_cast<std::int32_t>(row), "engine: a candidate knows its row");
     insist(at_.size[row] == value.size && at_.cost[row] == cost_of(value),
-           "a row has its value's size, cost");
-    insist(at_.recomputes[row] == value.recomputes, "a row has its value's recomputes");
-    insist(at_.evictable[row] == (value.locks == 0), "exactly the unlocked rows are evictable");
+           "engine: a row has its value's size, cost");
+    insist(at_.recomputes[row] == value.recomputes, "engine: a row has its value's recomputes");
+    insist(at_.evictable[row] == (value.locks == 0),
+           "engine: exactly the unlocked rows are evictable");
     evictable += at_.evictable[row];
   }
-  insist(evictable == evictable_count_, "the evictable rows are counted");
+  insist(evictable == evictable_count_, "engine: the evictable rows are counted");
   for (std::size_t row = count(); row < capacity_; ++row) {
-    insist(at_.evictable[row] == 0, "what is beyond the last row is not evictable");
+    insist(at_.evictable[row] == 0, "engine: what is beyond the last row is not evictable");
   }
 }
 

@@ -55,11 +55,10 @@ class DeviceScorer {
   // Nothing where the host is to choose by itself: rows are few, or the driver has failed.
   std::optional<Scorer::Choice> choose(Scorer& scorer, const ColumnsView& columns, Nanos clock);
 
-  std::size_t threshold() const { return kernel_ ? threshold_ : kNever; }  // Rows.
   std::int64_t choices() const { return choices_; }
-  // The threshold, or -1: never.
+  // How many rows there must be; -1: never.
   std::int64_t scores_from() const {
-    return threshold() == kNever ? -1 : static_cast<std::int64_t>(threshold());
+    return kernel_ && threshold_ != kNever ? static_cast<std::int64_t>(threshold_) : -1;
   }
 
  private:

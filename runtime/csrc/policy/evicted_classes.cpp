@@ -31,7 +31,7 @@ void EvictedClasses::lost(Value& value) {
 
 void EvictedClasses::returned(Value& value) {
   find(value.evicted_class)->cost -= value.cost;
-  unreference(value.evicted_class);
+  unreference(nodes_, value.evicted_class);
   value.evicted_class = nullptr;
   forget_around(value);
 }
@@ -114,18 +114,10 @@ EvictedClass* EvictedClasses::halve(EvictedClass* node) {
     if (!grandparent) return parent;
     node->parent = grandparent;
     ++grandparent->references;
-    unreference(parent);
+    unreference(nodes_, parent);
     node = grandparent;
   }
   return node;
-}
-
-void EvictedClasses::unreference(EvictedClass* node) {
-  while (node && --node->references == 0) {
-    EvictedClass* parent = node->parent;
-    nodes_.free(node);
-    node = parent;
-  }
 }
 
 }  // namespace dtr

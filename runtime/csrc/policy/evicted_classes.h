@@ -34,6 +34,15 @@ struct EvictedClass {
   std::int64_t met = 0;    // At a root: where a search for a window last met it (window.cpp).
 };
 
+// Who refers to the class does so no longer; it goes with the last.
+inline void unreference(Records& nodes, EvictedClass* node) {
+  while (node && --node->references == 0) {
+    EvictedClass* parent = node->parent;
+    nodes.free(node);
+    node = parent;
+  }
+}
+
 class EvictedClasses {
  public:
   explicit EvictedClasses(ScoreColumns& columns) : columns_(columns) {}
@@ -76,7 +85,6 @@ class EvictedClasses {
   template <typename Visit>
   void for_each_near(const Value& value, const Visit& visit) const;
   const std::vector<EvictedClass*>& all(const Value& value);
-  void unreference(EvictedClass* node);
 
   ScoreColumns& columns_;
   Records nodes_;

@@ -1,10 +1,10 @@
 #include "runtime/csrc/policy/lineages.h"
 
-#include <stdexcept>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "dtr_alloc/pool/csrc/insist.h"
 #include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
@@ -85,15 +85,13 @@ void Lineages::fill() {
 
 // Changes no mark, which would mend what it looks for.
 void Lineages::check(Value& value) const {
-  if (value.resident() && value.counted) {
-    throw std::logic_error("engine: only what is missing is counted in lineages");
-  }
+  insist(!value.resident() || !value.counted,
+         "engine: only what is missing is counted in lineages");
   if (value.candidate == kNowhere) return;
   const Nanos known = columns_.lineage(value.candidate);
   if (known == kNotWalked) return;
-  if (!columns_.transfer() && columns_.view().neighbourhood[value.candidate] != known.count()) {
-    throw std::logic_error("engine: a row's neighbourhood is its lineage's cost, once walked");
-  }
+  insist(columns_.transfer() || columns_.view().neighbourhood[value.candidate] == known.count(),
+         "engine: a row's neighbourhood is its lineage's cost, once walked");
   std::unordered_set<const Value*> missing;
   std::vector<Value*> nearest{&value};
   Nanos sum = 0ns;
@@ -101,7 +99,7 @@ void Lineages::check(Value& value) const {
   for (std::size_t next = 0; next < nearest.size() && !more; ++next) {
     for_each_input(*nearest[next], [&](Value& input) {
       if (more || input.resident() || missing.contains(&input)) return;
-      if (!input.counted) throw std::logic_error("engine: what a row's lineage holds is counted");
+      insist(input.counted, "engine: what a row's lineage holds is counted");
       more = missing.size() == most_;
       if (more) return;
       missing.insert(&input);
@@ -109,9 +107,8 @@ void Lineages::check(Value& value) const {
       nearest.push_back(&input);
     });
   }
-  if (known != together(sum, missing.size(), more)) {
-    throw std::logic_error("engine: a row's lineage is what a walk finds");
-  }
+  insist(known == together(sum, missing.size(), more),
+         "engine: a row's lineage is what a walk finds");
 }
 
 }  // namespace dtr

@@ -46,17 +46,9 @@ EvictedClass* MegEngineSets::find(EvictedClass* node) {
   for (std::size_t i = way.size() - 1; i-- > 0;) {
     if (way[i]->parent == root) continue;
     ++root->references;
-    unreference(std::exchange(way[i]->parent, root));
+    unreference(nodes_, std::exchange(way[i]->parent, root));
   }
   return root;
-}
-
-void MegEngineSets::unreference(EvictedClass* node) {
-  while (node && --node->references == 0) {
-    EvictedClass* parent = node->parent;
-    nodes_.free(node);
-    node = parent;
-  }
 }
 
 void MegEngineSets::evicted(Value& value) {
@@ -75,11 +67,13 @@ void MegEngineSets::returned(Value& value) {
   EvictedClass* node = value.evicted_class;
   if (!node) return;
   find(node)->cost -= value.cost;
-  unreference(std::exchange(node->parent, nullptr));
+  unreference(nodes_, std::exchange(node->parent, nullptr));
   node->cost = value.cost;
 }
 
-void MegEngineSets::cut(Value& value) { unreference(std::exchange(value.evicted_class, nullptr)); }
+void MegEngineSets::cut(Value& value) {
+  unreference(nodes_, std::exchange(value.evicted_class, nullptr));
+}
 
 Nanos MegEngineSets::cost(const Value& value) {
   Nanos sum = 0ns;

@@ -28,7 +28,6 @@ class MegEngineSets {
  private:
   EvictedClass* node(Value& value);
   EvictedClass* find(EvictedClass* node);
-  void unreference(EvictedClass* node);
 
   Records nodes_;
   std::int64_t accesses_ = 0;

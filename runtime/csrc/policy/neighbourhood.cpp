@@ -3,15 +3,13 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "dtr_alloc/pool/csrc/insist.h"
+
 namespace dtr {
 
 void Neighbourhood::foretold(bool is) {
   foretold_ = is;
   if (by_classes()) classes_.count_readers(!is);
-}
-
-void Neighbourhood::expected(Value& value) {
-  if (by_classes()) classes_.expected(value);
 }
 
 void Neighbourhood::lost(Value& value, Loss loss) {
@@ -29,12 +27,16 @@ void Neighbourhood::returned(Value& value) {
 }
 
 void Neighbourhood::cut(Value& value) {
+  leave_class(value);
+  if (by_regions()) regions_.cut(value);
+}
+
+void Neighbourhood::leave_class(Value& value) {
   if (kind_ == NeighbourhoodKind::kMegEngine) {
     sets_.cut(value);
   } else if (value.evicted_class) {
     classes_.returned(value);
   }
-  if (by_regions()) regions_.cut(value);
 }
 
 void Neighbourhood::linked(Value& one, Value& other) {
@@ -45,13 +47,8 @@ void Neighbourhood::linked(Value& one, Value& other) {
 }
 
 void Neighbourhood::discard(Value& value) {
-  if (kind_ == NeighbourhoodKind::kMegEngine) {
-    sets_.cut(value);
-  } else if (value.evicted_class) {
-    classes_.returned(value);
-  }
-  delete value.region;
-  value.region = nullptr;
+  leave_class(value);
+  Regions::forget(value);
   value.counted = false;
 }
 
@@ -84,14 +81,12 @@ void Neighbourhood::fill() {
 }
 
 void Neighbourhood::check(Value& value) {
-  if (by_classes() && value.resident() != (value.evicted_class == nullptr)) {
-    throw std::logic_error("engine: exactly the missing values are in an evicted class");
-  }
-  if (kind_ == NeighbourhoodKind::kEvictedClass && value.candidate != kNowhere) {
+  insist(!by_classes() || value.resident() == (value.evicted_class == nullptr),
+         "engine: exactly the missing values are in an evicted class");
+  if (by_classes() && value.candidate != kNowhere) {
     Near walked;
-    if (classes_.cost(value.candidate) != classes_.walk(value, walked)) {
-      throw std::logic_error("engine: a row's classes are those that a walk finds");
-    }
+    insist(classes_.cost(value.candidate) == classes_.walk(value, walked),
+           "engine: a row's classes are those that a walk finds");
   }
   if (by_lineages()) lineages_.check(value);
   if (by_regions()) regions_.check(value);
@@ -104,13 +99,11 @@ void Neighbourhood::check_classes(const std::unordered_set<Value*>& values) cons
     while (node && references[node]++ == 0) node = node->parent;
   }
   for (const auto& [node, count] : references) {
-    if (node->references != count) {
-      throw std::logic_error("engine: a class is counted by its value and the classes under it");
-    }
+    insist(node->references == count,
+           "engine: a class is counted by its value and the classes under it");
   }
-  if (static_cast<std::int64_t>(references.size()) != classes()) {
-    throw std::logic_error("engine: no class is left without a value");
-  }
+  insist(static_cast<std::int64_t>(references.size()) == classes(),
+         "engine: no class is left without a value");
 }
 
 }  // namespace dtr

@@ -35,11 +35,15 @@ class Neighbourhood {
 
   // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
   // the last added() or returned().
-  void added(Value& value) { by_regions() ? regions_.returned(value) : void(); }  // With content.
-  void expected(Value& value);         // New, and its operator has yet to run for the first time.
+  void added(Value& value) {  // With content.
+    if (by_regions()) regions_.returned(value);
+  }
+  void expected(Value& value) {  // New, and its operator has yet to run for the first time.
+    if (by_classes()) classes_.expected(value);
+  }
   void lost(Value& value, Loss loss);  // It has just lost its content.
   void returned(Value& value);         // It is back.
-  void refresh() { by_regions() ? regions_.refresh() : void(); }
+  void refresh() { regions_.refresh(); }
   void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
 
   // While the next use of each value is known, that of what was made from it is in the value's need
@@ -70,6 +74,7 @@ class Neighbourhood {
     return kind_ == NeighbourhoodKind::kAncestors || kind_ == NeighbourhoodKind::kLineage;
   }
   bool by_classes() const { return kind_ == NeighbourhoodKind::kEvictedClass; }
+  void leave_class(Value& value);
 
   const NeighbourhoodKind kind_;
   bool foretold_ = false;

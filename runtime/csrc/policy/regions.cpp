@@ -1,9 +1,9 @@
 #include "runtime/csrc/policy/regions.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <unordered_set>
 
+#include "dtr_alloc/pool/csrc/insist.h"
 #include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
@@ -27,17 +27,16 @@ void Regions::for_each_neighbour(Direction direction, Value& value, Visit visit)
   }
 }
 
-void Regions::collect_missing(Direction direction, Value& value, Region::Side& side) {
+// `is_new` says of a neighbour whether it was not met before.
+template <typename IsNew>
+void Regions::walk(Direction direction, Value& value, Region::Side& side, IsNew is_new) {
   side.interior.clear();
   side.rim.clear();
   side.cost = 0ns;
-  value.mark = ++stamp_;
   std::size_t next = 0;
   for (Value* at = &value; at; at = next < side.interior.size() ? side.interior[next++] : nullptr) {
     for_each_neighbour(direction, *at, [&](Value& neighbour) {
-      ++accesses_;
-      if (neighbour.mark == stamp_) return;
-      neighbour.mark = stamp_;
+      if (!is_new(neighbour)) return;
       if (!neighbour.resident()) {
         side.interior.push_back(&neighbour);
         side.cost += neighbour.cost;
@@ -46,6 +45,14 @@ void Regions::collect_missing(Direction direction, Value& value, Region::Side& s
       }
     });
   }
+}
+
+void Regions::collect_missing(Direction direction, Value& value, Region::Side& side) {
+  value.mark = ++stamp_;
+  walk(direction, value, side, [&](Value& neighbour) {
+    ++accesses_;
+    return std::exchange(neighbour.mark, stamp_) != stamp_;
+  });
 }
 
 void Regions::rebuild(Direction direction, Value& value) {
@@ -93,8 +100,7 @@ void Regions::lost(Value& value) {
   if (!value.region) return;
   for (Value* ancestor : value.region->backward.rim) absorb(&Region::forward, *ancestor, value);
   for (Value* descendant : value.region->forward.rim) absorb(&Region::backward, *descendant, value);
-  delete value.region;
-  value.region = nullptr;
+  forget(value);
 }
 
 void Regions::refresh() {
@@ -123,8 +129,7 @@ void Regions::cut(Value& value) {
   if (!value.region) return;
   for (Value* ancestor : value.region->backward.rim) remove(ancestor->region->forward.rim, value);
   for (Value* heir : value.region->forward.rim) remove(heir->region->backward.rim, value);
-  delete value.region;
-  value.region = nullptr;
+  forget(value);
 }
 
 // A missing value that goes has no readers left, so only regions of its ancestors hold it.
@@ -141,40 +146,22 @@ void Regions::cut_missing(Value& value) {
   }
 }
 
-// As collect_missing does, but without a trace on what it visits.
-Region::Side Regions::walk(Direction direction, const Value& value) {
-  Region::Side walked;
-  std::unordered_set<const Value*> seen{&value};
-  std::size_t next = 0;
-  for (Value* at = const_cast<Value*>(&value); at;
-       at = next < walked.interior.size() ? walked.interior[next++] : nullptr) {
-    for_each_neighbour(direction, *at, [&](Value& neighbour) {
-      if (!seen.insert(&neighbour).second) return;
-      if (!neighbour.resident()) {
-        walked.interior.push_back(&neighbour);
-        walked.cost += neighbour.cost;
-      } else if (!neighbour.constant()) {
-        walked.rim.push_back(&neighbour);
-      }
-    });
-  }
-  return walked;
-}
-
 void Regions::check(const Value& value) const {
   if (!value.resident() || value.constant()) return;
   for (Direction direction : {&Region::forward, &Region::backward}) {
-    const Region::Side walked = walk(direction, value);
+    Region::Side walked;  // Without a trace on what it visits.
+    std::unordered_set<const Value*> seen{&value};
+    walk(direction, const_cast<Value&>(value), walked,
+         [&](const Value& neighbour) { return seen.insert(&neighbour).second; });
     const Region::Side& side = value.region->*direction;
     const auto same = [](std::vector<Value*> a, std::vector<Value*> b) {
       std::sort(a.begin(), a.end());
       std::sort(b.begin(), b.end());
       return a == b;
     };
-    if (!same(side.interior, walked.interior) || !same(side.rim, walked.rim) ||
-        side.cost != walked.cost) {
-      throw std::logic_error("engine: a region is what a walk from nothing finds");
-    }
+    insist(same(side.interior, walked.interior) && same(side.rim, walked.rim) &&
+               side.cost == walked.cost,
+           "engine: a region is what a walk from nothing finds");
   }
 }
 

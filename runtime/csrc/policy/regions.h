@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "runtime/csrc/graph/graph.h"
@@ -42,6 +43,8 @@ class Regions {
     return value.region ? value.region->forward.cost : 0ns;
   }
 
+  static void forget(Value& value) { delete std::exchange(value.region, nullptr); }
+
   std::int64_t accesses() const { return accesses_; }
   void check(const Value& value) const;  // Against a walk from nothing.
 
@@ -54,9 +57,10 @@ class Regions {
   void for_each_new(const std::vector<Value*>& into, const std::vector<Value*>& from, Add add);
   void rebuild(Direction direction, Value& value);
   void absorb(Direction direction, Value& absorber, Value& lost);
+  template <typename IsNew>
+  static void walk(Direction direction, Value& value, Region::Side& side, IsNew is_new);
   void collect_missing(Direction direction, Value& value, Region::Side& side);
   void cut_missing(Value& value);
-  static Region::Side walk(Direction direction, const Value& value);
 
   std::vector<Value*> back_;  // Since the last refresh.
   std::uint64_t stamp_ = 0;

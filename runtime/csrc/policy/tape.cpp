@@ -72,9 +72,8 @@ bool Tapes::end_operator(Nanos cost) {
 // A step like an earlier one takes its place: the times are newer.
 void Tapes::keep() {
   const auto alike = std::ranges::find_if(kept_, [this](const Tape& tape) {
-    const Hash now = written_.hashes.back(), then = tape.hashes.back();
-    return tape.hashes.size() == written_.hashes.size() && then.order == now.order &&
-           then.bytes == now.bytes;
+    return tape.hashes.size() == written_.hashes.size() &&
+           tape.hashes.back() == written_.hashes.back();
   });
   if (alike != kept_.end()) {
     written_.successor = alike->successor;

@@ -59,6 +59,7 @@ class Tapes {
  private:
   struct Hash {
     std::uint32_t order, bytes;
+    bool operator==(const Hash&) const = default;
   };
   struct Tape {
     std::vector<Hash> hashes;         // Of the step up to the end of each operator.
