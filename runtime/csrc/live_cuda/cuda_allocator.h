@@ -9,6 +9,7 @@
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 
 #include <array>
 #include <atomic>
@@ -19,81 +20,163 @@
 
 namespace dtr {
 
-class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+class CudaAllocator final : public caching::CUDAAllocator {
  public:
   using DeviceIndex = c10::DeviceIndex;
   using MempoolId = c10::MempoolId_t;
 
   // `rematerialize` on `device`, or on the first one that memory is asked for where it is -1; the
   // other devices get a pool of the same budget each.
-  CudaAllocator(const SessionOptions& options, DeviceIndex device, bool rematerialize);
+  CudaAllocator(const SessionOptions& options, DeviceIndex device, bool rematerialize)
+      : options_(options), device_(device), rematerialize_(rematerialize) {}
 
   // By device and stream, for those who know both: CuPy, RMM, tests.
   void* allocate_on(std::size_t bytes, DeviceIndex device, cudaStream_t stream);
+  void retire_stream(Stream stream, DeviceIndex device) {  // It is about to be destroyed.
+    if (DeviceMemory* memory = at(device)) memory->retire_stream(stream);
+  }
   DeviceMemory* at(DeviceIndex device) const;  // Null before the first request.
-  Session* session() const;                    // Null before it, or without rematerialization.
-  DeviceIndex device() const { return device_; }
-  Bytes budget() const { return options_.budget; }
+  const Memory* memory(DeviceIndex device) const {
+    const DeviceMemory* memory = at(device);
+    return memory ? &memory->pool : nullptr;
+  }
+  Session* session() const;  // Null before it, or without rematerialization.
 
-  // c10::Allocator
+  // Requests.
   c10::DataPtr allocate(std::size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override { return &DeviceMemory::deleter; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override;
-
-  // CUDAAllocator
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* data) override { DeviceMemory::deleter(data); }
+  c10::DeleterFnPtr raw_deleter() const override { return &DeviceMemory::deleter; }
+  void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
+  void* getBaseAllocation(void* data, std::size_t* size) override;
+  void emptyCache(MempoolId id = {0, 0}) override;
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
+  }
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device,
+                          std::size_t bytes, cudaStream_t stream, bool) override {
+    if (to_device == from_device) {
+      return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    }
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+  }
+
+  // Settings.
   void init(int) override;
   bool initialized() override { return initialized_; }
-  double getMemoryFraction(DeviceIndex device) override;
-  void setMemoryFraction(double fraction, DeviceIndex device) override;
-  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
-      DeviceIndex) override {
-    return {};
-  }
-  void emptyCache(MempoolId id = {0, 0}) override;
   void enable(bool) override {}
   bool isEnabled() const override { return true; }
-  void cacheInfo(DeviceIndex device, std::size_t* largest) override;
-  void* getBaseAllocation(void* data, std::size_t* size) override;
-  void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override;
-  void resetAccumulatedStats(DeviceIndex device) override;
-  void resetPeakStats(DeviceIndex device) override;
-  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(MempoolId id = {0, 0},
-                                                         bool include_traces = true) override;
+  double getMemoryFraction(DeviceIndex device) override {
+    const DeviceMemory* memory = at(device);
+    return memory ? memory->fraction : 1.0;
+  }
+  void setMemoryFraction(double fraction, DeviceIndex device) override {
+    TORCH_CHECK_VALUE(fraction >= 0 && fraction <= 1, "the fraction of memory is ", fraction,
+                      "; it must be between 0 and 1");
+    on(device).set_fraction(fraction);
+  }
+  std::string name() override { return "dtr_alloc"; }
+
+  // Figures. A device that nothing was asked of yet has an answer, too, so that statistics work on
+  // a machine without a GPU.
+  // cuDNN's benchmark asks how much it may try; evicting for an experiment would be folly.
+  void cacheInfo(DeviceIndex device, std::size_t* largest) override {
+    const DeviceMemory* memory = at(device);
+    *largest =
+        static_cast<std::size_t>(memory ? memory->pool.stats().largest_hole : options_.budget);
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+    const DeviceMemory* memory = at(device);
+    return memory ? memory->stats() : c10::CachingDeviceAllocator::DeviceStats{};
+  }
+  void resetAccumulatedStats(DeviceIndex device) override {
+    if (DeviceMemory* memory = at(device)) memory->reset_accumulated();
+  }
+  void resetPeakStats(DeviceIndex device) override {
+    if (DeviceMemory* memory = at(device)) memory->pool.reset_peak();
+  }
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override {
+    return {};
+  }
+  caching::SnapshotInfo snapshot(MempoolId id = {0, 0}, bool include_traces = true) override;
+  bool isHistoryEnabled() override { return false; }
+
+  // Graph capture and MemPools.
   void beginAllocateToPool(DeviceIndex device, MempoolId id,
-                           std::function<bool(cudaStream_t)> filter) override;
-  void endAllocateToPool(DeviceIndex device, MempoolId id) override;
-  void releasePool(DeviceIndex device, MempoolId id) override;
-  int getPoolUseCount(DeviceIndex device, MempoolId id) override;
+                           std::function<bool(cudaStream_t)> filter) override {
+    on(device).begin_capture(id, [filter = std::move(filter)](Stream stream) {
+      return filter(reinterpret_cast<cudaStream_t>(stream));
+    });
+  }
+  void endAllocateToPool(DeviceIndex device, MempoolId id) override { on(device).end_capture(id); }
+  void releasePool(DeviceIndex device, MempoolId id) override {
+    if (DeviceMemory* memory = at(device)) memory->graphs.release(id);
+  }
+  int getPoolUseCount(DeviceIndex device, MempoolId id) override {
+    const DeviceMemory* memory = at(device);
+    return memory ? memory->graphs.uses(id) : 0;
+  }
   void createOrIncrefPool(DeviceIndex device, MempoolId id,
-                          std::shared_ptr<CUDAAllocator> allocator = nullptr) override;
-  void setUseOnOOM(DeviceIndex device, MempoolId id, bool use_on_oom) override;
-  void setNoSplit(DeviceIndex device, MempoolId id) override;
+                          std::shared_ptr<CUDAAllocator> allocator = nullptr) override {
+    TORCH_CHECK(!allocator,
+                "a MemPool with an allocator of its own cannot lie beside dtr_alloc, whose budget "
+                "would not bound it: make it without one, torch.cuda.MemPool()");
+    on(device).graphs.use(id);
+  }
+  void setUseOnOOM(DeviceIndex, MempoolId, bool use_on_oom) override {
+    TORCH_CHECK(!use_on_oom, "MemPool(use_on_oom=True) is not served by dtr_alloc: its pool is "
+                             "full only when nothing is left to evict; leave the option out");
+  }
+  void setNoSplit(DeviceIndex, MempoolId) override {}  // Every tensor is a block of its own.
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId id,
                                 const std::unordered_set<void*>& expected) override;
-  c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void*) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string) override;
-  bool isHistoryEnabled() override { return false; }
-  void recordHistory(bool enabled, c10::cuda::CUDACachingAllocator::CreateContextFn, std::size_t,
-                     c10::cuda::CUDACachingAllocator::RecordContext, bool,
-                     const std::vector<std::string>&) override;
-  void attachOutOfMemoryObserver(
-      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
+
+  // Observers.
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
+    const std::lock_guard lock(mutex_);
+    observers_.push_back(std::move(observer));
+  }
   // Torch 2.12 and later ask for it.
   void attachOomRejectionObserver(
       std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)>) {}
-  void attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::AllocatorTraceTracker) override;
-  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override;
-  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device,
-                          std::size_t bytes, cudaStream_t stream, bool p2p_enabled) override;
-  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
-      DeviceIndex, MempoolId) override;
-  c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
-      DeviceIndex, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>) override;
-  std::string name() override { return "dtr_alloc"; }
+
+  // Refused.
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex, MempoolId) override {
+    TORCH_CHECK(false, "dtr_alloc keeps no checkpoints of a graph's memory, which CUDA graph trees "
+                       "(torch.compile with mode=\"reduce-overhead\") need: use mode=\"default\" "
+                       "or \"max-autotune-no-cudagraphs\"");
+  }
+  caching::CheckpointDelta setCheckpointPoolState(
+      DeviceIndex device, std::shared_ptr<caching::AllocatorState>) override {
+    getCheckpointState(device, {});
+    return {};
+  }
+  caching::ShareableHandle shareIpcHandle(void*) override {
+    TORCH_CHECK(false, "a CUDA tensor of dtr_alloc cannot be shared with another process, since "
+                       "its pages may move: send a copy on the host, tensor.cpu()");
+  }
+  std::shared_ptr<void> getIpcDevPtr(std::string) override {
+    TORCH_CHECK(false, "dtr_alloc does not open CUDA tensors of other processes: have them sent "
+                       "from the host, tensor.cpu()");
+  }
+  void recordHistory(bool enabled, caching::CreateContextFn, std::size_t, caching::RecordContext,
+                     bool, const std::vector<std::string>&) override {
+    TORCH_CHECK(!enabled, "dtr_alloc keeps no history of allocations: take "
+                          "torch.cuda.memory._snapshot() without _record_memory_history(), which "
+                          "shows what is in memory now");
+  }
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override {
+    TORCH_CHECK(false, "dtr_alloc does not report its pages to NCCL: unset "
+                       "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK");
+  }
+  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
+    TORCH_CHECK(false, "memory of dtr_alloc on device ", static_cast<int>(peer),
+                " is not mapped for device ", static_cast<int>(device),
+                ": copy by way of the host, tensor.cpu().to(...)");
+  }
 
  private:
   static constexpr std::size_t kDevices = 16;
@@ -105,7 +188,7 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   std::atomic<bool> initialized_{false};
   mutable std::mutex mutex_;
   std::array<std::atomic<DeviceMemory*>, kDevices> memory_{};
-  std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers_;
+  std::vector<caching::OutOfMemoryObserver> observers_;
 };
 
 }  // namespace dtr

@@ -1,5 +1,3 @@
-// What is more than a forwarded call: requests, captures, streams, counts.
-
 #include "runtime/csrc/live_cuda/guest_allocator.h"
 
 #include <c10/cuda/CUDAGuard.h>
@@ -15,15 +13,12 @@
 namespace dtr {
 namespace {
 
-namespace caching = c10::cuda::CUDACachingAllocator;
-
 constexpr std::uint8_t kHighest = 255;  // c10's table ignores a lower priority without a word.
 
 Stream handle(cudaStream_t stream) { return reinterpret_cast<Stream>(stream); }
 
-// A template, so that it compiles where torch (2.11) has no such member.
-template <class Native>
-c10::DataPtr allocate_with_address(Native& native, std::size_t bytes, void* address) {
+// Torch 2.11 has no such member.
+c10::DataPtr allocate_with_address(auto& native, std::size_t bytes, void* address) {
   if constexpr (requires { native.allocateWithAddress(bytes, address); }) {
     return native.allocateWithAddress(bytes, address);
   } else {
@@ -56,9 +51,8 @@ void GuestAllocator::install() {
   TORCH_CHECK(!removed_, "this allocator was removed, for good: make another by "
                          "dtr_alloc.allocator()");
   Native* before = caching::allocator.load();
-  TORCH_CHECK(before == &native_ || before == this,
-              "another CUDA allocator was installed meanwhile: make dtr_alloc.allocator() after it");
-  TORCH_CHECK(caching::allocator.compare_exchange_strong(before, this),
+  TORCH_CHECK((before == &native_ || before == this) &&
+                  caching::allocator.compare_exchange_strong(before, this),
               "another CUDA allocator was installed meanwhile: make dtr_alloc.allocator() after it");
   c10::SetAllocator(c10::kCUDA, this, kHighest);
 }

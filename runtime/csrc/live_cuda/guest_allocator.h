@@ -24,12 +24,14 @@
 
 namespace dtr {
 
-class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+class GuestAllocator final : public caching::CUDAAllocator {
  public:
-  using Native = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+  using Native = caching::CUDAAllocator;
   using DeviceIndex = c10::DeviceIndex;
   using MempoolId = c10::MempoolId_t;
-  using OomObserver = c10::cuda::CUDACachingAllocator::OutOfMemoryObserver;
+  using OomObserver = caching::OutOfMemoryObserver;
   using Count = std::size_t;
 
   // Evicts on `device`, or on the first that memory is asked for where it is -1. `native` is never
@@ -41,7 +43,7 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
   // recomputed. Throws where another allocator has been installed.
   void install();
   void remove();
-  bool installed() const { return c10::cuda::CUDACachingAllocator::allocator.load() == this; }
+  bool installed() const { return caching::allocator.load() == this; }
   void serve(Session& session);  // In place of one of its own, over the same memory. For tests.
 
   void retire_stream(Stream stream, DeviceIndex device);  // It is about to be destroyed.
@@ -50,78 +52,149 @@ class GuestAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocat
   NativeMemory* memory() const;                    // The session's, or null.
   NativeMemory* memory(DeviceIndex device) const;  // The same, if it is of that device.
 
-  // c10::Allocator, c10::DeviceAllocator
+  // More than a forwarded call: requests, captures, streams, counts.
   c10::DataPtr allocate(Count bytes) override;
-  bool is_simple_data_ptr(const c10::DataPtr& data) const override;
-  c10::DeleterFnPtr raw_deleter() const override { return native_.raw_deleter(); }
-  void copy_data(void* to, const void* from, Count bytes) const override;
-  bool initialized() override { return native_.initialized(); }
-  void emptyCache(MempoolId id = {0, 0}) override;
-  void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override;
-  void resetAccumulatedStats(DeviceIndex device) override;
-  void resetPeakStats(DeviceIndex device) override { native_.resetPeakStats(device); }
-  std::pair<Count, Count> getMemoryInfo(DeviceIndex device) override;
-
-  // CUDAAllocator
   void* raw_alloc(Count bytes) override;
   void* raw_alloc_with_stream(Count bytes, cudaStream_t stream) override;
-  void raw_delete(void* data) override { native_.raw_delete(data); }
   void init(int devices) override;
-  double getMemoryFraction(DeviceIndex device) override;
-  void setMemoryFraction(double fraction, DeviceIndex device) override;
-  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
-      DeviceIndex device) override;
   void enable(bool on) override;
-  bool isEnabled() const override { return native_.isEnabled(); }
-  void cacheInfo(DeviceIndex device, Count* largest) override;
-  void* getBaseAllocation(void* data, Count* size) override;
+  void emptyCache(MempoolId id = {0, 0}) override;
+  void setMemoryFraction(double fraction, DeviceIndex device) override;
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
-  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(MempoolId id = {0, 0},
-                                                         bool include_traces = true) override;
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override;
   void beginAllocateToPool(DeviceIndex device, MempoolId id,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(DeviceIndex device, MempoolId id) override;
-  void releasePool(DeviceIndex device, MempoolId id) override;
-  int getPoolUseCount(DeviceIndex device, MempoolId id) override;
   void createOrIncrefPool(DeviceIndex device, MempoolId id,
                           std::shared_ptr<CUDAAllocator> allocator = nullptr) override;
-  void setUseOnOOM(DeviceIndex device, MempoolId id, bool use_on_oom) override;
-  void setNoSplit(DeviceIndex device, MempoolId id) override;
+  caching::CheckpointDelta setCheckpointPoolState(
+      DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) override;
+  void attachOutOfMemoryObserver(OomObserver observer) override;
+  c10::DataPtr allocateWithAddress(Count bytes, void* address);  // Of torch 2.12 and later.
+
+  // Handed on as it comes.
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override {
+    return native_.is_simple_data_ptr(data);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return native_.raw_deleter(); }
+  void copy_data(void* to, const void* from, Count bytes) const override {
+    native_.copy_data(to, from, bytes);
+  }
+  bool initialized() override { return native_.initialized(); }
+  void resetPeakStats(DeviceIndex device) override { native_.resetPeakStats(device); }
+  std::pair<Count, Count> getMemoryInfo(DeviceIndex device) override {
+    return native_.getMemoryInfo(device);
+  }
+  void raw_delete(void* data) override { native_.raw_delete(data); }
+  double getMemoryFraction(DeviceIndex device) override {
+    return native_.getMemoryFraction(device);
+  }
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+    return native_.getExpandableSegmentSizes(device);
+  }
+  bool isEnabled() const override { return native_.isEnabled(); }
+  void cacheInfo(DeviceIndex device, Count* largest) override {
+    native_.cacheInfo(device, largest);
+  }
+  void* getBaseAllocation(void* data, Count* size) override {
+    return native_.getBaseAllocation(data, size);
+  }
+  caching::SnapshotInfo snapshot(MempoolId id = {0, 0}, bool include_traces = true) override {
+    return native_.snapshot(id, include_traces);
+  }
+  void releasePool(DeviceIndex device, MempoolId id) override { native_.releasePool(device, id); }
+  int getPoolUseCount(DeviceIndex device, MempoolId id) override {
+    return native_.getPoolUseCount(device, id);
+  }
+  void setUseOnOOM(DeviceIndex device, MempoolId id, bool use_on_oom) override {
+    native_.setUseOnOOM(device, id, use_on_oom);
+  }
+  void setNoSplit(DeviceIndex device, MempoolId id) override { native_.setNoSplit(device, id); }
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId id,
-                                const std::unordered_set<void*>& expected) override;
-  c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void* data) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+                                const std::unordered_set<void*>& expected) override {
+    return native_.checkPoolLiveAllocations(device, id, expected);
+  }
+  caching::ShareableHandle shareIpcHandle(void* data) override {
+    return native_.shareIpcHandle(data);
+  }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    return native_.getIpcDevPtr(std::move(handle));
+  }
   bool isHistoryEnabled() override { return native_.isHistoryEnabled(); }
-  void recordHistory(bool enabled, c10::cuda::CUDACachingAllocator::CreateContextFn context,
-                     Count entries, c10::cuda::CUDACachingAllocator::RecordContext when, bool clear,
-                     const std::vector<std::string>& skipped) override;
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& text) override;
+  void recordHistory(bool enabled, caching::CreateContextFn context, Count entries,
+                     caching::RecordContext when, bool clear,
+                     const std::vector<std::string>& skipped) override {
+    native_.recordHistory(enabled, context, entries, when, clear, skipped);
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& text) override {
+    native_.recordAnnotation(text);
+  }
   void pushCompileContext(std::string& context) override { native_.pushCompileContext(context); }
   void popCompileContext() override { native_.popCompileContext(); }
   void setUserMetadata(const std::string& text) override { native_.setUserMetadata(text); }
   std::string getUserMetadata() override { return native_.getUserMetadata(); }
-  void attachOutOfMemoryObserver(OomObserver observer) override;
-  void attachAllocatorTraceTracker(
-      c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
-  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override;
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
+    native_.attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
+    native_.enablePeerAccess(device, peer);
+  }
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, Count bytes,
-                          cudaStream_t stream, bool p2p_enabled) override;
-  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
-      DeviceIndex device, MempoolId id) override;
-  c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
-      DeviceIndex device,
-      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
+                          cudaStream_t stream, bool p2p_enabled) override {
+    return native_.memcpyAsync(to, to_device, from, from_device, bytes, stream, p2p_enabled);
+  }
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex device,
+                                                              MempoolId id) override {
+    return native_.getCheckpointState(device, id);
+  }
   std::string name() override { return native_.name(); }
 
-  // Of torch 2.12 and later. Without `override`, because torch 2.11 has none of them.
-  void markCaptureBegin(DeviceIndex device);
-  void markCaptureEnd(DeviceIndex device);
-  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* data);
-  bool supportsUserMetadata();
-  void annotateMemory(const void* data, const std::string& text);
-  void attachOomRejectionObserver(std::function<void(std::int64_t, Count, Count, Count)> observer);
-  c10::DataPtr allocateWithAddress(Count bytes, void* address);
+  // The same, of torch 2.12 and later: without `override`, because torch 2.11 has none of them. In
+  // a template, what torch lacks is not looked up.
+  void markCaptureBegin(DeviceIndex device) {
+    [&](auto& native) {
+      if constexpr (requires { native.markCaptureBegin(device); }) native.markCaptureBegin(device);
+    }(native_);
+  }
+  void markCaptureEnd(DeviceIndex device) {
+    [&](auto& native) {
+      if constexpr (requires { native.markCaptureEnd(device); }) native.markCaptureEnd(device);
+    }(native_);
+  }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* data) {
+    return [&](auto& native) -> std::shared_ptr<c10::GatheredContext> {
+      if constexpr (requires { native.getContextForPointer(data); }) {
+        return native.getContextForPointer(data);
+      } else {
+        return nullptr;
+      }
+    }(native_);
+  }
+  bool supportsUserMetadata() {
+    return [](auto& native) {
+      if constexpr (requires { native.supportsUserMetadata(); }) {
+        return native.supportsUserMetadata();
+      } else {
+        return true;
+      }
+    }(native_);
+  }
+  void annotateMemory(const void* data, const std::string& text) {
+    [&](auto& native) {
+      if constexpr (requires { native.annotateMemory(data, text); }) {
+        native.annotateMemory(data, text);
+      }
+    }(native_);
+  }
+  void attachOomRejectionObserver(std::function<void(std::int64_t, Count, Count, Count)> observer) {
+    [&](auto& native) {
+      if constexpr (requires { native.attachOomRejectionObserver(observer); }) {
+        native.attachOomRejectionObserver(std::move(observer));
+      }
+    }(native_);
+  }
 
  private:
   Session* session_for(DeviceIndex device);           // Made if need be, or null.

@@ -25,8 +25,9 @@ constexpr int kMostFailures = 3;  // After which all is evicted.
 constexpr int kMostLooks = 8;
 constexpr std::chrono::seconds kLongestWait{1};
 
-Bytes current_of(const c10::CachingAllocator::StatArray& figures) {
-  return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+// Of small and large blocks together.
+c10::CachingAllocator::Stat whole(const c10::CachingAllocator::StatArray& figures) {
+  return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
 }
 
 thread_local std::exception_ptr failure;
@@ -40,12 +41,6 @@ c10::cuda::CUDAStream named(Stream stream, c10::DeviceIndex device) {
 }
 
 }  // namespace
-
-struct NativeMemory::Order : StreamOrder {
-  explicit Order(c10::DeviceIndex device)
-      : StreamOrder(
-            cuda::make_events(std::make_shared<cuda::PrimaryContext>(cuda::load(), device))) {}
-};
 
 CurrentWork current_cuda_work() {
   return {.device =
@@ -63,8 +58,6 @@ CurrentWork current_cuda_work() {
 NativeMemory::NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
                            c10::DeleterFnPtr deleter)
     : Memory(0), native_(native), device_(device), work_(work), deleter_(deleter), limit_(budget) {}
-
-NativeMemory::~NativeMemory() = default;
 
 Memory::Handle NativeMemory::create(Native& native, c10::DeviceIndex device, Bytes budget,
                                     CurrentWork work, c10::DeleterFnPtr deleter) {
@@ -99,7 +92,8 @@ Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
     failure = std::current_exception();
     throw MachineIsFull(error.what_without_backtrace());
   } catch (...) {
-    give_up(charge);
+    const std::lock_guard lock(mutex_);
+    answer(charge);
     throw;
   }
   served(charge, fit);
@@ -161,11 +155,6 @@ void NativeMemory::turned_down(Bytes charge, Fit fit) {
   const Bytes surplus = bound_ >> 6 << 2 * std::min(failures_in_a_row_, kMostFailures);
   cap_ = std::min(cap_, bound_ - surplus);
   ++failures_in_a_row_;
-}
-
-void NativeMemory::give_up(Bytes charge) {
-  const std::lock_guard lock(mutex_);
-  answer(charge);
 }
 
 std::exception_ptr NativeMemory::take_failure() {
@@ -240,7 +229,10 @@ void NativeMemory::use_on(void* data, c10::cuda::CUDAStream stream) {
 
 // The number of a stream, which may be new. The mutex is held.
 std::int32_t NativeMemory::meet(Stream stream) {
-  if (!order_) order_ = std::make_unique<Order>(device_);
+  if (!order_) {
+    order_ = std::make_unique<StreamOrder>(
+        cuda::make_events(std::make_shared<cuda::PrimaryContext>(cuda::load(), device_)));
+  }
   const std::int32_t number = order_->index(stream);
   if (std::ranges::find(streams_, stream) == streams_.end()) streams_.push_back(stream);
   if (streams_.size() > 1) many_streams_ = true;
@@ -255,7 +247,7 @@ void NativeMemory::meet_stream(Stream stream) {
 void NativeMemory::record_stream(Block* block, Stream stream) {
   const std::lock_guard lock(mutex_);
   std::vector<Stream>& streams = static_cast<Tracked*>(block)->streams;
-  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
 }
 
 void NativeMemory::record_every_stream(Block* block) {
@@ -317,11 +309,11 @@ Bytes NativeMemory::look(std::unique_lock<std::mutex>& lock) const {
   for (int i = 0; i < kMostLooks; ++i) {
     const std::int64_t before = changes_;
     lock.unlock();
-    const Bytes booked = current_of(books().allocated_bytes);
+    const Bytes booked = whole(books().allocated_bytes).current;
     lock.lock();
     if (changes_ == before) return booked + in_flight_;
   }
-  return current_of(books().allocated_bytes) + in_flight_;  // Others never rest.
+  return whole(books().allocated_bytes).current + in_flight_;  // Others never rest.
 }
 
 void NativeMemory::answer(Bytes charge) {
@@ -331,9 +323,6 @@ void NativeMemory::answer(Bytes charge) {
 
 PoolStats NativeMemory::stats() const {
   const auto books = this->books();
-  const auto whole = [](const c10::CachingAllocator::StatArray& figures) {
-    return figures[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
-  };
   const auto bytes = whole(books.allocated_bytes), blocks = whole(books.allocation);
   const auto reserved = whole(books.reserved_bytes);
   const Bytes limit = limit_;
@@ -362,10 +351,10 @@ void NativeMemory::set_limit(Bytes limit) {
 }
 
 Bytes NativeMemory::trim() {
-  const Bytes before = current_of(books().reserved_bytes);
+  const Bytes before = whole(books().reserved_bytes).current;
   native_.emptyCache();
   forget_cap();
-  return before - current_of(books().reserved_bytes);
+  return before - whole(books().reserved_bytes).current;
 }
 
 void NativeMemory::check() const {

@@ -101,11 +101,9 @@ class NativeMemory final : public Memory {
   struct Tracked : Block {
     std::vector<Stream> streams;  // That read it, besides the one it was made for.
   };
-  struct Order;  // Of streams (dtr_alloc/pool/csrc/streams.h).
 
   NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
                c10::DeleterFnPtr deleter);
-  ~NativeMemory() override;
   void retire() override { delete this; }
 
   c10::CachingDeviceAllocator::DeviceStats books() const { return native_.getDeviceStats(device_); }
@@ -113,7 +111,6 @@ class NativeMemory final : public Memory {
   bool reserve(Bytes charge, Fit fit);
   void served(Bytes charge, Fit fit);
   void turned_down(Bytes charge, Fit fit);
-  void give_up(Bytes charge);
   // With the mutex held: what is live, or will be once torch has answered; and that it has.
   Bytes look(std::unique_lock<std::mutex>& lock) const;
   void answer(Bytes charge);
@@ -136,8 +133,8 @@ class NativeMemory final : public Memory {
   int rise_ = kFastestRise;  // The cap's: a request's size, so often halved.
   Bytes refused_at_ = 0;     // What would have been live with the last refused request.
   std::unordered_map<const void*, Tracked> tracked_;
-  std::vector<Stream> streams_;   // That memory was made for, or that read tracked tensors.
-  std::unique_ptr<Order> order_;  // From the first stream on.
+  std::vector<Stream> streams_;         // That memory was made for, or that read tracked tensors.
+  std::unique_ptr<StreamOrder> order_;  // From the first stream on.
   std::atomic<bool> many_streams_{false};
   std::atomic<std::int64_t> failures_{0}, recovered_{0};
 };

@@ -11,6 +11,8 @@ namespace {
 
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
+using c10::CachingDeviceAllocator::BlockInfo;
+using c10::CachingDeviceAllocator::SegmentInfo;
 
 StatArray both(std::int64_t current, std::int64_t peak, std::int64_t allocated) {
   Stat stat;
@@ -23,34 +25,6 @@ StatArray both(std::int64_t current, std::int64_t peak, std::int64_t allocated) 
   array[static_cast<std::size_t>(c10::CachingAllocator::StatType::LARGE_POOL)] = stat;
   return array;
 }
-
-}  // namespace
-
-c10::CachingDeviceAllocator::DeviceStats DeviceMemory::stats() const {
-  PoolStats now = pool.stats();
-  c10::CachingDeviceAllocator::DeviceStats stats;
-  std::int64_t segments = static_cast<std::int64_t>(pool.committed_runs().size());
-  std::int64_t blocks = now.allocations - forgotten_.allocations;
-  Bytes bytes = now.allocated - forgotten_.allocated;
-  stats.allocation = both(now.live_blocks, now.peak_blocks, blocks);
-  stats.active = stats.allocation;
-  stats.allocated_bytes = both(now.live, now.peak, bytes);
-  stats.active_bytes = stats.requested_bytes = stats.allocated_bytes;
-  stats.segment = both(segments, segments, segments);
-  stats.reserved_bytes = both(now.committed, now.peak_committed, now.committed);
-  Bytes free = std::max<Bytes>(now.committed - now.live, 0);
-  stats.inactive_split_bytes = both(free, free, free);
-  stats.num_ooms = out_of_memory;
-  if (session) stats.num_alloc_retries = session->stats().evictions;
-  return stats;
-}
-
-void DeviceMemory::reset_accumulated() { forgotten_ = pool.stats(); }
-
-namespace {
-
-using c10::CachingDeviceAllocator::BlockInfo;
-using c10::CachingDeviceAllocator::SegmentInfo;
 
 SegmentInfo empty_segment(const DeviceMemory& memory, Bytes begin, Bytes end) {
   SegmentInfo segment;
@@ -102,6 +76,27 @@ std::vector<SegmentInfo> segments_of_pool(const DeviceMemory& memory) {
 }
 
 }  // namespace
+
+c10::CachingDeviceAllocator::DeviceStats DeviceMemory::stats() const {
+  PoolStats now = pool.stats();
+  c10::CachingDeviceAllocator::DeviceStats stats;
+  std::int64_t segments = static_cast<std::int64_t>(pool.committed_runs().size());
+  std::int64_t blocks = now.allocations - forgotten_.allocations;
+  Bytes bytes = now.allocated - forgotten_.allocated;
+  stats.allocation = both(now.live_blocks, now.peak_blocks, blocks);
+  stats.active = stats.allocation;
+  stats.allocated_bytes = both(now.live, now.peak, bytes);
+  stats.active_bytes = stats.requested_bytes = stats.allocated_bytes;
+  stats.segment = both(segments, segments, segments);
+  stats.reserved_bytes = both(now.committed, now.peak_committed, now.committed);
+  Bytes free = std::max<Bytes>(now.committed - now.live, 0);
+  stats.inactive_split_bytes = both(free, free, free);
+  stats.num_ooms = out_of_memory;
+  if (session) stats.num_alloc_retries = session->stats().evictions;
+  return stats;
+}
+
+void DeviceMemory::reset_accumulated() { forgotten_ = pool.stats(); }
 
 std::vector<SegmentInfo> DeviceMemory::segments(GraphMemory::Id id) const {
   return id == GraphMemory::Id{0, 0} ? segments_of_pool(*this) : segments_of_graph(*this, id);
