@@ -10,6 +10,7 @@
 namespace py = pybind11;
 
 namespace dtr {
+void bind_host_tier(py::module_& m);
 void bind_score_columns(py::module_& m);
 }
 
@@ -63,5 +64,6 @@ PYBIND11_MODULE(_engine_harness, m) {
       .def("check", &EngineHarness::check)
       .def_static("content_of", &EngineHarness::content_of);
 
+  bind_host_tier(m);
   bind_score_columns(m);
 }

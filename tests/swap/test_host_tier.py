@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from dtr_alloc import _core
 from dtr_alloc.pool import Pool
+from tests.engine_harness.harness import HostTier
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.support.cuda_pools import start
 
@@ -24,7 +24,7 @@ class Tiered:
         self.cuda = cuda
         self.out = cuda.stream()  # The next one has the same name.
         cuda.destroy_stream(self.out)
-        self.tier = _core.HostTier(self.blocks.pool._core, 0, bytes)
+        self.tier = HostTier(self.blocks.pool._core, 0, bytes)
         self.away: list[tuple[int, int, int]] = []
         self.begun: list[tuple[int, int, int, int]] = []
 
@@ -183,7 +183,7 @@ def test_what_was_made_at_the_time_of_a_mark_may_have_come_after_it(cuda: FakeCu
 
 
 def test_a_full_tier_has_no_room(cuda: FakeCuda) -> None:
-    tier = _core.HostTier(Pool(2 * PAGE, "cuda")._core, 0, PAGE)
+    tier = HostTier(Pool(2 * PAGE, "cuda")._core, 0, PAGE)
     room = tier.reserve(PAGE)
     assert room is not None
     assert tier.reserve(512) is None
@@ -271,7 +271,7 @@ def test_times_tell_how_long_the_bus_was_busy_and_who_waited(cuda: FakeCuda) -> 
     cuda.timed()
     pool = Pool(4 * PAGE, "cuda")
     stream = cuda.stream()
-    tier = _core.HostTier(pool._core, 0, 2 * PAGE)
+    tier = HostTier(pool._core, 0, 2 * PAGE)
     per_byte, latency = tier.speed()
     assert per_byte == pytest.approx(2 / 25, rel=0.1)
     assert 0 < latency < 100_000
@@ -313,7 +313,7 @@ def test_a_pool_lives_on_where_a_tier_could_not_start(cuda: FakeCuda) -> None:
         blocks, a, b, _ = start(cuda, pages=2)
         cuda.fail("cuStreamSynchronize", after)
         with pytest.raises(RuntimeError, match="cuStreamSynchronize failed"):
-            _core.HostTier(blocks.pool._core, 0, PAGE)
+            HostTier(blocks.pool._core, 0, PAGE)
         for stream in (a, b):  # In the place of the copies, whose streams are gone.
             blocks.allocate(PAGE, stream)
         cuda.finish()

@@ -2,9 +2,6 @@
 // lifetime, so the object keeps the set of addresses it handed out: a wrong or second free is an
 // error and not a corrupted pool, and the blocks go with the object. The set is only touched under
 // the GIL; the pool itself is entered without it, because taking pages away can block.
-//
-// `_core.HostTier`: the second tier of a device's pool, for tests that order its copies by hand. It
-// knows a room by a number.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -12,11 +9,9 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "dtr_alloc/pool/csrc/pool.h"
-#include "dtr_alloc/pool/csrc/tier.h"
 
 namespace py = pybind11;
 
@@ -111,48 +106,6 @@ auto of_pool(Result (Class::*member)() const) {
   return [member](const PyPool& self) { return (self.pool().*member)(); };
 }
 
-class PyHostTier {
- public:
-  PyHostTier(PyPool& pool, int device, Bytes bytes)
-      : tier_(make_host_tier(pool.pool(), device, bytes)) {}
-
-  ~PyHostTier() {
-    for (auto& [number, room] : rooms_) tier_->give_back(room);
-  }
-
-  std::optional<int> reserve(Bytes bytes) {
-    const Tier::Room room = tier_->reserve(bytes);
-    if (room.block == nullptr) return std::nullopt;
-    rooms_[++last_] = room;
-    return last_;
-  }
-
-  void give_back(int number) {
-    tier_->give_back(rooms_.at(number));
-    rooms_.erase(number);
-  }
-
-  void write(int number, std::uintptr_t from, Bytes bytes, std::optional<std::int64_t> made) {
-    tier_->write(rooms_.at(number), reinterpret_cast<const void*>(from), bytes,
-                 made ? Nanos{*made} : Tier::kUnknown);
-  }
-
-  void begin_read(int number, std::uintptr_t to, Bytes bytes) {
-    tier_->begin_read(rooms_.at(number), reinterpret_cast<void*>(to), bytes);
-  }
-
-  void finish_read(int number, std::uintptr_t to, Stream reader) {
-    tier_->finish_read(rooms_.at(number), reinterpret_cast<void*>(to), reader);
-  }
-
-  Tier& tier() { return *tier_; }
-
- private:
-  const std::unique_ptr<Tier> tier_;
-  std::unordered_map<int, Tier::Room> rooms_;
-  int last_ = 0;
-};
-
 }  // namespace
 
 void bind_pool(py::module_& m) {
@@ -213,45 +166,15 @@ void bind_pool(py::module_& m) {
       .def_property_readonly("page", [](const PyPool& self) { return self.pool().arena().page(); })
       .def_property_readonly("address_space",
                              [](const PyPool& self) { return self.pool().arena().capacity(); })
+      .def_property_readonly(  // For the tests' compiled modules.
+          "pointer",
+          [](const PyPool& self) { return reinterpret_cast<std::uintptr_t>(&self.pool()); })
       .def_static(
           "is_owned",
           [](std::uintptr_t address) {
             return Pool::owner_of(reinterpret_cast<const void*>(address)) != nullptr;
           },
           py::arg("address"));
-
-  py::class_<PyHostTier>(m, "HostTier")
-      .def(py::init<PyPool&, int, Bytes>(), py::arg("pool"), py::arg("device"), py::arg("bytes"),
-           py::keep_alive<1, 2>())
-      .def("reserve", &PyHostTier::reserve, py::arg("bytes"))
-      .def("give_back", &PyHostTier::give_back, py::arg("room"))
-      .def("write", &PyHostTier::write, py::arg("room"), py::arg("address"), py::arg("bytes"),
-           py::arg("made") = py::none())
-      .def(
-          "mark",
-          [](PyHostTier& self, Stream stream, std::int64_t now) {
-            self.tier().mark(stream, Nanos{now});
-          },
-          py::arg("stream"), py::arg("now"))
-      .def("begin_read", &PyHostTier::begin_read, py::arg("room"), py::arg("address"),
-           py::arg("bytes"))
-      .def("finish_read", &PyHostTier::finish_read, py::arg("room"), py::arg("address"),
-           py::arg("reader"))
-      .def(
-          "arrives_on",
-          [](PyHostTier& self, Stream reader) { return self.tier().arrives_on(reader); },
-          py::arg("reader"))
-      .def("let_overwrite", [](PyHostTier& self) { self.tier().let_overwrite(); })
-      .def("used", [](PyHostTier& self) { return self.tier().used(); })
-      .def("times",
-           [](PyHostTier& self) {
-             const Tier::Times times = self.tier().times();
-             return std::pair(times.busy.count(), times.waited.count());
-           })
-      .def("speed", [](PyHostTier& self) {
-        const Tier::Speed speed = self.tier().speed();
-        return std::pair(speed.nanoseconds_per_byte, speed.latency.count());
-      });
 }
 
 }  // namespace dtr
