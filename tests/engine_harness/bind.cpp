@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace dtr {
 void bind_host_tier(py::module_& m);
 void bind_score_columns(py::module_& m);
-}
+}  // namespace dtr
 
 PYBIND11_MODULE(_engine_harness, m) {
   using namespace dtr;
