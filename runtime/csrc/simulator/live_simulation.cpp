@@ -44,8 +44,9 @@ LiveSimulation::LiveSimulation(const Schedule& schedule, const SimulationOptions
       values_(schedule.tensors()),
       constants_(schedule.tensors()),
       roots_(schedule.roots()),
-      held_(schedule.tensors()) {
-  engine_.shed_before_evicting();
+      held_(schedule.tensors()),
+      placement_(schedule_, options.placement) {
+  engine_.eviction().shed_before_evicting();
   if (!options.link || options.leaving == Leaving::kDrop) return;
   link_ = options.link;
   engine_.move_by(*link_);
@@ -134,7 +135,8 @@ void LiveSimulation::bring_in(std::int64_t number) {
   for (std::int64_t tensor = schedule_.op_results_begin[number];
        tensor < schedule_.op_results_begin[number + 1]; ++tensor) {
     const Bytes size = schedule_.tensor_size[tensor];
-    void* data = size > 0 ? allocate(size, place_of(number, kFromOutside)) : nowhere();
+    void* data = size > 0 ? allocate(size, placement_.of(number, TwoEndedPlacement::kFromOutside))
+                          : nowhere();
     add_constant(tensor, size, data);
   }
 }
@@ -218,24 +220,6 @@ void LiveSimulation::picture() {
   ++pictures_;
 }
 
-namespace {
-double price(const Schedule& schedule, std::int64_t op) {
-  Bytes made = 0;
-  for (std::int64_t tensor = schedule.op_results_begin[op];
-       tensor < schedule.op_results_begin[op + 1]; ++tensor) {
-    made += schedule.tensor_size[tensor];
-  }
-  return static_cast<double>(schedule.op_cost[op]) / static_cast<double>(std::max(made, Bytes{1}));
-}
-}  // namespace
-
-// A step of a fiftieth towards each operator leaves as many above as below.
-void LiveSimulation::learn(std::int64_t op) {
-  const double now = price(schedule_, op);
-  if (median_ == 0) median_ = now;
-  median_ = std::clamp(now, median_ / 1.02, median_ * 1.02);
-}
-
 Nanos LiveSimulation::cost_of(std::int64_t op) const {
   if (!options_.logical_clock) return schedule_.cost(op);
   Bytes touched = 0;
@@ -245,12 +229,6 @@ Nanos LiveSimulation::cost_of(std::int64_t op) const {
     touched += schedule_.tensor_size[tensor];
   }
   return Nanos{touched};
-}
-
-Place LiveSimulation::place_of(std::int64_t op, std::int64_t tensor) {
-  if (options_.placement == Placement::kBestFit) return Place::kBestFit;
-  const bool fixed = tensor == kFromOutside || (tensor >= 0 && !schedule_.tracked(tensor));
-  return fixed || (tensor >= 0 && price(schedule_, op) > median_) ? Place::kHigh : Place::kLow;
 }
 
 Block* LiveSimulation::allocate(Bytes size, Place place) {

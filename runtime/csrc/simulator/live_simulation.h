@@ -20,6 +20,7 @@
 #include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/operator_call.h"
 #include "runtime/csrc/engine/rules.h"
+#include "runtime/csrc/simulator/paper/two_ended_placement.h"
 #include "runtime/csrc/simulator/schedule.h"
 #include "runtime/csrc/simulator/simulation.h"
 
@@ -77,10 +78,7 @@ class LiveSimulation final : public Executor {
   static bool wanted_by_none_but(Op& op, const Value& value);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
-  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // For place_of.
-  Place place_of(std::int64_t op, std::int64_t tensor);
   Nanos cost_of(std::int64_t op) const;  // To the engine.
-  void learn(std::int64_t op);
   void picture();
   void free(void* data);
   void log(std::int64_t tensor, std::int64_t event);
@@ -117,11 +115,11 @@ class LiveSimulation final : public Executor {
   std::vector<Held> constants_;      // By root: the program's hold on it, if it is a constant.
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By root: references of the program.
+  TwoEndedPlacement placement_;
   std::optional<Transfer> link_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_, layouts_;
   std::int64_t pictures_ = 0;
-  double median_ = 0;  // Running, of nanoseconds a byte.
 };
 
 }  // namespace dtr

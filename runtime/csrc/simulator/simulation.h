@@ -9,9 +9,7 @@
 
 namespace dtr {
 
-// Where the pool puts a block. kTwoEnded: what can't be evicted and what is dear for its bytes at
-// the high end, what is cheap at the low end, so that cheap neighbours go together. Dear is what
-// costs more time a byte than the running median of all results.
+// Where the pool puts a block (paper/two_ended_placement.h).
 enum class Placement { kBestFit, kTwoEnded };
 
 // How a value leaves memory where there is a link to a second tier.

@@ -130,7 +130,7 @@ void PaperSimulation::add_constant(std::int64_t tensor) {
 
 void PaperSimulation::make_room(Bytes size) {
   while (counts_.usage + size > options_.budget) {
-    if (!engine_.evict_one()) throw OutOfBudget();
+    if (!engine_.eviction().evict_one()) throw OutOfBudget();
   }
   counts_.usage += size;
   counts_.peak = std::max(counts_.peak, counts_.usage);
