@@ -24,9 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dtr_alloc import _core
+
 Numbers = npt.NDArray[np.int64]
 
-ALLOCATED, FREED, RELEASED, COPIED = range(4)
+ALLOCATED, FREED, RELEASED, COPIED = (
+    _core.MEMORY_EVENTS[event] for event in ("Allocated", "Freed", "Released", "Copied")
+)
+LETTERS = {ALLOCATED: "a", FREED: "f", RELEASED: "x", COPIED: "c"}
 _LIMIT = 1 << 60
 
 

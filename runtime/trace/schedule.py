@@ -27,6 +27,7 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dtr_alloc import _core
 from dtr_alloc.runtime.trace.extras import TraceExtras
 from dtr_alloc.runtime.trace.format import (
     NUMBER_LIMIT,
@@ -45,7 +46,11 @@ from dtr_alloc.runtime.trace.format import (
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-COMPUTE, GET, PIN, RELEASE, FREEZE, STEP = range(6)
+_REGION = "compiled::"  # Begins the names of those whose results are evicted together (graph.h).
+
+COMPUTE, GET, PIN, RELEASE, FREEZE, STEP = (
+    _core.STEP_KINDS[kind] for kind in ("Compute", "Get", "Pin", "Release", "Freeze", "Step")
+)
 """Kinds of step: run an operator; take a reference; bring into memory for good; give a reference
 back; and for the live runtime's rules: make a tensor a constant; end an optimizer's step."""
 
@@ -104,6 +109,11 @@ class Schedule:
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
+
+    @property
+    def op_together(self) -> npt.NDArray[np.bool_]:
+        """Whether all outputs of the operator are evicted together: those of a compiled region."""
+        return np.array([name.startswith(_REGION) for name in self.op_name], np.bool_)
 
     def without_releases(self) -> Schedule:
         """The same, but that the program never gives a reference back (appendix D.2)."""

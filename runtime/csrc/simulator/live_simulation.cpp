@@ -117,7 +117,7 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
     arguments.push_back(&value_of(arg));
     if (!arguments.back()->constant()) call.argument(*arguments.back());
   }
-  counts_.base += schedule_.cost(number);
+  counts_.base_compute += schedule_.cost(number);
   call.bring_back(lock);
   const std::vector<std::int64_t> results = stored_results(number);
   const auto tracked = [this](std::int64_t tensor) { return schedule_.tracked(tensor); };
@@ -298,13 +298,13 @@ void LiveSimulation::recompute(Op& op, Lock&) {
     }
   }
   restore_outputs(op, results, made.data);
-  counts_.remat += schedule_.cost(number);
-  ++counts_.remats;
+  counts_.remat_compute += schedule_.cost(number);
+  ++counts_.rematerializations;
   check_thrash();
 }
 
 void LiveSimulation::check_thrash() const {
-  const Nanos more = counts_.remat + counts_.waited;
+  const Nanos more = counts_.remat_compute + counts_.waited_ns;
   if (options_.remat_limit != 0ns && more > options_.remat_limit) throw Thrash();
 }
 
@@ -321,13 +321,6 @@ void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& re
   }
 }
 
-// Whether its buffer may be the operator's result.
-bool LiveSimulation::wanted_by_none_but(Op& op, const Value& value) {
-  std::int32_t places = 0;
-  for (std::uint32_t i = 0; i < op.use_count; ++i) places += op.uses()[i].value == &value;
-  return !value.constant() && !value.movable() && !value.home && value.locks == places;
-}
-
 // The memory of the results that are written in place.
 void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& results,
                                      std::vector<void*>& made) {
@@ -335,7 +328,9 @@ void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& re
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (fresh(results[i])) continue;
     Value& value = written(op, schedule_.tensor_in_place[results[i]]);
-    if (wanted_by_none_but(op, value)) {
+    const auto reads = [&](const Use& use) { return use.value == &value; };
+    const auto places = std::count_if(op.uses(), op.uses() + op.use_count, reads);
+    if (takes_buffer(value, static_cast<std::int32_t>(places))) {
       made[i] = engine_.reuse_buffer(value);
       own(made[i], nullptr);
     } else {
@@ -352,7 +347,7 @@ void LiveSimulation::release(Value& value, Loss loss) {
   free(value.data);
   if (evicted) counts_.evicted_bytes += value.size;
   ++counts_.evictions;
-  counts_.eager += !evicted;
+  counts_.eager_evictions += !evicted;
   log(tensor_of(value), evicted ? kEvicted : kDropped);
 }
 
@@ -383,7 +378,7 @@ std::pair<Bytes, Bytes> LiveSimulation::free_neighbours(const Value& value) cons
 SimulationCounts LiveSimulation::counts() const {
   SimulationCounts counts = counts_;
   counts.usage = pool_->live();
-  counts.peak = pool_->stats().peak;
+  counts.peak_bytes = pool_->stats().peak;
   counts.evaluations = engine_.stats().evaluations;
   counts.accesses = engine_.stats().accesses;
   return counts;

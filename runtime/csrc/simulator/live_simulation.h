@@ -20,9 +20,9 @@
 #include "dtr_alloc/pool/csrc/pool.h"
 #include "runtime/csrc/engine/operator_call.h"
 #include "runtime/csrc/engine/rules.h"
-#include "runtime/csrc/simulator/paper/two_ended_placement.h"
 #include "runtime/csrc/simulator/schedule.h"
 #include "runtime/csrc/simulator/simulation.h"
+#include "runtime/csrc/simulator/two_ended_placement.h"
 
 namespace dtr {
 
@@ -75,7 +75,6 @@ class LiveSimulation final : public Executor {
   void adopt(std::int64_t tensor, Op* op, std::uint16_t output, Bytes size, void* data);
   void lay_out_written(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
   void restore_outputs(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
-  static bool wanted_by_none_but(Op& op, const Value& value);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
   Nanos cost_of(std::int64_t op) const;  // To the engine.
@@ -101,7 +100,7 @@ class LiveSimulation final : public Executor {
   Value& written(Op& op, std::int64_t tensor) const;
   // A small constant is copied into the recipe (recipe.h), which then does not read it.
   bool inlined(std::int64_t tensor) const {
-    return schedule_.tensor_size[roots_[tensor]] <= kLargestInline;
+    return kept_in_recipe(schedule_.tensor_size[roots_[tensor]]);
   }
   bool fresh(std::int64_t tensor) const {
     return roots_[tensor] == tensor && schedule_.tensor_in_place[tensor] < 0;
