@@ -215,13 +215,7 @@ def train(
     ):
         digests |= {f"{kind} {name}": _digest(tensor) for name, tensor in tensors.items()}
     return Training(
-        step_ns,
-        processor_ns,
-        digests,
-        _pool_bytes(gradients),
-        _pool_bytes(state),
-        stats,
-        timeline,
+        step_ns, processor_ns, digests, _pool_bytes(gradients), _pool_bytes(state), stats, timeline
     )
 
 

@@ -11,13 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
-from dtr_alloc.runtime.heuristic import (
-    DEFAULT,
-    LIVE_PRESETS,
-    Heuristic,
-    name_of,
-    resolve_live,
-)
+from dtr_alloc.runtime.heuristic import DEFAULT, LIVE_PRESETS, Heuristic, name_of, resolve_live
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps

@@ -116,10 +116,7 @@ def eager_steps(make: Make, steps: int, clock: Clock = time.perf_counter_ns) -> 
 
 
 def recorded_steps(
-    make: Make,
-    steps: int,
-    within: int | str | None = None,
-    clock: Clock = time.perf_counter_ns,
+    make: Make, steps: int, within: int | str | None = None, clock: Clock = time.perf_counter_ns
 ) -> Recorded:
     """The same in a scope, without a budget or within one, recorded.
 

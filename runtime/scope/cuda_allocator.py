@@ -20,13 +20,7 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
 from dtr_alloc.runtime.adapters import libraries
-from dtr_alloc.runtime.heuristic import (
-    DEFAULT,
-    Heuristic,
-    Scorer,
-    native_scorer,
-    resolve_live,
-)
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, Scorer, native_scorer, resolve_live
 from dtr_alloc.runtime.scope.current import CudaScope
 from dtr_alloc.runtime.scope.scope import Memory, check_thrash_limit
 from dtr_alloc.runtime.scope.serving import Service

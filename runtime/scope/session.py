@@ -82,12 +82,7 @@ class Session:
     scope is left."""
 
     def __init__(
-        self,
-        core: _core.Session,
-        steps: Steps,
-        *,
-        has_budget: bool,
-        events: bool = False,
+        self, core: _core.Session, steps: Steps, *, has_budget: bool, events: bool = False
     ) -> None:
         self._core = core
         self._steps = steps

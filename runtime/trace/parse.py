@@ -136,10 +136,7 @@ def _not_json(constant: str) -> NoReturn:
 
 
 _decoder = json.JSONDecoder(
-    object_pairs_hook=_unique,
-    parse_int=_integer,
-    parse_float=_finite,
-    parse_constant=_not_json,
+    object_pairs_hook=_unique, parse_int=_integer, parse_float=_finite, parse_constant=_not_json
 )
 
 

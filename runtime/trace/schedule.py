@@ -121,10 +121,7 @@ def resolve(instructions: Sequence[Instruction], path: str = "") -> Schedule:
     """
     if not instructions:
         raise TraceError(path, 1, "the log is empty")
-    start = next(
-        (i + 1 for i, item in enumerate(instructions) if item == Annotate("START")),
-        0,
-    )
+    start = next((i + 1 for i, item in enumerate(instructions) if item == Annotate("START")), 0)
     resolver = _Resolver()
     for index in range(start, len(instructions)):
         try:
