@@ -73,24 +73,13 @@ class Simulator:
         schedule = trace.schedule() if isinstance(trace, Trace) else trace
         self.name = name or getattr(trace, "path", "")
         self.schedule = schedule
-        self._schedule = _core.Schedule(
-            tensor_size=schedule.tensor_size,
-            tensor_alias=schedule.tensor_alias,
-            op_cost=schedule.op_cost,
-            op_constant=schedule.op_constant.astype(np.int64),
-            op_together=np.array([name.startswith(_REGION) for name in schedule.op_name], np.int64),
-            op_args_begin=schedule.op_args_begin,
-            op_args=schedule.op_args,
-            op_results_begin=schedule.op_results_begin,
-            kind=schedule.kind.astype(np.int64),
-            operand=schedule.operand,
-            tensor_tracked=schedule.tensor_tracked,
-            tensor_in_place=schedule.tensor_in_place,
-            tensor_block=schedule.tensor_block,
-            op_events_begin=schedule.op_events_begin,
-            event_kind=schedule.event_kind,
-            event_value=schedule.event_value,
-        )
+        columns = {
+            name: column.astype(np.int64, copy=False)
+            for name, column in vars(schedule).items()
+            if isinstance(column, np.ndarray) and name != "tensor_op"
+        }
+        together = [name.startswith(_REGION) for name in schedule.op_name]
+        self._schedule = _core.Schedule(op_together=np.array(together, np.int64), **columns)
         self.baseline = Baseline(*self._schedule.baseline())
         self._released: int | None = None  # Not looked for yet.
 
