@@ -314,8 +314,8 @@ class _Resolver:
         for tensor in self.bound.values():
             if self.references[tensor] > 0:
                 self.step(PIN, tensor)
-        columns = ("tensor_op", "tensor_alias", "tensor_size", "op_cost", "op_args_begin")
-        columns += ("op_args", "op_results_begin", "operand")
+        of_operators = ("op_cost", "op_args_begin", "op_args", "op_results_begin")
+        columns = ("tensor_op", "tensor_alias", "tensor_size", *of_operators, "operand")
         return Schedule(
             op_constant=np.array(self.op_constant, np.bool_),
             op_name=self.op_name,
