@@ -1,6 +1,5 @@
 """Commands that run a program: ours, which the demo trains, or a script of the user's."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -8,12 +7,14 @@ import click
 
 from dtr_alloc.commands.options import (
     BUDGET,
+    FILE,
     explained,
     names,
     needs_matplotlib,
     needs_place_for,
     needs_place_for_picture,
     ratio,
+    wide_console,
 )
 from dtr_alloc.runtime.heuristic import DEFAULT
 
@@ -79,7 +80,6 @@ def demo(
     needs_matplotlib()
 
     import torch
-    from rich.console import Console
 
     from dtr_alloc.demo import MODELS, Plan, draw, table, write_json
     from dtr_alloc.demo.progress import compare_all
@@ -102,7 +102,7 @@ def demo(
     plan = Plan(budgets, steps, rounds)
     torch.set_num_threads(threads)
 
-    console = Console(width=max(shutil.get_terminal_size().columns, 100))  # The table needs 95.
+    console = wide_console()
     comparisons = compare_all({name: MODELS[name] for name in names}, plan, console)
     console.print(table(comparisons))
     write_json(json, comparisons, plan)
@@ -116,7 +116,7 @@ def demo(
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("-o", "--out", default="trace.log.gz", show_default=True, metavar="LOG")
 @click.option("--clock", type=click.Choice(["wall", "logical"]), default="wall", show_default=True)
@@ -137,7 +137,7 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True})
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: six.")
 @click.option("--batches", callback=names, metavar="N,N,...", help="For {batch} in ARGS.")
@@ -199,7 +199,6 @@ def plan_(
     if as_json:
         click.echo(f"[{', '.join(plan.as_json() for plan in plans)}]")
         return
-    console = Console(width=max(shutil.get_terminal_size().columns, 100))
-    console.print(plan_report.table(plans))
+    wide_console().print(plan_report.table(plans))
     for plan in plans:
         click.echo(plan_report.suggestion(plan, slowdown))
