@@ -27,11 +27,7 @@ Scorer = Literal["auto", "host", "device"]
 
 
 def native_scorer(scorer: str) -> _core.ScorerPlace:
-    """The engine's own.
-
-    Raises:
-        ValueError: the name is not known.
-    """
+    """The engine's own. Raises ValueError where the name is not known."""
     if scorer not in ("auto", "host", "device"):
         raise ValueError(f'scorer {scorer!r} is not one of "auto", "host", "device"')
     return cast(_core.ScorerPlace, getattr(_core.ScorerPlace, scorer))
@@ -76,11 +72,8 @@ def insist_float(name: str, value: numbers.Real) -> None:
 
 
 def _check(parameter: _core.ScoreParameter, value: Any) -> None:
-    """
-    Raises:
-        TypeError: the parameter cannot have a value of this type.
-        ValueError: it cannot have this value.
-    """
+    """Raises TypeError where the parameter cannot have a value of this type, or ValueError where it
+    cannot have this value."""
     name = parameter.name
     if parameter.role == "name":
         if value not in parameter.names:
@@ -264,11 +257,8 @@ def heuristic_of(native: _core.Heuristic) -> Heuristic:
 
 def resolve(heuristic: str | Heuristic) -> Heuristic:
     """The heuristic of the name of a preset or an ablation, or the one given, for a simulation.
-
-    Raises:
-        TypeError: it is neither a name nor a heuristic.
-        ValueError: there is none of that name.
-    """
+    Raises TypeError where it is neither a name nor a heuristic, or ValueError where there is none
+    of that name."""
     if isinstance(heuristic, Heuristic):
         return heuristic
     if not isinstance(heuristic, str):

@@ -72,10 +72,7 @@ class Proof:
 
 
 def check_solver() -> None:
-    """
-    Raises:
-        ImportError: SciPy is missing.
-    """
+    """Raises ImportError where SciPy is missing."""
     if importlib.util.find_spec("scipy") is None:
         raise ImportError(
             "the bound's linear programs are solved by SciPy: pip install 'dtr-alloc[bound]', or "

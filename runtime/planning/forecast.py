@@ -80,20 +80,14 @@ class Forecast:
         self.peak_bytes = self._once(None).peak_bytes
 
     def budget_bytes(self, budget: Budget) -> int:
-        """A share of the pool's peak without a budget, or bytes.
-
-        Raises:
-            TypeError, ValueError: see `parse_budget`.
-        """
+        """A share of the pool's peak without a budget, or bytes. Raises TypeError or ValueError as
+        `parse_budget` does."""
         parsed = parse_budget(budget)
         return int(self.peak_bytes * parsed) if isinstance(parsed, float) else parsed
 
     def predict(self, budget: Budget | None) -> Prediction:
-        """What the training would be like within `budget`; None for no budget.
-
-        Raises:
-            TypeError, ValueError: see `parse_budget`.
-        """
+        """What the training would be like within `budget`; None for no budget. Raises TypeError or
+        ValueError as `parse_budget` does."""
         if budget is None:
             return self._once(None)
         # A run is luck: what operators cost is measured while others use the machine, and near the

@@ -135,12 +135,8 @@ def check(
     link: Linked,
     swap_dir: Folder | None = None,
 ) -> Link | None:
-    """Whether `plan` takes them. Returns the link, measured where that is asked for.
-
-    Raises:
-        TypeError, ValueError: it does not.
-        OSError: the link cannot be measured.
-    """
+    """Whether `plan` takes them. Returns the link, measured where that is asked for. Raises
+    TypeError or ValueError where it does not, or OSError where the link cannot be measured."""
     if isinstance(budgets, str):
         raise TypeError(f"budgets is {budgets!r}, and a plan takes several: give a list")
     for budget in budgets:

@@ -107,11 +107,7 @@ class Rules:
 
 
 def native_policy(policy: str) -> _core.Policy:
-    """The engine's own.
-
-    Raises:
-        ValueError: the name is not known.
-    """
+    """The engine's own. Raises ValueError where the name is not known."""
     if policy not in ("eager", "banish", "ignore"):
         raise ValueError(f'policy {policy!r} is not one of "eager", "banish", "ignore"')
     return cast(_core.Policy, getattr(_core.Policy, policy))
@@ -128,11 +124,8 @@ PAPERS = Rules()
 
 
 def live(heuristic: str | Heuristic = "dtr", clock: Clock = "wall") -> Rules:
-    """Those of a scope: by them advice and plans foretell what it will do.
-
-    Raises:
-        TypeError, ValueError: as `Rules` does.
-    """
+    """Those of a scope: by them advice and plans foretell what it will do. Raises TypeError or
+    ValueError as `Rules` does."""
     return Rules(
         heuristic,
         mode="pool",

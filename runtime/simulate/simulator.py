@@ -60,12 +60,9 @@ class Simulator:
     """A trace made ready: its columns and its baseline are computed once for many runs."""
 
     def __init__(self, trace: Traced, name: str = "") -> None:
-        """`name` is what results call the trace: else its path.
-
-        Raises:
-            TypeError: `trace` is neither a trace nor a path.
-            TraceError, OSError: the log cannot be read (`Trace.load`).
-        """
+        """`name` is what results call the trace: else its path. Raises TypeError where `trace` is
+        neither a trace nor a path, or TraceError and OSError where the log cannot be read
+        (`Trace.load`)."""
         if isinstance(trace, (str, os.PathLike)):
             trace = Trace.load(trace)
         if not isinstance(trace, (Trace, Schedule)):
@@ -84,11 +81,8 @@ class Simulator:
         self._released: int | None = None  # Not looked for yet.
 
     def budget_bytes(self, budget: Budget) -> int:
-        """What a budget of `simulate` is for this trace.
-
-        Raises:
-            TypeError, ValueError: see `parse_budget`.
-        """
+        """What a budget of `simulate` is for this trace. Raises TypeError or ValueError as
+        `parse_budget` does."""
         parsed = parse_budget(budget)
         if not isinstance(parsed, float):
             return parsed
@@ -102,10 +96,7 @@ class Simulator:
 
     def check(self, budget: Budget, rules: Rules = PAPERS) -> tuple[int, Heuristic]:
         """Whether `run` takes them: the bytes of the budget, and the heuristic that it follows.
-
-        Raises:
-            TypeError, ValueError: it does not; see `simulate`.
-        """
+        Raises TypeError or ValueError where it does not; see `simulate`."""
         chosen = resolve(rules.heuristic)
         paper = rules.mode == "bytes"
         if paper and chosen.next_use:
@@ -123,11 +114,8 @@ class Simulator:
         return size, chosen
 
     def run(self, budget: Budget, rules: Rules = PAPERS) -> SimulationResult:
-        """Replays the trace under a budget; see `simulate`.
-
-        Raises:
-            TypeError, ValueError: see `simulate`.
-        """
+        """Replays the trace under a budget; see `simulate`. Raises TypeError or ValueError as
+        `simulate` does."""
         size, chosen = self.check(budget, rules)
         paper = rules.mode == "bytes"
         link = None if rules.link is None else Link.parse(rules.link)
@@ -278,12 +266,8 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
 
 def parse_budget(budget: Budget) -> float | int:
     """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
-    "4096".
-
-    Raises:
-        TypeError: it is none of these.
-        ValueError: it is not positive and finite, or not written like a size.
-    """
+    "4096". Raises TypeError where it is none of these, or ValueError where it is not positive and
+    finite, or not written like a size."""
     if isinstance(budget, str):
         budget = _number(budget)
     if isinstance(budget, float):

@@ -19,11 +19,7 @@ from dtr_alloc.runtime.trace.schedule import COMPUTE, RELEASE, Schedule
 
 def linear_schedule(layers: int) -> Schedule:
     """Tensors 0 to N - 1 are f_0 to f_(N-1), tensors N to 2N - 1 are b_(N-1) to b_0; operators are
-    numbered likewise.
-
-    Raises:
-        ValueError: there are no layers.
-    """
+    numbered likewise. Raises ValueError where there are no layers."""
     n = layers
     if n < 1:
         raise ValueError(f"a linear network has at least 1 layer, not {n}")

@@ -115,11 +115,8 @@ def overhead_of(runs: Iterable[SimulationResult]) -> float:
 
 
 def cases(traces: Iterable[Traced], budgets: Iterable[Budget]) -> list[Case]:
-    """Every trace under every budget.
-
-    Raises:
-        TypeError, ValueError, TraceError, OSError: of a trace or a budget, as `simulate` does.
-    """
+    """Every trace under every budget. Raises TypeError, ValueError, TraceError and OSError of a
+    trace or a budget, as `simulate` does."""
     budgets = list(budgets)
     for budget in budgets:
         parse_budget(budget)
