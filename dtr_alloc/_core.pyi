@@ -212,19 +212,9 @@ class Loan:
     def give_back(self) -> None: ...
 
 class GuestAllocator:
-    """Only where torch has CUDA."""
+    """Only where torch has CUDA. The options are told in runtime/scope/cuda_allocator.py."""
 
-    def __init__(
-        self,
-        budget: int,
-        device: int,
-        heuristic: Heuristic,
-        thrash_limit: float,
-        scorer: ScorerPlace,
-        image: str,
-        recordable: list[str],
-        native: int = 0,
-    ) -> None: ...
+    def __init__(self, *, budget: int, native: int = 0, **options: Any) -> None: ...
     def native(self) -> Any: ...
     def address(self) -> int: ...
     def install(self) -> None: ...
@@ -239,22 +229,9 @@ class GuestAllocator:
     def check(self, device: int) -> None: ...
 
 class CudaAllocator:
-    """Only where torch has CUDA."""
+    """Only where torch has CUDA, with options as above."""
 
-    def __init__(
-        self,
-        budget: int,
-        device: int,
-        rematerialize: bool,
-        heuristic: Heuristic,
-        thrash_limit: float,
-        scorer: ScorerPlace,
-        image: str,
-        rdma: bool,
-        exportable: bool,
-        recordable: list[str],
-        swap: int,
-    ) -> None: ...
+    def __init__(self, *, budget: int, swap: int, **options: Any) -> None: ...
     def native(self) -> Any: ...
     def allocate(self, size: int, device: int, stream: int) -> int: ...
     def free(self, address: int) -> None: ...

@@ -96,7 +96,7 @@ class Session:
         now = self._core.stats()
         *names, _ = (field.name for field in fields(SessionStats))
         budget = self._core.pool_stats().budget if self._has_budget else None
-        return SessionStats(*(getattr(now, name) for name in names), budget_bytes=budget)
+        return SessionStats(*(getattr(now, name) for name in names), budget)
 
     def summary(self) -> str:
         """A table of where time and memory went, for people."""
