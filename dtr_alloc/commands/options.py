@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,21 +14,20 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+with_default = partial(click.option, show_default=True)
 FILE = click.Path(exists=True, dir_okay=False)
 PICTURE = click.Path(dir_okay=False, path_type=Path)
 LOGS = click.argument("logs", nargs=-1, required=True, type=FILE)
-_POLICY = click.option(
+_POLICY = with_default(
     "--policy",
     type=click.Choice(["eager", "banish", "ignore"]),
     default="eager",
-    show_default=True,
     help="What becomes of a tensor that the program lets go.",
 )
-_MODE = click.option(
+_MODE = with_default(
     "--mode",
     type=click.Choice(["bytes", "pool"]),
     default="bytes",
-    show_default=True,
     help="As the paper's simulator, or as the live runtime.",
 )
 _LINK = click.option(
@@ -36,11 +36,10 @@ _LINK = click.option(
     help='A second tier of memory, so far away: "50GB/s", or "50GB/s+10us" with a latency. Needs '
     "--mode pool.",
 )
-_LEAVE_BY = click.option(
+_LEAVE_BY = with_default(
     "--leave-by",
     type=click.Choice(["drop", "swap", "both"]),
     default="both",
-    show_default=True,
     help="With a link: whether what is evicted is recomputed, moved, or what takes less time.",
 )
 BUDGET = (

@@ -18,6 +18,7 @@ from dtr_alloc.commands.options import (
     needs_place_for_picture,
     rules,
     wide_console,
+    with_default,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("log", type=FILE)
 @click.option("--budget", required=True, metavar="RATIO|BYTES", help=BUDGET)
-@click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
+@with_default("--heuristic", default="dtr", metavar="NAME")
 @rules
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(log: str, budget: str, as_json: bool, **rules: Any) -> None:
@@ -122,11 +123,10 @@ def plot(csv: Path, out: Path) -> None:
 @click.argument("log", type=FILE)
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="R", help=BUDGET)
 @click.option("--floor", is_flag=True, help="Look for the smallest budget that works, too.")
-@click.option(
+@with_default(
     "--seconds",
     type=click.FloatRange(min=0),
     default=10.0,
-    show_default=True,
     help="For a budget's proof, and as long again for the search. 0: the quick bound alone.",
 )
 @click.option("--out", type=PICTURE, help="A picture.")
@@ -163,7 +163,7 @@ def bound_(
 @click.command()
 @LOGS
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="B", help=BUDGET)
-@click.option("--trials", type=click.IntRange(min=1), default=200, show_default=True)
+@with_default("--trials", type=click.IntRange(min=1), default=200)
 @click.option("--storage", metavar="URL|FILE", help="Where the study is kept. Default: nowhere.")
 @click.option(
     "--holdout",

@@ -20,13 +20,7 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
 from dtr_alloc.runtime.adapters import libraries
-from dtr_alloc.runtime.heuristic import (
-    DEFAULT,
-    Heuristic,
-    insist_float,
-    insist_name,
-    resolve_live,
-)
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, insist_name, resolve_live
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
