@@ -131,10 +131,7 @@ def resolve(instructions: Sequence[Instruction], path: str = "") -> Schedule:
     """
     if not instructions:
         raise TraceError(path, 1, "the log is empty")
-    start = next(
-        (i + 1 for i, item in enumerate(instructions) if item == Annotate("START")),
-        0,
-    )
+    start = next((i + 1 for i, item in enumerate(instructions) if item == Annotate("START")), 0)
     resolver = _Resolver()
     for index in range(start, len(instructions)):
         try:
@@ -327,18 +324,13 @@ class _Resolver:
         for tensor in self.bound.values():
             if self.references[tensor] > 0:
                 self.step(PIN, tensor)
+        of_operators = ("op_cost", "op_args_begin", "op_args", "op_results_begin")
+        columns = ("tensor_op", "tensor_alias", "tensor_size", *of_operators, "operand")
         return Schedule(
-            tensor_op=np.array(self.tensor_op, np.int64),
-            tensor_alias=np.array(self.tensor_alias, np.int64),
-            tensor_size=np.array(self.tensor_size, np.int64),
-            op_cost=np.array(self.op_cost, np.int64),
-            op_args_begin=np.array(self.op_args_begin, np.int64),
-            op_args=np.array(self.op_args, np.int64),
-            op_results_begin=np.array(self.op_results_begin, np.int64),
             op_constant=np.array(self.op_constant, np.bool_),
             op_name=self.op_name,
             kind=np.array(self.kind, np.int8),
-            operand=np.array(self.operand, np.int64),
             tensor_name=self.tensor_name,
+            **{name: np.array(getattr(self, name), np.int64) for name in columns},
             **self.extras.arrays(),
         )

@@ -122,7 +122,9 @@ def with_one_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "what is made in a stage was not there in it": (
             stages._Program,
             "_open",
-            lambda program, value, moment: program._needs.made[value] <= moment,
+            lambda program, values, moment: {
+                value for value in values if program._needs.made[value] <= moment
+            },
         ),
         "memory has a granule less": (
             stages._Program,
