@@ -287,8 +287,7 @@ def test_the_simulator_decides_as_the_live_runtime_storage_by_storage(name: str)
 
 
 @pytest.mark.parametrize(
-    "heuristic",
-    ["dtr_full", "dtr_local", "lru", "size", "msps", "e_star", "megengine", "random"],
+    "heuristic", ["dtr_full", "dtr_local", "lru", "size", "msps", "e_star", "megengine", "random"]
 )
 def test_it_does_so_with_every_heuristic(heuristic: str) -> None:
     rows = compare("unet", scale=0.25, steps=1, heuristic=heuristic)
