@@ -105,7 +105,7 @@ PYTHON: Table = {
 
 PYTHON_EXCEPTIONS = {
     # It puts other functions in place of the public names, for a script that opens a scope.
-    ("dtr_alloc.runtime.scope.run_script", "dtr_alloc"),
+    ("dtr_alloc.runtime.scope.run_script", "dtr_alloc")
 }
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<((?:torch|ATen|c10)/[^>]+)>)', re.M)
