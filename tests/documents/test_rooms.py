@@ -57,9 +57,11 @@ CPP: Table = {
 WITHOUT_TORCH = (POOL, f"{POOL}/cuda", GRAPH, POLICY, ENGINE, SIMULATOR, f"{SIMULATOR}/paper")
 
 OURS, CORE, MEMORY = "dtr_alloc", "dtr_alloc._core", "dtr_alloc.pool"
-HEURISTIC, TRACE, SIMULATE, ADAPTERS, SCOPE, PLANNING, TUNING, BOUNDING = (
-    f"dtr_alloc.runtime.{name}"
-    for name in "heuristic trace simulate adapters scope planning tuning bounding".split()
+HEURISTIC, TRACE, SIMULATE, ADAPTERS = (
+    f"dtr_alloc.runtime.{name}" for name in ("heuristic", "trace", "simulate", "adapters")
+)
+SCOPE, PLANNING, TUNING, BOUNDING = (
+    f"dtr_alloc.runtime.{name}" for name in ("scope", "planning", "tuning", "bounding")
 )
 
 # Of each package or module: what it may import besides its own modules. A module is in the room
