@@ -34,12 +34,14 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def cuda(fake_driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A fake driver that knows nothing yet; pools use it. Whatever the test leaves behind in it,
-    once its pools are gone, is an error."""
+    """A fake driver that knows nothing yet; pools use it. A fault of a stream that the test did not
+    ask for is an error, and so is what it leaves behind, once its pools are gone."""
     fake = FakeCuda(fake_driver)
     monkeypatch.setenv("DTR_ALLOC_LIBCUDA", fake_driver)
     yield fake
     gc.collect()
+    fake.finish()
+    assert fake.faults() == []
     assert fake.held() == {}
 
 
