@@ -50,15 +50,13 @@ def equal(found: list[Tensor], expected: list[Tensor]) -> bool:
     )
 
 
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, foreach=False)
-
-
 KINDS: dict[str, Make] = {
     "tensor by tensor": lambda parameters: adamw(parameters, foreach=False),
     "in lists": lambda parameters: adamw(parameters, foreach=True),
     "fused": lambda parameters: adamw(parameters, fused=True),
-    "with momentum": plain_sgd,
+    "with momentum": lambda parameters: torch.optim.SGD(
+        parameters, lr=0.01, momentum=0.9, foreach=False
+    ),
 }
 
 

@@ -6,8 +6,8 @@ backward pass they change again. No operator is used that eager does not repeat.
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -138,24 +138,15 @@ class SwitchProgram:
         if self.random.random() < 0.8 or torch.is_inference_mode_enabled():
             with self.switches():
                 return layer(x)
-        made: list[Tensor] = []
-        failed: list[BaseException] = []
         switches = self.switches()
 
-        def job() -> None:
+        def job() -> Tensor:
             opened = current.scope() is not None
-            try:
-                with dtr_alloc.join_scope() if opened else contextlib.nullcontext(), switches:
-                    made.append(layer(x))
-            except BaseException as error:
-                failed.append(error)
+            with dtr_alloc.join_scope() if opened else contextlib.nullcontext(), switches:
+                return layer(x)
 
-        thread = threading.Thread(target=job)
-        thread.start()
-        thread.join()
-        if failed:
-            raise failed[0]
-        return made[0]
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(job).result()
 
     def run(self) -> Iterator[Tensor]:
         torch.manual_seed(self.seed)
