@@ -20,7 +20,7 @@ from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.scope.session import Session
 from tests.fake_cuda.driver import PAGE, FakeCuda
-from tests.support.exactness import MODES, run, same
+from tests.support.exactness import MODES, run, same, scope
 
 
 def mlp(rate: float = 0.1) -> Iterator[Tensor]:
@@ -74,10 +74,7 @@ def session(cuda: FakeCuda) -> Iterator[Session]:
 @pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
 def test_results_are_those_of_plain_torch(cuda: FakeCuda, program: Any, mode: str) -> None:
     expected = run(program)
-    with (
-        instrumented(on_cuda=True, **MODES[mode]),
-        rematerialize("64MiB", thrash_limit=0) as session,
-    ):
+    with scope("64MiB", on_cuda=True, **MODES[mode]) as session:
         found = run(program)
         session.check()
         evictions = session.stats().evictions
