@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtr_alloc import _core
 from dtr_alloc.runtime.scope import swapping
 from tests.fake_cuda.driver import FakeCuda, build
 
@@ -43,6 +44,17 @@ def cuda(fake_driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     fake.finish()
     assert fake.faults() == []
     assert fake.held() == {}
+
+
+@pytest.fixture
+def two_streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
+    """For programs that switch between them."""
+    streams = cuda.stream(), cuda.stream()
+    yield streams
+    _core.set_in_optimizer(False)
+    _core.set_host_stream(0)
+    for stream in streams:
+        cuda.destroy_stream(stream)
 
 
 @pytest.fixture

@@ -266,15 +266,6 @@ def test_what_is_released_goes_back_to_the_device_and_returns_when_touched(
     assert all(map(dtr_alloc.is_evicted, tensors))
 
 
-@pytest.fixture
-def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
-    one, other = cuda.stream(), cuda.stream()
-    yield one, other
-    _core.set_host_stream(0)
-    cuda.destroy_stream(one)
-    cuda.destroy_stream(other)
-
-
 def hold(tensor: Tensor) -> None:
     """As compiled code does."""
     session = current.session()
@@ -285,11 +276,11 @@ def hold(tensor: Tensor) -> None:
 @pytest.mark.parametrize("read", [torch.sum, hold])
 def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
     cuda: FakeCuda,
-    streams: tuple[int, int],
+    two_streams: tuple[int, int],
     session: Session,
     read: Callable[[Tensor], Any],
 ) -> None:
-    one, other = streams
+    one, other = two_streams
     _core.set_host_stream(one)
     alone, shared = SMALL.exp(), SMALL.sin()
     _core.set_host_stream(other)
@@ -301,10 +292,10 @@ def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
 
 
 def test_replays_on_the_only_stream_record_and_wait_for_nothing(
-    cuda: FakeCuda, streams: tuple[int, int], session: Session
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
     calls = ("cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuEventSynchronize")
-    _core.set_host_stream(streams[0])
+    _core.set_host_stream(two_streams[0])
     made = [SMALL.exp().sin() for _ in range(8)]
     before = [cuda.calls(call) for call in calls]
     for tensor in made:
@@ -315,9 +306,9 @@ def test_replays_on_the_only_stream_record_and_wait_for_nothing(
 
 
 def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
-    cuda: FakeCuda, streams: tuple[int, int], session: Session
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
-    one, other = streams
+    one, other = two_streams
     _core.set_host_stream(one)
     made = SMALL.exp()
     expected = made.clone()
@@ -331,9 +322,9 @@ def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
 
 
 def test_a_replay_on_a_stream_that_is_new_to_the_pool_waits_for_the_others(
-    cuda: FakeCuda, streams: tuple[int, int], session: Session
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
-    one, other = streams
+    one, other = two_streams
     _core.set_host_stream(one)
     first = SMALL.exp()
     made = first.sin()
@@ -347,9 +338,9 @@ def test_a_replay_on_a_stream_that_is_new_to_the_pool_waits_for_the_others(
 
 
 def test_the_place_of_a_pinned_tensor_is_marked_by_every_stream_that_may_read_it(
-    cuda: FakeCuda, streams: tuple[int, int], session: Session
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
-    one, other = streams
+    one, other = two_streams
     _core.set_host_stream(one)
     made = SMALL.exp()
     _core.set_host_stream(other)

@@ -127,17 +127,6 @@ def test_memory_that_is_handed_out_is_copied_first(cuda: FakeCuda) -> None:
         assert torch.equal(twice, expected)
 
 
-@pytest.fixture
-def two_streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
-    """For programs that switch between them."""
-    streams = cuda.stream(), cuda.stream()
-    yield streams
-    _core.set_in_optimizer(False)
-    _core.set_host_stream(0)
-    for stream in streams:
-        cuda.destroy_stream(stream)
-
-
 def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
     cuda: FakeCuda, two_streams: tuple[int, int]
 ) -> None:
