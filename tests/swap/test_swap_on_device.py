@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,12 @@ from tests.fake_cuda.driver import FakeCuda
 from tests.support.exactness import run, same
 from tests.support.swap_programs import (
     KINDS,
-    Make,
     adamw,
-    equal,
     floor,
     gradient,
     make_model,
     train,
+    train_within_two_thirds,
 )
 
 SCALAR = torch.empty(())
@@ -52,21 +52,12 @@ def on_device(budget: int | str, clock: str = "wall", **mode: Any) -> Iterator[S
         session.check()
 
 
-def trained_within_two_thirds(make: Make = adamw) -> Session:
-    """Of what gradients and the optimizer's state take."""
-    expected, budget = train(make_model(), make), floor(make) * 2 // 3
-    model = make_model()
-    with on_device(budget) as session:
-        assert equal(train(model, make), expected)
-    return session
+trained_within_two_thirds = partial(train_within_two_thirds, on_device)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_optimizer_trains_in_less_than_its_state(cuda: FakeCuda, kind: str) -> None:
-    stats = trained_within_two_thirds(KINDS[kind]).stats()
-    assert stats.budget_bytes is not None
-    assert stats.peak_bytes <= stats.budget_bytes
-    assert stats.swapped_in_bytes > 0
+    trained_within_two_thirds(KINDS[kind])
 
 
 @pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
