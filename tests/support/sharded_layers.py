@@ -15,12 +15,13 @@ from torch.distributed.fsdp import fully_shard
 
 import dtr_alloc
 from dtr_alloc import _core
+from tests.support.sharded_programs import WIDTH, Block
 
 needs_torchs_word = pytest.mark.skipif(
     not _core.sees_raw_access, reason="torch before 2.13: more stays in memory"
 )
 
-ROWS, WIDTH, DEPTH, STEPS = 512, 64, 4, 3
+ROWS, DEPTH, STEPS = 512, 4, 3
 Step = Callable[[nn.Module, int], Tensor]
 
 
@@ -31,18 +32,6 @@ def one_process() -> Iterator[None]:
     yield
     dist.destroy_process_group()
     gc.collect()
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = nn.functional.gelu(self.up(self.norm(x)))
-        made: Tensor = x + self.down(nn.functional.dropout(hidden, 0.1))
-        return made
 
 
 def make_model(**options: Any) -> nn.Sequential:
