@@ -56,14 +56,29 @@ def plain_step(model: nn.Module, step: int) -> Tensor:
     return loss
 
 
-def train(model: nn.Module, loss_of: Step = plain_step) -> list[Tensor]:
+def train(
+    model: nn.Module, loss_of: Step = plain_step, between: Callable[[], object] = lambda: None
+) -> list[Tensor]:
+    """The parameters after some steps. `between` is called before each backward pass."""
     torch.manual_seed(7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(STEPS):
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        loss = loss_of(model, step)
+        between()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     return [parameter.to_local().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def taken_from(
+    model: nn.Module, part: str = "up", take: Callable[[Tensor], Tensor] = lambda made: made
+) -> list[Tensor]:
+    """What this part of the first layer returns, at each call from now on."""
+    taken: list[Tensor] = []
+    module: nn.Module = getattr(next(model.children()), part)
+    module.register_forward_hook(lambda *call: taken.append(take(call[-1])))
+    return taken
 
 
 def releasing(session: dtr_alloc.Session) -> Callable[..., None]:

@@ -12,7 +12,6 @@ from torch import Tensor
 import dtr_alloc
 from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime.scope.instruments import instrumented
-from tests.live.test_threads import in_threads
 from tests.support.swap_programs import (
     KINDS,
     adamw,
@@ -23,6 +22,7 @@ from tests.support.swap_programs import (
     train,
     train_within_two_thirds,
 )
+from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("folder")
 MIB = 1 << 20
