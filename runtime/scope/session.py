@@ -94,9 +94,10 @@ class Session:
     def stats(self) -> SessionStats:
         """The figures up to now."""
         now = self._core.stats()
-        *names, _ = (field.name for field in fields(SessionStats))
+        names = (field.name for field in fields(SessionStats) if field.name != "budget_bytes")
+        figures = {name: getattr(now, name) for name in names}
         budget = self._core.pool_stats().budget if self._has_budget else None
-        return SessionStats(*(getattr(now, name) for name in names), budget)
+        return SessionStats(**figures, budget_bytes=budget)
 
     def summary(self) -> str:
         """A table of where time and memory went, for people."""

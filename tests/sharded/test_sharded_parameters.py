@@ -21,7 +21,6 @@ from dtr_alloc import _core
 from tests.support.own_process import printed
 from tests.support.sharded_layers import (
     DEPTH,
-    Block,
     Step,
     assert_exact,
     batch,
@@ -36,6 +35,7 @@ from tests.support.sharded_layers import (
     taken_from,
     train,
 )
+from tests.support.sharded_programs import Block
 
 pytestmark = needs_torchs_word
 

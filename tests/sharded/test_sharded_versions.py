@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from tests.support.sharded_layers import (
-    WIDTH,
     gradients,
     make_model,
     needs_torchs_word,
@@ -22,6 +21,7 @@ from tests.support.sharded_layers import (
     sharded,
     taken_from,
 )
+from tests.support.sharded_programs import WIDTH
 
 pytestmark = needs_torchs_word
 

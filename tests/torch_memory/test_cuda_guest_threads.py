@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.test_threads import in_threads
 from tests.native_stand_in.guests import open_guest
 from tests.native_stand_in.native import Native
 from tests.support.exactness import bits, chain, same
+from tests.support.threads import in_threads
 
 MIB = 1 << 20
 
