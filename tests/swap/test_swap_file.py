@@ -16,6 +16,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.runtime.scope import current, swapping
+from tests.support.own_process import forked
 from tests.support.swap_programs import adamw, equal, floor, gradient, make_model, train
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -46,29 +47,13 @@ def break_disk(folder: Path) -> Callable[[], None]:
     return repair
 
 
-def in_child(run: Callable[[], object]) -> str:
-    """What it comes to in a forked process: its result, or the text of its error."""
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        try:
-            told = str(run())
-        except BaseException as error:
-            told = str(error)
-        os.write(writer, told.encode())
-        os._exit(0)
-    os.wait()
-    os.close(writer)
-    with open(reader) as pipe:
-        return pipe.read()
-
-
 def test_a_fork_leaves_the_swap_to_the_parent() -> None:
     expected = train(make_model(), steps=2) + train(make_model(), steps=2)
     budget = floor(adamw) * 2 // 3
     with dtr_alloc.rematerialize(budget, swap="64MiB") as session:
         first = train(make_model(), steps=2)
         away = next(filter(dtr_alloc.is_evicted, first))
-        assert "was not in memory when this process was forked" in in_child(away.sum)
+        assert "was not in memory when this process was forked" in forked(away.sum)
         assert equal(first + train(make_model(), steps=2), expected)
         session.check()
         del first, away
@@ -82,7 +67,7 @@ def test_a_forked_child_reads_what_the_budget_has_room_for_and_opens_a_scope() -
     with dtr_alloc.rematerialize("64MiB", swap="8MiB"):
         made, away = gradient(), gradient()
         dtr_alloc.evict(away)
-        assert float(in_child(run)) == float((made + made).sum())
+        assert float(forked(run)) == float((made + made).sum())
         assert torch.equal(made, away)
 
 
