@@ -301,7 +301,7 @@ compiler: str
 RECORD_KINDS: dict[str, int]
 MEMORY_EVENTS: dict[str, int]
 STEP_KINDS: dict[str, int]
-SCHEDULE_COLUMNS: dict[str, int]
+SCHEDULE_COLUMNS: list[str]
 
 class Schedule:
     def __init__(self, **columns: npt.NDArray[np.int64]) -> None: ...  # SCHEDULE_COLUMNS.

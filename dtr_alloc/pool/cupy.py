@@ -109,7 +109,12 @@ def rmm_resource(pool: Source, device: int | None = None) -> Any:
 
 
 def _chosen(pool: Source, device: int | None) -> int | None:
-    """A pool has one device. An allocator serves all: the one that is named, if any."""
+    """A pool has one device. An allocator serves all: the one that is named, if any.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: CuPy cannot use its memory.
+    """
     if not (hasattr(pool, "allocate") and hasattr(pool, "free")):
         raise TypeError(
             f"{pool!r} is no pool: give a dtr_alloc.Pool or what dtr_alloc.allocator returned"

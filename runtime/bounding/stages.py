@@ -263,7 +263,7 @@ class _Program:
         found, walk = set(values), list(values)
         while walk:
             rests_on = self._needs.reads[self._needs.made[walk.pop()]]
-            more = self._open(rests_on, moment) - found
+            more = self._open(set(rests_on) - found, moment)
             found |= more
             walk += more
         return found

@@ -266,6 +266,8 @@ def allocator(
             "were not found: set CUDA_HOME to a toolkit and build it again: "
             f"pip install --no-build-isolation -e .; {on_cpu}"
         )
+    if memory == "pool":
+        _refuse_if_late()
     from dtr_alloc.kernels import ahead
 
     options: dict[str, Any] = {
@@ -280,7 +282,6 @@ def allocator(
         guest = _core.GuestAllocator(budget=LARGEST_BUDGET if size is None else size, **options)
         return Guest(guest, size, number)
     assert size is not None
-    _refuse_if_late()
     options |= {"rematerialize": rematerialize, "rdma": rdma, "exportable": exportable}
     core = _core.CudaAllocator(budget=size, swap=host, **options)
     return Allocator(core, size, number, Steps(), serves=rematerialize)

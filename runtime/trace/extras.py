@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from dtr_alloc import _core
 
-Numbers = npt.NDArray[np.int64]
-
 ALLOCATED, FREED, RELEASED, COPIED = (
     _core.MEMORY_EVENTS[event] for event in ("Allocated", "Freed", "Released", "Copied")
 )

@@ -83,7 +83,8 @@ class Schedule:
             operator i: kinds (`extras`) and values in the next two, from
             ``op_events_begin[i]`` on; nothing where no more is known.
         event_kind, event_value: bytes of a block allocated; which block was freed; the tensor that
-            was released.
+            was released; bytes copied before the operator runs again. An operator without events
+            allocates its fresh results in order.
     """
 
     tensor_op: Numbers

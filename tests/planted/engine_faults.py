@@ -12,7 +12,7 @@ ENGINE_FAULTS = (
                 "bool Eviction::evict_one(Shed shed) {\n"
                 "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
                 "    Value* value = columns_.value(row);\n"
-                "    if (value->locks) return evict(*value), true;\n"
+                "    if (value->locks) return engine_.evict(*value), true;\n"
                 "  }\n",
             ),
         ),

@@ -23,7 +23,9 @@ struct ScheduleColumns {
 #undef DTR_COLUMN
 
   explicit ScheduleColumns(const py::kwargs& given) {
-#define DTR_COLUMN(name) name = given[#name].cast<Column>();
+#define DTR_COLUMN(name)                                                                  \
+  if (!given.contains(#name)) throw py::type_error("a schedule needs the column " #name); \
+  name = given[#name].cast<Column>();
     DTR_SCHEDULE_COLUMNS(DTR_COLUMN)
 #undef DTR_COLUMN
   }
@@ -77,7 +79,7 @@ void bind_simulation(py::module_& m) {
   m.attr("RECORD_KINDS") = numbered({DTR_RECORD_KINDS(DTR_NAME)});
   m.attr("MEMORY_EVENTS") = numbered({DTR_MEMORY_EVENTS(DTR_NAME)});
   m.attr("STEP_KINDS") = numbered({DTR_STEP_KINDS(DTR_NAME)});
-  m.attr("SCHEDULE_COLUMNS") = numbered({DTR_SCHEDULE_COLUMNS(DTR_NAME)});
+  m.attr("SCHEDULE_COLUMNS") = py::list(numbered({DTR_SCHEDULE_COLUMNS(DTR_NAME)}));
 #undef DTR_NAME
   py::class_<ScheduleColumns>(m, "Schedule")
       .def(py::init<const py::kwargs&>())

@@ -1,6 +1,6 @@
-// The DTR engine: which values are resident, which one goes next, and how a missing one comes back
-// (paper, section 3 and Figure 1). It knows neither torch nor memory; an Executor does both for it,
-// so live training and simulation share it.
+// The DTR engine: which values are resident, and how a missing one comes back (paper, section 3 and
+// Figure 1). Which one goes next, Eviction decides (eviction.h). It knows neither torch nor memory;
+// an Executor does both for it, so live training and simulation share it.
 //
 // Deallocation is eager: a value the program drops loses its content at once, unless it is a
 // stepping stone, and its recipe stays for as long as something reads it. Materializing walks
@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/eviction.h"

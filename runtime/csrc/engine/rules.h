@@ -31,7 +31,7 @@ constexpr Bytes kSmallestMoved = Bytes{16} << 10;
 constexpr int kLongestWriteChain = 16;
 
 // Whether a result may be a value of its own; `index`: of integers or booleans.
-constexpr bool large_enough(Bytes bytes, bool index) {
+constexpr bool large_enough(Bytes bytes, bool index = false) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 constexpr bool kept_in_recipe(Bytes bytes) { return bytes <= kLargestInline; }

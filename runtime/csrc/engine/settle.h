@@ -26,7 +26,8 @@ void forsake(Engine& engine, const Value& lost);
 // more than its size rests on it, and all that is resident, that becomes constant instead, for
 // which nothing need be run. Returns whether anything did.
 bool shed(Engine& engine, Value& constant);
-bool shed_behind(Engine& engine, Value& value);  // The same for all that the value's recipes read.
+// The same for each constant behind the value that only recipes hold.
+bool shed_behind(Engine& engine, Value& value);
 
 // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
 // `spill` is called when a value cannot be brought back within the budget; it makes room and

@@ -1,5 +1,5 @@
-// The numbers by which the recorder, the simulator and Python (runtime/trace) speak of what happens in
-// a trace, each a list of names: an enum is made of it on either side.
+// The numbers by which the recorder, the simulator and Python (runtime/trace) speak of what happens
+// in a trace. Each is a list of names, of which both sides make their constants.
 
 #pragma once
 

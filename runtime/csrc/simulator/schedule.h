@@ -11,8 +11,8 @@
 
 namespace dtr {
 
-// runtime/trace/schedule.py makes it, and says what each column is. Tensors are numbered in the order
-// of the operators that make them; the results of one operator are consecutive.
+// runtime/trace/schedule.py makes it, and says what each column is. Tensors are numbered in the
+// order of the operators that make them; the results of one operator are consecutive.
 #define DTR_SCHEDULE_COLUMNS(X) \
   X(tensor_size)                \
   X(tensor_alias)               \

@@ -35,13 +35,13 @@ struct SimulationOptions {
   Leaving leaving = Leaving::kBoth;
 };
 
-// What a run is measured by: type, and name for Python, too.
+// What a run is measured by: type, and name for Python, too. In their order:
 //   Bytes at most at once; time of the operators, and of those that ran again.
-//   Values that lost their content, those of them that the program let go; operators that ran again,
-//   and other outputs that these brought back; scores computed, and what was visited for them.
-//   Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole / free
-//   before, and of free / budget after; bytes evicted, and beyond what was asked; time to find room;
-//   what moving pages would take, at SimulationOptions::prices.
+//   Values that lost their content, and those of them that the program let go. Operators that ran
+//   again, and other outputs that these brought back. Scores computed, and what was visited.
+//   Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
+//   free before, and of free / budget after; bytes evicted, and beyond what was asked; time to
+//   find room; what moving pages would take, at SimulationOptions::prices.
 //   Over the link: bytes each way, how often a value came back, how long the program waited.
 #define DTR_SIMULATION_COUNTS(X)      \
   X(Bytes, peak_bytes)                \

@@ -1,6 +1,6 @@
 // Two-ended placement, for studies: what cannot be evicted and what is expensive for its bytes lies
-// at the high end of the memory, what is cheap at the low end, so that cheap neighbours go together.
-// Expensive is what costs more time a byte than the running median of all results.
+// at the high end of the memory, what is cheap at the low end, so that cheap neighbours go
+// together. Expensive is what costs more time a byte than the running median of all results.
 
 #pragma once
 
