@@ -16,8 +16,8 @@ namespace dtr {
 
 void Interception::apply_instruments(Op* kept, Lock& lock) {
   if (options_.verify && kept) verify(*kept, lock);
-  if (options_.evict_always) engine_.evict_all();
-  if (options_.swap_always) engine_.move_all();
+  if (options_.evict_always) engine_.eviction().evict_all();
+  if (options_.swap_always) engine_.eviction().move_all();
 }
 
 void Interception::verify(Op& op, Lock& lock) {

@@ -78,7 +78,7 @@ void Interception::freeze_written(TensorArgument& argument, OperatorCall& engage
 void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
   const auto too_large = [](const TensorArgument& argument) {
     const auto bytes = static_cast<Bytes>(argument.storage->nbytes());
-    return argument.writes_constant() && bytes > kLargestCopy;
+    return argument.writes_constant() && !copied_before_a_write(bytes);
   };
   call.recording = std::ranges::none_of(call.arguments, too_large) && !share_memory(call.arguments);
   if (!call.recording) return;

@@ -52,8 +52,7 @@ struct SessionDevice {
   bool holds(const c10::TensorImpl& tensor) const {
     if (!is_dense(tensor)) return false;
     if (tensor.device() == device) return true;
-    return tensor.is_cpu() &&
-           static_cast<Bytes>(tensor.unsafe_storage().nbytes()) <= kLargestInline;
+    return tensor.is_cpu() && kept_in_recipe(static_cast<Bytes>(tensor.unsafe_storage().nbytes()));
   }
   at::DataPtr ordinary(void* data) const { return {data, data, deleter, device}; }
   Stream current_stream() const { return work ? stream(device) : 0; }

@@ -49,7 +49,7 @@ struct TensorArgument {
   // Whether a recipe keeps the content itself instead of reading a Value.
   bool inlined() const {
     return !value && !written && tensor->is_cpu() &&
-           static_cast<Bytes>(storage->nbytes()) <= kLargestInline;
+           kept_in_recipe(static_cast<Bytes>(storage->nbytes()));
   }
 };
 inline bool is_defined_tensor(const c10::IValue& value) {

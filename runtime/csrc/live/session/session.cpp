@@ -88,8 +88,9 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
           [this](const void* content, Bytes bytes) { return requests_.copy_of(content, bytes); }),
       session_swap_(*this, swap_.get()),
       scope_(*this) {
-  if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
-  engine_.shed_before_evicting();
+  if (auto scorer = device_scorer_for(options))
+    engine_.eviction().selector().score_on(std::move(scorer));
+  engine_.eviction().shed_before_evicting();
   if (swap_) engine_.move_by(swap_->transfer());
 }
 
@@ -232,7 +233,7 @@ SessionStats Session::stats() const {
   std::lock_guard guard(engine_.mutex());
   const EngineStats engine = engine_.stats();
   const PoolStats pool = memory_->stats();
-  const DeviceScorer* device = engine_.selector().device();
+  const DeviceScorer* device = engine_.eviction().selector().device();
   const SwapStats swap = swap_ ? swap_->stats() : SwapStats();
   const Nanos searching = to_nanoseconds(requests_.search_ticks());
   const Nanos moving = std::min(requests_.moving(), searching);  // Two clocks may differ a little.

@@ -80,7 +80,7 @@ bool SessionTrace::would_record(const Call& call, const StorageTable& storages,
     if (!argument.written) continue;
     const bool tracked = recorder.tracks(storages.key_of(argument.storage));
     versions |= tracked;
-    small &= tracked || static_cast<Bytes>(argument.storage->nbytes()) <= kLargestCopy;
+    small &= tracked || copied_before_a_write(static_cast<Bytes>(argument.storage->nbytes()));
   }
   return versions && small;
 }
