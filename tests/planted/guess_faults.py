@@ -9,8 +9,8 @@ GUESS_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/storages/replayer.cpp",
-                "now != ready.switches",
-                "false && now != ready.switches",
+                "now != ready.state.switches",
+                "false && now != ready.state.switches",
             ),
         ),
         "tests/live/test_switches.py::test_what_was_computed_by_other_switches_is_recomputed_by_them",
@@ -105,7 +105,7 @@ GUESS_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/operators/operators.cpp",
-                '    {"aten::mkldnn_rnn_layer_backward", "workspace", "", OldContent::kRead},\n',
+                '    {"aten::mkldnn_rnn_layer_backward", "workspace"},\n',
                 "",
             ),
         ),

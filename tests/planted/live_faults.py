@@ -55,8 +55,8 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/library_calls.cpp",
-                "         is_shared(result);",
-                "         false;",
+                "worth_evicting(tensor) && is_shared(result);",
+                "worth_evicting(tensor) && false;",
             ),
         ),
         "tests/live/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",
@@ -66,7 +66,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/recipes/recipe.cpp",
-                "  if (info->others) autocasting.emplace(autocast);\n",
+                "  if (info->others) autocasting.emplace(state.autocast);\n",
                 "",
             ),
         ),
@@ -375,7 +375,7 @@ LIVE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/storages/replayer.cpp",
-                "    const Silence silence(foreign);\n",
+                "  const Silence silence(may_keep_arguments(*replay.info));\n",
                 "",
             ),
         ),

@@ -40,9 +40,8 @@ POINTER_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/intercept/composites.cpp",
-                "  IndicesStay() { ++InOperator::state.indices_stay; }\n"
-                "  ~IndicesStay() { --InOperator::state.indices_stay; }\n",
-                "  IndicesStay() {}\n  ~IndicesStay() {}\n",
+                "  const Meanwhile stay(InOperator::state.indices_stay, true);",
+                "  const Meanwhile stay(InOperator::state.indices_stay, false);",
             ),
         ),
         COMPOSITE,
@@ -52,7 +51,7 @@ POINTER_FAULTS = (
         (
             Edit(
                 "runtime/csrc/live/operators/operators.cpp",
-                '    {"aten::_saturate_weight_to_fp16", "weight", "", OldContent::kRead},\n',
+                '    {"aten::_saturate_weight_to_fp16", "weight"},\n',
                 "",
             ),
         ),

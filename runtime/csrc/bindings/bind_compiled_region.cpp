@@ -54,16 +54,6 @@ class PutAside {
 // What a graph made, by the call that is not a recomputation: for the program.
 thread_local py::object* made_for_program = nullptr;
 
-class MadeForProgram {
- public:
-  explicit MadeForProgram(py::object* made) : before_(std::exchange(made_for_program, made)) {}
-  ~MadeForProgram() { made_for_program = before_; }
-  MadeForProgram(const MadeForProgram&) = delete;
-
- private:
-  py::object* before_;
-};
-
 const c10::StorageImpl* storage_of_tensor(PyObject* object) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
   return tensor.has_storage()
@@ -184,7 +174,7 @@ py::object call(const std::shared_ptr<CompiledRegion>& region, const py::list& i
   }
   inputs.attr("clear")();
   py::object made;
-  const MadeForProgram here(&made);
+  const Meanwhile here(made_for_program, &made);
   c10::intrusive_ptr<CompiledCode> code = code_of(region, run);
   {
     py::gil_scoped_release open;

@@ -7,12 +7,12 @@
 #include <algorithm>
 
 #include "runtime/csrc/bindings/nanos_caster.h"
-#include "runtime/csrc/live/intercept/composites.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/operators/libraries.h"
 #include "runtime/csrc/live/operators/operators.h"
+#include "runtime/csrc/live/operators/pointer_readers.h"
 #include "runtime/csrc/live/session/by_hand.h"
 #include "runtime/csrc/live/session/cpu_allocator.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -152,8 +152,7 @@ void bind_session(py::module_& m) {
 #endif
              TORCH_CHECK(!native, "this build has no CUDA");
              Memory::Handle memory =
-                 guest ? GuestMemory::create(ordinary_cpu_allocator(), options.budget)
-                       : pool_for(options);
+                 guest ? make_guest(ordinary_cpu_allocator(), options.budget) : pool_for(options);
              return std::make_unique<Session>(options, std::move(device), std::move(memory));
            }),
            py::kw_only(), py::arg("guest") = false, py::arg("native") = 0)

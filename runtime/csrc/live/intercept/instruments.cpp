@@ -9,7 +9,7 @@
 #include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/recipes/recipe.h"
 
 namespace dtr {

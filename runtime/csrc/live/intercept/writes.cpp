@@ -66,7 +66,7 @@ void Interception::freeze_movable(Call& call, OperatorCall& engaged, Value& valu
 }
 
 // What an operator writes beside its results gets no chain of recipes: each recipe would hold on to
-// a batch. Of OldContent::kIgnored (operators.cpp) there is no copy either.
+// a batch. Of running statistics (operators.cpp) there is no copy either.
 void Interception::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
   Value* value = std::exchange(argument.value, nullptr);
   if (value->producer && value->home && value->resident()) engine_.freeze(*value);
@@ -77,8 +77,7 @@ void Interception::freeze_written(TensorArgument& argument, OperatorCall& engage
 // only a small one is worth. record() gives the locks of the copies back.
 void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
   const auto too_large = [](const TensorArgument& argument) {
-    const auto bytes = static_cast<Bytes>(argument.storage->nbytes());
-    return argument.writes_constant() && bytes > kLargestCopy;
+    return argument.writes_constant() && bytes_of(argument.storage) > kLargestCopy;
   };
   call.recording = std::ranges::none_of(call.arguments, too_large) && !share_memory(call.arguments);
   if (!call.recording) return;

@@ -35,11 +35,11 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
 }
 
 // Whether a result is a value of its own. Smaller ones are constants at birth (engine/rules.h).
-inline bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
+inline bool worth_evicting(const c10::TensorImpl& tensor) {
   const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
   const bool index = c10::isIntegralType(type, /*includeBool=*/true);
   if (index && InOperator::state.indices_stay) return false;
-  return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
+  return bytes_of(storage_of(tensor)) >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 
 struct Call {
@@ -60,9 +60,9 @@ struct Call {
   std::shared_ptr<const RandomState> random;  // Before the call, if it may draw and is recorded.
   std::unique_ptr<RandomState> host_random;   // The host's beside it, of a device's operator.
   // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
-  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> held;
+  c10::SmallVector<StoragePtr, 4> held;
   // Of arguments that were movable before they were written (swap.h).
-  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 2> movable;
+  c10::SmallVector<StoragePtr, 2> movable;
   std::int64_t begin_ticks = 0, inside_hold = 0;  // At the begin; Hold::inside() then.
   std::int64_t remat_ticks = 0;                   // Spent bringing arguments back.
   std::int64_t inside_ticks = 0;                  // Spent in the operator,
@@ -75,6 +75,10 @@ struct Call {
   bool has_argument_over(const c10::StorageImpl* storage) const {
     return std::ranges::any_of(arguments, [&](const auto& one) { return one.storage == storage; });
   }
+  // Whether a result is a new value.
+  bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
+    return device.holds(result) && worth_evicting(result) && !has_argument_over(storage_of(result));
+  }
   // Before the call consumes its arguments, and after it.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);
@@ -82,6 +86,12 @@ struct Call {
   c10::ArrayRef<c10::IValue> results(const torch::jit::Stack& stack) const {
     if (info.listed) return stack.back().toListRef();
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.returns, info.returns);
+  }
+  template <typename Visit>
+  void for_each_result(const torch::jit::Stack& stack, const Visit& visit) const {
+    for (const c10::IValue& result : results(stack)) {
+      for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) { visit(tensor); });
+    }
   }
 };
 

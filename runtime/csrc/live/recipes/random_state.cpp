@@ -53,7 +53,7 @@ at::Generator RandomState::generator() const {
 DrawingFrom::DrawingFrom(at::Generator generator, const RandomState* state)
     : generator_(std::move(generator)) {
   if (!state) return;
-  std::lock_guard<std::mutex> guard(generator_.mutex());
+  std::lock_guard guard(generator_.mutex());
   if (generator_.device().is_cpu()) {
     cpu_.emplace(generator_);
   } else {
@@ -64,7 +64,7 @@ DrawingFrom::DrawingFrom(at::Generator generator, const RandomState* state)
 
 DrawingFrom::~DrawingFrom() {
   if (!cpu_ && !other_) return;
-  std::lock_guard<std::mutex> guard(generator_.mutex());
+  std::lock_guard guard(generator_.mutex());
   cpu_ ? cpu_->put(generator_) : generator_.unsafeGetGeneratorImpl()->graphsafe_set_state(other_);
 }
 

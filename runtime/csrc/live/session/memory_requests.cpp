@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "runtime/csrc/engine/make_room.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/machine/python_aware_lock.h"
-#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
 
@@ -77,7 +75,7 @@ Block* MemoryRequests::make_room(Bytes asked, Stream stream, std::string& shorta
     return take(asked, fit, stream, shortage);
   };
   const bool may_evict = !capturing() && !InOperator::state.handled;
-  const MakingRoom making_room;
+  const Meanwhile making_room(InOperator::state.making_room, true);
   const Pool* pool = memory_.pool();
   return pool ? allocate_evicting(*pool, engine_, move_prices(*pool), asked, take_again, may_evict)
               : allocate_evicting(engine_, take_again, may_evict);
@@ -135,15 +133,13 @@ at::DataPtr MemoryRequests::copy_of(const void* content, Bytes bytes) {
 
 // Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
 // the copy then says so (Replayer::lay_over).
-c10::intrusive_ptr<c10::StorageImpl> MemoryRequests::copy_of(const c10::StorageImpl& storage,
-                                                             Bytes bytes, Lock& lock) {
+StoragePtr MemoryRequests::copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
   Unlocked open(lock);
   at::DataPtr data = device_.ordinary(nullptr);
-  if (static_cast<Bytes>(storage.nbytes()) >= bytes) {
+  if (bytes_of(&storage) >= bytes) {
     data = copy_of(pointer_of(&storage).get(), bytes);
   }
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                               std::move(data), device_.allocator, false);
+  return storage_over(std::move(data), bytes, device_.allocator);
 }
 
 // ---- Streams

@@ -7,7 +7,6 @@
 
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
-#include "runtime/csrc/live/machine/refusals.h"
 
 namespace dtr {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/session/session.h"
 #include "runtime/csrc/live/session/session_swap.h"
 
@@ -197,7 +197,7 @@ bool Scope::spill() {
         std::memcpy(copy.get(), storages.data_of(*block), storage->nbytes());
         pointer_of(storage.get()) = std::move(copy);
       }
-      moved += static_cast<Bytes>(storage->nbytes());
+      moved += bytes_of(storage.get());
     }
     storages.bury(std::move(storage));
   }

@@ -13,7 +13,7 @@
 #include <functional>
 #include <vector>
 
-#include "dtr_alloc/pool/csrc/units.h"
+#include "runtime/csrc/live/machine/device.h"
 
 namespace dtr {
 
@@ -54,9 +54,7 @@ class Scope {
   bool leaving() const { return leaving_; }
   bool lingering() const { return lingering_; }  // It is over, and some tensors are still its own.
   // A storage that the commit that ends the scope has made ordinary.
-  void outlives(c10::StorageImpl* storage) {
-    outliving_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
-  }
+  void outlives(c10::StorageImpl* storage) { outliving_.push_back(share(storage)); }
 
  private:
   void linger();
@@ -71,7 +69,7 @@ class Scope {
   Session& session_;
   int joined_ = 0;
   bool lingering_ = false, leaving_ = false;
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> outliving_;
+  std::vector<StoragePtr> outliving_;
   Bytes spilled_ = 0, lifted_from_ = 0, peak_before_ = 0;  // The lift, if there was one.
 };
 

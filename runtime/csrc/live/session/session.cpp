@@ -1,7 +1,6 @@
 #include "runtime/csrc/live/session/session.h"
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -9,7 +8,6 @@
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
-#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/machine/swap_file.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -65,28 +63,27 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       device_(std::move(device)),
       detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr),
       memory_(std::move(memory)),
+      trace_(options.record, storages_),
       engine_(*this, options.heuristic),
-      trace_(options.record),
       storages_(engine_, *memory_, device_, trace_.now()),
       tally_(device_.work.get(), options.thrash_limit),
-      swap_(options.swap
-                ? std::make_unique<Swap>(engine_, *memory_, storages_, tier_for(options, *memory_),
-                                         options.logical_clock, options.swap_always)
-                : nullptr),
-      requests_(options_, device_, *memory_, locks_, notes_, swap_.get(), trace_.now()),
+      swap_(options.swap ? std::make_unique<Swap>(storages_, tier_for(options, *memory_),
+                                                  options.logical_clock, options.swap_always)
+                         : nullptr),
       constants_(
-          engine_, storages_, device_, detector_.get(),
+          storages_, detector_.get(),
           [this](const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
             return requests_.copy_of(storage, bytes, lock);
           },
           [] { forget_refusal(); }),
       replayer_(
-          engine_, *memory_, storages_, device_, locks_.under_way, detector_.get(),
+          storages_, locks_.under_way, detector_.get(),
           [this](Bytes bytes) {
             return device_.ordinary(requests_.allocate(bytes, device_.current_stream()));
           },
           [this](const void* content, Bytes bytes) { return requests_.copy_of(content, bytes); }),
       session_swap_(*this, swap_.get()),
+      requests_(options_, locks_, notes_, swap_.get(), trace_.now()),
       scope_(*this) {
   if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
   engine_.shed_before_evicting();
@@ -94,11 +91,10 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
 }
 
 // ---- Executor
-// ------------------------------------------------------------------------------------
 
 void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks(), searched = InOperator::state.search_ticks;
-  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  const Nanos at = events_.begin();
   if (op.reload) return session_swap_.reload(op, lock);
   InOperator::State& thread = InOperator::state;
   const auto outer = std::pair(std::exchange(thread.refused, 0), std::exchange(thread.at_least, 0));
@@ -109,7 +105,6 @@ void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t passed = tally_.costs ? to_ticks(op.cost) : ticks() - begin - searching;
   tally_.remat_ticks += passed;
   tally_.thrash.recomputed(passed);
-  if (!events_.keeps()) return;
   events_.recomputed(Recipe::of(op).info(), at, to_nanoseconds(passed), bytes, memory_->live());
 }
 
@@ -120,7 +115,7 @@ void Session::release(Value& value, Loss loss) {
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && evicted) recorder->evicted(value);
   storages_.free(block_of(value));
-  if (evicted && events_.keeps() && !value.movable()) {
+  if (evicted && !value.movable()) {
     events_.evicted(Recipe::of(*value.producer).info(), value.size, memory_->live());
   }
   if (c10::StorageImpl* storage = storages_.home_of(value)) storages_.empty(storage, value);
@@ -130,9 +125,7 @@ void Session::make_ordinary(Value& value) {
   Block* block = block_of(value);
   c10::StorageImpl* storage = storages_.home_of(value);
   if (!storage) {  // For recipes alone.
-    auto kept = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), value.size, storages_.ordinary(block), nullptr, false);
-    value.home = value.data = kept.release();
+    value.home = value.data = storage_over(storages_.ordinary(block), value.size).release();
     if (detector_) detector_->watch(value, nullptr);
     return;
   }
@@ -194,7 +187,6 @@ void Session::begin_capture() {
 }
 
 // ---- Records and figures
-// -------------------------------------------------------------------------
 
 void Session::start_trace() {
   Turn turn(locks_);

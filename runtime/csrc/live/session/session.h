@@ -100,25 +100,37 @@ class Session final : public Executor {
   void forget(Op& op) override { op.reload ? swap_->forget(op) : Recipe::of(op).destroy(); }
 
  private:
+  // Guarded by: nothing: set before the scope opens
   const SessionOptions options_;
   const SessionDevice device_;
   const std::unique_ptr<MutationDetector> detector_;
   const Memory::Handle memory_;
-  Engine engine_;
+
+  // Guarded by: nothing: set before the scope opens
+  // What is in them changes, and each says in its header what guards that.
   SessionTrace trace_;
-  StorageTable storages_;
-  Locks locks_{engine_, storages_};
   Notes notes_;
+  Locks locks_{engine_, storages_};
+
+  // Guarded by: the engine's mutex
+  // But for the costs and steps of the tally.
+  Engine engine_;
+  StorageTable storages_;
   Tally tally_;
   EventLog events_;
   const std::unique_ptr<Swap> swap_;  // Null where there is none.
-  MemoryRequests requests_;
   Constants constants_;
   Replayer replayer_;
   SessionSwap session_swap_;
-  Scope scope_;
-  std::shared_ptr<const RandomState> last_random_;
   TraceRecorder* locked_recorder_ = nullptr;  // For a fork.
+
+  // Guarded by: nothing: set before the scope opens
+  // As above.
+  MemoryRequests requests_;
+  Scope scope_;
+
+  // Guarded by: the turn
+  std::shared_ptr<const RandomState> last_random_;
 };
 
 }  // namespace dtr

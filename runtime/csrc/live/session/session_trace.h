@@ -29,7 +29,8 @@ class SessionTrace {
   static constexpr std::int64_t kWatchedSteps = 12;
 
   // `recipes`: whether the session records any.
-  explicit SessionTrace(bool recipes) : recipes_(recipes) {}
+  SessionTrace(bool recipes, const StorageTable& storages)
+      : recipes_(recipes), storages_(storages) {}
 
   TraceRecorder* recorder() const { return recorder_; }  // Null while nothing is recorded.
   const std::atomic<TraceRecorder*>& now() const { return recorder_; }
@@ -48,27 +49,23 @@ class SessionTrace {
   void stepped();
 
   // Whether a storage is tracked, or would be where nothing is recorded by recipes.
-  bool tracks(const StorageTable& storages, const c10::StorageImpl* storage) const;
+  bool tracks(const c10::StorageImpl* storage) const;
 
   // Around a run of an operator, in the thread that runs it.
-  void begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder);
-  void end(const Call& call, const StorageTable& storages, TraceRecorder& recorder, Nanos cost,
-           const torch::jit::Stack& stack);
+  void begin(const Call& call, TraceRecorder& recorder);
+  void end(const Call& call, TraceRecorder& recorder, Nanos cost, const torch::jit::Stack& stack);
 
  private:
   void record_from_now();
   c10::SmallVector<Bytes, 4> copied_statistics(const Call& call) const;
-  bool would_track(const Call& call, const StorageTable& storages,
-                   const c10::TensorImpl& tensor) const;
-  static std::optional<TraceRecorder::Result> fresh_result(const StorageTable& storages,
-                                                           const c10::StorageImpl* storage,
-                                                           bool tracked);
+  std::optional<TraceRecorder::Result> fresh_result(const c10::StorageImpl* storage,
+                                                    bool tracked) const;
   static void name_values(c10::ArrayRef<TraceRecorder::Result> results, TraceRecorder& recorder);
-  static void freeze_arguments(const Call& call, const StorageTable& storages,
-                               TraceRecorder& recorder);
-  bool would_record(const Call& call, const StorageTable& storages, TraceRecorder& recorder) const;
+  void freeze_arguments(const Call& call, TraceRecorder& recorder) const;
+  bool would_record(const Call& call, TraceRecorder& recorder) const;
 
   const bool recipes_;
+  const StorageTable& storages_;
   std::atomic<TraceRecorder*> recorder_{nullptr};
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.

@@ -2,7 +2,6 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include <utility>
 #include <vector>
 
 #include "runtime/csrc/live/storages/checksum.h"
@@ -14,7 +13,7 @@ Value& Constants::of(c10::StorageImpl* storage) {
   if (!slot) {
     if (of_library(storage)) of_libraries_.insert(storage);
     c10::raw::intrusive_ptr::incref(storage);
-    slot = &engine_.constant(storage->nbytes(), storage, storage);
+    slot = &engine_.constant(bytes_of(storage), storage, storage);
   }
   return *slot;
 }
@@ -42,7 +41,7 @@ void Constants::forget(Value& constant) {
     constants_.erase(storage);
     of_libraries_.erase(storage);
   }
-  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+  storages_.bury(StoragePtr::reclaim(storage));
 }
 
 bool Constants::overlap(const c10::StorageImpl* one, const c10::StorageImpl* other) {
@@ -108,12 +107,12 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
   }
 }
 
-void Constants::move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage) {
+void Constants::move_to(Value& constant, StoragePtr storage) {
   c10::StorageImpl* before = home_storage(constant);
   disarm(before);
   constants_.erase(before);
   of_libraries_.erase(before);
-  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(before));
+  storages_.bury(StoragePtr::reclaim(before));
   constants_[storage.get()] = &constant;
   constant.home = constant.data = storage.release();
 }
@@ -157,8 +156,7 @@ void Constants::content_is_back(c10::StorageImpl* storage) {
   const Held held(engine_, *constant);
   engine_.forsake(*constant);
   // An empty storage takes the place of this one, whose content is another constant's now.
-  move_to(*constant, c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                           at::DataPtr(), nullptr, false));
+  move_to(*constant, storage_over({}, 0));
 }
 
 void Constants::shed_sometimes() {

@@ -28,13 +28,10 @@ class Constants {
   // `copy` makes a new storage with so many bytes of another, with the lock open meanwhile; it
   // throws torch.OutOfMemoryError, which is no error of the program's where `forgive` is called.
   // `detector` may be null.
-  using Copy =
-      std::function<c10::intrusive_ptr<c10::StorageImpl>(const c10::StorageImpl&, Bytes, Lock&)>;
-  Constants(Engine& engine, StorageTable& storages, const SessionDevice& device,
-            MutationDetector* detector, Copy copy, std::function<void()> forgive)
-      : engine_(engine),
-        storages_(storages),
-        device_(device),
+  using Copy = std::function<StoragePtr(const c10::StorageImpl&, Bytes, Lock&)>;
+  Constants(StorageTable& storages, MutationDetector* detector, Copy copy,
+            std::function<void()> forgive)
+      : storages_(storages),
         detector_(detector),
         copy_(std::move(copy)),
         forgive_(std::move(forgive)) {}
@@ -81,13 +78,13 @@ class Constants {
   bool of_library(const c10::StorageImpl* storage) const;
   c10::SmallVector<Value*, 4> over(c10::StorageImpl* storage) const;
   Kept keep_content(Value& constant, Lock& lock);
-  void move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage);
+  void move_to(Value& constant, StoragePtr storage);
 
   static constexpr std::size_t kFirstShedding = 16;
 
-  Engine& engine_;
   StorageTable& storages_;
-  const SessionDevice& device_;
+  Engine& engine_ = storages_.engine();
+  const SessionDevice& device_ = storages_.device();
   MutationDetector* const detector_;
   const Copy copy_;
   const std::function<void()> forgive_;

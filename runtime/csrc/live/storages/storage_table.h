@@ -44,13 +44,16 @@ inline c10::StorageImpl* constant_storage(const Value& value) {
 }
 inline Block* block_of(const Value& value) { return static_cast<Block*>(value.data); }
 
-inline at::DataPtr& pointer_of(const c10::StorageImpl* storage) {
-  return const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+// A storage whose pointer had a value for its context, or a new storage, points there.
+inline void repoint(c10::StorageImpl* storage, at::DataPtr to) {
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  pointer = std::move(to);
 }
-inline c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
-  return tensor.unsafe_storage().unsafeGetStorageImpl();
+inline StoragePtr storage_over(at::DataPtr data, Bytes bytes, at::Allocator* allocator = nullptr) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               std::move(data), allocator, false);
 }
-
 inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where it has none.
   return storage_of(*tensor.unsafeGetTensorImpl());
 }
@@ -58,7 +61,7 @@ inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where i
 class StorageTable {
  public:
   struct Dead {
-    c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8> storages;
+    c10::SmallVector<StoragePtr, 8> storages;
     std::vector<at::Tensor> tensors;
   };
   struct Disown {
@@ -84,6 +87,8 @@ class StorageTable {
   void* data_of(const Block& block) const { return memory_.data(&block); }
   void* data_of(const Value& value) const;                    // Resident; a constant's too.
   const void* key_of(const c10::StorageImpl* storage) const;  // Of a trace (trace_recorder.h).
+  Engine& engine() const { return engine_; }
+  Memory& memory() const { return memory_; }
   const SessionDevice& device() const { return device_; }
 
   // The storage of a value, alive until the lock is next opened. Null where the program has let it
@@ -108,9 +113,7 @@ class StorageTable {
 
   // What must not die under the lock does once it is open: storages, and tensors that Python has
   // seen.
-  void bury(c10::intrusive_ptr<c10::StorageImpl> storage) {
-    dead_.storages.push_back(std::move(storage));
-  }
+  void bury(StoragePtr storage) { dead_.storages.push_back(std::move(storage)); }
   void bury(at::Tensor tensor) { dead_.tensors.push_back(std::move(tensor)); }
   bool has_dead() const { return !dead_.storages.empty() || !dead_.tensors.empty(); }
   bool has_dead_tensors() const { return !dead_.tensors.empty(); }
