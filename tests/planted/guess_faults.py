@@ -76,7 +76,7 @@ GUESS_FAULTS = (
         "begin each copy at a multiple of 64",
         (
             Edit(
-                "runtime/csrc/live/session/memory_requests.cpp",
+                "runtime/csrc/live/storages/storage_table.cpp",
                 "remainder = remainder_of(content);",
                 "remainder = 0;",
             ),

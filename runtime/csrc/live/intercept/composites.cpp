@@ -51,8 +51,8 @@ void run_on_indices(Session& session, const OperatorInfo& info, c10::DispatchKey
     return !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
   });
   const Reading reading(session, read);
-  const Meanwhile stay(InOperator::state.indices_stay,
-                       true);  // It may convert them first, and read what that made.
+  // It may convert them first, and read what that made.
+  const Meanwhile stay(InOperator::state.indices_stay, true);
   info.handle.redispatchBoxed(keys, stack);
 }
 

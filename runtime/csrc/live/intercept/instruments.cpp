@@ -15,14 +15,12 @@
 namespace dtr {
 
 void Interception::apply_instruments(Op* kept, Lock& lock) {
-  if (options_.verify && kept) verify(*kept, lock);
+  if (options_.verify && kept) {
+    const std::string different = difference(*kept, lock);
+    TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
+  }
   if (options_.evict_always) engine_.evict_all();
   if (options_.swap_always) engine_.move_all();
-}
-
-void Interception::verify(Op& op, Lock& lock) {
-  const std::string different = difference(op, lock);
-  TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
 }
 
 // Debug mode runs an operator twice: its first call, and each that is twice as large as the largest

@@ -56,6 +56,13 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
 // While the lock was open another thread took the argument's memory, or wrote it, or dropped it.
 bool is_lost(const Value& value) { return !value.home || !value.resident(); }
 
+// Another operator, which is under way, reads or writes the value.
+bool held_elsewhere(const Call& call, const Value& value) {
+  std::int32_t own = value.unfilled ? 1 : 0;
+  for (const TensorArgument& argument : call.arguments) own += argument.value == &value;
+  return value.locks > own;
+}
+
 // Whether all results are known to be too small for values before they are made: a recipe would be
 // thrown away. So one of torch's own operators on a few items costs a scope half as much. What is
 // read of a value has a history to ask about, whatever comes of it.
@@ -252,14 +259,10 @@ void Interception::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) 
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
-  if (device_.work && requests_.follow_stream()) read_on_stream(call);
-}
-
-// Another operator, which is under way, reads or writes the value.
-bool Interception::held_elsewhere(const Call& call, const Value& value) const {
-  std::int32_t own = value.unfilled ? 1 : 0;
-  for (const TensorArgument& argument : call.arguments) own += argument.value == &value;
-  return value.locks > own;
+  if (!device_.work || !requests_.follow_stream()) return;
+  for (const TensorArgument& argument : call.arguments) {
+    if (argument.value) requests_.read_on_stream(*argument.value);
+  }
 }
 
 void Interception::cut_histories(Call& call, OperatorCall& engaged) {
@@ -352,12 +355,6 @@ Value& Interception::source_of(const Call& call, std::size_t i) {
   if (!call.sources.empty() && call.sources[i]) return *call.sources[i];
   const TensorArgument& argument = call.arguments[i];
   return argument.value ? *argument.value : constants_.of(argument.storage);
-}
-
-void Interception::read_on_stream(const Call& call) {
-  for (const TensorArgument& argument : call.arguments) {
-    if (argument.value) requests_.read_on_stream(*argument.value);
-  }
 }
 
 void Interception::verify_constants(const Call& call) {

@@ -41,7 +41,6 @@ class Interception {
                     Lock& lock);
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
-  bool held_elsewhere(const Call& call, const Value& value) const;
   void cut_histories(Call& call, OperatorCall& engaged);
   void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
@@ -51,7 +50,6 @@ class Interception {
   void link_reads(Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
-  void read_on_stream(const Call& call);
   inline void run_unlocked(Call& call, OperatorCall& engaged, torch::jit::Stack* stack,
                            Guard& guard);
   void run(Call& call, torch::jit::Stack* stack);
@@ -59,10 +57,8 @@ class Interception {
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
-  void freeze_movable(Call& call, OperatorCall& engaged, Value& value, c10::StorageImpl* storage);
   void freeze_written(TensorArgument& argument, OperatorCall& engaged);
   void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
-  void read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at);
   bool long_written(Value& value);
 
   // Other libraries' operators, in library_calls.cpp.
@@ -87,7 +83,6 @@ class Interception {
 
   // What tests and debug mode ask for, in instruments.cpp.
   void apply_instruments(Op* kept, Lock& lock);
-  void verify(Op& op, Lock& lock);
   void verify_repeats(const Call& call, Op& op, Lock& lock);
   std::string difference(Op& op, Lock& lock);
 

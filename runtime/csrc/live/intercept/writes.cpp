@@ -30,6 +30,15 @@ bool share_memory(const TensorArguments& arguments) {
   return false;
 }
 
+// The recipe reads the old content through every argument over this storage.
+void read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at) {
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    if (call.arguments[i].storage != call.arguments[at].storage) continue;
+    if (i != at) engaged.hold(constant);
+    call.sources[i] = &constant;
+  }
+}
+
 }  // namespace
 
 void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
@@ -37,7 +46,12 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
   for (TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
     Value* value = argument.value;
-    if (value && value->movable()) freeze_movable(call, engaged, *value, argument.storage);
+    if (value && value->movable()) {
+      // Constant while it is written: recipes that read it get what was there as those of any
+      // constant.
+      swap_.note_movable(call, argument.storage);
+      make_constant(call, engaged, *value);
+    }
     if (argument.value && call.info.fresh) {
       swap_.note_movable(call, argument.storage);
       freeze_written(argument, engaged);
@@ -56,13 +70,6 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
     const bool keeps = argument.written && !argument.value && !copied;
     if (keeps) constants_.keep_content(argument.storage, lock);
   }
-}
-
-// Constant while it is written: recipes that read it get what was there as those of any constant.
-void Interception::freeze_movable(Call& call, OperatorCall& engaged, Value& value,
-                                  c10::StorageImpl* storage) {
-  swap_.note_movable(call, storage);
-  make_constant(call, engaged, value);
 }
 
 // What an operator writes beside its results gets no chain of recipes: each recipe would hold on to
@@ -90,16 +97,6 @@ void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Loc
     constants_.give_copy(constant, lock);
     constants_.keep_content(argument.storage, lock);  // What lies over the same memory.
     read_everywhere(call, engaged, constant, i);
-  }
-}
-
-// The recipe reads the old content through every argument over this storage.
-void Interception::read_everywhere(Call& call, OperatorCall& engaged, Value& constant,
-                                   std::size_t at) {
-  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-    if (call.arguments[i].storage != call.arguments[at].storage) continue;
-    if (i != at) engaged.hold(constant);
-    call.sources[i] = &constant;
   }
 }
 

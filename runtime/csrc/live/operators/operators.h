@@ -47,7 +47,7 @@ struct OperatorInfo {
   bool itemwise = false;   // Does the same to each item of its lists (itemwise.cpp).
   bool waits = false;      // For other processes, and writes nothing itself.
   bool collective = false;
-  bool listed = false;  // Returns a list, of so many tensors (compiled_region.h).
+  bool listed = false;  // Returns a list, of so many tensors (bind_compiled_region.cpp).
   // False: outputs are constants (arguments we cannot keep, storage surgery, an obstacle below).
   bool recordable = true;
 

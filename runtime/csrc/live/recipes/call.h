@@ -72,12 +72,11 @@ struct Call {
   Costs::Sample sample;
   std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
 
-  bool has_argument_over(const c10::StorageImpl* storage) const {
-    return std::ranges::any_of(arguments, [&](const auto& one) { return one.storage == storage; });
-  }
   // Whether a result is a new value.
   bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
-    return device.holds(result) && worth_evicting(result) && !has_argument_over(storage_of(result));
+    const auto is_over = [&](const auto& one) { return one.storage == storage_of(result); };
+    return device.holds(result) && worth_evicting(result) &&
+           std::ranges::none_of(arguments, is_over);
   }
   // Before the call consumes its arguments, and after it.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {

@@ -121,27 +121,6 @@ void MemoryRequests::out_of_memory(Bytes asked, const std::string& shortage) {
   throw_budget_is_full(refusal);
 }
 
-// ---- Copies of content
-
-at::DataPtr MemoryRequests::copy_of(const void* content, Bytes bytes) {
-  const Bytes remainder = remainder_of(content);
-  void* const block = allocate(bytes + remainder, device_.current_stream());
-  at::DataPtr data(static_cast<char*>(block) + remainder, block, device_.deleter, device_.device);
-  device_.copy(data.get(), content, bytes);
-  return data;
-}
-
-// Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
-// the copy then says so (Replayer::lay_over).
-StoragePtr MemoryRequests::copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
-  Unlocked open(lock);
-  at::DataPtr data = device_.ordinary(nullptr);
-  if (bytes_of(&storage) >= bytes) {
-    data = copy_of(pointer_of(&storage).get(), bytes);
-  }
-  return storage_over(std::move(data), bytes, device_.allocator);
-}
-
 // ---- Streams
 
 // The argument's memory may be evicted, and given to another stream, while an operator of this one

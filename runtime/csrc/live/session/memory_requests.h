@@ -36,9 +36,6 @@ class MemoryRequests {
   void* allocate(std::size_t bytes, Stream stream);
   // The same without evicting. Null where there is no room; `shortage`: what the machine said.
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
-  at::DataPtr copy_of(const void* content, Bytes bytes);
-  // Opens the lock meanwhile.
-  StoragePtr copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock);
   void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // For tests: the k-th.
   std::int64_t search_ticks() const { return search_ticks_; }
   Nanos moving() const { return moving_; }  // Of the search: pages.

@@ -65,23 +65,16 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       memory_(std::move(memory)),
       trace_(options.record, storages_),
       engine_(*this, options.heuristic),
-      storages_(engine_, *memory_, device_, trace_.now()),
+      storages_(
+          engine_, *memory_, device_,
+          [this](Bytes bytes) { return requests_.allocate(bytes, device_.current_stream()); },
+          trace_.now()),
       tally_(device_.work.get(), options.thrash_limit),
       swap_(options.swap ? std::make_unique<Swap>(storages_, tier_for(options, *memory_),
                                                   options.logical_clock, options.swap_always)
                          : nullptr),
-      constants_(
-          storages_, detector_.get(),
-          [this](const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
-            return requests_.copy_of(storage, bytes, lock);
-          },
-          [] { forget_refusal(); }),
-      replayer_(
-          storages_, locks_.under_way, detector_.get(),
-          [this](Bytes bytes) {
-            return device_.ordinary(requests_.allocate(bytes, device_.current_stream()));
-          },
-          [this](const void* content, Bytes bytes) { return requests_.copy_of(content, bytes); }),
+      constants_(storages_, detector_.get()),
+      replayer_(storages_, locks_.under_way, detector_.get()),
       session_swap_(*this, swap_.get()),
       requests_(options_, locks_, notes_, swap_.get(), trace_.now()),
       scope_(*this) {

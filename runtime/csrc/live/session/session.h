@@ -45,9 +45,7 @@ class Session final : public Executor {
   const SessionOptions& options() const { return options_; }
   const SessionDevice& device() const { return device_; }
   Memory& memory() { return *memory_; }
-  const Memory& memory() const { return *memory_; }
   Engine& engine() { return engine_; }
-  const Engine& engine() const { return engine_; }
   Locks& locks() { return locks_; }
   Scope& scope() { return scope_; }
   StorageTable& storages() { return storages_; }
@@ -56,7 +54,6 @@ class Session final : public Executor {
   Replayer& replayer() { return replayer_; }
   SessionSwap& swap() { return session_swap_; }
   SessionTrace& trace() { return trace_; }
-  const SessionTrace& trace() const { return trace_; }
   MutationDetector* detector() { return detector_.get(); }  // Null outside debug mode.
   EventLog& events() { return events_; }
   Notes& notes() { return notes_; }

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/storages/checksum.h"
 
 namespace dtr {
@@ -92,7 +93,7 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
       give_copy(constant, lock);
       return {.copied = constant.size};
     } catch (const c10::OutOfMemoryError&) {
-      forgive_();
+      forget_refusal();  // It is no error of the program's.
       resting = engine_.histories().resting_on(constant, std::numeric_limits<Bytes>::max()).bytes;
     }
   }
@@ -118,7 +119,7 @@ void Constants::move_to(Value& constant, StoragePtr storage) {
 }
 
 void Constants::give_copy(Value& constant, Lock& lock) {
-  move_to(constant, copy_(*home_storage(constant), constant.size, lock));
+  move_to(constant, storages_.copy_of(*home_storage(constant), constant.size, lock));
   constant.copied = true;
   copies_ += constant.size;
 }
@@ -132,7 +133,7 @@ void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock)
     try {
       engine_.retire(*constant, lock, since);
     } catch (const c10::OutOfMemoryError&) {
-      forgive_();
+      forget_refusal();  // It is no error of the program's.
     } catch (const c10::Error&) {
       // What cannot be brought back says so when it is read.
     }

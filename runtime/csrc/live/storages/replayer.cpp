@@ -126,10 +126,10 @@ void Replayer::make_own(const Recipe& recipe, Storages& storages, const Copies& 
   const auto scratch = recipe.scratch();
   if (copies.empty() && scratch.empty()) return;
   Unlocked open(lock);
-  for (Bytes size : scratch) storages.push_back(over(allocate_(size), size));
+  for (Bytes size : scratch) storages.push_back(over(storages_.new_memory(size), size));
   for (const Copy& copy : copies) {
     c10::StorageImpl* storage = storages[copy.storage].unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(copy_(copy.from, bytes_of(storage)));
+    storage->set_data_ptr_noswap(storages_.copy_of(copy.from, bytes_of(storage)));
   }
 }
 

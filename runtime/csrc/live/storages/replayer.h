@@ -6,8 +6,6 @@
 
 #pragma once
 
-#include <functional>
-
 #include "runtime/csrc/live/machine/under_way.h"
 #include "runtime/csrc/live/recipes/recipe.h"
 #include "runtime/csrc/live/storages/mutation_detector.h"
@@ -18,17 +16,9 @@ namespace dtr {
 
 class Replayer {
  public:
-  // `allocate` gives memory, and `copy` some with the same content; with the lock open. They throw
-  // torch.OutOfMemoryError. `detector` may be null.
-  using Allocate = std::function<at::DataPtr(Bytes)>;
-  using CopyOf = std::function<at::DataPtr(const void*, Bytes)>;
-  Replayer(StorageTable& storages, UnderWay& under_way, MutationDetector* detector,
-           Allocate allocate, CopyOf copy)
-      : storages_(storages),
-        under_way_(under_way),
-        detector_(detector),
-        allocate_(std::move(allocate)),
-        copy_(std::move(copy)) {}
+  // `detector` may be null.
+  Replayer(StorageTable& storages, UnderWay& under_way, MutationDetector* detector)
+      : storages_(storages), under_way_(under_way), detector_(detector) {}
 
   // Recomputes the missing outputs of `op`; returns their bytes.
   Bytes recompute(Op& op, Lock& lock);
@@ -69,8 +59,6 @@ class Replayer {
   const SessionDevice& device_ = storages_.device();
   UnderWay& under_way_;
   MutationDetector* const detector_;
-  const Allocate allocate_;
-  const CopyOf copy_;
 };
 
 }  // namespace dtr

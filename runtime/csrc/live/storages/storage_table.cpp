@@ -151,6 +151,23 @@ void StorageTable::free(Block* block) {
   memory_.free(block);
 }
 
+at::DataPtr StorageTable::copy_of(const void* content, Bytes bytes) const {
+  const Bytes remainder = remainder_of(content);
+  void* const block = allocate_(bytes + remainder);
+  at::DataPtr data(static_cast<char*>(block) + remainder, block, device_.deleter, device_.device);
+  device_.copy(data.get(), content, bytes);
+  return data;
+}
+
+// Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
+// the copy then says so (Replayer::lay_over).
+StoragePtr StorageTable::copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) const {
+  Unlocked open(lock);
+  at::DataPtr data = device_.ordinary(nullptr);
+  if (bytes_of(&storage) >= bytes) data = copy_of(pointer_of(&storage).get(), bytes);
+  return storage_over(std::move(data), bytes, device_.allocator);
+}
+
 void StorageTable::bury_with_lock_open(Lock& lock) {
   if (!has_dead()) return;
   Dead dead = take_dead();

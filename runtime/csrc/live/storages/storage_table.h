@@ -21,6 +21,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -70,9 +71,15 @@ class StorageTable {
   };
   using Adopted = std::unique_ptr<Block, Disown>;
 
-  StorageTable(Engine& engine, Memory& memory, const SessionDevice& device,
+  // `allocate` gives memory, with the lock open; it throws torch.OutOfMemoryError.
+  using Allocate = std::function<void*(Bytes)>;
+  StorageTable(Engine& engine, Memory& memory, const SessionDevice& device, Allocate allocate,
                const std::atomic<TraceRecorder*>& recorder)
-      : engine_(engine), memory_(memory), device_(device), recorder_(recorder) {}
+      : engine_(engine),
+        memory_(memory),
+        device_(device),
+        allocate_(std::move(allocate)),
+        recorder_(recorder) {}
 
   // Needs no lock: of a tracked storage, evicted or not, the deleter stays as it is.
   static bool tracked(const c10::StorageImpl* storage);
@@ -111,6 +118,12 @@ class StorageTable {
   void let_write(Value& value, c10::StorageImpl& storage);
   void free(Block* block);
 
+  // New memory, and some with the same content; with the lock open.
+  at::DataPtr new_memory(Bytes bytes) const { return device_.ordinary(allocate_(bytes)); }
+  at::DataPtr copy_of(const void* content, Bytes bytes) const;
+  // A storage with so many bytes of another. Opens the lock meanwhile.
+  StoragePtr copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) const;
+
   // What must not die under the lock does once it is open: storages, and tensors that Python has
   // seen.
   void bury(StoragePtr storage) { dead_.storages.push_back(std::move(storage)); }
@@ -129,6 +142,7 @@ class StorageTable {
   Engine& engine_;
   Memory& memory_;
   const SessionDevice& device_;
+  const Allocate allocate_;
   const std::atomic<TraceRecorder*>& recorder_;  // Null while nothing is recorded.
   Dead dead_;
 };
