@@ -16,40 +16,34 @@ namespace {
 
 using Column = py::array_t<std::int64_t, py::array::c_style>;
 
-// The columns of a Schedule, each once: Python gives them by these names.
-#define DTR_COLUMNS(X)                                                                             \
-  X(tensor_size)                                                                                   \
-  X(tensor_alias)                                                                                  \
-  X(op_cost)                                                                                       \
-  X(op_constant) X(op_together) X(op_args_begin) X(op_args) X(op_results_begin) X(kind) X(operand) \
-      X(tensor_tracked) X(tensor_in_place) X(tensor_block) X(op_events_begin) X(event_kind)        \
-          X(event_value)
-
 // Keeps the columns alive for as long as something looks at them.
 struct ScheduleColumns {
-#define DTR_FIELD(name) Column name;
-  DTR_COLUMNS(DTR_FIELD)
-#undef DTR_FIELD
+  Column tensor_size, tensor_alias, op_cost, op_constant, op_together, op_args_begin, op_args,
+      op_results_begin, kind, operand, tensor_tracked, tensor_in_place, tensor_block,
+      op_events_begin, event_kind, event_value;
 
   Schedule view() const {
     const auto view = [](const Column& column) {
       return std::span<const std::int64_t>(column.data(), static_cast<std::size_t>(column.size()));
     };
-    Schedule schedule;
-#define DTR_VIEW(name) schedule.name = view(name);
-    DTR_COLUMNS(DTR_VIEW)
-#undef DTR_VIEW
-    return schedule;
+    return {.tensor_size = view(tensor_size),
+            .tensor_alias = view(tensor_alias),
+            .op_cost = view(op_cost),
+            .op_constant = view(op_constant),
+            .op_together = view(op_together),
+            .op_args_begin = view(op_args_begin),
+            .op_args = view(op_args),
+            .op_results_begin = view(op_results_begin),
+            .kind = view(kind),
+            .operand = view(operand),
+            .tensor_tracked = view(tensor_tracked),
+            .tensor_in_place = view(tensor_in_place),
+            .tensor_block = view(tensor_block),
+            .op_events_begin = view(op_events_begin),
+            .event_kind = view(event_kind),
+            .event_value = view(event_value)};
   }
 };
-
-ScheduleColumns columns_of(const py::kwargs& given) {
-  ScheduleColumns columns;
-#define DTR_TAKE(name) columns.name = given[#name].cast<Column>();
-  DTR_COLUMNS(DTR_TAKE)
-#undef DTR_TAKE
-  return columns;
-}
 
 template <typename AnySimulation>
 py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
@@ -99,7 +93,12 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
 void bind_simulation(py::module_& m) {
   using namespace py::literals;
   py::class_<ScheduleColumns>(m, "Schedule")
-      .def(py::init(&columns_of))
+      .def(py::init<Column, Column, Column, Column, Column, Column, Column, Column, Column, Column,
+                    Column, Column, Column, Column, Column, Column>(),
+           py::kw_only(), "tensor_size"_a, "tensor_alias"_a, "op_cost"_a, "op_constant"_a,
+           "op_together"_a, "op_args_begin"_a, "op_args"_a, "op_results_begin"_a, "kind"_a,
+           "operand"_a, "tensor_tracked"_a, "tensor_in_place"_a, "tensor_block"_a,
+           "op_events_begin"_a, "event_kind"_a, "event_value"_a)
       .def("baseline", [](const ScheduleColumns& schedule) {
         PaperSimulation::Baseline sum = PaperSimulation::baseline(schedule.view());
         return py::make_tuple(sum.peak, sum.cost, sum.constants, sum.largest_operator);

@@ -131,13 +131,13 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);
-  call.recording = options_.record && call.recordable && (detector_ || !makes_too_little(call));
+  call.recording = records(call);
 
   std::optional<Turn> turn;
   if (takes_turn(call)) turn.emplace(session_.locks());
   if (call.recording) snapshot(call, *stack);
 
-  const bool engages = options_.record && (call.recording || call.tracked || info.writes);
+  const bool engages = needs_engine(call);
   const bool meets = !engages && call.here && requests_.may_be_new();
   Guard guard(session_.locks(), engages || meets || session_.scope().joined() > 0);
   OperatorCall engaged(engine_);
@@ -147,6 +147,14 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   run_unlocked(call, engaged, stack, guard);
   after(call, engaged, *stack, guard.lock());
   if (call.undeclared) std::rethrow_exception(call.undeclared);
+}
+
+inline bool Interception::records(const Call& call) const {
+  return options_.record && call.recordable && (detector_ || !makes_too_little(call));
+}
+
+inline bool Interception::needs_engine(const Call& call) const {
+  return options_.record && (call.recording || call.tracked || call.info.writes);
 }
 
 // It writes, or it draws, or may draw.
@@ -352,7 +360,7 @@ void Interception::link_reads(Call& call, Op& op) {
 
 // What a recipe reads as the call's i-th tensor argument.
 Value& Interception::source_of(const Call& call, std::size_t i) {
-  if (!call.sources.empty() && call.sources[i]) return *call.sources[i];
+  if (Value* source = call.source(i)) return *source;
   const TensorArgument& argument = call.arguments[i];
   return argument.value ? *argument.value : constants_.of(argument.storage);
 }

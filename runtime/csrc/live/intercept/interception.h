@@ -36,7 +36,9 @@ class Interception {
   void add_argument(Call& call, TensorArgument& argument) const;
   bool recordable(Call& call, const torch::jit::Stack& stack) const;
   inline bool may_record(const Call& call) const;
+  inline bool records(const Call& call) const;
   inline bool takes_turn(const Call& call) const;
+  inline bool needs_engine(const Call& call) const;
   inline void begin(Call& call, OperatorCall& engaged, bool engages, const torch::jit::Stack& stack,
                     Lock& lock);
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
@@ -66,7 +68,7 @@ class Interception {
   bool library_keeps(const at::Tensor& result) const;
   void snapshot(Call& call, const torch::jit::Stack& stack);
   void look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const;
-  void tell_what_stays(const Call& call, const torch::jit::Stack& stack);
+  void tell_what_stays(Call& call, const torch::jit::Stack& stack, bool lacks_recipe);
 
   // Its last stage, in results.cpp.
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);

@@ -72,7 +72,10 @@ void Interception::look_at_what_it_did(Call& call, const torch::jit::Stack& stac
 }
 
 // Of other libraries' operators and compiled graphs, those whose results would be worth evicting.
-void Interception::tell_what_stays(const Call& call, const torch::jit::Stack& stack) {
+void Interception::tell_what_stays(Call& call, const torch::jit::Stack& stack, bool lacks_recipe) {
+  if (call.info.listed && call.recordable && !call.stays && lacks_recipe) {
+    call.stays = "writes a tensor of over 64 KiB, or two tensors over one memory";
+  }
   if (!call.stays || !options_.record) return;
   bool worth = false;
   call.for_each_result(

@@ -95,10 +95,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   if (TraceRecorder* recorder = trace_.recorder()) trace_.end(call, *recorder, cost, stack);
   engine_.note_operator(call.bytes);
   const bool recorded = engaged.op();
-  if (call.info.listed && call.recordable && !call.stays && !recorded && !in_capture) {
-    call.stays = "writes a tensor of over 64 KiB, or two tensors over one memory";
-  }
-  tell_what_stays(call, stack);
+  tell_what_stays(call, stack, !recorded && !in_capture);
   Op* kept = engaged.finish(cost);
   if (kept) Recipe::of(*kept).has_run();
   tally_.recorded += kept != nullptr;

@@ -66,8 +66,7 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
   if (constants && call.recording) copy_written_constants(call, engaged, lock);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
-    const bool copied = !call.sources.empty() && call.sources[i];
-    const bool keeps = argument.written && !argument.value && !copied;
+    const bool keeps = argument.written && !argument.value && !call.source(i);
     if (keeps) constants_.keep_content(argument.storage, lock);
   }
 }

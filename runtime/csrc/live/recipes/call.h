@@ -46,7 +46,7 @@ struct Call {
   const OperatorInfo& info;
   c10::DispatchKeySet keys;  // Of the call below ours.
   TensorArguments arguments;
-  c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
+  c10::SmallVector<Value*, 8> sources;  // By argument the copy it reads; empty: none does.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
   bool handled = false;  // By a mode or a subclass, which torch 2.11 calls below kKey.
@@ -72,6 +72,7 @@ struct Call {
   Costs::Sample sample;
   std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
 
+  Value* source(std::size_t i) const { return sources.empty() ? nullptr : sources[i]; }
   // Whether a result is a new value.
   bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
     const auto is_over = [&](const auto& one) { return one.storage == storage_of(result); };
