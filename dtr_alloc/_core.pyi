@@ -298,26 +298,13 @@ watches_exchange_table: bool
 torch_version: str
 compiler: str
 
+RECORD_KINDS: dict[str, int]
+MEMORY_EVENTS: dict[str, int]
+STEP_KINDS: dict[str, int]
+SCHEDULE_COLUMNS: list[str]
+
 class Schedule:
-    def __init__(
-        self,
-        tensor_size: npt.NDArray[np.int64],
-        tensor_alias: npt.NDArray[np.int64],
-        op_cost: npt.NDArray[np.int64],
-        op_constant: npt.NDArray[np.int64],
-        op_together: npt.NDArray[np.int64],
-        op_args_begin: npt.NDArray[np.int64],
-        op_args: npt.NDArray[np.int64],
-        op_results_begin: npt.NDArray[np.int64],
-        kind: npt.NDArray[np.int64],
-        operand: npt.NDArray[np.int64],
-        tensor_tracked: npt.NDArray[np.int64],
-        tensor_in_place: npt.NDArray[np.int64],
-        tensor_block: npt.NDArray[np.int64],
-        op_events_begin: npt.NDArray[np.int64],
-        event_kind: npt.NDArray[np.int64],
-        event_value: npt.NDArray[np.int64],
-    ) -> None: ...
+    def __init__(self, **columns: npt.NDArray[np.int64]) -> None: ...  # SCHEDULE_COLUMNS.
     def baseline(self) -> tuple[int, int, int, int]: ...
 
 def simulate(

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from dtr_alloc import _core
 
@@ -27,11 +27,7 @@ Scorer = Literal["auto", "host", "device"]
 
 
 def native_scorer(scorer: str) -> _core.ScorerPlace:
-    """The engine's own.
-
-    Raises:
-        ValueError: the name is not known.
-    """
+    """The engine's own. Raises ValueError where the name is not known."""
     if scorer not in ("auto", "host", "device"):
         raise ValueError(f'scorer {scorer!r} is not one of "auto", "host", "device"')
     return cast(_core.ScorerPlace, getattr(_core.ScorerPlace, scorer))
@@ -61,6 +57,13 @@ def insist_whole(name: str, value: object) -> None:
         raise TypeError(f"{name} is {value!r}; it must be a whole number")
 
 
+def insist_name(name: str, value: object, known: object) -> None:
+    """Raises ValueError unless it is one of those of a Literal."""
+    *others, last = (f'"{one}"' for one in get_args(known))
+    if value not in get_args(known):
+        raise ValueError(f"{name} {value!r} is not {', '.join(others)} or {last}")
+
+
 def _insist_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; it must be a number")
@@ -76,11 +79,8 @@ def insist_float(name: str, value: numbers.Real) -> None:
 
 
 def _check(parameter: _core.ScoreParameter, value: Any) -> None:
-    """
-    Raises:
-        TypeError: the parameter cannot have a value of this type.
-        ValueError: it cannot have this value.
-    """
+    """Raises TypeError where the parameter cannot have a value of this type, or ValueError where it
+    cannot have this value."""
     name = parameter.name
     if parameter.role == "name":
         if value not in parameter.names:
@@ -220,22 +220,7 @@ PRESETS: dict[str, Heuristic] = {
     "megengine_published": Heuristic(neighbourhood="megengine", fragmentation=1),
     "random": Heuristic(neighbourhood="none", selection="random"),
 }
-"""The named heuristics:
-
-- ``foresight``, the default of a scope: ``dtr`` with n by lineages, by the next use, where an
-  earlier step foretells it, with orphans first and stepping stones;
-- ``dtr``, ``dtr_full``, ``dtr_local``: the paper's h_DTR, (c + n) / (size * staleness), with n by
-  evicted classes, exact, and left out;
-- ``lru``: least recently used, 1 / staleness;
-- ``size``: largest first, 1 / size;
-- ``msps``: (c + what it rests on) / size, of Peng et al. (Capuchin, 2020);
-- ``e_star``: (c + n) / size with n exact, of the paper's theorem on the linear network;
-- ``megengine``: ``dtr`` with MegEngine's terms for free neighbours and for what was recomputed;
-- ``megengine_published``: MegEngine's own score, to be compared with: its sets, which see neither
-  the tensor's own operator nor what was made from it, the holes that it sees, and a count of
-  recomputations that stays at zero; for simulations only;
-- ``random``: any of them, each as likely.
-"""
+"""The named heuristics; docs/heuristics.md has the score and the source of each."""
 
 LIVE_PRESETS = {name: one for name, one in PRESETS.items() if one.neighbourhood != "megengine"}
 """Those that a scope takes."""
@@ -264,11 +249,8 @@ def heuristic_of(native: _core.Heuristic) -> Heuristic:
 
 def resolve(heuristic: str | Heuristic) -> Heuristic:
     """The heuristic of the name of a preset or an ablation, or the one given, for a simulation.
-
-    Raises:
-        TypeError: it is neither a name nor a heuristic.
-        ValueError: there is none of that name.
-    """
+    Raises TypeError where it is neither a name nor a heuristic, or ValueError where there is none
+    of that name."""
     if isinstance(heuristic, Heuristic):
         return heuristic
     if not isinstance(heuristic, str):

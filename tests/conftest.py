@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtr_alloc import _core
 from dtr_alloc.runtime.scope import swapping
 from tests.fake_cuda.driver import FakeCuda, build
 
@@ -34,13 +35,26 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def cuda(fake_driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A fake driver that knows nothing yet; pools use it. Whatever the test leaves behind in it,
-    once its pools are gone, is an error."""
+    """A fake driver that knows nothing yet; pools use it. A fault of a stream that the test did not
+    ask for is an error, and so is what it leaves behind, once its pools are gone."""
     fake = FakeCuda(fake_driver)
     monkeypatch.setenv("DTR_ALLOC_LIBCUDA", fake_driver)
     yield fake
     gc.collect()
+    fake.finish()
+    assert fake.faults() == []
     assert fake.held() == {}
+
+
+@pytest.fixture
+def two_streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
+    """For programs that switch between them."""
+    streams = cuda.stream(), cuda.stream()
+    yield streams
+    _core.set_in_optimizer(False)
+    _core.set_host_stream(0)
+    for stream in streams:
+        cuda.destroy_stream(stream)
 
 
 @pytest.fixture

@@ -2,44 +2,55 @@
 
 import importlib.util
 import math
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-LOGS = click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
-POLICY = click.option(
+if TYPE_CHECKING:
+    from rich.console import Console
+
+with_default = partial(click.option, show_default=True)
+FILE = click.Path(exists=True, dir_okay=False)
+PICTURE = click.Path(dir_okay=False, path_type=Path)
+LOGS = click.argument("logs", nargs=-1, required=True, type=FILE)
+_POLICY = with_default(
     "--policy",
     type=click.Choice(["eager", "banish", "ignore"]),
     default="eager",
-    show_default=True,
     help="What becomes of a tensor that the program lets go.",
 )
-MODE = click.option(
+_MODE = with_default(
     "--mode",
     type=click.Choice(["bytes", "pool"]),
     default="bytes",
-    show_default=True,
     help="As the paper's simulator, or as the live runtime.",
 )
-LINK = click.option(
+_LINK = click.option(
     "--link",
     metavar="SPEED",
     help='A second tier of memory, so far away: "50GB/s", or "50GB/s+10us" with a latency. Needs '
     "--mode pool.",
 )
-LEAVE_BY = click.option(
+_LEAVE_BY = with_default(
     "--leave-by",
     type=click.Choice(["drop", "swap", "both"]),
     default="both",
-    show_default=True,
     help="With a link: whether what is evicted is recomputed, moved, or what takes less time.",
 )
 BUDGET = (
     'A number with a point is a share of the peak without a budget ("0.5"); anything else is bytes '
     '("8GiB"; "5" is five bytes).'
 )
+
+
+def rules(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of a simulation, under the names that `Rules` has for them."""
+    return _POLICY(_MODE(_LINK(_LEAVE_BY(command))))
 
 
 def ratio(
@@ -63,6 +74,13 @@ def ratio(
 def names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
     """The words between commas."""
     return [word.strip() for word in (value or "").split(",") if word.strip()]
+
+
+def wide_console() -> "Console":
+    """The terminal, though it may be narrower than our tables, which need 95 columns."""
+    from rich.console import Console
+
+    return Console(width=max(shutil.get_terminal_size().columns, 100))
 
 
 def needs_matplotlib() -> None:

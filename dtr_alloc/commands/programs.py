@@ -1,6 +1,5 @@
 """Commands that run a program: ours, which the demo trains, or a script of the user's."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -8,12 +7,15 @@ import click
 
 from dtr_alloc.commands.options import (
     BUDGET,
+    FILE,
     explained,
     names,
     needs_matplotlib,
     needs_place_for,
     needs_place_for_picture,
     ratio,
+    wide_console,
+    with_default,
 )
 from dtr_alloc.runtime.heuristic import DEFAULT
 
@@ -35,34 +37,22 @@ from dtr_alloc.runtime.heuristic import DEFAULT
     default=("0.7", "0.5", "0.3"),
     help="Share of the activation peak; may be repeated. Default: 0.7 0.5 0.3.",
 )
-@click.option(
+@with_default(
     "--steps",
     type=click.IntRange(min=2),
     default=4,
-    show_default=True,
     help="Optimizer steps of each training; the first warms up.",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="Timed trainings of each kind.",
+@with_default(
+    "--rounds", type=click.IntRange(min=1), default=5, help="Timed trainings of each kind."
 )
-@click.option(
+@with_default(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo"),
-    show_default=True,
     help="Folder for demo.json and demo.png.",
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Threads of an operator.",
-)
+@with_default("--threads", type=click.IntRange(min=1), default=1, help="Threads of an operator.")
 def demo(
     models: tuple[str, ...],
     budgets: tuple[float, ...],
@@ -79,7 +69,6 @@ def demo(
     needs_matplotlib()
 
     import torch
-    from rich.console import Console
 
     from dtr_alloc.demo import MODELS, Plan, draw, table, write_json
     from dtr_alloc.demo.progress import compare_all
@@ -102,7 +91,7 @@ def demo(
     plan = Plan(budgets, steps, rounds)
     torch.set_num_threads(threads)
 
-    console = Console(width=max(shutil.get_terminal_size().columns, 100))  # The table needs 95.
+    console = wide_console()
     comparisons = compare_all({name: MODELS[name] for name in names}, plan, console)
     console.print(table(comparisons))
     write_json(json, comparisons, plan)
@@ -116,10 +105,10 @@ def demo(
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("-o", "--out", default="trace.log.gz", show_default=True, metavar="LOG")
-@click.option("--clock", type=click.Choice(["wall", "logical"]), default="wall", show_default=True)
+@with_default("-o", "--out", default="trace.log.gz", metavar="LOG")
+@with_default("--clock", type=click.Choice(["wall", "logical"]), default="wall")
 def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
     """Run a Python SCRIPT with ARGS and record what it computes on the CPU.
 
@@ -137,14 +126,14 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True})
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: six.")
 @click.option("--batches", callback=names, metavar="N,N,...", help="For {batch} in ARGS.")
-@click.option("--slowdown", type=float, default=1.2, show_default=True, help="What is acceptable.")
-@click.option("--steps", type=int, default=4, show_default=True, help="Of the optimizer.")
-@click.option("--rounds", type=int, default=3, show_default=True, help="The least times count.")
-@click.option("--heuristic", default=DEFAULT, show_default=True, metavar="NAME")
+@with_default("--slowdown", type=float, default=1.2, help="What is acceptable.")
+@with_default("--steps", type=int, default=4, help="Of the optimizer.")
+@with_default("--rounds", type=int, default=3, help="The least times count.")
+@with_default("--heuristic", default=DEFAULT, metavar="NAME")
 @click.option("--within", metavar="BYTES", help="Evict already now, where it does not fit.")
 @click.option("--link", metavar="SPEED", help='Of a swap file: "2GB/s", or "measured".')
 @click.option("--swap-dir", metavar="FOLDER", help="Of that file. Default: of temporary files.")
@@ -199,7 +188,6 @@ def plan_(
     if as_json:
         click.echo(f"[{', '.join(plan.as_json() for plan in plans)}]")
         return
-    console = Console(width=max(shutil.get_terminal_size().columns, 100))
-    console.print(plan_report.table(plans))
+    wide_console().print(plan_report.table(plans))
     for plan in plans:
         click.echo(plan_report.suggestion(plan, slowdown))

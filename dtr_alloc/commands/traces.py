@@ -2,50 +2,36 @@
 
 import importlib.util
 import math
-import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dtr_alloc.commands.options import (
     BUDGET,
-    LEAVE_BY,
-    LINK,
+    FILE,
     LOGS,
-    MODE,
-    POLICY,
+    PICTURE,
     explained,
     names,
     needs_place_for_picture,
+    rules,
+    wide_console,
+    with_default,
 )
-from dtr_alloc.runtime.simulate.link import LeaveBy
-from dtr_alloc.runtime.simulate.rules import Mode, Policy, Rules
 
 if TYPE_CHECKING:
     import optuna
 
 
 @click.command()
-@click.argument("log", type=click.Path(exists=True, dir_okay=False))
+@click.argument("log", type=FILE)
 @click.option("--budget", required=True, metavar="RATIO|BYTES", help=BUDGET)
-@click.option("--heuristic", default="dtr", show_default=True, metavar="NAME")
-@POLICY
-@MODE
-@LINK
-@LEAVE_BY
+@with_default("--heuristic", default="dtr", metavar="NAME")
+@rules
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def simulate(
-    log: str,
-    budget: str,
-    heuristic: str,
-    policy: Policy,
-    mode: Mode,
-    link: str | None,
-    leave_by: LeaveBy,
-    as_json: bool,
-) -> None:
+def simulate(log: str, budget: str, as_json: bool, **rules: Any) -> None:
     """Replay a recorded trace under a budget.
 
     Prints a line for each figure, with what it means. The status is ok where the run came to its
@@ -57,12 +43,12 @@ def simulate(
     """
     from dtr_alloc.pool.size import format_size
     from dtr_alloc.runtime.simulate.report import lines
+    from dtr_alloc.runtime.simulate.rules import Rules
     from dtr_alloc.runtime.simulate.simulator import Simulator
 
     with explained():
         simulator = Simulator(log)
-        rules = Rules(heuristic, policy, mode, link=link, leave_by=leave_by)
-        result = simulator.run(budget, rules)
+        result = simulator.run(budget, Rules(**rules))
     click.echo(result.as_json() if as_json else "\n".join(lines(result)))
     largest = simulator.baseline.largest_operator_bytes
     if result.status == "oom" and result.budget_bytes < largest:
@@ -78,27 +64,20 @@ def simulate(
 @click.command()
 @LOGS
 @click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), help="Where rows go.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+@click.option("--plot", type=PICTURE, help="A picture.")
 @click.option(
     "--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: 1.0,0.9,...,0.1."
 )
 @click.option("--heuristics", callback=names, metavar="NAME,NAME,...", help="Default: six.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
-@POLICY
-@MODE
-@LINK
-@LEAVE_BY
+@rules
 def sweep(
     logs: tuple[str, ...],
     csv: Path | None,
     plot: Path | None,
     budgets: list[str],
     heuristics: list[str],
-    jobs: int | None,
-    policy: Policy,
-    mode: Mode,
-    link: str | None,
-    leave_by: LeaveBy,
+    **options: Any,
 ) -> None:
     """Replay traces with every heuristic at every budget.
 
@@ -114,18 +93,8 @@ def sweep(
     if plot is not None:
         needs_place_for_picture(plot)
     with explained():
-        results = run(
-            logs,
-            heuristics or HEURISTICS,
-            budgets or BUDGETS,
-            policy=policy,
-            mode=mode,
-            link=link,
-            leave_by=leave_by,
-            jobs=jobs,
-            csv=csv,
-            progress=True,
-        )
+        chosen = heuristics or HEURISTICS, budgets or BUDGETS
+        results = run(logs, *chosen, csv=csv, progress=True, **options)
     if plot is not None:
         from dtr_alloc.runtime.simulate.plot import plot as draw
 
@@ -138,9 +107,7 @@ def sweep(
 
 @click.command()
 @click.argument("csv", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A picture."
-)
+@click.option("-o", "--out", required=True, type=PICTURE, help="A picture.")
 def plot(csv: Path, out: Path) -> None:
     """Draw a sweep's CSV: overhead against budget."""
     needs_place_for_picture(out)
@@ -153,17 +120,16 @@ def plot(csv: Path, out: Path) -> None:
 
 
 @click.command("bound")
-@click.argument("log", type=click.Path(exists=True, dir_okay=False))
+@click.argument("log", type=FILE)
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="R", help=BUDGET)
 @click.option("--floor", is_flag=True, help="Look for the smallest budget that works, too.")
-@click.option(
+@with_default(
     "--seconds",
     type=click.FloatRange(min=0),
     default=10.0,
-    show_default=True,
     help="For a budget's proof, and as long again for the search. 0: the quick bound alone.",
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+@click.option("--out", type=PICTURE, help="A picture.")
 def bound_(
     log: str, budgets: tuple[str, ...], floor: bool, seconds: float, out: Path | None
 ) -> None:
@@ -174,8 +140,6 @@ def bound_(
 
     Exits with 3 where a budget is below the floor, in which no policy could run the program.
     """
-    from rich.console import Console
-
     from dtr_alloc.runtime.bounding import report as bound_report
     from dtr_alloc.runtime.bounding.bound import Bounder
     from dtr_alloc.runtime.simulate.simulator import parse_budget
@@ -188,8 +152,7 @@ def bound_(
         bounder = Bounder(log)
         bounds = [bounder.at(budget, floor, seconds) for budget in dict.fromkeys(budgets)]
         bounds.sort(key=lambda one: -one.budget_bytes)
-        console = Console(width=max(shutil.get_terminal_size().columns, 100))
-        console.print(bound_report.table(bounds))
+        wide_console().print(bound_report.table(bounds))
         click.echo("\n".join(bound_report.lines(bounds)))
         if out is not None:
             bound_report.draw(bounds, out)
@@ -200,16 +163,16 @@ def bound_(
 @click.command()
 @LOGS
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="B", help=BUDGET)
-@click.option("--trials", type=click.IntRange(min=1), default=200, show_default=True)
+@with_default("--trials", type=click.IntRange(min=1), default=200)
 @click.option("--storage", metavar="URL|FILE", help="Where the study is kept. Default: nowhere.")
 @click.option(
     "--holdout",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False),
+    type=FILE,
     metavar="LOG",
     help="A trace to try the result on; may be repeated.",
 )
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture.")
+@click.option("--plot", type=PICTURE, help="A picture.")
 @click.option("--seed", type=int, help="Of the search.")
 def tune(
     logs: tuple[str, ...],

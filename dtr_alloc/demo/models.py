@@ -16,11 +16,13 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name that all of PyTorch uses)
+from torch.optim import SGD, AdamW
 
 Tree: TypeAlias = "int | tuple[Tree, Tree]"
 
@@ -41,10 +43,36 @@ class Job:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
+def _pictures(
+    images: int, side: int, labels: tuple[int, ...], classes: int
+) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
+    """Batches of pictures of side x side pixels, and labels of that shape."""
+
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        pictures = torch.randn(images, 3, side, side, generator=generator)
+        return pictures, torch.randint(classes, labels, generator=generator)
+
+    return batch
+
+
+def _texts(texts: int, length: int, vocabulary: int) -> Callable[[torch.Generator], Tensor]:
+    """Batches of texts, which have one character more than a model reads."""
+    return lambda generator: torch.randint(vocabulary, (texts, length + 1), generator=generator)
+
+
+def _classes(model: nn.Module, data: tuple[Any, ...]) -> Tensor:
+    """The loss of a model that tells the class of what it is given."""
+    *given, labels = data
+    return F.cross_entropy(model(*given), labels)
+
+
+def _next_characters(model: nn.Module, text: Tensor) -> Tensor:
+    """The loss of a model that foretells each character of a text but the first."""
+    return F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut (He et al. 2016), written in place wherever that is
-    legal.
-    """
+    """Two 3x3 convolutions and a shortcut (He et al. 2016), in place wherever that is legal."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -57,12 +85,11 @@ class BasicBlock(nn.Module):
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.relu(self.norm1(self.conv1(x)))
+    def forward(self, x: Tensor) -> Any:
+        y = self.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         y += self.shortcut(x)
-        out: Tensor = self.relu(y)
-        return out
+        return self.relu(y)
 
 
 def resnet(*, blocks: int = 3, width: int = 16, images: int = 32, side: int = 32) -> Job:
@@ -80,19 +107,9 @@ def resnet(*, blocks: int = 3, width: int = 16, images: int = 32, side: int = 32
             layers.append(BasicBlock(channels, outputs, stride))
             channels = outputs
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
-
-    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        pictures = torch.randn(images, 3, side, side, generator=generator)
-        return pictures, torch.randint(10, (images,), generator=generator)
-
-    def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, labels = data
-        return F.cross_entropy(model(pictures), labels)
-
-    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4, foreach=True)
-
-    return Job("resnet", nn.Sequential(*layers), batch, loss, optimizer)
+    batch = _pictures(images, side, (images,), 10)
+    optimizer = partial(SGD, lr=0.05, momentum=0.9, weight_decay=1e-4, foreach=True)
+    return Job("resnet", nn.Sequential(*layers), batch, _classes, optimizer)
 
 
 class Attention(nn.Module):
@@ -104,7 +121,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         samples, length, width = x.shape
         q, k, v = (
             part.view(samples, length, self.heads, -1).transpose(1, 2)
@@ -112,14 +129,11 @@ class Attention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        out: Tensor = self.out(y.transpose(1, 2).reshape(samples, length, width))
-        return out
+        return self.out(y.transpose(1, 2).reshape(samples, length, width))
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a four times wider perceptron, each behind a layer norm and around a residual
-    connection.
-    """
+    """Attention and a four times wider perceptron, each behind a layer norm, beside a shortcut."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -130,10 +144,9 @@ class TransformerBlock(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = x + self.dropout(self.attention(self.norm1(x)))
-        x = x + self.dropout(self.perceptron(self.norm2(x)))
-        return x
+        return x + self.dropout(self.perceptron(self.norm2(x)))
 
 
 class Transformer(nn.Module):
@@ -146,17 +159,15 @@ class Transformer(nn.Module):
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(length, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(
-            *(TransformerBlock(width, heads, dropout) for _ in range(layers))
-        )
+        blocks = (TransformerBlock(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
 
-    def forward(self, text: Tensor) -> Tensor:
+    def forward(self, text: Tensor) -> Any:
         positions = torch.arange(text.shape[1], device=text.device)
         x = self.dropout(self.token(text) + self.position(positions))
-        out: Tensor = self.head(self.norm(self.blocks(x)))
-        return out
+        return self.head(self.norm(self.blocks(x)))
 
 
 def gpt(
@@ -170,19 +181,9 @@ def gpt(
     dropout: float = 0.1,
 ) -> Job:
     """A character-level GPT on `texts` texts of `length` characters."""
-
-    def batch(generator: torch.Generator) -> Tensor:
-        return torch.randint(vocabulary, (texts, length + 1), generator=generator)
-
-    def loss(model: nn.Module, text: Tensor) -> Tensor:
-        logits = model(text[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-
-    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
-
     model = Transformer(layers, width, heads, length, vocabulary, dropout)
-    return Job("gpt", model, batch, loss, optimizer)
+    batch = _texts(texts, length, vocabulary)
+    return Job("gpt", model, batch, _next_characters, partial(AdamW, lr=1e-3, fused=True))
 
 
 class LSTMCell(nn.Module):
@@ -227,23 +228,13 @@ def lstm(
     *, layers: int = 2, hidden: int = 192, length: int = 64, texts: int = 64, vocabulary: int = 64
 ) -> Job:
     """A character-level LSTM, unrolled over `length` characters of `texts` texts."""
-
-    def batch(generator: torch.Generator) -> Tensor:
-        return torch.randint(vocabulary, (texts, length + 1), generator=generator)
-
-    def loss(model: nn.Module, text: Tensor) -> Tensor:
-        return F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-
-    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-3, foreach=True)
-
-    return Job("lstm", LSTM(layers, hidden, vocabulary), batch, loss, optimizer)
+    model = LSTM(layers, hidden, vocabulary)
+    batch = _texts(texts, length, vocabulary)
+    return Job("lstm", model, batch, _next_characters, partial(AdamW, lr=1e-3, foreach=True))
 
 
 class TreeLSTM(nn.Module):
-    """The binary tree LSTM of Tai et al. (2015): a node's state is computed from its children's, by
-    recursion.
-    """
+    """The binary tree LSTM of Tai et al. (2015): a node's state comes of its children's."""
 
     def __init__(self, hidden: int, vocabulary: int, classes: int) -> None:
         super().__init__()
@@ -253,9 +244,7 @@ class TreeLSTM(nn.Module):
         self.head = nn.Linear(hidden, classes)
 
     def state(self, tree: Tree, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden and cell state of `tree`, whose leaves are columns of `words` [samples,
-        leaves].
-        """
+        """Hidden and cell state of `tree`, leaves being columns of `words` [samples, leaves]."""
         if isinstance(tree, int):
             i, o, u = self.leaf(self.embedding(words[:, tree])).chunk(3, dim=1)
             c = torch.sigmoid(i) * torch.tanh(u)
@@ -266,15 +255,13 @@ class TreeLSTM(nn.Module):
             c = c + torch.sigmoid(f) * left_c + torch.sigmoid(g) * right_c
         return torch.sigmoid(o) * torch.tanh(c), c
 
-    def forward(self, tree: Tree, words: Tensor) -> Tensor:
-        out: Tensor = self.head(self.state(tree, words)[0])
-        return out
+    def forward(self, tree: Tree, words: Tensor) -> Any:
+        return self.head(self.state(tree, words)[0])
 
 
 def random_tree(first: int, leaves: int, rng: random.Random) -> Tree:
-    """A random binary tree over the leaves first, first + 1, ...; no child is smaller than a third
-    of its parent.
-    """
+    """A random binary tree over the leaves first, first + 1, ...; a child is a third of its parent
+    at least."""
     if leaves == 1:
         return first
     left = rng.randint(math.ceil(leaves / 3), leaves - math.ceil(leaves / 3))
@@ -284,9 +271,7 @@ def random_tree(first: int, leaves: int, rng: random.Random) -> Tree:
 def treelstm(
     *, hidden: int = 128, leaves: int = 64, samples: int = 96, vocabulary: int = 1000
 ) -> Job:
-    """A tree LSTM classifier on `samples` sentences that share a tree, which is another one at each
-    step.
-    """
+    """A tree LSTM classifier on `samples` sentences that share a tree, another one at each step."""
 
     def batch(generator: torch.Generator) -> tuple[Tree, Tensor, Tensor]:
         rng = random.Random(int(torch.randint(1 << 31, (), generator=generator)))
@@ -294,20 +279,12 @@ def treelstm(
         labels = torch.randint(5, (samples,), generator=generator)
         return random_tree(0, leaves, rng), words, labels
 
-    def loss(model: nn.Module, data: tuple[Tree, Tensor, Tensor]) -> Tensor:
-        tree, words, labels = data
-        return F.cross_entropy(model(tree, words), labels)
-
-    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1, foreach=False)
-
-    return Job("treelstm", TreeLSTM(hidden, vocabulary, 5), batch, loss, optimizer)
+    model = TreeLSTM(hidden, vocabulary, 5)
+    return Job("treelstm", model, batch, _classes, partial(SGD, lr=0.1, foreach=False))
 
 
 class UNet(nn.Module):
-    """Ronneberger et al. (2015) with group norm: each level halves the picture and doubles the
-    channels.
-    """
+    """Ronneberger et al. (2015) with group norm: levels halve pictures and double channels."""
 
     def __init__(self, levels: int, width: int, classes: int) -> None:
         super().__init__()
@@ -316,10 +293,9 @@ class UNet(nn.Module):
             self.convolutions(inputs, outputs)
             for inputs, outputs in zip([3, *channels[:-1]], channels, strict=True)
         )
-        self.up = nn.ModuleList(
-            nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in reversed(channels[:-1])
-        )
-        self.merge = nn.ModuleList(self.convolutions(2 * c, c) for c in reversed(channels[:-1]))
+        back = channels[-2::-1]
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in back)
+        self.merge = nn.ModuleList(self.convolutions(2 * c, c) for c in back)
         self.head = nn.Conv2d(width, classes, 1)
 
     @staticmethod
@@ -334,7 +310,7 @@ class UNet(nn.Module):
             nn.SiLU(),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         skips: list[Tensor] = []
         for level, convolutions in enumerate(self.down):
             x = convolutions(x if level == 0 else F.max_pool2d(x, 2))
@@ -342,31 +318,16 @@ class UNet(nn.Module):
         skips.pop()
         for up, merge in zip(self.up, self.merge, strict=True):
             x = merge(torch.cat([skips.pop(), up(x)], dim=1))
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
 
 def unet(*, levels: int = 4, width: int = 16, images: int = 7, side: int = 64) -> Job:
     """A U-Net that segments `images` pictures of side x side pixels into four classes."""
-
-    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        pictures = torch.randn(images, 3, side, side, generator=generator)
-        return pictures, torch.randint(4, (images, side, side), generator=generator)
-
-    def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, masks = data
-        return F.cross_entropy(model(pictures), masks)
-
-    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
-
-    return Job("unet", UNet(levels, width, 4), batch, loss, optimizer)
+    batch = _pictures(images, side, (images, side, side), 4)
+    optimizer = partial(AdamW, lr=1e-3, foreach=False)
+    return Job("unet", UNet(levels, width, 4), batch, _classes, optimizer)
 
 
 MODELS: dict[str, Callable[[], Job]] = {
-    "resnet": resnet,
-    "gpt": gpt,
-    "lstm": lstm,
-    "treelstm": treelstm,
-    "unet": unet,
+    make.__name__: make for make in (resnet, gpt, lstm, treelstm, unet)
 }

@@ -101,31 +101,16 @@ def figures(comparison: Comparison) -> dict[str, Any]:
         "step_ms": comparison.step_ms,
         "pool_step_ms": comparison.pool_step_ms,
         "identical_in_pool": not comparison.differences,
-        "runs": [
-            {
-                "budget_ratio": row.ratio,
-                "budget_bytes": row.budget_bytes,
-                "feasible": row.feasible,
-                "floor_bytes": row.floor_bytes,
-                "error": row.error,
-                "peak_bytes": row.peak_bytes,
-                "evictions": row.evictions,
-                "rematerializations": row.rematerializations,
-                "step_ms": row.step_ms,
-                "slowdown": row.slowdown,
-                "slowdown_plain": row.slowdown_plain,
-                "slowdown_wall": row.slowdown_wall,
-                "slowdown_plain_wall": row.slowdown_plain_wall,
-                "remat_share": row.remat_share,
-                "search_share": row.search_share,
-                "move_share": row.move_share,
-                "bookkeeping_share": row.bookkeeping_share,
-                "identical": row.identical,
-                "differences": row.differences,
-            }
-            for row in comparison.rows
-        ],
+        "runs": list(map(_run, comparison.rows)),
     }
+
+
+def _run(row: Row) -> dict[str, Any]:
+    measured = vars(row).copy()
+    del measured["timeline"]
+    ratio, differences = measured.pop("ratio"), measured.pop("differences")
+    verdict = {"identical": row.identical, "differences": differences}
+    return {"budget_ratio": ratio, **measured, **verdict}
 
 
 def draw(path: Path, comparisons: list[Comparison]) -> None:

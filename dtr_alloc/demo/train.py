@@ -1,9 +1,6 @@
 """Trains a job eagerly and under memory budgets, and compares bytes, time, and every bit.
 
-What a budget means here. Gradients and optimizer state are live at every step boundary and cannot
-be recomputed, so a share of the whole peak would say little. The activation peak is eager's peak of
-pool bytes minus those two, and the budget for a ratio R is R times the activation peak plus those
-two. Parameters are made before the scope and lie outside the pool.
+What a budget means here is told in DESIGN.md.
 
 Each training starts from scratch, on the same seed. One training per budget keeps a timeline and is
 not timed. Then follow rounds that are: eager, eager in our pool, no budget, each budget, in turn,
@@ -176,10 +173,7 @@ def train(
     optimizer = job.optimizer(job.model.parameters())
     generator = torch.Generator().manual_seed(plan.seed)
     torch.manual_seed(plan.seed)
-    losses: list[float] = []
-    step_ns: list[int] = []
-    processor_ns: list[int] = []
-    stats: list[Any] = []
+    losses, step_ns, processor_ns, stats = [], [], [], []
     with nullcontext() if scope is None else scope() as session:
         for _ in range(plan.steps):
             begin, processor_begin = time.perf_counter_ns(), time.process_time_ns()
@@ -215,13 +209,7 @@ def train(
     ):
         digests |= {f"{kind} {name}": _digest(tensor) for name, tensor in tensors.items()}
     return Training(
-        step_ns,
-        processor_ns,
-        digests,
-        _pool_bytes(gradients),
-        _pool_bytes(state),
-        stats,
-        timeline,
+        step_ns, processor_ns, digests, _pool_bytes(gradients), _pool_bytes(state), stats, timeline
     )
 
 
@@ -387,8 +375,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _differences(eager: Training, other: Training) -> list[str]:
-    names = eager.digests.keys() | other.digests.keys()
-    return sorted(n for n in names if eager.digests.get(n) != other.digests.get(n))
+    return sorted({name for name, _ in eager.digests.items() ^ other.digests.items()})
 
 
 def _differ(names: list[str]) -> str:

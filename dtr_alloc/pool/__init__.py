@@ -5,7 +5,7 @@ that allocate by address. It is a thin layer over `_core.Pool`; how blocks are p
 move is told in `csrc/pool.h`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import torch
@@ -206,22 +206,7 @@ class Pool:
     def stats(self) -> PoolStats:
         """Returns sizes and counts, all of the same moment."""
         now = self._core.stats()
-        return PoolStats(
-            budget=now.budget,
-            live=now.live,
-            peak=now.peak,
-            committed=now.committed,
-            largest_hole=now.largest_hole,
-            external_fragmentation=now.external_fragmentation,
-            live_blocks=now.live_blocks,
-            allocations=now.allocations,
-            frees=now.frees,
-            failures=now.failures,
-            remaps=now.remaps,
-            quarantined=now.quarantined,
-            stream_waits=now.stream_waits,
-            peak_committed=now.peak_committed,
-        )
+        return PoolStats(*(getattr(now, field.name) for field in fields(PoolStats)))
 
     def snapshot(self) -> list[Block]:
         """Returns all blocks in address order, live and free; together they cover the address

@@ -58,12 +58,11 @@ def cupy_allocator(pool: Source, device: int | None = None) -> Callable[[int], A
     Example:
         >>> cupy.cuda.set_allocator(dtr_alloc.cupy_allocator(pool))  # doctest: +SKIP
     """
-    _check(pool)
+    chosen = _chosen(pool, device)
     # A stream dies with CuPy's object, and another may then have its name: those that used the
     # pool are kept.
     streams: dict[int, Any] = {}
     of_one = isinstance(pool, Pool)
-    chosen = _chosen(pool, device)
 
     def allocate(size: int) -> Any:
         import cupy
@@ -92,7 +91,6 @@ def rmm_resource(pool: Source, device: int | None = None) -> Any:
         TypeError, ValueError: As for `cupy_allocator`.
         ImportError: RMM is not installed.
     """
-    _check(pool)
     number = _chosen(pool, device)
     import rmm
 
@@ -111,7 +109,21 @@ def rmm_resource(pool: Source, device: int | None = None) -> Any:
 
 
 def _chosen(pool: Source, device: int | None) -> int | None:
-    """A pool has one device. An allocator serves all: the one that is named, if any."""
+    """A pool has one device. An allocator serves all: the one that is named, if any.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: CuPy cannot use its memory.
+    """
+    if not (hasattr(pool, "allocate") and hasattr(pool, "free")):
+        raise TypeError(
+            f"{pool!r} is no pool: give a dtr_alloc.Pool or what dtr_alloc.allocator returned"
+        )
+    arena = getattr(pool, "arena", "cuda")
+    if arena != "cuda":
+        raise ValueError(
+            f'the pool\'s memory is "{arena}", which CuPy cannot use: make it with arena="cuda"'
+        )
     if not isinstance(pool, Pool):
         return device
     if device not in (None, pool.device):
@@ -130,15 +142,3 @@ def _number(stream: Any) -> int:
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
     return int(stream)
-
-
-def _check(pool: object) -> None:
-    if not (hasattr(pool, "allocate") and hasattr(pool, "free")):
-        raise TypeError(
-            f"{pool!r} is no pool: give a dtr_alloc.Pool or what dtr_alloc.allocator returned"
-        )
-    arena = getattr(pool, "arena", "cuda")
-    if arena != "cuda":
-        raise ValueError(
-            f'the pool\'s memory is "{arena}", which CuPy cannot use: make it with arena="cuda"'
-        )

@@ -84,8 +84,10 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) 
         compiled = compile_fx_inner(graph, inputs, **kwargs)
         compiled_code.mark_overwritten(compiled, overwritten)
         return compiled
-    name, why_not = _name(), _why_not(graph)  # Before Inductor rewrites the graph.
-    random, results = _is_random(graph), _results(graph)
+    calls, name = list(_calls(graph)), _name()  # Before Inductor rewrites the graph.
+    why_not = next(filter(None, map(_obstacle, calls)), None)
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    results, random = len(output.args[0]), any(map(_may_draw, calls))
     compiled = compile_fx_inner(graph, inputs, **kwargs)
     if isinstance(compiled, CompiledFxGraph):
         if torch._inductor.config.freezing and (compiled.constants or compiled.frozen_param_names):
@@ -111,12 +113,8 @@ def _calls(graph: torch.fx.GraphModule) -> Iterator[Any]:
                     yield node.target
 
 
-def _why_not(graph: torch.fx.GraphModule) -> str | None:
-    """Why the graph must not run again, or None."""
-    return next(filter(None, map(_obstacle, _calls(graph))), None)
-
-
 def _obstacle(call: Any) -> str | None:
+    """Why a graph with this call must not run again, or None."""
     if isinstance(call, torch._ops.HigherOrderOperator):
         name = str(call.__name__)
         return None if name in _PURE else f"the higher-order operator {name} may have effects"
@@ -132,17 +130,8 @@ def _obstacle(call: Any) -> str | None:
     return f"{name} writes an argument" if call._schema.is_mutable else None
 
 
-def _is_random(graph: torch.fx.GraphModule) -> bool:
-    return any(map(_may_draw, _calls(graph)))
-
-
 def _may_draw(call: Any) -> bool:
     """Whether it draws, or perhaps does and does not say so."""
     if isinstance(call, torch._ops.OpOverload) and call.namespace in _TORCHS:
         return torch.Tag.nondeterministic_seeded in call.tags
     return isinstance(call, (torch._ops.OpOverload, torch._ops.HigherOrderOperator))
-
-
-def _results(graph: torch.fx.GraphModule) -> int:
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    return len(output.args[0])

@@ -56,11 +56,7 @@ _NUMBERS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
 # Of those above, what `torch.save`, `deepcopy` and `is_shared` call themselves, to read.
 _STORAGES = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__")
 # Code that takes memory for the program's line, which is the one to name.
-_BETWEEN = (
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    "<frozen ",
-    copy.__file__,
-)
+_BETWEEN = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<frozen ", copy.__file__)
 
 
 # Gives the session of the scope that is open, if it has one by now.

@@ -63,28 +63,25 @@ def _watch(current: Current, undo: Undo) -> None:
         sys.modules.get(_MODULES + name)
         for name in ("_fsdp_state", "_fsdp_param_group", "_fsdp_param")
     )
-    state, group, parameter = (
-        getattr(module, name, None)
-        for module, name in (
-            (of_state, "FSDPState"),
-            (of_group, "FSDPParamGroup"),
-            (of_parameter, "FSDPParam"),
-        )
-    )
+    state = getattr(of_state, "FSDPState", None)
+    group = getattr(of_group, "FSDPParamGroup", None)
+    parameter = getattr(of_parameter, "FSDPParam", None)
     waiting = _Waiting()
+    frees = functools.partial(_resizes, lambda tensor: 0)
+    allocates = functools.partial(_resizes, lambda tensor: tensor.numel() * tensor.itemsize)
     watches: list[tuple[Any, str, Function]] = [
         (state, "_root_post_backward_final_callback", functools.partial(_ends_backward, waiting)),
         (group, "post_forward", functools.partial(_ends_forward, waiting)),
         (group, "post_backward", functools.partial(_ends_layer, waiting)),
         (parameter, "free_unsharded_param", _reshards),
         (parameter, "to_unsharded", _is_gathered),
-        (of_parameter, "free_storage", _frees),
-        (of_parameter, "alloc_storage", _allocates),
+        (of_parameter, "free_storage", frees),
+        (of_parameter, "alloc_storage", allocates),
     ]
     if not all(hasattr(owner, name) for owner, name, _ in watches):
         return  # Another FSDP than those that are known.
     if hasattr(of_group, "alloc_storage"):  # Torch 2.15 has a second name for it.
-        watches.append((of_group, "alloc_storage", _allocates))
+        watches.append((of_group, "alloc_storage", allocates))
     for owner, name, make in watches:
         function = getattr(owner, name)
         replace(undo, owner, name, functools.wraps(function)(make(current, function)))
@@ -172,15 +169,7 @@ def _is_gathered(current: Current, to_unsharded: Function) -> Function:
     return call
 
 
-def _frees(current: Current, free: Function) -> Function:
-    return _resizes(current, free, lambda tensor: 0)
-
-
-def _allocates(current: Current, allocate: Function) -> Function:
-    return _resizes(current, allocate, lambda tensor: tensor.numel() * tensor.itemsize)
-
-
-def _resizes(current: Current, resize: Function, size: Callable[[torch.Tensor], int]) -> Function:
+def _resizes(size: Callable[[torch.Tensor], int], current: Current, resize: Function) -> Function:
     """Under a session the same, without handing the storage out (raw_access.py)."""
 
     def call(tensor: torch.Tensor) -> None:

@@ -78,10 +78,7 @@ class Bounder:
     """A trace made ready to be asked about many budgets."""
 
     def __init__(self, trace: Traced, name: str = "") -> None:
-        """
-        Raises:
-            TypeError, TraceError, OSError: as `Simulator` does.
-        """
+        """Raises TypeError, TraceError and OSError as `Simulator` does."""
         self.simulator = Simulator(trace, name)
         self.needs: Needs = needs_of(self.simulator.schedule)
         self._smallest: int | None = None

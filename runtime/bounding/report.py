@@ -53,12 +53,8 @@ def lines(bounds: Sequence[Bound]) -> Iterator[str]:
 
 
 def draw(bounds: Iterable[Bound], path: str | os.PathLike[str]) -> None:
-    """Overhead against budget: what is impossible is shaded.
-
-    Raises:
-        ValueError: matplotlib does not write files of this suffix.
-        OSError: the file cannot be written.
-    """
+    """Overhead against budget: what is impossible is shaded. Raises ValueError where matplotlib
+    does not write files of this suffix, or OSError where the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained", dpi=130)

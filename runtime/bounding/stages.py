@@ -30,6 +30,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -71,10 +72,7 @@ class Proof:
 
 
 def check_solver() -> None:
-    """
-    Raises:
-        ImportError: SciPy is missing.
-    """
+    """Raises ImportError where SciPy is missing."""
     if importlib.util.find_spec("scipy") is None:
         raise ImportError(
             "the bound's linear programs are solved by SciPy: pip install 'dtr-alloc[bound]', or "
@@ -229,15 +227,14 @@ class _Program:
         return Proof(again_ns, method), bool(found.status == 0)
 
     def _stages(self) -> None:
-        needs, moments = self._needs, self._moments
-        ends = [*moments[1:], len(needs.cost)]
+        needs, end = self._needs, len(self._needs.cost)
         later: set[int] = set()  # What is of use from the next moment on.
-        after: _Stage | None = None
-        for moment, end in zip(reversed(moments), reversed(ends), strict=True):
+        held_after: dict[int, int] = {}
+        for moment in reversed(self._moments):
             stage = _Stage(moment, set(needs.reads[moment]))
-            read = {value for use in range(moment + 1, end + 1) for value in needs.wanted[use]}
-            read = {value for value in read if self._open(value, moment)}
-            later = self._closed({v for v in later if self._open(v, moment)} | read, moment)
+            wanted = {value for values in needs.wanted[moment + 1 : end + 1] for value in values}
+            read = self._open(wanted, moment)
+            later = self._closed(self._open(later, moment) | read, moment)
             for value in later - stage.there:
                 stage.held[value] = self._column(0.0)
                 operator = int(needs.made[value])
@@ -248,32 +245,27 @@ class _Program:
             for value in read - stage.there:
                 self._row([], self._sources(stage, value), -1.0)
             for operator, column in stage.again.items():
-                for value in needs.reads[operator]:
-                    if self._open(value, moment) and value not in stage.there:
-                        self._row([column], self._sources(stage, value), 0.0)
-            if after is not None:
-                for value, column in after.held.items():
-                    if needs.made[value] < moment and value not in stage.there:
-                        self._row([column], self._sources(stage, value), 0.0)
-            after = stage
+                for value in self._open(needs.reads[operator], moment) - stage.there:
+                    self._row([column], self._sources(stage, value), 0.0)
+            for value, column in held_after.items():
+                if needs.made[value] < moment and value not in stage.there:
+                    self._row([column], self._sources(stage, value), 0.0)
+            end, held_after = moment, stage.held
 
-    def _open(self, value: int, moment: int) -> bool:
-        """Whether the value, at the moment, is one that a policy may have lost."""
+    def _open(self, values: Iterable[int], moment: int) -> set[int]:
+        """Those that a policy may have lost at the moment."""
         needs = self._needs
-        return bool(
-            self._asked[value]
-            and needs.made[value] < moment
-            and needs.constant_from[value] > moment
-        )
+        made, constant_from = needs.made, needs.constant_from
+        return {v for v in values if self._asked[v] and made[v] < moment < constant_from[v]}
 
     def _closed(self, values: set[int], moment: int) -> set[int]:
         """With all that they rest on."""
         found, walk = set(values), list(values)
         while walk:
-            for value in self._needs.reads[self._needs.made[walk.pop()]]:
-                if value not in found and self._open(value, moment):
-                    found.add(value)
-                    walk.append(value)
+            rests_on = self._needs.reads[self._needs.made[walk.pop()]]
+            more = self._open(set(rests_on) - found, moment)
+            found |= more
+            walk += more
         return found
 
     def _sources(self, stage: _Stage, value: int) -> list[int]:

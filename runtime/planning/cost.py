@@ -33,11 +33,7 @@ CLOCK = time.process_time_ns  # There is one thread.
 
 @functools.cache
 def rematerialization_ns() -> float:
-    """It, in ns; 0 or more. The first call measures.
-
-    Raises:
-        RuntimeError: a scope is open.
-    """
+    """It, in ns; 0 or more. The first call measures. Raises RuntimeError where a scope is open."""
     recorded, free, tight = [], [], []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -17,6 +17,7 @@ operators run once. How near all this comes is measured by perf/choice/plan.py.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from dataclasses import dataclass, replace
 
@@ -80,20 +81,14 @@ class Forecast:
         self.peak_bytes = self._once(None).peak_bytes
 
     def budget_bytes(self, budget: Budget) -> int:
-        """A share of the pool's peak without a budget, or bytes.
-
-        Raises:
-            TypeError, ValueError: see `parse_budget`.
-        """
+        """A share of the pool's peak without a budget, or bytes. Raises TypeError or ValueError as
+        `parse_budget` does."""
         parsed = parse_budget(budget)
         return int(self.peak_bytes * parsed) if isinstance(parsed, float) else parsed
 
     def predict(self, budget: Budget | None) -> Prediction:
-        """What the training would be like within `budget`; None for no budget.
-
-        Raises:
-            TypeError, ValueError: see `parse_budget`.
-        """
+        """What the training would be like within `budget`; None for no budget. Raises TypeError or
+        ValueError as `parse_budget` does."""
         if budget is None:
             return self._once(None)
         # A run is luck: what operators cost is measured while others use the machine, and near the
@@ -117,28 +112,14 @@ class Forecast:
         whole = self._simulate(simulator, size)
         if whole.status != "ok":
             return Prediction(size, whole.status)
-        added = self._added_ns(whole)
-        evictions = whole.evictions - whole.eager_evictions
-        remats = whole.rematerializations
-        moved = whole.swapped_out_bytes + whole.swapped_in_bytes
+        figures = self._figures(whole)
         if warm_up is not None:
-            warm = self._simulate(warm_up, size)
-            added = max(added - self._added_ns(warm), 0.0)
-            evictions -= warm.evictions - warm.eager_evictions
-            remats -= warm.rematerializations
-            moved -= warm.swapped_out_bytes + warm.swapped_in_bytes
-        steps = self.profile.traced_steps
-        step_ns = statistics.mean(self.profile.scope_ns) + added / steps
-        return Prediction(
-            size,
-            "ok",
-            whole.peak_bytes,
-            step_ns,
-            step_ns / statistics.mean(self.profile.eager_ns or self.profile.scope_ns),
-            evictions / steps,
-            remats / steps,
-            moved / steps,
-        )
+            warm = self._figures(self._simulate(warm_up, size))
+            figures = tuple(map(operator.sub, figures, warm))
+        added_ns, *counts = (figure / self.profile.traced_steps for figure in figures)
+        step_ns = statistics.mean(self.profile.scope_ns) + max(added_ns, 0.0)
+        slowdown = step_ns / statistics.mean(self.profile.eager_ns or self.profile.scope_ns)
+        return Prediction(size, "ok", whole.peak_bytes, step_ns, slowdown, *counts)
 
     def smallest(self, slowdown: float = math.inf) -> Prediction | None:
         """The smallest budget, to a hundredth of the peak, that is predicted to stay under a
@@ -174,10 +155,16 @@ class Forecast:
         warm = items[: after_mark(items, self.profile.warm_marks)]
         return Simulator(trace), Simulator(Trace(warm)) if warm else None
 
-    def _added_ns(self, result: SimulationResult) -> float:
+    def _figures(self, result: SimulationResult) -> tuple[float, ...]:
+        """The time that is added, evictions, rematerializations, and bytes moved."""
         again = self._again_ns(result.events) * self.profile.kernel_ratio
         around = result.rematerializations * self._around_ns
-        return again + around + result.search_ns + result.move_ns + result.waited_ns
+        return (
+            again + around + result.search_ns + result.move_ns + result.waited_ns,
+            result.evictions - result.eager_evictions,
+            result.rematerializations,
+            result.swapped_out_bytes + result.swapped_in_bytes,
+        )
 
     def _again_ns(self, events: npt.NDArray[np.int64]) -> int:
         """The least times of the operators run again. Each is in the events by what it brought

@@ -11,13 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
-from dtr_alloc.runtime.heuristic import (
-    DEFAULT,
-    LIVE_PRESETS,
-    Heuristic,
-    name_of,
-    resolve_live,
-)
+from dtr_alloc.runtime.heuristic import DEFAULT, LIVE_PRESETS, Heuristic, name_of, resolve_live
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps
@@ -141,12 +135,8 @@ def check(
     link: Linked,
     swap_dir: Folder | None = None,
 ) -> Link | None:
-    """Whether `plan` takes them. Returns the link, measured where that is asked for.
-
-    Raises:
-        TypeError, ValueError: it does not.
-        OSError: the link cannot be measured.
-    """
+    """Whether `plan` takes them. Returns the link, measured where that is asked for. Raises
+    TypeError or ValueError where it does not, or OSError where the link cannot be measured."""
     if isinstance(budgets, str):
         raise TypeError(f"budgets is {budgets!r}, and a plan takes several: give a list")
     for budget in budgets:

@@ -116,16 +116,10 @@ def eager_steps(make: Make, steps: int, clock: Clock = time.perf_counter_ns) -> 
 
 
 def recorded_steps(
-    make: Make,
-    steps: int,
-    within: int | str | None = None,
-    clock: Clock = time.perf_counter_ns,
+    make: Make, steps: int, within: int | str | None = None, clock: Clock = time.perf_counter_ns
 ) -> Recorded:
-    """The same in a scope, without a budget or within one, recorded.
-
-    Raises:
-        torch.OutOfMemoryError: `within` is too small.
-    """
+    """The same in a scope, without a budget or within one, recorded. Raises torch.OutOfMemoryError
+    where `within` is too small."""
     step = make()
     with rematerialize(within) as session, record_trace() as recording:
         step()
@@ -144,11 +138,8 @@ def recorded_steps(
 def budgeted_steps(
     make: Make, steps: int, budget: int | None, clock: Clock = time.perf_counter_ns
 ) -> tuple[int, ...]:
-    """The same in a scope with a budget, or without one, and not recorded.
-
-    Raises:
-        torch.OutOfMemoryError: the budget is too small.
-    """
+    """The same in a scope with a budget, or without one, and not recorded. Raises
+    torch.OutOfMemoryError where the budget is too small."""
     step = make()
     with rematerialize(budget):
         step()

@@ -44,10 +44,7 @@ def profile_script(
     advance: Callable[[str], None] = lambda doing: None,
 ) -> Profile:
     """Trains in plain torch and in a scope, `rounds` times in turn; `advance` is told before each.
-
-    Raises:
-        ScriptError: a run of the script failed, or made no step.
-    """
+    Raises ScriptError where a run of the script failed, or made no step."""
     eager, found = [], []
     own_scope = False
     with tempfile.TemporaryDirectory() as folder:

@@ -35,7 +35,7 @@ _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
 _BEYOND = 0.9  # What runs in so much of the request's budget has no such request.
 _KIB, _MIB = 1 << 10, 1 << 20
-_PLAN = "dtr-alloc plan SCRIPT --link measured finds a budget and a swap"
+_MORE = "; a later request may need more"
 
 
 @dataclass(frozen=True)
@@ -86,36 +86,27 @@ class Adviser:
     def advise(self, at_least: int) -> str:
         """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
         if self._swap:  # Of which recordings know nothing.
-            return "; a later request may need more: " + _PLAN
+            return f"{_MORE}: dtr-alloc plan SCRIPT --link measured finds a budget and a swap"
         seen = _Seen.of(self._core)
         question = len(seen.records), at_least
         if self._known is None or self._known[0] != question:
             try:
                 found = _advise(seen, self._rules, at_least)
             except MemoryError:  # The simulator's pool takes addresses, which may be limited.
-                found = "; a later request may need more"
+                found = _MORE
             self._known = question, found
         return self._known[1]
 
 
 def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     if seen.watch == _core.Watch.off:
-        return "; a later request may need more"
+        return _MORE
     if seen.watch == _core.Watch.threads:
-        return "; a later request may need more, and what several threads need is not foretold"
-    known, what = [], "what an earlier scope of this process did"
+        return f"{_MORE}, and what several threads need is not foretold"
+    known = [*_begun_alike(seen), *([seen] if seen.steps else [])]
     begun = any(seen.calls())
-    longer = (one for one in reversed(_before.values()) if len(one.records) > len(seen.records))
-    if before := next((one for one in longer if _agree(seen, one)), None):
-        known.append(before)
-        if not begun:
-            what += ", if this is the same program"
-    if seen.steps:
-        known.append(seen)
-        steps = "1 optimizer step" if seen.steps == 1 else f"{seen.steps} optimizer steps"
-        what = f"{steps} seen so far"
     if not known and seen.watch == _core.Watch.long:
-        return "; a later request may need more: no step was over when it became too long to keep"
+        return f"{_MORE}: no step was over when it became too long to keep"
     simulators = list(_simulators(known))
     found = _smallest(simulators, rules, at_least) if known else None
     if not known or (found is None and not begun):
@@ -124,18 +115,23 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
             "dtr_alloc.measure() before this scope, and this text will know, or run "
             "dtr-alloc plan SCRIPT"
         )
+    what = "what an earlier scope of this process did"
+    if seen.steps:
+        what = f"{seen.steps} optimizer step{'s' * (seen.steps > 1)} seen so far"
+    elif not begun:
+        what += ", if this is the same program"
     if found is None:
-        return f"; a later request may need more: {what} needed less than this one"
+        return f"{_MORE}: {what} needed less than this one"
     if seen.steps and _run(simulators, rules, int(_BEYOND * at_least)) is not None:
-        what += f" and of this one until here, {_enough(found)} do; a later request may need more"
-        return f"; by a simulation of {what}"
+        return f"; by a simulation of {what} and of this one until here, {_enough(found)} do{_MORE}"
     return f"; by a simulation of {what}, {_enough(found)} do"
 
 
-def _agree(seen: _Seen, before: _Seen) -> bool:
-    """Whether the program begins as the one before did, as far as it has come."""
+def _begun_alike(seen: _Seen) -> list[_Seen]:
+    """The last scope that did what this one has done so far, and more, if there is one."""
     calls = list(seen.calls())
-    return calls == list(islice(before.calls(), len(calls)))
+    longer = (one for one in reversed(_before.values()) if len(one.records) > len(seen.records))
+    return [one for one in longer if list(islice(one.calls(), len(calls))) == calls][:1]
 
 
 def _simulators(known: Iterable[_Seen]) -> Iterator[Simulator]:

@@ -32,9 +32,7 @@ _VERBS = {
 
 
 def write(
-    path: str | os.PathLike[str],
-    events: Iterable[Event],
-    profile: str | os.PathLike[str] | None,
+    path: str | os.PathLike[str], events: Iterable[Event], profile: str | os.PathLike[str] | None
 ) -> None:
     """Writes events alone, or added to what torch.profiler exported; see
     `Session.export_chrome_trace`."""

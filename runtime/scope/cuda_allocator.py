@@ -24,6 +24,7 @@ from dtr_alloc.runtime.heuristic import (
     DEFAULT,
     Heuristic,
     Scorer,
+    insist_name,
     native_scorer,
     resolve_live,
 )
@@ -236,8 +237,7 @@ def allocator(
         >>> chosen = dtr_alloc.allocator("8GiB")  # doctest: +SKIP
         >>> torch.cuda.memory.change_current_allocator(chosen)  # doctest: +SKIP
     """
-    if memory not in ("pool", "torch"):
-        raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
+    insist_name("memory", memory, Memory)
     if memory == "torch":
         _refuse_what_a_guest_lacks(rematerialize, rdma, exportable, swap is not None)
     elif budget is None:
@@ -266,50 +266,38 @@ def allocator(
             "were not found: set CUDA_HOME to a toolkit and build it again: "
             f"pip install --no-build-isolation -e .; {on_cpu}"
         )
+    if memory == "pool":
+        _refuse_if_late()
     from dtr_alloc.kernels import ahead
 
+    options: dict[str, Any] = {
+        "device": -1 if number is None else number,
+        "heuristic": chosen._native(),
+        "thrash_limit": float(thrash_limit),
+        "scorer": place,
+        "image": ahead.image(),
+        "recordable": vouched,
+    }
     if memory == "torch":
-        guest = _core.GuestAllocator(
-            budget=LARGEST_BUDGET if size is None else size,
-            device=-1 if number is None else number,
-            heuristic=chosen._native(),
-            thrash_limit=float(thrash_limit),
-            scorer=place,
-            image=ahead.image(),
-            recordable=vouched,
-        )
+        guest = _core.GuestAllocator(budget=LARGEST_BUDGET if size is None else size, **options)
         return Guest(guest, size, number)
     assert size is not None
-    _refuse_if_late()
-    core = _core.CudaAllocator(
-        budget=size,
-        device=-1 if number is None else number,
-        rematerialize=rematerialize,
-        heuristic=chosen._native(),
-        thrash_limit=float(thrash_limit),
-        scorer=place,
-        image=ahead.image(),
-        rdma=rdma,
-        exportable=exportable,
-        recordable=vouched,
-        swap=host,
-    )
+    options |= {"rematerialize": rematerialize, "rdma": rdma, "exportable": exportable}
+    core = _core.CudaAllocator(budget=size, swap=host, **options)
     return Allocator(core, size, number, Steps(), serves=rematerialize)
 
 
 def _refuse_what_a_guest_lacks(
     rematerialize: bool, rdma: bool, exportable: bool, swap: bool
 ) -> None:
-    asked = {
-        "rematerialize=False": not rematerialize,
-        "rdma=True": rdma,
-        "exportable=True": exportable,
-        "swap": swap,
-    }
-    why = {"rematerialize=False": "a guest has nothing else to do"}
-    for name, given in asked.items():
+    torchs = "the memory is torch's"
+    for given, name, reason in (
+        (not rematerialize, "rematerialize=False", "a guest has nothing else to do"),
+        (rdma, "rdma=True", torchs),
+        (exportable, "exportable=True", torchs),
+        (swap, "swap", torchs),
+    ):
         if given:
-            reason = why.get(name, "the memory is torch's")
             raise ValueError(f'{name} with memory="torch": {reason}; leave one of them out')
 
 

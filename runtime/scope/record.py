@@ -59,12 +59,9 @@ def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recordi
         ['aten::ones', 'aten::exp']
     """
     recording = Recording()
-    if current.scope() is None:
-        with rematerialize(None), recorded(recording):
-            yield recording
-    else:
-        with recorded(recording):
-            yield recording
+    opened = rematerialize(None) if current.scope() is None else nullcontext()
+    with opened, recorded(recording):
+        yield recording
     if path is not None and recording.trace is not None:
         recording.trace.save(path)
 

@@ -43,9 +43,7 @@ def run_script(script: str, args: Sequence[str]) -> int:
 
 
 @contextmanager
-def scopes_of_scripts(
-    opened: Callable[..., AbstractContextManager[Session]],
-) -> Iterator[None]:
+def scopes_of_scripts(opened: Callable[..., AbstractContextManager[Session]]) -> Iterator[None]:
     """In the body `rematerialize` and `measure` open what `opened` does."""
     scope = used_once(opened)
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [

@@ -20,7 +20,7 @@ import torch
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
 from dtr_alloc.runtime.adapters import libraries
-from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, resolve_live
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, insist_name, resolve_live
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
@@ -133,16 +133,14 @@ def rematerialize(
     """
     _check_device(device)
     size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
-    if memory not in ("pool", "torch"):
-        raise ValueError(f'memory {memory!r} is not "pool" or "torch"')
+    insist_name("memory", memory, Memory)
     if memory == "torch" and size is None:
         raise ValueError(
             'budget None with memory="torch": nothing would ever be evicted, because torch does '
             "not say when the machine is out of memory; give a budget (dtr_alloc.measure() tells "
             'what the program needs), or leave memory="torch" out'
         )
-    if clock not in ("wall", "logical"):
-        raise ValueError(f'clock {clock!r} is not "wall" or "logical"')
+    insist_name("clock", clock, Clock)
     check_thrash_limit(thrash_limit)
     chosen = resolve_live(heuristic)
     if swap is not None and size is None:

@@ -20,11 +20,8 @@ from dtr_alloc.runtime.scope.hooks import watch_program
 
 
 class Service:
-    """Opens the scope, and puts the operators of this thread into it.
-
-    Raises:
-        RuntimeError: a scope is open.
-    """
+    """Opens the scope, and puts the operators of this thread into it. Raises RuntimeError where a
+    scope is open."""
 
     def __init__(self, scope: CudaScope) -> None:
         if current.scope() is not None:
@@ -48,12 +45,8 @@ class Service:
 
     def end(self, remove: Callable[[], None]) -> None:
         """Calls `remove`, which brings back what was evicted, and ends the scope. Where `remove`
-        raises, all stays as it was.
-
-        Raises:
-            RuntimeError: this is another thread than the one that began, or threads that joined
-                are not done.
-        """
+        raises, all stays as it was. Raises RuntimeError where this is another thread than the one
+        that began, or threads that joined are not done."""
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             raise RuntimeError(
                 f"the allocator was made in the thread {self._thread.name}, and is removed in "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import SupportsIndex
 
@@ -82,12 +82,7 @@ class Session:
     scope is left."""
 
     def __init__(
-        self,
-        core: _core.Session,
-        steps: Steps,
-        *,
-        has_budget: bool,
-        events: bool = False,
+        self, core: _core.Session, steps: Steps, *, has_budget: bool, events: bool = False
     ) -> None:
         self._core = core
         self._steps = steps
@@ -98,12 +93,9 @@ class Session:
 
     def stats(self) -> SessionStats:
         """The figures up to now."""
-        core = self._core.stats()
-        figures = {
-            name: getattr(core, name)
-            for name in SessionStats.__dataclass_fields__
-            if name != "budget_bytes"
-        }
+        now = self._core.stats()
+        names = (field.name for field in fields(SessionStats) if field.name != "budget_bytes")
+        figures = {name: getattr(now, name) for name in names}
         budget = self._core.pool_stats().budget if self._has_budget else None
         return SessionStats(**figures, budget_bytes=budget)
 

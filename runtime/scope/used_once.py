@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
-_RUN_LATER = (
-    inspect.isgeneratorfunction,
-    inspect.iscoroutinefunction,
-    inspect.isasyncgenfunction,
-)
+_RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 # Of what is open: what becomes of it where nobody has it any more. What was left has none, because
 # an exception of a signal's handler would be lost in code that runs as an object dies.

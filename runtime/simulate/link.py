@@ -54,12 +54,8 @@ class Link:
 
     @classmethod
     def parse(cls, link: Link | str) -> Link:
-        """A link, or one that is written as a size a second and, after a "+", a latency.
-
-        Raises:
-            TypeError: `link` is neither.
-            ValueError: it is not written like this, or see above.
-        """
+        """A link, or one that is written as a size a second and, after a "+", a latency. Raises
+        TypeError where `link` is neither, ValueError where it is not written so, and as above."""
         if isinstance(link, Link):
             return link
         if not isinstance(link, str):
@@ -81,11 +77,8 @@ class Link:
     def measured(cls, folder: str | os.PathLike[str] | None = None) -> Link:
         """The way to a file in `folder`, or in that of temporary files: what `swap_dir` means.
 
-        As a scope with `swap` measures it: the machine's cache has the file.
-
-        Raises:
-            OSError: no file can be written there.
-        """
+        As a scope with `swap` measures it: the machine's cache has the file. Raises OSError where
+        no file can be written there."""
         block = bytes(1 << 20)
         with tempfile.TemporaryFile(dir=folder) as file:
             os.pwrite(file.fileno(), block, 0)  # The first write finds no page there.

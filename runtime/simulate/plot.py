@@ -29,11 +29,7 @@ def plot(
     """Draws the results and writes the picture, in the format of the path's suffix.
 
     `labels` renames curves, which else have the heuristic's name, and the policy's and the link's
-    where there are several.
-
-    Raises:
-        ValueError: there are no results.
-    """
+    where there are several. Raises ValueError where there are no results."""
     results = list(results)
     if not results:
         raise ValueError("there are no results to plot")

@@ -26,14 +26,7 @@ JSON_FIELDS = (
     "wall_seconds",
 )
 POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted_bytes")
-LINK_FIELDS = (
-    "link",
-    "leave_by",
-    "swapped_out_bytes",
-    "swapped_in_bytes",
-    "reloads",
-    "waited_ns",
-)
+LINK_FIELDS = ("link", "leave_by", "swapped_out_bytes", "swapped_in_bytes", "reloads", "waited_ns")
 """What `SimulationResult.as_json` holds, in this order, what more in mode ``pool``, and what more
 with a link: names that will not change.
 """

@@ -15,6 +15,7 @@ from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import (
     Heuristic,
     insist_float,
+    insist_name,
     insist_switch,
     insist_whole,
     resolve,
@@ -72,8 +73,9 @@ class Rules:
     def __post_init__(self) -> None:
         resolve(self.heuristic)
         native_policy(self.policy)
-        if self.mode not in ("bytes", "pool"):
-            raise ValueError(f'mode {self.mode!r} is not "bytes" or "pool"')
+        names = {"mode": Mode, "placement": Placement, "clock": Clock, "leave_by": LeaveBy}
+        for name, known in names.items():
+            insist_name(name, getattr(self, name), known)
         for name in ("log_events", "pin_outputs", "remap"):
             insist_switch(name, getattr(self, name))
         if self.thrash is not None:
@@ -87,14 +89,8 @@ class Rules:
                 raise ValueError(f'move_ns {self.move_ns!r} is not "measured" or a number of ns')
             _insist_count("move_ns", self.move_ns)
         _insist_count("layouts", self.layouts)
-        if self.placement not in ("best_fit", "two_ended"):
-            raise ValueError(f'placement {self.placement!r} is not "best_fit" or "two_ended"')
-        if self.clock not in ("wall", "logical"):
-            raise ValueError(f'clock {self.clock!r} is not "wall" or "logical"')
         if self.mode == "bytes" and self.clock == "logical":
             raise ValueError("mode 'bytes' has the clock of the paper's simulator, \"wall\"")
-        if self.leave_by not in ("drop", "swap", "both"):
-            raise ValueError(f'leave_by {self.leave_by!r} is not "drop", "swap" or "both"')
         if self.link is None:
             if self.leave_by == "swap":
                 raise ValueError("leave_by 'swap' needs a link")
@@ -107,11 +103,7 @@ class Rules:
 
 
 def native_policy(policy: str) -> _core.Policy:
-    """The engine's own.
-
-    Raises:
-        ValueError: the name is not known.
-    """
+    """The engine's own. Raises ValueError where the name is not known."""
     if policy not in ("eager", "banish", "ignore"):
         raise ValueError(f'policy {policy!r} is not one of "eager", "banish", "ignore"')
     return cast(_core.Policy, getattr(_core.Policy, policy))
@@ -128,11 +120,8 @@ PAPERS = Rules()
 
 
 def live(heuristic: str | Heuristic = "dtr", clock: Clock = "wall") -> Rules:
-    """Those of a scope: by them advice and plans foretell what it will do.
-
-    Raises:
-        TypeError, ValueError: as `Rules` does.
-    """
+    """Those of a scope: by them advice and plans foretell what it will do. Raises TypeError or
+    ValueError as `Rules` does."""
     return Rules(
         heuristic,
         mode="pool",

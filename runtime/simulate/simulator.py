@@ -30,8 +30,6 @@ from dtr_alloc.runtime.simulate.rules import PAPERS, Rules, native_policy
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 
-_REGION = "compiled::"  # Begins the names of those whose results are evicted together (graph.h).
-
 Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
 Budget: TypeAlias = float | str
 
@@ -73,23 +71,9 @@ class Simulator:
         schedule = trace.schedule() if isinstance(trace, Trace) else trace
         self.name = name or getattr(trace, "path", "")
         self.schedule = schedule
+        columns = {name: getattr(schedule, name) for name in _core.SCHEDULE_COLUMNS}
         self._schedule = _core.Schedule(
-            tensor_size=schedule.tensor_size,
-            tensor_alias=schedule.tensor_alias,
-            op_cost=schedule.op_cost,
-            op_constant=schedule.op_constant.astype(np.int64),
-            op_together=np.array([name.startswith(_REGION) for name in schedule.op_name], np.int64),
-            op_args_begin=schedule.op_args_begin,
-            op_args=schedule.op_args,
-            op_results_begin=schedule.op_results_begin,
-            kind=schedule.kind.astype(np.int64),
-            operand=schedule.operand,
-            tensor_tracked=schedule.tensor_tracked,
-            tensor_in_place=schedule.tensor_in_place,
-            tensor_block=schedule.tensor_block,
-            op_events_begin=schedule.op_events_begin,
-            event_kind=schedule.event_kind,
-            event_value=schedule.event_value,
+            **{name: np.asarray(column, np.int64) for name, column in columns.items()}
         )
         self.baseline = Baseline(*self._schedule.baseline())
         self._released: int | None = None  # Not looked for yet.

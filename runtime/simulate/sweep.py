@@ -186,12 +186,8 @@ def _rows(path: str | os.PathLike[str] | None) -> Iterator[Callable[[SimulationR
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[SimulationResult]:
-    """What `write_csv` wrote.
-
-    Raises:
-        ValueError: a column is missing, or holds no number where there should be one.
-        OSError: the file cannot be read.
-    """
+    """What `write_csv` wrote. Raises ValueError where a column is missing, or holds no number where
+    there should be one, or OSError where the file cannot be read."""
     types = {
         field.name: _TYPES[str(field.type)]
         for field in fields(SimulationResult)

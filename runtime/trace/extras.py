@@ -24,9 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.int64]
+from dtr_alloc import _core
 
-ALLOCATED, FREED, RELEASED, COPIED = range(4)
+ALLOCATED, FREED, RELEASED, COPIED = (
+    _core.MEMORY_EVENTS[event] for event in ("Allocated", "Freed", "Released", "Copied")
+)
+LETTERS = {ALLOCATED: "a", FREED: "f", RELEASED: "x", COPIED: "c"}
 _LIMIT = 1 << 60
 
 
@@ -37,32 +40,18 @@ class TraceExtras:
     def __init__(self, refuse: Callable[[str], Any], tensor_of: Callable[[str, str], int]) -> None:
         self.refuse = refuse
         self.tensor_of = tensor_of
-        self.tracked: list[int] = []
-        self.in_place: list[int] = []
-        self.block: list[int] = []
-        self.events_begin = [0]
+        self.tensor_tracked: list[int] = []
+        self.tensor_in_place: list[int] = []
+        self.tensor_block: list[int] = []
+        self.op_events_begin = [0]
         self.event_kind: list[int] = []
         self.event_value: list[int] = []
 
-    @classmethod
-    def unknown(cls, tensors: int, operators: int) -> dict[str, Numbers]:
-        """The columns of a schedule of which no more is known."""
-        nothing = np.full(tensors, -1, np.int64)
-        return {
-            "tensor_tracked": nothing,
-            "tensor_in_place": nothing,
-            "tensor_block": nothing,
-            "op_events_begin": np.zeros(operators + 1, np.int64),
-            "event_kind": np.zeros(0, np.int64),
-            "event_value": np.zeros(0, np.int64),
-        }
-
     def plain(self, results: int) -> None:
         """An operator of which no more is known."""
-        self.tracked += [-1] * results
-        self.in_place += [-1] * results
-        self.block += [-1] * results
-        self.events_begin.append(len(self.event_kind))
+        for column in (self.tensor_tracked, self.tensor_in_place, self.tensor_block):
+            column += [-1] * results
+        self.op_events_begin.append(len(self.event_kind))
 
     def operator(
         self,
@@ -76,8 +65,8 @@ class TraceExtras:
         count = len(sizes)
         tracked = self._integers(reader, extra, "tracked", count, (0, 1))
         in_place = written is not None and tracked is not None
-        self.tracked += tracked or [-1] * count
-        self.in_place += list(written or ()) if in_place else [-1] * count
+        self.tensor_tracked += tracked or [-1] * count
+        self.tensor_in_place += list(written or ()) if in_place else [-1] * count
         allocated = self._events(reader, extra.get("memory", []))
         blocks = self._integers(reader, extra, "blocks", count, (-1, len(allocated) - 1))
         if blocks is None:
@@ -94,8 +83,8 @@ class TraceExtras:
             allocated[block] = -1
         if any(size >= 0 for size in allocated):
             self.refuse(f"{reader}: a block is neither freed nor a result")
-        self.block += blocks
-        self.events_begin.append(len(self.event_kind))
+        self.tensor_block += blocks
+        self.op_events_begin.append(len(self.event_kind))
 
     def _events(self, reader: str, memory: object) -> list[int]:
         """Adds them, and returns the bytes of each block, -1 for those that were freed."""
@@ -140,14 +129,7 @@ class TraceExtras:
             self.refuse(f'{reader}: "{key}" is not {count} integers from {low} to {high}')
         return list(values)
 
-    def arrays(self) -> dict[str, Numbers]:
+    def arrays(self) -> dict[str, npt.NDArray[np.int64]]:
         """The columns, by the names that `Schedule` has for them."""
-        columns = {
-            "tensor_tracked": self.tracked,
-            "tensor_in_place": self.in_place,
-            "tensor_block": self.block,
-            "op_events_begin": self.events_begin,
-            "event_kind": self.event_kind,
-            "event_value": self.event_value,
-        }
+        columns = {name: given for name, given in vars(self).items() if isinstance(given, list)}
         return {name: np.array(column, np.int64) for name, column in columns.items()}

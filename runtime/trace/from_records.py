@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from dtr_alloc import _core
 from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.extras import LETTERS, RELEASED
 from dtr_alloc.runtime.trace.format import (
     Annotate,
     Call,
@@ -24,8 +26,10 @@ from dtr_alloc.runtime.trace.format import (
     Result,
 )
 
-_OPERATOR, _CONSTANT, _RELEASE, _FREEZE, _STEP, _OPTIMIZING = range(6)
-_RELEASED = 2  # Of the events of memory (trace_recorder.h).
+_OPERATOR, _CONSTANT, _RELEASE, _FREEZE, _STEP, _OPTIMIZING = (
+    _core.RECORD_KINDS[kind]
+    for kind in ("Operator", "Constant", "Release", "Freeze", "Step", "Optimizing")
+)
 
 
 def trace_of(records: list[int], operators: list[str]) -> Trace:
@@ -63,7 +67,7 @@ def with_later_state(records: list[int]) -> list[int]:
                 rows = zip(results[::4], results[1::4], results[2::4], strict=True)
                 made |= {name: -(-size // 512) * 512 for name, size, block in rows if block >= 0}
             for event, name in zip(memory[::2], memory[1::2], strict=True):
-                if event == _RELEASED:
+                if event == RELEASED:
                     made.pop(name, None)
         at += 2 + len(fields)
     return [_CONSTANT, 2, 1 << 40, state, *records[:ended]] if state > 0 else []
@@ -119,7 +123,9 @@ def _operator(
     memory: list[int],
 ) -> Call | Mutate:
     names = tuple(f"x{arg}" for arg in args)
-    events = [_event(*pair) for pair in zip(memory[::2], memory[1::2], strict=True)]
+    events = [
+        f"{LETTERS[event]}{value}" for event, value in zip(memory[::2], memory[1::2], strict=True)
+    ]
     fresh = [row for row in rows if row[2] >= 0]
     # Few operators write and make at once; what those write is constant (intercept.cpp).
     if written and not fresh:
@@ -136,7 +142,3 @@ def _operator(
     if [row[2] for row in fresh] != list(range(len(fresh))) or len(events) > len(fresh):
         extra |= {"memory": events, "blocks": [row[2] for row in fresh]}
     return Call(name, names, results, cost, extra)
-
-
-def _event(kind: int, value: int) -> str:
-    return f"{'afxc'[kind]}{value}"

@@ -14,17 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtr_alloc.runtime.trace.extras import TraceExtras
 from dtr_alloc.runtime.trace.schedule import COMPUTE, RELEASE, Schedule
 
 
 def linear_schedule(layers: int) -> Schedule:
     """Tensors 0 to N - 1 are f_0 to f_(N-1), tensors N to 2N - 1 are b_(N-1) to b_0; operators are
-    numbered likewise.
-
-    Raises:
-        ValueError: there are no layers.
-    """
+    numbered likewise. Raises ValueError where there are no layers."""
     n = layers
     if n < 1:
         raise ValueError(f"a linear network has at least 1 layer, not {n}")
@@ -39,9 +34,11 @@ def linear_schedule(layers: int) -> Schedule:
     kind = [COMPUTE] * n + [RELEASE, COMPUTE] + [RELEASE, COMPUTE, RELEASE] * (n - 1)
     each = np.stack([own, backward, backward - 1], 1).ravel()
     operators = 2 * n
+    nothing = np.full(operators, -1, np.int64)
+    empty = np.zeros(0, np.int64)
     return Schedule(
         tensor_op=np.arange(operators, dtype=np.int64),
-        tensor_alias=np.full(operators, -1, np.int64),
+        tensor_alias=nothing,
         tensor_size=np.ones(operators, np.int64),
         op_cost=np.ones(operators, np.int64),
         op_args_begin=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
@@ -52,5 +49,10 @@ def linear_schedule(layers: int) -> Schedule:
         kind=np.array(kind, np.int8),
         operand=np.concatenate([np.arange(n, dtype=np.int64), [n - 1, n], each]),
         tensor_name=[f"f{i}" for i in range(n)] + [f"b{i}" for i in reversed(range(n))],
-        **TraceExtras.unknown(operators, operators),
+        tensor_tracked=nothing,
+        tensor_in_place=nothing,
+        tensor_block=nothing,
+        op_events_begin=np.zeros(operators + 1, np.int64),
+        event_kind=empty,
+        event_value=empty,
     )

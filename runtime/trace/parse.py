@@ -136,10 +136,7 @@ def _not_json(constant: str) -> NoReturn:
 
 
 _decoder = json.JSONDecoder(
-    object_pairs_hook=_unique,
-    parse_int=_integer,
-    parse_float=_finite,
-    parse_constant=_not_json,
+    object_pairs_hook=_unique, parse_int=_integer, parse_float=_finite, parse_constant=_not_json
 )
 
 
@@ -178,8 +175,8 @@ class _Reader:
         self.bytes_left -= len(text)
         return text
 
-    def fields(self, text: bytes) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """The kind of a line, its fields, and its extensions."""
+    def decoded(self, text: bytes) -> dict[str, Any]:
+        """The object that a line is."""
         try:
             record = _decoder.decode(text.decode())
         except UnicodeDecodeError:
@@ -192,6 +189,11 @@ class _Reader:
             self.fail(f"the line is not JSON that can be read: {error}")
         if not isinstance(record, dict):
             self.fail(f"the line is {_described(record)}, not an object")
+        return record
+
+    def fields(self, text: bytes) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """The kind of a line, its fields, and its extensions."""
+        record = self.decoded(text)
         kind = record.pop("INSTRUCTION", None)
         expected = _FIELDS.get(kind) if isinstance(kind, str) else None
         if expected is None:
@@ -199,12 +201,10 @@ class _Reader:
             self.fail(f"INSTRUCTION is {given}")
         extra = {}
         if record.keys() != expected.keys():
-            for key in [key for key in record if key.islower()]:
-                extra[key] = record.pop(key)
-            for key in expected:
+            extra = {key: record.pop(key) for key in list(record) if key.islower()}
+            for key in (*expected, *record):
                 if key not in record:
                     self.fail(f"{kind} has no field {key}")
-            for key in record:
                 if key not in expected:
                     self.fail(f"{kind} has a field {shown(key)}, which is not known")
         try:

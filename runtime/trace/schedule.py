@@ -27,6 +27,7 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dtr_alloc import _core
 from dtr_alloc.runtime.trace.extras import TraceExtras
 from dtr_alloc.runtime.trace.format import (
     NUMBER_LIMIT,
@@ -45,7 +46,11 @@ from dtr_alloc.runtime.trace.format import (
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-COMPUTE, GET, PIN, RELEASE, FREEZE, STEP = range(6)
+_REGION = "compiled::"  # Begins the names of those whose results are evicted together (graph.h).
+
+COMPUTE, GET, PIN, RELEASE, FREEZE, STEP = (
+    _core.STEP_KINDS[kind] for kind in ("Compute", "Get", "Pin", "Release", "Freeze", "Step")
+)
 """Kinds of step: run an operator; take a reference; bring into memory for good; give a reference
 back; and for the live runtime's rules: make a tensor a constant; end an optimizer's step."""
 
@@ -78,7 +83,8 @@ class Schedule:
             operator i: kinds (`extras`) and values in the next two, from
             ``op_events_begin[i]`` on; nothing where no more is known.
         event_kind, event_value: bytes of a block allocated; which block was freed; the tensor that
-            was released.
+            was released; bytes copied before the operator runs again. An operator without events
+            allocates its fresh results in order.
     """
 
     tensor_op: Numbers
@@ -105,6 +111,11 @@ class Schedule:
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
 
+    @property
+    def op_together(self) -> npt.NDArray[np.bool_]:
+        """Whether all outputs of the operator are evicted together: those of a compiled region."""
+        return np.array([name.startswith(_REGION) for name in self.op_name], np.bool_)
+
     def without_releases(self) -> Schedule:
         """The same, but that the program never gives a reference back (appendix D.2)."""
         kept = self.kind != RELEASE
@@ -121,10 +132,7 @@ def resolve(instructions: Sequence[Instruction], path: str = "") -> Schedule:
     """
     if not instructions:
         raise TraceError(path, 1, "the log is empty")
-    start = next(
-        (i + 1 for i, item in enumerate(instructions) if item == Annotate("START")),
-        0,
-    )
+    start = next((i + 1 for i, item in enumerate(instructions) if item == Annotate("START")), 0)
     resolver = _Resolver()
     for index in range(start, len(instructions)):
         try:
@@ -317,18 +325,13 @@ class _Resolver:
         for tensor in self.bound.values():
             if self.references[tensor] > 0:
                 self.step(PIN, tensor)
+        of_operators = ("op_cost", "op_args_begin", "op_args", "op_results_begin")
+        columns = ("tensor_op", "tensor_alias", "tensor_size", *of_operators, "operand")
         return Schedule(
-            tensor_op=np.array(self.tensor_op, np.int64),
-            tensor_alias=np.array(self.tensor_alias, np.int64),
-            tensor_size=np.array(self.tensor_size, np.int64),
-            op_cost=np.array(self.op_cost, np.int64),
-            op_args_begin=np.array(self.op_args_begin, np.int64),
-            op_args=np.array(self.op_args, np.int64),
-            op_results_begin=np.array(self.op_results_begin, np.int64),
             op_constant=np.array(self.op_constant, np.bool_),
             op_name=self.op_name,
             kind=np.array(self.kind, np.int8),
-            operand=np.array(self.operand, np.int64),
             tensor_name=self.tensor_name,
+            **{name: np.array(getattr(self, name), np.int64) for name in columns},
             **self.extras.arrays(),
         )

@@ -84,10 +84,7 @@ def draw(study: optuna.Study, path: str | os.PathLike[str]) -> None:
 
     Writes a picture in the format of the path's suffix: bars of importance (PED-ANOVA), and each
     trial's overhead over its weights and factors, for example the penalty for what was recomputed.
-    The best trial is marked.
-
-    Raises:
-        ValueError: the study has fewer than two finished trials.
+    The best trial is marked. Raises ValueError where the study has fewer than two finished trials.
     """
     import optuna
 

@@ -71,11 +71,8 @@ def _parameters(heuristic: Heuristic) -> dict[str, Any]:
 
 def heuristic_of(parameters: dict[str, Any]) -> Heuristic:
     """The heuristic of a trial's `params`."""
-    rounded: dict[str, Any] = {
-        name: round(value, 2) if isinstance(value, float) else value
-        for name, value in parameters.items()
-    }
-    return Heuristic(**rounded)
+    numbers = {name: round(v, 2) for name, v in parameters.items() if isinstance(v, float)}
+    return Heuristic(**parameters | numbers)
 
 
 def line_to_paste(heuristic: Heuristic) -> str:
@@ -85,13 +82,7 @@ def line_to_paste(heuristic: Heuristic) -> str:
         >>> line_to_paste(Heuristic(size_exp=0.5))
         'heuristic=dtr_alloc.Heuristic(size_exp=0.5)'
     """
-    plain = Heuristic()
-    named = [
-        f"{name}={getattr(heuristic, name)!r}"
-        for name in _parameters(heuristic)
-        if getattr(heuristic, name) != getattr(plain, name)
-    ]
-    return f"heuristic=dtr_alloc.Heuristic({', '.join(named)})"
+    return f"heuristic=dtr_alloc.{heuristic!r}"
 
 
 @dataclass(frozen=True)
@@ -124,11 +115,8 @@ def overhead_of(runs: Iterable[SimulationResult]) -> float:
 
 
 def cases(traces: Iterable[Traced], budgets: Iterable[Budget]) -> list[Case]:
-    """Every trace under every budget.
-
-    Raises:
-        TypeError, ValueError, TraceError, OSError: of a trace or a budget, as `simulate` does.
-    """
+    """Every trace under every budget. Raises TypeError, ValueError, TraceError and OSError of a
+    trace or a budget, as `simulate` does."""
     budgets = list(budgets)
     for budget in budgets:
         parse_budget(budget)
@@ -243,8 +231,7 @@ def _quiet() -> Iterator[None]:
 def _finished(study: optuna.Study) -> int:
     from optuna.trial import TrialState
 
-    states = (TrialState.COMPLETE,)
-    return len(study.get_trials(deepcopy=False, states=states))
+    return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
 
 
 def _storage(storage: str | os.PathLike[str] | None) -> Any:

@@ -43,12 +43,6 @@ def test_where_it_is_called(around: str) -> None:
     assert_exact(lambda: gradients(run, two(96)[0]))
 
 
-def broken(x: Tensor) -> Tensor:
-    y = x.sin() * 2
-    torch._dynamo.graph_break()
-    return y.cos() * x
-
-
 def inside(x: Tensor) -> Tensor:
     made = checkpoint(lambda t: (t.sin() @ t).cos(), x, use_reentrant=False)
     assert isinstance(made, Tensor)
@@ -85,9 +79,7 @@ def many(x: Tensor) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize(
-    "function", [broken, inside, asks, chosen, spectrum, attention, noisy, many]
-)
+@pytest.mark.parametrize("function", [inside, asks, chosen, spectrum, attention, noisy, many])
 def test_a_function(function: Function) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         run = compiled(function)

@@ -19,14 +19,12 @@ import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.adapters.compile_backend import backend
 from dtr_alloc.runtime.trace.format import Call
-from tests.live.test_threads import in_threads
-from tests.support.exactness import assert_exact, bits, same, scope
+from tests.support.exactness import assert_exact, assert_exact_within, exact, grad_of, scope
 
 pytestmark = [  # Torch's own, as it is imported and as it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:The .grad attribute"),
 ]
-KIB, MIB = 1 << 10, 1 << 20
 Function = Callable[..., Any]
 
 
@@ -58,9 +56,7 @@ def training(blocks: int = 6, rows: int = 128) -> Iterator[Tensor]:
         x = block()(x, *weight.unbind())
     x.square().mean().backward()  # type: ignore[no-untyped-call]
     yield x
-    for weight in weights:
-        assert weight.grad is not None
-        yield weight.grad
+    yield from map(grad_of, weights)
 
 
 def gradients(run: Function, *inputs: Tensor) -> Iterator[Tensor]:
@@ -95,23 +91,7 @@ def test_all_that_it_saves_can_be_evicted() -> None:
 
 
 def test_budgets_hold_and_change_no_bit() -> None:
-    share = 0.4
-    expected = [bits(one) for one in seeded(training, 12, 512)]
-    with dtr_alloc.measure() as measured:
-        list(seeded(training, 12, 512))
-    peak = measured.stats().peak_bytes
-    with scope(int(share * peak)) as session:
-        found = [bits(one) for one in seeded(training, 12, 512)]
-        session.check()
-    stats = session.stats()
-    assert stats.rematerializations > 0
-    assert stats.peak_bytes <= share * peak
-    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
-
-
-def seeded(program: Callable[..., Iterator[Tensor]], *arguments: Any) -> Iterator[Tensor]:
-    torch.manual_seed(0)
-    return program(*arguments)
+    assert_exact_within(0.4, lambda: training(12, 512))
 
 
 @pytest.mark.slow
@@ -127,39 +107,6 @@ def test_views_among_the_results_and_inputs_that_come_back() -> None:
 
 def two(size: int) -> tuple[Tensor, Tensor]:
     return torch.randn(size, size), torch.randn(size, size)
-
-
-def test_batch_norm_and_buffers_that_are_written() -> None:
-    norm = nn.BatchNorm1d(32)
-    run = compiled(lambda x: F.relu(norm(x)))
-
-    def program() -> Iterator[Tensor]:
-        norm.reset_running_stats()
-        norm.weight.grad = None
-        for _ in range(3):
-            run(torch.randn(64, 32).exp()).exp().sum().backward()
-        assert norm.weight.grad is not None
-        yield norm.weight.grad
-        yield from norm.buffers()
-
-    assert_exact(program)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [64, 256])  # Small enough for a copy, and not.
-def test_an_input_that_is_written(size: int) -> None:
-    run = compiled(lambda x, y: (x.add_(y), x.sin(), y.cos())[1:])
-
-    def program() -> Iterator[Tensor]:
-        made, given = torch.randn(size, size).exp(), torch.ones(size, size)
-        before = made.cos(), given.cos() * made
-        for _ in range(2):
-            yield from run(made, given)
-            yield from run(given, made)
-        yield from before
-        yield from (made, given)
-
-    assert_exact(program)
 
 
 @pytest.mark.slow
@@ -209,72 +156,18 @@ def table() -> Tensor:
 
 
 @pytest.mark.slow
-def test_constants_that_the_code_took_from_a_scope() -> None:
-    def program() -> Iterator[Tensor]:
-        torch._dynamo.reset()
-        TABLES[:] = [torch.randn(128, 128).exp()]
-        run = compiled(lambda x: x + table() + torch.tensor([float(i) for i in range(128)]))
-        for _ in range(3):
-            yield run(torch.randn(128, 128).exp()).exp()
-
-    assert_exact(program)
-
-
-def test_an_error_inside_loses_nothing() -> None:
-    @torch.library.custom_op("dtr_alloc_test::fails", mutates_args=())
-    def fails(x: Tensor) -> Tensor:
-        raise LookupError("by the test")
-
-    fails.register_fake(torch.empty_like)
-    run = compiled(lambda x: fails(x.sin()) + x)
-    with scope(None) as session:
-        x = torch.randn(64, 64).exp()
-        before = session.stats().evictable_bytes
-        assert dtr_alloc.evict(x)
-        for _ in range(2):
-            with pytest.raises(LookupError, match="by the test"):
-                run(x)
-        assert session.stats().evictable_bytes >= before
-        assert dtr_alloc.evict(x)
-        session.check()
-
-
-def test_a_budget_that_is_too_small_is_refused_and_leaves_all_as_it_was() -> None:
-    run = compiled(lambda x: (x.sin(), x.cos(), x.tan(), x.exp()))
-    expected = bits(run(torch.full((64, 512), 0.5).exp())[0])
-    with scope(int(3.5 * MIB)) as session:
-        x = torch.full((512, 512), 0.5).exp()
-        with pytest.raises(torch.OutOfMemoryError, match="nothing left to evict"):
-            run(x)
-        session.check()
-        assert same(bits(run(x[:64])[0]), expected)
-
-
-@pytest.mark.slow
-def test_threads_that_join() -> None:
-    expected = [bits(one) for one in seeded(plain_training)]
-    with scope(None, evict_always=True) as session:
-
-        def work() -> None:
-            found = [bits(one) for one in plain_training()]
-            assert all(same(one, other) for one, other in zip(expected, found, strict=True))
-
-        in_threads(work, work)
-        assert session.stats().rematerializations > 0
+@exact
+def test_constants_that_the_code_took_from_a_scope() -> Iterator[Tensor]:
+    torch._dynamo.reset()
+    TABLES[:] = [torch.randn(128, 128).exp()]
+    run = compiled(lambda x: x + table() + torch.tensor([float(i) for i in range(128)]))
+    for _ in range(3):
+        yield run(torch.randn(128, 128).exp()).exp()
 
 
 @functools.cache
 def wave() -> Function:
     return compiled(lambda x: (x.sin() * x).cos())
-
-
-def plain_training() -> Iterator[Tensor]:
-    x = torch.full((64, 64), 0.7, requires_grad=True)
-    y = x
-    for _ in range(5):
-        y = wave()(y.exp().sin())
-        yield y
-    yield from torch.autograd.grad(y.sum(), x)
 
 
 def test_the_code_goes_with_the_graph_and_its_last_recipe() -> None:
@@ -293,12 +186,12 @@ def test_the_code_goes_with_the_graph_and_its_last_recipe() -> None:
         y = run(x.exp())
         made = [weakref.ref(one) for one in graphs() if id(one) not in before]
         assert len(made) == 1
-        expected = bits(y)
+        expected = y.clone()
         run = None
         torch._dynamo.reset()
         assert dtr_alloc.evict(y)
         graphs()
-        assert same(bits(y), expected)  # By code that only the recipe has.
+        assert torch.equal(y, expected)  # By code that only the recipe has.
         assert made[0]() is not None
         del y
     graphs()
@@ -359,10 +252,6 @@ def test_what_stays_of_an_evicted_block_is_needed_when_it_was() -> None:
     with dtr_alloc.rematerialize(session.stats().peak_bytes // 2) as session:
         train(session)
     assert session.stats().evictions > 0
-
-
-def test_torch_finds_it_by_name() -> None:
-    assert "dtr_alloc" in torch._dynamo.list_backends()
 
 
 def test_cuda_graphs_are_refused() -> None:

@@ -12,7 +12,7 @@ import random
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -72,9 +72,13 @@ class Case:
 
 def cases(database: str, part: int | None = None) -> list[Case]:
     """All cases of a database, or those of one part."""
-    found = list(
-        {"operators": _operators, "modules": _modules, "optimizers": _optimizers}[database]()
-    )
+    entries = {"operators": _operators, "modules": _modules, "optimizers": _optimizers}[database]
+    found = [
+        Case(database, name, dtype, info)
+        for name, info, supported in entries()
+        for dtype in DTYPES
+        if dtype in supported
+    ]
     return found if part is None else [case for case in found if case.part == part]
 
 
@@ -86,26 +90,23 @@ def database_module(name: str) -> ModuleType:
         return importlib.import_module(_INTERNAL + name)
 
 
-def _operators() -> Iterator[Case]:
+# The entries of each: name, torch's own object, and types.
+
+
+def _operators() -> Iterator[tuple[str, Any, Collection[torch.dtype]]]:
     for info in database_module("common_methods_invocations").op_db:
         name = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
-        supported = info.supported_dtypes("cpu")
-        for dtype in DTYPES:
-            if dtype in supported:
-                yield Case("operators", name, dtype, info)
+        yield name, info, info.supported_dtypes("cpu")
 
 
-def _modules() -> Iterator[Case]:
+def _modules() -> Iterator[tuple[str, Any, Collection[torch.dtype]]]:
     for info in database_module("common_modules").module_db:
-        for dtype in DTYPES:
-            if dtype in info.supported_dtypes("cpu"):
-                yield Case("modules", info.name, dtype, info)
+        yield info.name, info, info.supported_dtypes("cpu")
 
 
-def _optimizers() -> Iterator[Case]:
+def _optimizers() -> Iterator[tuple[str, Any, Collection[torch.dtype]]]:
     for info in database_module("common_optimizers").optim_db:
-        for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            yield Case("optimizers", info.optim_cls.__name__, dtype, info)
+        yield info.optim_cls.__name__, info, (torch.float32, torch.float64, torch.bfloat16)
 
 
 @contextmanager

@@ -24,9 +24,7 @@ WITHOUT_ELEMENTS = {
 }
 
 # Some samples of one case: those with the word in their names.
-SAMPLE_SKIPS = {
-    ("optimizers/SGD/bfloat16", "fused"): READS_GARBAGE,
-}
+SAMPLE_SKIPS = {("optimizers/SGD/bfloat16", "fused"): READS_GARBAGE}
 
 PARTLY_UNINITIALISED = "a value on the way is memory that nobody wrote, in part; no result shows it"
 
@@ -43,20 +41,10 @@ VERIFY_SKIPS = {
 EAGER_DIFFERS = "eager differs from itself when run again from the same seed"
 
 
-def reason_to_skip_case(entry: str) -> str | None:
-    """Why no sample of an entry, named database/entry, is run."""
-    return SKIPS.get(entry)
-
-
 def reason_to_skip_sample(case: str, sample: str) -> str | None:
     """Why a sample of a case, named database/entry/type, is not run."""
     reasons = (why for (name, word), why in SAMPLE_SKIPS.items() if name == case and word in sample)
     return next(reasons, None)
-
-
-def reason_to_skip_check(entry: str, mode: str) -> str | None:
-    """Why the samples of an entry are not run in a mode."""
-    return VERIFY_SKIPS.get(entry) if mode == "verify" else None
 
 
 def table() -> str:

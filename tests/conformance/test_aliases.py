@@ -1,8 +1,6 @@
 """One memory under several names: complex and bit views, overlapping strides, storages that are
 resized or shared by libraries, and integers large enough to be evicted."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,89 +9,57 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from tests.support.exactness import assert_exact, scope
+from tests.support.exactness import assert_exact, exact, scope
+from tests.support.own_process import printed
 
 
-def test_writes_through_views_of_another_type() -> None:
-    def program() -> Iterator[Tensor]:
-        z = torch.randn(32, 32, dtype=torch.complex64).exp()
-        before = z.sin()
-        z.imag.add_(1)
-        z.real.copy_(z.imag.abs())
-        z.conj().mul_(1j)
-        torch.view_as_real(z)[3].zero_()
-        torch._neg_view(z[4]).add_(2)
-        x = torch.randn(64, 64).exp()
-        x.view(torch.int32).bitwise_and_(-256)
-        yield from (before, z, z.conj().t() @ z, x)
-
-    assert_exact(program)
+@exact
+def test_writes_through_views_of_another_type() -> Iterator[Tensor]:
+    z = torch.randn(32, 32, dtype=torch.complex64).exp()
+    before = z.sin()
+    z.imag.add_(1)
+    z.real.copy_(z.imag.abs())
+    z.conj().mul_(1j)
+    torch.view_as_real(z)[3].zero_()
+    torch._neg_view(z[4]).add_(2)
+    x = torch.randn(64, 64).exp()
+    x.view(torch.int32).bitwise_and_(-256)
+    yield from (before, z, z.conj().t() @ z, x)
 
 
-def test_random_writes_through_strided_views() -> None:
-    def program() -> Iterator[Tensor]:
-        x = torch.zeros(64, 64) + 1
-        x[::2].normal_()
-        x.t()[5].uniform_()
-        x[:, 1::3].exponential_()
-        x[3, :5].bernoulli_(0.4)
-        yield from (x, F.dropout(x.t(), 0.3), torch.randn_like(x.t()), torch.rand_like(x[::2]))
-
-    assert_exact(program)
+@exact
+def test_random_writes_through_strided_views() -> Iterator[Tensor]:
+    x = torch.zeros(64, 64) + 1
+    x[::2].normal_()
+    x.t()[5].uniform_()
+    x[:, 1::3].exponential_()
+    x[3, :5].bernoulli_(0.4)
+    yield from (x, F.dropout(x.t(), 0.3), torch.randn_like(x.t()), torch.rand_like(x[::2]))
 
 
-def test_overlapping_and_expanded_arguments() -> None:
-    def program() -> Iterator[Tensor]:
-        x = torch.randn(400).exp()
-        windows = x.unfold(0, 16, 3)
-        sliding = x.as_strided((20, 20), (1, 2), 5)
-        wide = x[:40].expand(30, 40)
-        yield from (windows.sin(), sliding @ sliding.t(), wide.exp(), wide.t().contiguous())
-        yield torch.einsum("ij,kj->ik", windows, windows[:5])
-
-    assert_exact(program)
+@exact
+def test_overlapping_and_expanded_arguments() -> Iterator[Tensor]:
+    x = torch.randn(400).exp()
+    windows = x.unfold(0, 16, 3)
+    sliding = x.as_strided((20, 20), (1, 2), 5)
+    wide = x[:40].expand(30, 40)
+    yield from (windows.sin(), sliding @ sliding.t(), wide.exp(), wide.t().contiguous())
+    yield torch.einsum("ij,kj->ik", windows, windows[:5])
 
 
-def test_an_output_that_torch_resizes() -> None:
-    def program() -> Iterator[Tensor]:
-        x = torch.randn(64, 64)
-        out = x.exp()
-        before = out.sin()
-        torch.cat([x, x], out=out.resize_(0))
-        small = x.cos()
-        torch.mul(x[:4], 2, out=small.resize_(0))
-        yield from (before, out, small)
-
-    assert_exact(program)
-
-
-def test_integers_and_masks_large_enough_to_be_evicted() -> None:
-    def program() -> Iterator[Tensor]:
-        x = torch.randn(300, 300)
-        mask, order = x > 0.5, torch.randperm(90_000)
-        flat = x.flatten()[order] * 2
-        counts = torch.bincount(order % 50)
-        yield from (x[mask], flat, counts, torch.where(mask, x, -x), mask.nonzero())
-        yield from torch.unique(order % 97, return_counts=True)
-        yield torch.searchsorted(flat.sort().values, flat)
-        yield F.embedding(order % 300, x)[:100].sum(1)
-        yield torch.repeat_interleave(flat, order % 3)
-        yield F.one_hot(order % 7).float().mean(0)
-        yield from (mask.logical_not_(), order.add_(1), order.bitwise_xor_(order // 2))
-
-    assert_exact(program)
-
-
-def test_a_lazy_clone_and_its_original_part_at_the_first_write() -> None:
-    def program() -> Iterator[Tensor]:
-        x = torch.randn(64, 64).exp()
-        early = x.sin()
-        twin = torch._lazy_clone(x)
-        twin.mul_(2)
-        x.add_(1)
-        yield from (x, twin, early)
-
-    assert_exact(program)
+@exact
+def test_integers_and_masks_large_enough_to_be_evicted() -> Iterator[Tensor]:
+    x = torch.randn(300, 300)
+    mask, order = x > 0.5, torch.randperm(90_000)
+    flat = x.flatten()[order] * 2
+    counts = torch.bincount(order % 50)
+    yield from (x[mask], flat, counts, torch.where(mask, x, -x), mask.nonzero())
+    yield from torch.unique(order % 97, return_counts=True)
+    yield torch.searchsorted(flat.sort().values, flat)
+    yield F.embedding(order % 300, x)[:100].sum(1)
+    yield torch.repeat_interleave(flat, order % 3)
+    yield F.one_hot(order % 7).float().mean(0)
+    yield from (mask.logical_not_(), order.add_(1), order.bitwise_xor_(order // 2))
 
 
 @pytest.mark.parametrize("rows", [1, 64, 512], ids=["small", "copied", "retired"])
@@ -122,77 +88,41 @@ def test_a_lazy_clone_made_before_the_scope_is_written_in_it() -> None:
     assert torch.equal(twin, 2 * x)
 
 
-def test_the_storage_of_a_parameter_is_freed_and_filled_again() -> None:
-    """As sharded training does with the parameters that it gathers."""
-    weight, x = torch.randn(64, 64), torch.randn(16, 64)
-    expected, shard = x @ weight, weight.clone()
-    with scope(None, evict_always=True):
-        first = x @ weight
-        storage = weight.untyped_storage()
-        storage.resize_(0)
-        storage.resize_(shard.nbytes)
-        storage.fill_(0)  # type: ignore[attr-defined]
-        weight.copy_(shard)
-        assert torch.equal(first, expected)
-
-
 @pytest.mark.parametrize("rows", [64, 512], ids=["copied", "retired"])
-def test_storages_over_parts_of_one_array(rows: int) -> None:
-    def program() -> Iterator[Tensor]:
-        array = np.ones((rows, 64), dtype=np.float32)
-        whole = torch.from_numpy(array)
-        part, other = torch.from_numpy(array[10:20]), torch.from_numpy(array[20:30])
-        early, early_part, apart = whole.exp(), part.repeat(9, 1).sin(), other.repeat(9, 1).cos()
-        part.add_(1)
-        yield from (early, early_part, apart, whole * 1)
-        late = part.repeat(9, 1).sin()
-        whole.mul_(3)
-        yield from (early, late, whole * 1, part * 1)
-
-    assert_exact(program)
+@exact
+def test_storages_over_parts_of_one_array(rows: int) -> Iterator[Tensor]:
+    array = np.ones((rows, 64), dtype=np.float32)
+    whole = torch.from_numpy(array)
+    part, other = torch.from_numpy(array[10:20]), torch.from_numpy(array[20:30])
+    early, early_part, apart = whole.exp(), part.repeat(9, 1).sin(), other.repeat(9, 1).cos()
+    part.add_(1)
+    yield from (early, early_part, apart, whole * 1)
+    late = part.repeat(9, 1).sin()
+    whole.mul_(3)
+    yield from (early, late, whole * 1, part * 1)
 
 
-def test_a_tensor_of_torch_and_a_library_s_name_for_it() -> None:
-    def program() -> Iterator[Tensor]:
-        ours = torch.ones(64, 64)
-        theirs = torch.from_numpy(ours.numpy())
-        early, their_early = ours.exp(), theirs.sin()
-        ours.add_(1)
-        yield from (early, their_early)
-        late, their_late = ours.exp(), theirs.sin()
-        theirs.add_(1)
-        yield from (early, their_early, late, their_late, ours * 1)
-
-    assert_exact(program)
+@exact
+def test_a_tensor_of_torch_and_a_library_s_name_for_it() -> Iterator[Tensor]:
+    ours = torch.ones(64, 64)
+    theirs = torch.from_numpy(ours.numpy())
+    early, their_early = ours.exp(), theirs.sin()
+    ours.add_(1)
+    yield from (early, their_early)
+    late, their_late = ours.exp(), theirs.sin()
+    theirs.add_(1)
+    yield from (early, their_early, late, their_late, ours * 1)
 
 
-def test_running_statistics_that_an_operator_has_two_names_for() -> None:
-    def program() -> Iterator[Tensor]:
-        array = np.zeros(16, dtype=np.float32)
-        mean, twin = torch.from_numpy(array), torch.from_numpy(array)
-        x = torch.randn(64, 16)
-        shifted = twin.expand(64, 16) + x
-        for _ in range(3):
-            x = nn.functional.batch_norm(x, mean, torch.ones(16), twin, None, training=True)
-        yield from (x, shifted, mean * 1, twin * 1)
-
-    assert_exact(program)
-
-
-@pytest.mark.parametrize("library", ["numpy", "dlpack"])
-def test_two_storages_over_the_memory_of_a_library(library: str) -> None:
-    def program() -> Iterator[Tensor]:
-        array = np.ones((64, 64), dtype=np.float32)
-        first = torch.from_numpy(array)
-        if library == "numpy":
-            second = torch.from_numpy(array)
-        else:
-            second = torch.utils.dlpack.from_dlpack(first)
-        early = first.exp()
-        second.mul_(2)
-        yield from (first * 1, early, second * 1)
-
-    assert_exact(program)
+@exact
+def test_running_statistics_that_an_operator_has_two_names_for() -> Iterator[Tensor]:
+    array = np.zeros(16, dtype=np.float32)
+    mean, twin = torch.from_numpy(array), torch.from_numpy(array)
+    x = torch.randn(64, 16)
+    shifted = twin.expand(64, 16) + x
+    for _ in range(3):
+        x = nn.functional.batch_norm(x, mean, torch.ones(16), twin, None, training=True)
+    yield from (x, shifted, mean * 1, twin * 1)
 
 
 _COMPLEX_NUMBER = """
@@ -208,5 +138,4 @@ with dtr_alloc.rematerialize("4MiB"):
 
 
 def test_a_complex_number_kept_inside_a_recipe() -> None:
-    done = subprocess.run([sys.executable, "-c", _COMPLEX_NUMBER], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "(2+0j)\n(2+0j)\n")
+    assert printed(_COMPLEX_NUMBER) == "(2+0j)\n(2+0j)\n"

@@ -1,7 +1,6 @@
 """Modes that see each call, tensors that are no plain dense tensors, compilers and profilers, in
 and around a scope."""
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from dtr_alloc import _core
 from tests.conformance.cases import database_module
-from tests.support.exactness import MODES, assert_exact, bits, run, same, scope
+from tests.support.exactness import MODES, alike, assert_exact, exact, grad_of, run, scope
+from tests.support.threads import in_threads
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -40,8 +40,7 @@ def trained() -> Iterator[Tensor]:
     x = torch.randn(16, 32, requires_grad=True)
     hidden = layer(x).exp()
     (hidden + 1).add_(x).square().sum().backward()
-    assert x.grad is not None
-    yield from (hidden, x.grad)
+    yield from (hidden, grad_of(x))
 
 
 seen_inside = pytest.mark.skipif(
@@ -62,17 +61,17 @@ def test_a_dispatch_mode_inside_the_scope_sees_the_programs_calls_only() -> None
         found, seen = program()
         assert session.stats().rematerializations > 0
     assert seen == names
-    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    assert alike(found, expected)
 
 
-def test_results_under_a_dispatch_mode_are_exact_whether_or_not_it_is_seen_inside() -> None:
-    def program() -> Iterator[Tensor]:
-        before = torch.randn(32, 32).exp()
-        with Counting():
-            yield from (before * 2, *trained())
-        yield before.sin()
-
-    assert_exact(program)
+@exact
+def test_results_under_a_dispatch_mode_are_exact_whether_or_not_it_is_seen_inside() -> Iterator[
+    Tensor
+]:
+    before = torch.randn(32, 32).exp()
+    with Counting():
+        yield from (before * 2, *trained())
+    yield before.sin()
 
 
 @seen_inside
@@ -81,16 +80,14 @@ def test_a_dispatch_mode_around_the_scope() -> None:
     with Counting() as mode, scope(None, evict_always=True) as session:
         found = run(trained)
         assert session.stats().evictions > 0
-    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    assert alike(found, expected)
     assert any("exp" in name for name in mode.names)
 
 
-def test_a_function_mode_that_changes_results() -> None:
-    def program() -> Iterator[Tensor]:
-        with Tripling():
-            yield from trained()
-
-    assert_exact(program)
+@exact
+def test_a_function_mode_that_changes_results() -> Iterator[Tensor]:
+    with Tripling():
+        yield from trained()
 
 
 @seen_inside
@@ -107,19 +104,16 @@ def test_tensors_made_of_two_tensors() -> None:
     assert_exact(program)
 
 
-def test_tensors_made_in_inference_mode_are_used_after_it() -> None:
-    def program() -> Iterator[Tensor]:
-        with torch.inference_mode():
-            x = torch.randn(32, 32).exp()
-            view = x[3:].t()
-            x.add_(1)
-        y = x * 2
-        copy = x.clone().requires_grad_()
-        (copy * y).sum().backward()  # type: ignore[no-untyped-call]
-        assert copy.grad is not None
-        yield from (x, view, y, copy.grad)
-
-    assert_exact(program)
+@exact
+def test_tensors_made_in_inference_mode_are_used_after_it() -> Iterator[Tensor]:
+    with torch.inference_mode():
+        x = torch.randn(32, 32).exp()
+        view = x[3:].t()
+        x.add_(1)
+    y = x * 2
+    copy = x.clone().requires_grad_()
+    (copy * y).sum().backward()  # type: ignore[no-untyped-call]
+    yield from (x, view, y, grad_of(copy))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning")
@@ -142,6 +136,8 @@ def test_sparse_tensors_of_every_layout(layout: str) -> None:
         if layout in ("coo", "hybrid"):
             joined = (sparse + sparse).coalesce()
             yield from (joined.values().exp(), joined.to_dense())
+            places = torch.arange(32).expand(2, 32)
+            yield torch.sparse_coo_tensor(places, dense[0].exp(), (32, 32)).to_dense().exp()
         else:
             yield sparse.values().exp()
 
@@ -149,19 +145,16 @@ def test_sparse_tensors_of_every_layout(layout: str) -> None:
         assert_exact(program)
 
 
-def test_sparse_gradients_of_an_embedding() -> None:
-    def program() -> Iterator[Tensor]:
-        table = nn.Embedding(200, 32, sparse=True)
-        optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            table(torch.randint(200, (8, 16))).exp().sum().backward()
-            assert table.weight.grad is not None
-            yield table.weight.grad.to_dense()
-            optimizer.step()  # type: ignore[no-untyped-call]
-        yield table.weight
-
-    assert_exact(program)
+@exact
+def test_sparse_gradients_of_an_embedding() -> Iterator[Tensor]:
+    table = nn.Embedding(200, 32, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.randint(200, (8, 16))).exp().sum().backward()
+        yield grad_of(table.weight).to_dense()
+        optimizer.step()  # type: ignore[no-untyped-call]
+    yield table.weight
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
@@ -181,29 +174,25 @@ def test_nested_tensors() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*")  # torch warns of its own plans for quantization.
-def test_quantized_tensors() -> None:
-    def program() -> Iterator[Tensor]:
-        x = torch.randn(64, 64).exp()
-        whole = torch.quantize_per_tensor(x, 0.05, 10, torch.quint8)
-        rows = torch.quantize_per_channel(x, torch.rand(64) + 0.01, torch.zeros(64), 0, torch.qint8)
-        yield from (whole.int_repr(), whole.dequantize().sin(), rows.dequantize(), x)
-
-    assert_exact(program)
+@exact
+def test_quantized_tensors() -> Iterator[Tensor]:
+    x = torch.randn(64, 64).exp()
+    whole = torch.quantize_per_tensor(x, 0.05, 10, torch.quint8)
+    rows = torch.quantize_per_channel(x, torch.rand(64) + 0.01, torch.zeros(64), 0, torch.qint8)
+    yield from (whole.int_repr(), whole.dequantize().sin(), rows.dequantize(), x)
 
 
-def test_meta_and_fake_tensors_beside_real_ones() -> None:
-    def program() -> Iterator[Tensor]:
-        meta = torch.empty(1000, 1000, device="meta").exp()
-        mode = torch._subclasses.FakeTensorMode()
-        with mode:
-            fake = torch.randn(64, 64).exp()
-        x = torch.randn(64, 64).exp()
-        assert (meta @ meta).shape == (1000, 1000)
-        assert fake.shape == x.shape
-        yield torch.empty_like(x, device="meta").to(torch.float64).new_zeros(64, 64, device="cpu")
-        yield x
-
-    assert_exact(program)
+@exact
+def test_meta_and_fake_tensors_beside_real_ones() -> Iterator[Tensor]:
+    meta = torch.empty(1000, 1000, device="meta").exp()
+    mode = torch._subclasses.FakeTensorMode()
+    with mode:
+        fake = torch.randn(64, 64).exp()
+    x = torch.randn(64, 64).exp()
+    assert (meta @ meta).shape == (1000, 1000)
+    assert fake.shape == x.shape
+    yield torch.empty_like(x, device="meta").to(torch.float64).new_zeros(64, 64, device="cpu")
+    yield x
 
 
 def test_scripted_and_traced_functions() -> None:
@@ -217,8 +206,7 @@ def test_scripted_and_traced_functions() -> None:
             out = scripted(x) + traced(x)
             out.exp().sum().backward()
             yield out
-        assert x.grad is not None
-        yield x.grad
+        yield grad_of(x)
 
     assert_exact(program)
 
@@ -239,19 +227,7 @@ def test_compiled_functions(backend: str) -> None:
             out = compiled(x.sin()).exp()
             out.sum().backward()
             yield out
-        assert x.grad is not None
-        yield from (x.grad, *(p.grad for p in layer.parameters() if p.grad is not None))
-
-    assert_exact(program)
-
-
-def test_a_profiler_changes_nothing() -> None:
-    def program() -> Iterator[Tensor]:
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-        ) as profile:
-            yield from trained()
-        assert any("exp" in event.key for event in profile.key_averages())
+        yield from (grad_of(x), *(p.grad for p in layer.parameters() if p.grad is not None))
 
     assert_exact(program)
 
@@ -278,22 +254,17 @@ def test_a_profile_shows_each_recomputation_under_a_name_of_its_own() -> None:
 
 def test_a_thread_that_trains_on_its_own_beside_a_scope() -> None:
     expected = run(trained)
-    found: list[Tensor] = []
+    found: list[tuple[Any, ...]] = []
     with scope(None, evict_always=True) as session:
-        torch.manual_seed(0)
-        thread = threading.Thread(target=lambda: found.extend(trained()))
-        thread.start()
-        thread.join()
+        in_threads(lambda: found.extend(run(trained)), join=False)
         assert session.stats().recorded == 0
-    assert all(same(bits(a), b) for a, b in zip(found, expected, strict=True))
+    assert alike(found, expected)
 
 
-def test_worker_processes_load_what_evicted_tensors_hold() -> None:
-    def program() -> Iterator[Tensor]:
-        data, labels = torch.randn(64, 200).exp(), torch.arange(64.0) * 1
-        dataset = torch.utils.data.TensorDataset(data, labels)
-        loader = torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=1, shuffle=True)
-        for batch, label in loader:
-            yield from (batch.log(), label)
-
-    assert_exact(program)
+@exact
+def test_worker_processes_load_what_evicted_tensors_hold() -> Iterator[Tensor]:
+    data, labels = torch.randn(64, 200).exp(), torch.arange(64.0) * 1
+    dataset = torch.utils.data.TensorDataset(data, labels)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=1, shuffle=True)
+    for batch, label in loader:
+        yield from (batch.log(), label)

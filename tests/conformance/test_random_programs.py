@@ -3,8 +3,8 @@ lazy clones, resized storages, random numbers and dropped tensors, in any order.
 and in every mode, and all that it can see must be alike, whenever it looks."""
 
 import random
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
-from tests.support.exactness import assert_exact, run, same, scope
+from tests.support.exactness import alike, assert_exact, run, scope
+from tests.support.threads import in_threads
 
 T = TypeVar("T")
 SIDE = 20  # Matrices of 1600 bytes: above what is evictable.
@@ -138,9 +139,15 @@ class Machine:
         return torch.cat([second, first])
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_random_program_sees_what_it_sees_in_eager(seed: int) -> None:
-    assert_exact(lambda: Machine(seed, 150).run())
+@pytest.mark.parametrize(
+    ("seed", "length"),
+    [
+        *((seed, 150) for seed in range(12)),
+        *(pytest.param(seed, 600, marks=pytest.mark.slow) for seed in range(100, 160)),
+    ],
+)
+def test_a_random_program_sees_what_it_sees_in_eager(seed: int, length: int) -> None:
+    assert_exact(lambda: Machine(seed, length).run())
 
 
 @pytest.mark.parametrize("instruments", [{}, {"evict_always": True}], ids=["by hand", "always"])
@@ -152,26 +159,14 @@ def test_random_programs_in_threads_see_what_each_sees_alone(
         return Machine(seed + number, 150, draws=False)
 
     def work(number: int) -> None:
-        with dtr_alloc.join_scope():
-            found[number] = run(program(number).run, seed=None)
+        found[number] = run(program(number).run, seed=None)
 
     found: dict[int, list[tuple[Any, ...]]] = {}
     alone = [run(program(number).run) for number in range(4)]
     with scope(None, **instruments) as session:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(work, number) for number in range(4)))
         session.check()
     assert session.stats().evictions > 0
     assert session.stats().records == 0
     for number, expected in enumerate(alone):
-        assert len(found[number]) == len(expected)
-        assert all(same(a, b) for a, b in zip(expected, found[number], strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 160))
-def test_a_long_random_program_sees_what_it_sees_in_eager(seed: int) -> None:
-    assert_exact(lambda: Machine(seed, 600).run())
+        assert alike(found[number], expected)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dtr_alloc
+from tests.fake_cuda.driver import FakeCuda
 from tests.support.swapped_allocator import tell, with_cuda, without_gpu
 
 
@@ -52,6 +53,7 @@ def test_an_argument_that_is_not_understood_changes_nothing(
 def test_without_a_gpu_torch_accepts_it_and_a_tensor_is_refused_cleanly() -> None:
     name, before, after = tell(
         """
+        os.environ["DTR_ALLOC_LIBCUDA"] = ""
         swap()
         name = _core.current_cuda_allocator()
         before = torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["current"]
@@ -68,6 +70,7 @@ def test_without_a_gpu_torch_accepts_it_and_a_tensor_is_refused_cleanly() -> Non
 def test_without_a_driver_a_request_says_what_is_missing() -> None:
     kind, text = tell(
         """
+        os.environ["DTR_ALLOC_LIBCUDA"] = ""
         allocator = swap()
         print(json.dumps(refused(lambda: allocator.allocate(512))))
         """
@@ -92,7 +95,7 @@ def test_it_is_refused_once_cuda_is_in_use() -> None:
 
 
 @with_cuda
-def test_there_is_one_session_in_a_process(fake_driver: str) -> None:
+def test_there_is_one_session_in_a_process(cuda: FakeCuda) -> None:
     again, scope = tell(
         """
         swap()
@@ -100,8 +103,7 @@ def test_there_is_one_session_in_a_process(fake_driver: str) -> None:
             refused(lambda: dtr_alloc.allocator("1GiB")),
             refused(lambda: dtr_alloc.rematerialize("1MiB").__enter__()),
         ]))
-        """,
-        fake_driver,
+        """
     )
     assert "call dtr_alloc.allocator() once" in again[1]
     assert "serves this process already" in scope[1]
@@ -109,15 +111,14 @@ def test_there_is_one_session_in_a_process(fake_driver: str) -> None:
 
 @with_cuda
 @pytest.mark.parametrize("scorer", ["auto", "host", "device"])
-def test_victims_are_chosen_where_it_was_said(fake_driver: str, scorer: str) -> None:
+def test_victims_are_chosen_where_it_was_said(cuda: FakeCuda, scorer: str) -> None:
     """At the first request; the fake driver's kernel is far slower than the host."""
     scores_from = tell(
         f"""
         allocator = swap(scorer={scorer!r})
         allocator.free(allocator.allocate(512))
         print(json.dumps(allocator._core.session().stats().device_scores_from))
-        """,
-        fake_driver,
+        """
     )
     if scorer == "auto":
         assert scores_from == -1 or scores_from > 0
@@ -126,7 +127,7 @@ def test_victims_are_chosen_where_it_was_said(fake_driver: str, scorer: str) -> 
 
 
 @with_cuda
-def test_a_trace_of_the_device_is_recorded_once_it_has_memory(fake_driver: str) -> None:
+def test_a_trace_of_the_device_is_recorded_once_it_has_memory(cuda: FakeCuda) -> None:
     """No operator runs without a GPU, but memory comes and goes."""
     early, instructions, again = tell(
         """
@@ -139,8 +140,7 @@ def test_a_trace_of_the_device_is_recorded_once_it_has_memory(fake_driver: str) 
             again = refused(lambda: dtr_alloc.record_trace().__enter__())
         told = [[type(item).__name__, item.name] for item in recording.trace.instructions[1:]]
         print(json.dumps([early, told, again]))
-        """,
-        fake_driver,
+        """
     )
     assert early[0] == again[0] == "RuntimeError"
     assert "no memory of it was asked for yet" in early[1]
@@ -152,33 +152,28 @@ def test_a_trace_of_the_device_is_recorded_once_it_has_memory(fake_driver: str) 
 
 @with_cuda
 @pytest.mark.parametrize("rematerialize", [True, False])
-def test_memory_is_made_for_what_was_asked(fake_driver: str, rematerialize: bool) -> None:
+def test_memory_is_made_for_what_was_asked(cuda: FakeCuda, rematerialize: bool) -> None:
     counts = tell(
         f"""
-        import ctypes, os
-        driver = ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"])
         allocator = swap(rematerialize={rematerialize}, rdma=True, exportable=True)
         allocator.allocate(4 * MIB)
         allocator.allocate(4 * MIB, device=1)
-        print(json.dumps([driver.fakecuda_count(what) for what in (b"rdma", b"exportable")]))
-        """,
-        fake_driver,
+        print(json.dumps([driver().fakecuda_count(what) for what in (b"rdma", b"exportable")]))
+        """
     )
     assert counts == [4, 4]
 
 
 @with_cuda
-def test_a_device_that_makes_no_such_memory_says_so_at_the_first_request(fake_driver: str) -> None:
+def test_a_device_that_makes_no_such_memory_says_so_at_the_first_request(cuda: FakeCuda) -> None:
     error, later = tell(
         """
-        import ctypes, os
-        ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"]).fakecuda_lacks(110)
+        driver().fakecuda_lacks(110)
         allocator = swap(rdma=True)
         error = refused(lambda: allocator.allocate(4 * MIB))
         reserved = torch._C._cuda_memoryStats(0)["reserved_bytes"]
         print(json.dumps([error, reserved["all"]["current"]]))
-        """,
-        fake_driver,
+        """
     )
     assert error[0] == "RuntimeError"
     assert "CUDA device 0 makes no pages that a network card can reach" in error[1]
@@ -186,19 +181,16 @@ def test_a_device_that_makes_no_such_memory_says_so_at_the_first_request(fake_dr
 
 
 @with_cuda
-def test_a_swap_is_page_locked_at_the_first_request_or_refused(fake_driver: str) -> None:
+def test_a_swap_is_page_locked_at_the_first_request_or_refused(cuda: FakeCuda) -> None:
     before, locked, error = tell(
         """
-        import ctypes, os
-        driver = ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"])
         allocator = swap(swap=16 * MIB, scorer="host")  # The device's has its rows there, too.
-        before = driver.fakecuda_count(b"registered")
-        driver.fakecuda_fail(b"cuMemHostRegister_v2", ctypes.c_long(0), 2)
+        before = driver().fakecuda_count(b"registered")
+        driver().fakecuda_fail(b"cuMemHostRegister_v2", ctypes.c_long(0), 2)
         error = refused(lambda: allocator.allocate(4 * MIB))
         allocator.allocate(4 * MIB)
-        print(json.dumps([before, driver.fakecuda_count(b"registered"), error]))
-        """,
-        fake_driver,
+        print(json.dumps([before, driver().fakecuda_count(b"registered"), error]))
+        """
     )
     assert (before, locked) == (0, 1)
     assert error[0] == "RuntimeError"
@@ -207,7 +199,7 @@ def test_a_swap_is_page_locked_at_the_first_request_or_refused(fake_driver: str)
 
 
 @with_cuda
-def test_what_is_not_served_is_refused_with_a_remedy(fake_driver: str) -> None:
+def test_what_is_not_served_is_refused_with_a_remedy(cuda: FakeCuda) -> None:
     texts = tell(
         """
         allocator = swap()
@@ -216,8 +208,7 @@ def test_what_is_not_served_is_refused_with_a_remedy(fake_driver: str) -> None:
             core.checkpoint, core.share, core.open_shared, core.enable_peer,
             core.record_history,
         )]))
-        """,
-        fake_driver,
+        """
     )
     remedies = ('mode="default"', "tensor.cpu()", "tensor.cpu()", "tensor.cpu().to(", "_snapshot()")
     for text, remedy in zip(texts, remedies, strict=True):
@@ -225,22 +216,21 @@ def test_what_is_not_served_is_refused_with_a_remedy(fake_driver: str) -> None:
 
 
 @with_cuda
-def test_a_wrong_free_is_an_error(fake_driver: str) -> None:
+def test_a_wrong_free_is_an_error(cuda: FakeCuda) -> None:
     twice, foreign = tell(
         """
         allocator = swap()
         a = allocator.allocate(512)
         allocator.free(a)
         print(json.dumps([refused(lambda: allocator.free(a)), refused(lambda: allocator.free(64))]))
-        """,
-        fake_driver,
+        """
     )
     assert "it was freed before" in twice[1]
     assert "memory that is not its own" in foreign[1]
 
 
 @with_cuda
-def test_cpu_work_under_the_cuda_allocator_is_as_ever(fake_driver: str) -> None:
+def test_cpu_work_under_the_cuda_allocator_is_as_ever(cuda: FakeCuda) -> None:
     same, recorded = tell(
         """
         torch.manual_seed(0)
@@ -258,7 +248,6 @@ def test_cpu_work_under_the_cuda_allocator_is_as_ever(fake_driver: str) -> None:
         torch.optim.SGD(layer.parameters(), 0.1).step()
         x.numpy()
         print(json.dumps([torch.equal(expected, found), allocator.session.stats().records]))
-        """,
-        fake_driver,
+        """
     )
     assert (same, recorded) == (True, 0)

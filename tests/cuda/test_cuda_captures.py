@@ -4,11 +4,10 @@ import pytest
 
 from tests.support.swapped_allocator import tell, with_cuda
 
+pytestmark = [with_cuda, pytest.mark.usefixtures("cuda")]
 
-@with_cuda
-def test_the_budget_can_change_and_free_pages_go_back_during_a_capture_too(
-    fake_driver: str,
-) -> None:
+
+def test_the_budget_can_change_and_free_pages_go_back_during_a_capture_too() -> None:
     given, budget, error, refusal = tell(
         """
         allocator = swap(rematerialize=True)
@@ -25,17 +24,13 @@ def test_the_budget_can_change_and_free_pages_go_back_during_a_capture_too(
         session.resize("64MiB")
         allocator.allocate(MIB)
         print(json.dumps([given, budget, error, refusal]))
-        """,
-        fake_driver,
+        """
     )
     assert (given, budget, error) == (6 << 20, 8 << 20, "OutOfMemoryError")
     assert "resize it to at least 8.00 MiB" in refusal
 
 
-@with_cuda
-def test_memory_of_a_graph_is_used_by_nobody_else_until_the_graph_is_gone(
-    fake_driver: str,
-) -> None:
+def test_memory_of_a_graph_is_used_by_nobody_else_until_the_graph_is_gone() -> None:
     seen = tell(
         """
         allocator = swap()
@@ -59,14 +54,12 @@ def test_memory_of_a_graph_is_used_by_nobody_else_until_the_graph_is_gone(
         core.check(0)
         print(json.dumps([reused, quarantined, a in others, live, uses, core.pool_uses(0, 7),
                           given_back]))
-        """,
-        fake_driver,
+        """
     )
     assert seen == [True, 1 << 20, False, [True, False], 1, 0, 4 << 20]
 
 
-@with_cuda
-def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it(fake_driver: str) -> None:
+def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it() -> None:
     seen = tell(
         """
         allocator = swap()
@@ -84,16 +77,14 @@ def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it(fake_d
         left = core.pool_stats(0).live
         allocator.free(again)
         print(json.dumps([again != a, left]))
-        """,
-        fake_driver,
+        """
     )
     if "insufficient" in str(seen):
         pytest.skip("this torch asks CUDA's runtime about a stream that is not its own")
     assert seen == [True, 4 << 20]
 
 
-@with_cuda
-def test_streams_outside_a_capture_keep_to_ordinary_memory(fake_driver: str) -> None:
+def test_streams_outside_a_capture_keep_to_ordinary_memory() -> None:
     shared, error = tell(
         """
         allocator = swap()
@@ -103,8 +94,7 @@ def test_streams_outside_a_capture_keep_to_ordinary_memory(fake_driver: str) -> 
         live = core.live_in_pool(0, 7, [a])
         core.end_capture(0, 7)
         print(json.dumps([live, refused(lambda: core.end_capture(0, 7))]))
-        """,
-        fake_driver,
+        """
     )
     assert shared is False
     assert "no capture into this memory pool is under way" in error[1]

@@ -19,13 +19,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.cpp_extension import CUDA_HOME, include_paths
+from torch.utils.cpp_extension import include_paths
+
+from tests.native_stand_in.native import cuda_headers
 
 ROOT = Path(__file__).parents[2]
 LIVE_CUDA = ROOT / "runtime/csrc/live_cuda"
 OTHERS = (ROOT / "runtime/csrc/bindings/bind.cpp", ROOT / "runtime/csrc/bindings/bind_session.cpp")
 """What has lines for CUDA beside live_cuda: the test of this list looks for more."""
 
+NEEDED = "c10/cuda/CUDACachingAllocator.h"
 GENERATED = "c10/cuda/impl/cuda_cmake_macros.h"
 """Its only macro says whether c10_cuda is a shared library."""
 
@@ -41,37 +44,23 @@ def compiler() -> list[str]:
     return command
 
 
-def cuda_headers() -> Path:
-    """The folder of CUDA's headers: that of a package, or a toolkit's."""
-    packages = Path(sysconfig.get_path("purelib"))
-    folders = [packages / "triton/backends/nvidia/include"]
-    folders += sorted(packages.glob("nvidia/cu*/include"), reverse=True)
-    folders += [Path(home) / "include" for home in (CUDA_HOME, "/usr/local/cuda") if home]
-    for folder in folders:
-        if (folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists():
-            return folder
-    pytest.skip("cuda_runtime_api.h was not found: no CUDA toolkit, and no Triton that has it")
-
-
 def check(sources: Sequence[Path], folder: Path) -> str:
     """What the compiler says of all sources in one file; "" where it accepts them."""
-    headers = include_paths()
-    lacking = [h for h in ("c10/cuda/CUDACachingAllocator.h",) if not Path(headers[0], h).exists()]
-    if lacking:
-        pytest.skip(f"this torch has no {lacking[0]}")
+    headers, of_cuda = include_paths(), cuda_headers()
+    if of_cuda is None:
+        pytest.skip("cuda_runtime_api.h was not found: no CUDA toolkit, and no Triton that has it")
+    if not Path(headers[0], NEEDED).exists():
+        pytest.skip(f"this torch has no {NEEDED}")
     if not Path(headers[0], GENERATED).exists():
         (folder / GENERATED).parent.mkdir(parents=True)
         (folder / GENERATED).write_text("#pragma once\n")
     unit = folder / "all.cpp"
     unit.write_text("".join(f'#include "{source}"\n' for source in sources))
-    system = [str(folder), *headers, str(cuda_headers()), sysconfig.get_path("include")]
+    system = [str(folder), *headers, str(of_cuda), sysconfig.get_path("include")]
     command = [*compiler(), "-std=c++20", "-fsyntax-only", "-Wall", "-I", str(ROOT)]
     command += [word for one in system for word in ("-isystem", one)]
-    command += [
-        "-DDTR_TORCH_CUDA",
-        "-DTORCH_API_INCLUDE_EXTENSION_H",
-        "-DTORCH_EXTENSION_NAME=_core",
-    ]
+    command += ["-DDTR_TORCH_CUDA", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+    command.append("-DTORCH_EXTENSION_NAME=_core")
     done = subprocess.run([*command, str(unit)], capture_output=True, text=True, timeout=500)
     return done.stderr if done.returncode else ""
 

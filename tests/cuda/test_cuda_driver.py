@@ -1,7 +1,6 @@
 """CUDA's driver as the pool sees it: one that is missing, old or without a device is named, and our
 declarations agree with the toolkit's."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from dtr_alloc import _core
 from dtr_alloc.pool import Pool
 from tests.fake_cuda.driver import ROOT, FakeCuda
+from tests.native_stand_in.native import cuda_headers
 
 
 def test_without_a_driver_the_error_says_so_and_what_to_do(
@@ -57,12 +57,12 @@ HEADER = ROOT / "dtr_alloc/pool/csrc/cuda/driver.h"
 
 
 def compile_declarations(root: Path) -> "subprocess.CompletedProcess[str]":
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
-    if not (toolkit / "cuda.h").exists():
+    headers = cuda_headers()
+    if headers is None or not (headers / "cuda.h").exists():
         pytest.skip("no cuda.h on this machine")
     source = ROOT / "tests/fake_cuda/declarations.cpp"
     return subprocess.run(
-        ["g++", "-std=c++20", "-fsyntax-only", f"-I{root}", f"-isystem{toolkit}", str(source)],
+        ["g++", "-std=c++20", "-fsyntax-only", f"-I{root}", f"-isystem{headers}", str(source)],
         capture_output=True,
         text=True,
         check=False,

@@ -7,10 +7,11 @@ import pytest
 
 from tests.support.swapped_allocator import tell, with_cuda
 
+pytestmark = [with_cuda, pytest.mark.usefixtures("cuda")]
 
-@with_cuda
+
 @pytest.mark.parametrize("rematerialize", [True, False])
-def test_statistics_are_those_of_the_pool(fake_driver: str, rematerialize: bool) -> None:
+def test_statistics_are_those_of_the_pool(rematerialize: bool) -> None:
     stats = tell(
         f"""
         allocator = swap(rematerialize={rematerialize})
@@ -23,8 +24,7 @@ def test_statistics_are_those_of_the_pool(fake_driver: str, rematerialize: bool)
         stats["later"] = torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]
         allocator._core.check(0)
         print(json.dumps(stats))
-        """,
-        fake_driver,
+        """
     )
     mib = 1 << 20
     whole = stats["allocated_bytes"]["all"]
@@ -42,10 +42,7 @@ def test_statistics_are_those_of_the_pool(fake_driver: str, rematerialize: bool)
     assert stats["later"] == {"current": mib + 512, "peak": mib + 512, "allocated": 0, "freed": 0}
 
 
-@with_cuda
-def test_a_snapshot_has_every_block_and_opens_in_the_visualiser(
-    fake_driver: str, tmp_path: Path
-) -> None:
+def test_a_snapshot_has_every_block_and_opens_in_the_visualiser(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     addresses = tell(
         f"""
@@ -60,8 +57,7 @@ def test_a_snapshot_has_every_block_and_opens_in_the_visualiser(
         assert "<html>" in viz.segment_plot(snapshot) or len(viz.segment_plot(snapshot)) > 1000
         assert torch.cuda.memory_snapshot() == snapshot["segments"]
         print(json.dumps([a, c]))
-        """,
-        fake_driver,
+        """
     )
     snapshot = pickle.loads(path.read_bytes())
     mib = 1 << 20
@@ -77,8 +73,7 @@ def test_a_snapshot_has_every_block_and_opens_in_the_visualiser(
     ]
 
 
-@with_cuda
-def test_an_out_of_memory_error_is_torchs_and_says_what_would_do(fake_driver: str) -> None:
+def test_an_out_of_memory_error_is_torchs_and_says_what_would_do() -> None:
     plain, served, stats = tell(
         """
         def fill(allocator):
@@ -89,8 +84,7 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do(fake_driver: st
         served = swap()
         texts = [fill(plain), fill(served)]
         print(json.dumps([*texts, torch._C._cuda_memoryStats(0)["num_ooms"]]))
-        """,
-        fake_driver,
+        """
     )
     assert plain[0] == served[0] == "OutOfMemoryError"
     assert "budget of 67108864 bytes on CUDA device 0: 1048576 bytes asked, 0 free" in plain[1]
@@ -100,8 +94,7 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do(fake_driver: st
     assert stats == 1
 
 
-@with_cuda
-def test_a_fraction_and_a_budget_that_changes_both_hold(fake_driver: str) -> None:
+def test_a_fraction_and_a_budget_that_changes_both_hold() -> None:
     # The fake device has 4 GiB.
     limits, grown, refusal = tell(
         """
@@ -124,22 +117,20 @@ def test_a_fraction_and_a_budget_that_changes_both_hold(fake_driver: str) -> Non
         b = allocator.allocate(30 * MIB)
         allocator._core.check(0)
         print(json.dumps([limits, b > 0, refusal[1]]))
-        """,
-        fake_driver,
+        """
     )
     assert limits == [32, 32, 16, 16, 4, 8, 48]
     assert grown
     assert "cannot shrink to 8.00 MiB: 12.00 MiB are in use" in refusal
 
 
-@with_cuda
-def test_a_stream_that_is_about_to_be_destroyed_is_announced(fake_driver: str) -> None:
+def test_a_stream_that_is_about_to_be_destroyed_is_announced() -> None:
     answers = tell(
         f"""
         import sys
         sys.path.append({str(Path(__file__).parents[2])!r})
         from tests.fake_cuda.driver import FakeCuda
-        cuda = FakeCuda({fake_driver!r})
+        cuda = FakeCuda(os.environ["DTR_ALLOC_LIBCUDA"])
         allocator = swap("64MiB")
         side = cuda.stream()
         a = allocator.allocate(40 * MIB, stream=side)
@@ -150,14 +141,12 @@ def test_a_stream_that_is_about_to_be_destroyed_is_announced(fake_driver: str) -
         allocator._core.check(0)
         cuda.finish()
         print(json.dumps([cuda.faults()]))
-        """,
-        fake_driver,
+        """
     )
     assert answers == [[]]  # No faults.
 
 
-@with_cuda
-def test_a_fraction_of_the_device_bounds_the_pool_below_its_budget(fake_driver: str) -> None:
+def test_a_fraction_of_the_device_bounds_the_pool_below_its_budget() -> None:
     # The fake device has 4 GiB.
     before, small, large, committed = tell(
         """
@@ -173,16 +162,14 @@ def test_a_fraction_of_the_device_bounds_the_pool_below_its_budget(fake_driver: 
         allocator.allocate(33 * MIB)
         allocator._core.check(0)
         print(json.dumps([fraction, small[0], torch._C._cuda_getMemoryFraction(0), committed]))
-        """,
-        fake_driver,
+        """
     )
     assert before == pytest.approx(32 / 4096)
     assert (small, large) == ("OutOfMemoryError", 1.0)
     assert committed == 32 << 20
 
 
-@with_cuda
-def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: str) -> None:
+def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block() -> None:
     before, after, nothing = tell(
         """
         allocator = swap()
@@ -191,14 +178,12 @@ def test_empty_cache_gives_pages_back_and_zero_bytes_are_no_block(fake_driver: s
         torch._C._cuda_emptyCache()
         after = allocator._core.pool_stats(0).committed
         print(json.dumps([before, after, allocator._core.allocate(0, 0, 0)]))
-        """,
-        fake_driver,
+        """
     )
     assert (before, after, nothing) == (8 << 20, 0, 0)
 
 
-@with_cuda
-def test_within_an_operator_empty_cache_gives_nothing_back(fake_driver: str) -> None:
+def test_within_an_operator_empty_cache_gives_nothing_back() -> None:
     """There it is cuDNN's benchmark that calls it, after each new shape."""
     within, after = tell(
         """
@@ -214,36 +199,31 @@ def test_within_an_operator_empty_cache_gives_nothing_back(fake_driver: str) -> 
         tries(torch.ones(4))
         torch._C._cuda_emptyCache()
         print(json.dumps([*found, committed()]))
-        """,
-        fake_driver,
+        """
     )
     assert (within, after) == (8 << 20, 0)
 
 
-@with_cuda
-def test_torch_accelerator_tells_the_same_as_torch_cuda(fake_driver: str) -> None:
+def test_torch_accelerator_tells_the_same_as_torch_cuda() -> None:
     asked, told = tell(
         """
         allocator = swap()
         allocator._core.init()  # As torch does once it has found a device.
         allocator.allocate(3 * MIB)
         print(json.dumps([torch._C._cuda_memoryStats(0), torch._C._accelerator_getDeviceStats(0)]))
-        """,
-        fake_driver,
+        """
     )
     assert told["allocated_bytes"] == asked["allocated_bytes"]
     assert told["allocated_bytes"]["all"]["current"] == 3 << 20
 
 
-@with_cuda
-def test_cudnns_benchmark_is_told_the_largest_hole(fake_driver: str) -> None:
+def test_cudnns_benchmark_is_told_the_largest_hole() -> None:
     before, after = tell(
         """
         allocator = swap()
         before = allocator._core.largest_cached(0)
         allocator.allocate(24 * MIB)
         print(json.dumps([before, allocator._core.largest_cached(0)]))
-        """,
-        fake_driver,
+        """
     )
     assert (before, after) == (64 << 20, 40 << 20)

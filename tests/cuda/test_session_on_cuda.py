@@ -4,6 +4,7 @@ The pool's pages, the copies inside replays, the time stamps and the order of st
 driver; only torch's own CUDA kernels are missing.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,10 +18,9 @@ from dtr_alloc import _core
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
+from dtr_alloc.runtime.scope.session import Session
 from tests.fake_cuda.driver import PAGE, FakeCuda
-from tests.support.exactness import run, same
-
-MODES: list[dict[str, Any]] = [{}, {"evict_always": True}, {"verify": True}]
+from tests.support.exactness import MODES, run, same, scope
 
 
 def mlp(rate: float = 0.1) -> Iterator[Tensor]:
@@ -61,17 +61,25 @@ def checkpointed() -> Iterator[Tensor]:
     yield layer.weight.grad
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["recorded", "evict_always", "verify"])
+@pytest.fixture
+def session(cuda: FakeCuda) -> Iterator[Session]:
+    """A scope on the device for the whole test, checked at its end. A proxy, since pytest keeps it
+    until all fixtures are over, and a session keeps the pool."""
+    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+        yield weakref.proxy(session)
+        session.check()
+
+
+@pytest.mark.parametrize("mode", ["recorded", "evict_always", "verify"])
 @pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
-def test_results_are_those_of_plain_torch(cuda: FakeCuda, program: Any, mode: Any) -> None:
+def test_results_are_those_of_plain_torch(cuda: FakeCuda, program: Any, mode: str) -> None:
     expected = run(program)
-    with instrumented(on_cuda=True, **mode), rematerialize("64MiB", thrash_limit=0) as session:
+    with scope("64MiB", on_cuda=True, **MODES[mode]) as session:
         found = run(program)
         session.check()
         evictions = session.stats().evictions
-    assert [same(a, b) for a, b in zip(expected, found, strict=True)] == [True] * len(expected)
-    assert (evictions > 0) == bool(mode.get("evict_always"))
-    assert cuda.faults() == []
+    assert all(map(same, expected, found))
+    assert (evictions > 0) == (mode == "evict_always")
     assert cuda.calls("cuMemCreate") > 0
 
 
@@ -80,91 +88,82 @@ def test_a_budget_holds_on_the_device(cuda: FakeCuda) -> None:
     with instrumented(on_cuda=True), rematerialize("900KiB", thrash_limit=0) as session:
         found = run(lambda: mlp(rate=0))
         stats = session.stats()
-    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    assert all(map(same, expected, found))
     assert stats.evictions > 0
     assert stats.peak_bytes <= 900 << 10
 
 
-def step(x: Tensor) -> None:
-    for _ in range(4):
-        x = x.exp().mul(0.5)
+SMALL = torch.randn(64, 64)
 
 
-def test_a_steady_state_makes_no_time_stamps_and_never_waits(cuda: FakeCuda) -> None:
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
+def test_a_steady_state_makes_no_time_stamps_and_never_waits(
+    cuda: FakeCuda, session: Session
+) -> None:
+    def step() -> None:
+        x = SMALL
         for _ in range(4):
-            step(x)
-            session._core.step()
-        known = session._core.stats().time_stamps
-        for _ in range(10):
-            step(x)
-            session._core.step()
-        assert session._core.stats().time_stamps == known
-        assert 0 < known <= 2 * 3 * 2  # Two for each sample, three samples for each operator.
-        assert cuda.calls("cuEventSynchronize") == 0
+            x = x.exp().mul(0.5)
+        session._core.step()
+
+    for _ in range(4):
+        step()
+    known = session._core.stats().time_stamps
+    for _ in range(10):
+        step()
+    assert session._core.stats().time_stamps == known
+    assert 0 < known <= 2 * 3 * 2  # Two for each sample, three samples for each operator.
+    assert cuda.calls("cuEventSynchronize") == 0
 
 
-def test_an_operator_of_another_device_gets_no_time_stamps(cuda: FakeCuda) -> None:
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        for _ in range(3):
-            torch.ones(64, 64, device="meta")
-            session._core.step()
-        assert session._core.stats().time_stamps == 0
+def test_an_operator_of_another_device_gets_no_time_stamps(session: Session) -> None:
+    for _ in range(3):
+        torch.ones(64, 64, device="meta")
+        session._core.step()
+    assert session._core.stats().time_stamps == 0
+
+
+def cost_of_exp(session: Session) -> int:
+    before = session.stats().kernel_ns
+    SMALL.exp()
+    return session.stats().kernel_ns - before
 
 
 def test_an_operator_costs_what_the_device_measured_once_the_samples_arrive(
-    cuda: FakeCuda,
+    session: Session,
 ) -> None:
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        for _ in range(2):  # The second is measured, and the time not read before the third.
-            before = session.stats().kernel_ns
-            x.exp()
-        estimate = 5000 + 2 * 64 * 64 * 4 // 2000
-        assert session.stats().kernel_ns - before == pytest.approx(estimate, rel=0.01)
-        before = session.stats().kernel_ns
-        x.exp()
-        assert session.stats().kernel_ns - before == pytest.approx(250_000, rel=0.01)
+    for _ in range(2):  # The second is measured, and the time not read before the third.
+        assert cost_of_exp(session) == pytest.approx(5000 + 2 * 64 * 64 * 4 // 2000, rel=0.01)
+    assert cost_of_exp(session) == pytest.approx(250_000, rel=0.01)
 
 
-def test_the_least_of_the_samples_counts(cuda: FakeCuda) -> None:
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        x.exp()
-        for milliseconds in (4.0, 0.5, 2.0):
-            cuda.event_takes(milliseconds)
-            x.exp()
-            session._core.step()
-        before = session.stats().kernel_ns
-        x.exp()
-        assert session.stats().kernel_ns - before == pytest.approx(500_000, rel=0.01)
+def test_the_least_of_the_samples_counts(cuda: FakeCuda, session: Session) -> None:
+    SMALL.exp()
+    for milliseconds in (4.0, 0.5, 2.0):
+        cuda.event_takes(milliseconds)
+        SMALL.exp()
+        session._core.step()
+    assert cost_of_exp(session) == pytest.approx(500_000, rel=0.01)
 
 
 @pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventElapsedTime"])
-def test_a_time_that_cannot_be_taken_is_no_error(cuda: FakeCuda, call: str) -> None:
-    x = torch.randn(64, 64)
-    expected = x.exp()
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        cuda.fail(call)
-        for _ in range(4):
-            found = x.exp()
-            session._core.step()
-        assert cuda.pending_failures() == 0
-        assert torch.equal(found, expected)
-        session.check()
-        del found
+def test_a_time_that_cannot_be_taken_is_no_error(
+    cuda: FakeCuda, session: Session, call: str
+) -> None:
+    cuda.fail(call)
+    for _ in range(4):
+        found = SMALL.exp()
+        session._core.step()
+    assert cuda.pending_failures() == 0
+    assert torch.equal(found, SMALL.exp())
 
 
-def test_a_run_in_which_pages_are_made_is_not_measured(cuda: FakeCuda) -> None:
-    small = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        small.exp()
-        kept = [small.exp() for _ in range(3)]  # One may make a page; the next is measured.
-        assert session._core.stats().time_stamps == 2
-        large = torch.empty(1 << 20)
-        kept += [large.exp() for _ in range(4)]  # Each makes two pages of its own.
-        assert session._core.stats().time_stamps == 2 + 3
+def test_a_run_in_which_pages_are_made_is_not_measured(session: Session) -> None:
+    SMALL.exp()
+    kept = [SMALL.exp() for _ in range(3)]  # One may make a page; the next is measured.
+    assert session._core.stats().time_stamps == 2
+    large = torch.empty(1 << 20)
+    kept += [large.exp() for _ in range(4)]  # Each makes two pages of its own.
+    assert session._core.stats().time_stamps == 2 + 3
 
 
 def test_cudnns_benchmark_is_warned_of(cuda: FakeCuda) -> None:
@@ -207,80 +206,64 @@ def test_the_text_says_when_the_device_has_less_than_the_budget(cuda: FakeCuda) 
 
 
 @pytest.fixture
-def rows() -> Tensor:
-    """Twelve of a page each; number n is full of n."""
-    return torch.arange(12.0).repeat_interleave(PAGE // 4).view(12, -1)
-
-
-def test_a_smaller_budget_gives_pages_back_to_the_device(cuda: FakeCuda, rows: Tensor) -> None:
+def held(cuda: FakeCuda) -> Iterator[tuple[Session, list[Tensor]]]:
+    """Twelve tensors of a page each in a scope with room for sixteen; number n is full of n."""
+    rows = torch.arange(12.0).repeat_interleave(PAGE // 4).view(12, -1)
     with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
         held = [row.abs() for row in rows]
-        session.resize(4 * PAGE)
-        assert cuda.used() <= 4 * PAGE
+        yield weakref.proxy(session), held
         session.resize(16 * PAGE)
         assert [tensor[1].item() for tensor in held] == list(range(12))
         session.check()
         held.clear()
+
+
+Held = tuple[Session, list[Tensor]]
+
+
+def test_a_smaller_budget_gives_pages_back_to_the_device(cuda: FakeCuda, held: Held) -> None:
+    session, _ = held
+    session.resize(4 * PAGE)
+    assert cuda.used() <= 4 * PAGE
 
 
 @pytest.mark.parametrize("after", range(8))
 def test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends(
-    cuda: FakeCuda, rows: Tensor, after: int
+    cuda: FakeCuda, held: Held, after: int
 ) -> None:
-    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
-        held = [row.abs() for row in rows]
-        cuda.fail("cuMemUnmap", after)
-        session.resize(4 * PAGE)
-        assert cuda.pending_failures() == 0
-        assert cuda.used() <= 4 * PAGE
-        assert sum(map(dtr_alloc.is_evicted, held)) == 8  # No more for that page.
-        session.resize(16 * PAGE)
-        assert [tensor[1].item() for tensor in held] == list(range(12))
-        session.check()
-        held.clear()
+    session, tensors = held
+    cuda.fail("cuMemUnmap", after)
+    session.resize(4 * PAGE)
+    assert cuda.pending_failures() == 0
+    assert cuda.used() <= 4 * PAGE
+    assert sum(map(dtr_alloc.is_evicted, tensors)) == 8  # No more for that page.
 
 
 def test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was(
-    cuda: FakeCuda, rows: Tensor
+    cuda: FakeCuda, held: Held
 ) -> None:
-    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
-        held = [row.abs() for row in rows]
-        assert all(map(dtr_alloc.evict, held))  # Free pages, which a smaller budget gives back.
-        evictions = session.stats().evictions
-        cuda.fail("cuMemUnmap")
-        with pytest.raises(RuntimeError, match="cuMemUnmap failed"):
-            session.resize(11 * PAGE)
-        assert session.stats().budget_bytes == 16 * PAGE
-        assert [tensor[1].item() for tensor in held] == list(range(12))
-        assert session.stats().evictions == evictions
-        with session.lend(4 * PAGE):
-            assert session.stats().budget_bytes == 12 * PAGE
-        assert session.stats().budget_bytes == 16 * PAGE
-        session.check()
-        held.clear()
+    session, tensors = held
+    assert all(map(dtr_alloc.evict, tensors))  # Free pages, which a smaller budget gives back.
+    evictions = session.stats().evictions
+    cuda.fail("cuMemUnmap")
+    with pytest.raises(RuntimeError, match="cuMemUnmap failed"):
+        session.resize(11 * PAGE)
+    assert session.stats().budget_bytes == 16 * PAGE
+    assert [tensor[1].item() for tensor in tensors] == list(range(12))
+    assert session.stats().evictions == evictions
+    with session.lend(4 * PAGE):
+        assert session.stats().budget_bytes == 12 * PAGE
+    assert session.stats().budget_bytes == 16 * PAGE
 
 
 def test_what_is_released_goes_back_to_the_device_and_returns_when_touched(
-    cuda: FakeCuda, rows: Tensor
+    cuda: FakeCuda, held: Held
 ) -> None:
-    with instrumented(on_cuda=True), rematerialize(16 * PAGE) as session:
-        held = [row.abs() for row in rows]
-        before = cuda.used()
-        given = session.release()
-        assert given == before - cuda.used() >= 12 * PAGE
-        assert all(dtr_alloc.is_evicted(tensor) for tensor in held)
-        assert [tensor[1].item() for tensor in held] == list(range(12))
-        session.check()
-        held.clear()
-
-
-@pytest.fixture
-def streams(cuda: FakeCuda) -> Iterator[tuple[int, int]]:
-    one, other = cuda.stream(), cuda.stream()
-    yield one, other
-    _core.set_host_stream(0)
-    cuda.destroy_stream(one)
-    cuda.destroy_stream(other)
+    session, tensors = held
+    before = cuda.used()
+    given = session.release()
+    assert given == before - cuda.used() >= 12 * PAGE
+    assert all(map(dtr_alloc.is_evicted, tensors))
 
 
 def hold(tensor: Tensor) -> None:
@@ -292,96 +275,78 @@ def hold(tensor: Tensor) -> None:
 
 @pytest.mark.parametrize("read", [torch.sum, hold])
 def test_evicting_a_tensor_marks_the_place_of_every_other_stream_that_read_it(
-    cuda: FakeCuda, streams: tuple[int, int], read: Callable[[Tensor], Any]
+    cuda: FakeCuda,
+    two_streams: tuple[int, int],
+    session: Session,
+    read: Callable[[Tensor], Any],
 ) -> None:
-    one, other = streams
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        _core.set_host_stream(one)
-        alone, shared = x.exp(), x.sin()
-        _core.set_host_stream(other)
-        read(shared)
-        for tensor, events in ((alone, 0), (shared, 1)):
-            before = cuda.calls("cuEventRecord")
-            assert dtr_alloc.evict(tensor)
-            assert cuda.calls("cuEventRecord") == before + events
-        del alone, shared, tensor
-        session.check()
+    one, other = two_streams
+    _core.set_host_stream(one)
+    alone, shared = SMALL.exp(), SMALL.sin()
+    _core.set_host_stream(other)
+    read(shared)
+    for tensor, events in ((alone, 0), (shared, 1)):
+        before = cuda.calls("cuEventRecord")
+        assert dtr_alloc.evict(tensor)
+        assert cuda.calls("cuEventRecord") == before + events
 
 
 def test_replays_on_the_only_stream_record_and_wait_for_nothing(
-    cuda: FakeCuda, streams: tuple[int, int]
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
-    x = torch.randn(64, 64)
     calls = ("cuEventRecord", "cuStreamWaitEvent", "cuEventQuery", "cuEventSynchronize")
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        _core.set_host_stream(streams[0])
-        made = [x.exp().sin() for _ in range(8)]
-        before = [cuda.calls(call) for call in calls]
-        for tensor in made:
-            assert dtr_alloc.evict(tensor)
-            dtr_alloc.materialize(tensor)
-        assert [cuda.calls(call) for call in calls] == before
-        assert session.stats().rematerializations >= 8
-        del made, tensor
-        session.check()
+    _core.set_host_stream(two_streams[0])
+    made = [SMALL.exp().sin() for _ in range(8)]
+    before = [cuda.calls(call) for call in calls]
+    for tensor in made:
+        assert dtr_alloc.evict(tensor)
+        dtr_alloc.materialize(tensor)
+    assert [cuda.calls(call) for call in calls] == before
+    assert session.stats().rematerializations >= 8
 
 
 def test_a_replay_comes_after_other_streams_and_they_go_on_after_it(
-    cuda: FakeCuda, streams: tuple[int, int]
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
-    one, other = streams
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        _core.set_host_stream(one)
-        made = x.exp()
-        expected = made.clone()
-        _core.set_host_stream(other)
-        made.sum()
-        assert dtr_alloc.evict(made)
-        waits = cuda.calls("cuStreamWaitEvent")
-        assert torch.equal(made, expected)
-        # One before the replay, one after it.
-        assert cuda.calls("cuStreamWaitEvent") == waits + 2
-        del made, expected
-        session.check()
+    one, other = two_streams
+    _core.set_host_stream(one)
+    made = SMALL.exp()
+    expected = made.clone()
+    _core.set_host_stream(other)
+    made.sum()
+    assert dtr_alloc.evict(made)
+    waits = cuda.calls("cuStreamWaitEvent")
+    assert torch.equal(made, expected)
+    # One before the replay, one after it.
+    assert cuda.calls("cuStreamWaitEvent") == waits + 2
 
 
 def test_a_replay_on_a_stream_that_is_new_to_the_pool_waits_for_the_others(
-    cuda: FakeCuda, streams: tuple[int, int]
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
-    _, other = streams
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        _core.set_host_stream(streams[0])
-        first = x.exp()
-        second = first.sin()
-        expected = second.clone()
-        dtr_alloc.evict(second)
-        _core.set_host_stream(other)
-        waits = cuda.calls("cuStreamWaitEvent")
-        dtr_alloc.materialize(second)
-        assert cuda.calls("cuStreamWaitEvent") == waits + 2
-        assert torch.equal(second, expected)
-        del first, second, expected
-        session.check()
+    one, other = two_streams
+    _core.set_host_stream(one)
+    first = SMALL.exp()
+    made = first.sin()
+    expected = made.clone()
+    dtr_alloc.evict(made)
+    _core.set_host_stream(other)
+    waits = cuda.calls("cuStreamWaitEvent")
+    dtr_alloc.materialize(made)
+    assert cuda.calls("cuStreamWaitEvent") == waits + 2
+    assert torch.equal(made, expected)
 
 
 def test_the_place_of_a_pinned_tensor_is_marked_by_every_stream_that_may_read_it(
-    cuda: FakeCuda, streams: tuple[int, int]
+    cuda: FakeCuda, two_streams: tuple[int, int], session: Session
 ) -> None:
-    one, other = streams
-    x = torch.randn(64, 64)
-    with instrumented(on_cuda=True), rematerialize("64MiB") as session:
-        _core.set_host_stream(one)
-        made = x.exp()
-        _core.set_host_stream(other)
-        made.sum()
-        dtr_alloc.evict(made)
-        dtr_alloc.pin(
-            made
-        )  # Computed again on `other`; no operator on `one` will say that it reads.
-        before = cuda.calls("cuEventRecord")
-        del made
-        assert cuda.calls("cuEventRecord") == before + 1
-        session.check()
+    one, other = two_streams
+    _core.set_host_stream(one)
+    made = SMALL.exp()
+    _core.set_host_stream(other)
+    made.sum()
+    dtr_alloc.evict(made)
+    dtr_alloc.pin(made)  # Computed again on `other`; nothing on `one` will say that it reads.
+    before = cuda.calls("cuEventRecord")
+    del made
+    assert cuda.calls("cuEventRecord") == before + 1

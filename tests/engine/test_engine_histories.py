@@ -6,36 +6,28 @@ from tests.models.modelled_values import content_of
 from tests.support.engine_of_blocks import BLOCK, chain_of, engine
 
 
-def test_a_history_that_weighs_more_than_what_it_can_bring_back_is_cut() -> None:
-    run = engine(10)
-    c = x = run.constant(BLOCK, 7)
+@pytest.mark.parametrize(
+    ("blocks", "steps", "most_before_a_cut"),
+    [
+        (1, 300, range(11, 17)),  # Of 512 bytes, as much as a record weighs.
+        (512, 1000, range(251, 258)),  # So many operators, whatever it weighs.
+    ],
+)
+def test_a_history_that_weighs_more_than_what_it_can_bring_back_is_cut(
+    blocks: int, steps: int, most_before_a_cut: range
+) -> None:
+    run = engine(8 * blocks + 2)
+    c = x = run.constant(blocks * BLOCK, 7)
     number, most = 7, 0
-    for step in range(300):
-        (y,) = run.call(step, 5, [x, c], [], [BLOCK])  # Of 512 bytes, as much as a record weighs.
+    for step in range(steps):
+        (y,) = run.call(step, 5, [x, c], [], [blocks * BLOCK])
         number = content_of(step, [number, 7], 0)
         if x != c:
             run.drop(x)
         x = y
         run.cut_history(x)
         most = max(most, run.stats().ops)
-    assert 10 < most <= 16
-    assert run.read(x) == number
-    run.check()
-
-
-def test_the_history_of_a_large_value_is_cut_at_so_many_operators() -> None:
-    run = engine(4096)
-    c = x = run.constant(512 * BLOCK, 7)
-    number, most = 7, 0
-    for step in range(1000):
-        (y,) = run.call(step, 5, [x, c], [], [512 * BLOCK])
-        number = content_of(step, [number, 7], 0)
-        if x != c:
-            run.drop(x)
-        x = y
-        run.cut_history(x)
-        most = max(most, run.stats().ops)
-    assert 250 < most <= 257
+    assert most in most_before_a_cut
     assert run.read(x) == number
     run.check()
 

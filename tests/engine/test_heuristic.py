@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import FrozenInstanceError, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -41,33 +42,6 @@ def point(h: Heuristic) -> tuple[str, float, float, float]:
     return (h.neighbourhood, h.cost_exp, h.size_exp, h.staleness_exp)
 
 
-def test_the_presets_are_the_known_points_of_the_score() -> None:
-    assert {name: point(heuristic) for name, heuristic in PRESETS.items()} == {
-        "foresight": ("lineage", 1, 1, 1),
-        "dtr": ("eqclass", 1, 1, 1),
-        "dtr_full": ("full", 1, 1, 1),
-        "dtr_local": ("none", 1, 1, 1),
-        "lru": ("none", 0, 0, 1),
-        "size": ("none", 0, 1, 0),
-        "msps": ("ancestors", 1, 1, 0),
-        "e_star": ("full", 1, 1, 0),
-        "megengine": ("eqclass", 1, 1, 1),
-        "megengine_published": ("megengine", 1, 1, 1),
-        "random": ("none", 1, 1, 1),
-    }
-
-
-def test_only_megengine_counts_free_neighbours_and_what_was_recomputed() -> None:
-    for name, heuristic in PRESETS.items():
-        terms = (heuristic.fragmentation, heuristic.recompute_penalty)
-        assert terms == {"megengine": (1, 1.0001), "megengine_published": (1, 1)}.get(name, (0, 1))
-
-
-def test_only_random_draws_without_a_score() -> None:
-    for name, heuristic in PRESETS.items():
-        assert heuristic.selection == ("random" if name == "random" else "sample")
-
-
 def test_the_ablations_are_every_cost_with_and_without_size_and_staleness() -> None:
     costs = {
         "full": ("full", 1),
@@ -100,18 +74,17 @@ def test_a_heuristic_has_the_name_of_its_preset_or_ablation() -> None:
     assert name_of(ABLATIONS["full"], LIVE_PRESETS) == repr(ABLATIONS["full"])
 
 
-def test_a_name_resolves_to_its_preset_or_ablation() -> None:
+def test_a_name_resolves_to_its_preset_or_ablation_and_a_heuristic_to_itself() -> None:
     for name, heuristic in (PRESETS | ABLATIONS).items():
         assert resolve(name) is heuristic
-
-
-def test_a_heuristic_resolves_to_itself() -> None:
     mine = Heuristic(staleness_exp=0.5)
     assert resolve(mine) is mine
 
 
 def test_without_arguments_a_heuristic_is_the_papers() -> None:
-    assert Heuristic() == PRESETS["dtr"]
+    given = Heuristic()
+    assert given == PRESETS["dtr"]
+    assert (*point(given), given.selection) == ("eqclass", 1, 1, 1, "sample")
 
 
 def test_the_default_of_a_scope_differs_from_the_papers_by_lineages_and_three_switches() -> None:
@@ -122,28 +95,19 @@ def test_the_default_of_a_scope_differs_from_the_papers_by_lineages_and_three_sw
         assert session.heuristic == PRESETS[DEFAULT]
 
 
-UNKNOWN = ["belady", "", "DTR", "auto"]
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_a_name_that_is_no_preset_is_told_the_known_ones(name: str) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        resolve(name)
-    assert str(error.value) == (
-        f"heuristic {name!r} is not known; there are dtr, dtr_full, dtr_local, e_star, foresight, "
-        "lru, megengine, megengine_published, msps, random, size; and the ablations full, eqclass, "
-        "local and none, with or without _size and _stale behind"
-    )
-
-
 LIVE = "dtr, dtr_full, dtr_local, e_star, foresight, lru, megengine, msps, random, size"
+ALL = (
+    f"{LIVE.replace('megengine', 'megengine, megengine_published')}; and the ablations full, "
+    "eqclass, local and none, with or without _size and _stale behind"
+)
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_a_scope_is_told_the_names_that_it_takes(name: str) -> None:
+@pytest.mark.parametrize("name", ["belady", "", "DTR", "auto"])
+@pytest.mark.parametrize(("find", "known"), [(resolve, ALL), (resolve_live, LIVE)])
+def test_a_name_that_is_no_preset_is_told_the_known_ones(find: Any, known: str, name: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
-        resolve_live(name)
-    assert str(error.value) == f"heuristic {name!r} is not known; there are {LIVE}"
+        find(name)
+    assert str(error.value) == f"heuristic {name!r} is not known; there are {known}"
 
 
 @pytest.mark.parametrize("name", ["megengine_published", *ABLATIONS])
@@ -195,68 +159,58 @@ SELECTIONS = '"sample", "single", "random", "window"'
 KINDS = '"none", "eqclass", "lineage", "full", "ancestors", "megengine"'
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"neighbourhood": "exact"}, f"neighbourhood 'exact' is not one of {KINDS}"),
-        ({"neighbourhood": None}, f"neighbourhood None is not one of {KINDS}"),
-        ({"selection": "best"}, f"selection 'best' is not one of {SELECTIONS}"),
-        *(
-            ({"seed": value}, f"seed is {value!r}; it must be from 0 to 2^64 - 1")
-            for value in (-1, 2**64)
-        ),
-        *(
-            ({name: value}, f"{name} is {value!r}; it must be a finite number, 0 or more")
-            for name in ("cost_exp", "size_exp", "staleness_exp", "fragmentation")
-            for value in (-0.5, INF, -INF, NAN)
-        ),
-        *(
-            ({"recompute_penalty": value}, f"recompute_penalty is {value!r}; it must be positive")
-            for value in (0, -1.0, NAN)
-        ),
-    ],
-)
-def test_a_bad_value_is_named_with_what_would_do(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        Heuristic(**changes)
-    assert str(error.value) == message
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        replace(PRESETS["dtr"], **changes)
-    assert str(error.value) == message
+WRONG_VALUES: list[tuple[dict[str, Any], str]] = [
+    ({"neighbourhood": "exact"}, f"neighbourhood 'exact' is not one of {KINDS}"),
+    ({"neighbourhood": None}, f"neighbourhood None is not one of {KINDS}"),
+    ({"selection": "best"}, f"selection 'best' is not one of {SELECTIONS}"),
+    *(
+        ({"seed": value}, f"seed is {value!r}; it must be from 0 to 2^64 - 1")
+        for value in (-1, 2**64)
+    ),
+    *(
+        ({name: value}, f"{name} is {value!r}; it must be a finite number, 0 or more")
+        for name in ("cost_exp", "size_exp", "staleness_exp", "fragmentation")
+        for value in (-0.5, INF, -INF, NAN)
+    ),
+    *(
+        ({"recompute_penalty": value}, f"recompute_penalty is {value!r}; it must be positive")
+        for value in (0, -1.0, INF, NAN)
+    ),
+]
+WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
+    *(({"seed": value}, f"seed is {value!r}; it must be a whole number") for value in WRONG),
+    *(
+        ({name: value}, f"{name} is {value!r}; it must be a number")
+        for name in ("cost_exp", "fragmentation", "recompute_penalty")
+        for value in ("1", None, True)
+    ),
+    *(
+        ({"next_use": value}, f"next_use is {value!r}; it must be True or False")
+        for value in (1, "no", None)
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("error", "changes", "message"),
     [
-        *(({"seed": value}, f"seed is {value!r}; it must be a whole number") for value in WRONG),
-        *(
-            ({name: value}, f"{name} is {value!r}; it must be a number")
-            for name in ("cost_exp", "fragmentation", "recompute_penalty")
-            for value in ("1", None, True)
-        ),
-        *(
-            ({"next_use": value}, f"next_use is {value!r}; it must be True or False")
-            for value in (1, "no", None)
-        ),
+        *((ValueError, *wrong) for wrong in WRONG_VALUES),
+        *((TypeError, *wrong) for wrong in WRONG_TYPES),
     ],
 )
-def test_a_value_of_a_wrong_type_is_refused_when_the_heuristic_is_made(
-    changes: dict[str, Any], message: str
+@pytest.mark.parametrize("make", [Heuristic, partial(replace, PRESETS["dtr"])])
+def test_a_bad_value_is_named_with_what_would_do(
+    make: Any, error: type[Exception], changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(TypeError) as error:
-        Heuristic(**changes)
-    assert str(error.value) == message
+    with pytest.raises(error) as raised:
+        make(**changes)
+    assert str(raised.value) == message
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     given = Heuristic(seed=np.int64(7), cost_exp=np.float32(0.5), size_exp=np.int32(2))  # type: ignore[arg-type]
     native = given._native()
     assert (native.seed, native.cost_exp, native.size_exp) == (7, 0.5, 2)
-
-
-def test_an_infinite_penalty_is_refused() -> None:
-    with pytest.raises(ValueError, match="recompute_penalty is inf"):
-        Heuristic(recompute_penalty=INF)
 
 
 def test_the_least_values_that_are_allowed_are_taken() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from dtr_alloc import Trace, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.trace.format import Call, Instruction, Release, Result
@@ -85,10 +83,6 @@ def test_a_right_hole_is_seen_only_where_bytes_end_at_a_granule() -> None:
         assert evicted(staleness_gone, *program, blocks=6) == [goes], size
 
 
-def test_recomputing_does_not_count() -> None:
-    assert PUBLISHED.recompute_penalty == 1
-
-
 def test_by_the_logical_clock_costs_are_bytes() -> None:
     """The last of three is made of a large one, so by bytes it is dear, by its time cheap."""
     program = (
@@ -100,15 +94,3 @@ def test_by_the_logical_clock_costs_are_bytes() -> None:
     by_cost = Heuristic("none", size_exp=0, staleness_exp=0, selection="single")
     assert evicted(by_cost, *program, blocks=10) == ["quick"]
     assert evicted(by_cost, *program, blocks=10, clock="logical") == ["slow"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"clock": "cpu", "mode": "pool"}, 'clock \'cpu\' is not "wall" or "logical"'),
-        ({"clock": "logical", "mode": "bytes"}, "mode 'bytes' has the clock of the paper's"),
-    ],
-)
-def test_a_clock_that_there_is_not_is_refused(options: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        simulate(Trace((make("a", 1),)), BLOCK, **options)

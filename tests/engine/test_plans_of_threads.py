@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
-from tests.live.test_threads import in_threads
+from tests.support.threads import in_threads
 
 
 class Plans(threading.local):

@@ -60,12 +60,6 @@ def test_what_makes_something_larger_cheap_stays_when_it_is_dropped() -> None:
         assert stays(run, small) == expected
 
 
-def test_nothing_stays_before_the_first_eviction() -> None:
-    run = engine(ROOM, WITH)
-    small, _ = small_and_whole(run)
-    assert not stays(run, small)
-
-
 @pytest.mark.parametrize(
     ("blocks", "cost", "whole_cost", "expected"),
     [
@@ -86,20 +80,6 @@ def test_a_stone_is_at_most_four_tenths_as_large_and_five_times_as_dear_a_byte(
     assert stays(run, small, blocks) == expected
 
 
-def test_a_stone_spares_its_own_operator_when_the_larger_value_comes_back() -> None:
-    costs = {}
-    for heuristic in (WITH, WITHOUT):
-        run = engine(ROOM, heuristic)
-        after_an_eviction(run)
-        small, whole = small_and_whole(run)
-        run.drop(small)
-        assert run.evict(whole)
-        run.read(whole)
-        run.check()
-        costs[heuristic] = run.stats().remat_cost
-    assert list(costs.values()) == [500, 1500]
-
-
 def test_a_stone_goes_with_the_last_value_that_it_stays_for() -> None:
     run = engine(ROOM, WITH)
     after_an_eviction(run)
@@ -116,51 +96,6 @@ def test_a_stone_goes_with_the_last_value_that_it_stays_for() -> None:
     assert before - run.live_bytes == 24 * BLOCK
     assert run.evict(little)
     run.read(little)  # Its recipe is there.
-    run.check()
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda run, whole: run.freeze(whole),
-        lambda run, whole: run.call(5, 10, [whole], [0], []),
-    ],
-    ids=["becomes a constant", "is overwritten"],
-)
-def test_a_stone_goes_when_what_it_stays_for_ends(end: Any) -> None:
-    run = engine(ROOM, WITH)
-    after_an_eviction(run)
-    small, whole = small_and_whole(run)
-    run.drop(small)
-    before = run.live_bytes
-    end(run, whole)
-    run.check()
-    assert before - run.live_bytes == 4 * BLOCK
-
-
-def test_what_is_dropped_in_the_midst_of_its_operator_stays_for_the_result() -> None:
-    run = engine(ROOM, WITH)
-    after_an_eviction(run)
-    (small,) = run.call(1, 1000, [], [], [4 * BLOCK])
-    before = run.live_bytes
-    (whole,) = run.call(2, 500, [small], [], [10 * BLOCK], [0])
-    run.check()
-    assert run.live_bytes - before == 10 * BLOCK
-    run.drop(whole)
-    assert run.live_bytes == before - 4 * BLOCK
-
-
-def test_a_stone_is_evicted_as_any_candidate_and_is_none_when_it_comes_back() -> None:
-    by_size = replace(WITH, neighbourhood="none", cost_exp=0, staleness_exp=0)
-    run = engine(ROOM, by_size)
-    after_an_eviction(run)
-    small, whole = small_and_whole(run)
-    run.drop(small)
-    live = run.live_bytes
-    assert run.evict(whole)
-    run.constant((ROOM * BLOCK) - live + 11 * BLOCK, 8)
-    assert run.take_evicted() == [whole, -1]
-    assert run.stats().evictable == 0
     run.check()
 
 

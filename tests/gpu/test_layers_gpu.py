@@ -12,9 +12,7 @@ import pytest
 import torch
 
 import dtr_alloc
-from tests.gpu.programs import backward, compared, result, swap, told, trained
-
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+from tests.gpu.programs import assert_exact, backward, losses_of, result, swap, told, trained
 
 
 def convolutions(device: str, budget: int | None, search: bool, channels_last: bool) -> Any:
@@ -33,28 +31,25 @@ def convolutions(device: str, budget: int | None, search: bool, channels_last: b
     kind = torch.channels_last if channels_last else torch.contiguous_format
     net = net.to(memory_format=kind)
     x = torch.randn(count, width, side, side, device=device).to(memory_format=kind)
-    losses = []
+
+    def forward() -> torch.Tensor:
+        net.zero_grad()
+        loss: torch.Tensor = net(x).square().mean()
+        return loss
+
     with torch.backends.cudnn.flags(enabled=True, benchmark=search):
-        for _ in range(3):
-            net.zero_grad()
-            loss = net(x).square().mean()
-            backward(loss)
-            losses.append(loss.detach().clone())
-            del loss
+        losses = losses_of(3, forward)
     values = [float(value) for value in losses]
     return result(watched, [*losses, *trained(net)], losses=values)
 
 
-@devices
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_convolutions_and_batch_norm_replayed_in_backward_are_exact(
     device: str, channels_last: bool
 ) -> None:
-    plain, found = compared(convolutions, device, 0.6, False, channels_last)
-    assert found["sums"] == plain["sums"]
+    assert_exact(convolutions, device, 0.6, False, channels_last)
 
 
-@devices
 def test_with_cudnns_benchmark_results_are_near_and_a_difference_is_told(device: str) -> None:
     # Searching takes workspaces of any size; 60 % of the peak without them makes it evict.
     budget = int(told(convolutions, device, None, False, True)["peak"] * 0.6)
@@ -92,7 +87,6 @@ def touched_in_backward(device: str, budget: int, search: bool) -> Any:
     return [gone, float(found[0])]
 
 
-@devices
 @pytest.mark.parametrize("search", [False, True])
 def test_a_convolution_brought_back_by_autograds_thread_is_the_same(
     device: str, search: bool
@@ -113,26 +107,22 @@ def recurrent(device: str, budget: int | None, kind: str) -> Any:
     layer: Any = made(width, width, num_layers=2, batch_first=True).to(device)
     after = torch.nn.Linear(width, width).to(device)
     x = torch.randn(batch, length, width, device=device)
-    losses = []
-    for _ in range(3):
+
+    def forward() -> torch.Tensor:
         y = torch.tanh(before(x))
         for _ in range(8):  # As large together as cuDNN's workspaces, which a budget must hold.
             y = torch.nn.functional.gelu(y * 2)
         z, _ = layer(y)
-        loss = torch.sigmoid(after(torch.tanh(z))).square().mean()
-        del y, z
-        backward(loss)
-        losses.append(loss.detach().clone())
-        del loss
+        return torch.sigmoid(after(torch.tanh(z))).square().mean()
+
+    losses = losses_of(3, forward)
     tensors = [t for module in (before, layer, after) for t in trained(module)]
     return result(watched, [*losses, *tensors])
 
 
-@devices
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_a_recurrent_layer_replayed_in_backward_is_exact(device: str, kind: str) -> None:
-    plain, found = compared(recurrent, device, 0.8, kind)
-    assert found["sums"] == plain["sums"]
+    assert_exact(recurrent, device, 0.8, kind)
 
 
 def attention(device: str, budget: int | None, backend: str, dropout: float) -> Any:
@@ -182,7 +172,6 @@ def attention(device: str, budget: int | None, backend: str, dropout: float) -> 
     return result(watched, [*losses, *tensors], losses=values)
 
 
-@devices
 @pytest.mark.parametrize("backend", ["flash", "efficient", "cudnn", "math"])
 def test_attention_replayed_in_backward_is_exact(device: str, backend: str) -> None:
     if device == "cpu" and backend in ("efficient", "cudnn"):

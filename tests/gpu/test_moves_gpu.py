@@ -14,8 +14,6 @@ import torch
 import dtr_alloc
 from tests.gpu.programs import MIB, Watched, digest, hold_up, swap, told
 
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-
 
 def moved(device: str, budget: int, on_another_stream: bool) -> Any:
     watched: Watched = swap(device, budget)
@@ -44,7 +42,6 @@ def moved(device: str, budget: int, on_another_stream: bool) -> Any:
     }
 
 
-@devices
 @pytest.mark.parametrize("on_another_stream", [False, True])
 def test_pages_move_behind_queued_kernels_and_nobody_reads_wrong_bytes(
     device: str, on_another_stream: bool
@@ -71,7 +68,6 @@ def moved_again_and_again(device: str, budget: int, turns: int) -> Any:
     return {"right": bool((total.cpu() == expected).all()), "remaps": watched.remaps()}
 
 
-@devices
 def test_many_moves_under_a_loaded_stream_change_no_number(device: str) -> None:
     turns = 60 if device == "cuda" else 12
     found = told(moved_again_and_again, device, 256 * MIB, turns)
@@ -141,6 +137,5 @@ def evicted_behind_a_kernel(device: str, budget: int) -> Any:
     return [all(gone), same, equal, all(bool((n == 7).all()) for n in noise)]
 
 
-@devices
 def test_what_queued_kernels_read_may_be_evicted_and_overwritten(device: str) -> None:
     assert told(evicted_behind_a_kernel, device, 256 * MIB) == [True] * 4

@@ -43,9 +43,8 @@ def test_a_recipe_that_reads_a_copy_of_a_constant_has_the_bits_of_the_original(
     def program() -> list[Tensor]:
         weight.copy_(old)
         made = READ[name](weight)
-        large = (
-            made.flatten() * torch.ones(4096, 1).cos()
-        )  # Rests on the weight: a copy is smaller.
+        # It rests on the weight, and a copy of that is smaller.
+        large = made.flatten() * torch.ones(4096, 1).cos()
         weight.mul_(0.5)
         dtr_alloc.evict(made)
         dtr_alloc.evict(large)

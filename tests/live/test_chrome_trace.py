@@ -1,7 +1,5 @@
 """What a person sees of a run in Chrome's trace viewer, alone and beside torch's profile."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time
@@ -48,10 +46,8 @@ def test_evictions_are_moments_and_rematerializations_last(tmp_path: Path, name:
     stats = session.stats()
     assert len(moments) == stats.evictions > 0
     assert len(spans) == stats.rematerializations > 0
-    assert {event["name"] for event in spans} <= {
-        "rematerialize aten::exp",
-        "rematerialize aten::ones",
-    }
+    known = {"rematerialize aten::exp", "rematerialize aten::ones"}
+    assert {event["name"] for event in spans} <= known
     assert all(event["args"] == {"bytes": MIB} for event in (*moments, *spans))
     assert len(counters) == len(moments) + len(spans)
     assert max(event["args"]["live"] for event in counters) <= 3 * MIB

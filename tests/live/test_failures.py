@@ -41,6 +41,21 @@ def work() -> list[Tensor]:
     return [*side, product(side), *chain()]
 
 
+def test_a_deep_recomputation_gives_up_what_it_needs_later_only() -> None:
+    expected = bits(product(factors()))
+    with dtr_alloc.rematerialize(BUDGET, clock="logical") as session:
+        side = factors()
+        total = product(side)
+        dtr_alloc.evict(total)
+        for factor in side:  # 16 of 64 KiB: no room for a 17th, and each is an argument on the way.
+            dtr_alloc.materialize(factor)
+        assert not any(map(dtr_alloc.is_evicted, side))
+        assert same(bits(total), expected)
+        session.check()
+        assert session.stats().peak_bytes <= BUDGET
+        del side, total, factor
+
+
 def read_after(fail: Callable[[Session], None]) -> int:
     """Reads all results of a program, each with all evicted and with a failure on the way; then
     once more without. Returns how many reads failed."""

@@ -1,7 +1,5 @@
 """Higher-order operators run in every kind of scope, and what flows through them is eager's."""
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +16,16 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dtr_alloc
 from dtr_alloc import _core
-from tests.support.exactness import assert_exact, bits, run, same, scope
+from tests.support.exactness import (
+    alike,
+    assert_exact,
+    assert_exact_within,
+    exact,
+    grad_of,
+    run,
+    scope,
+)
+from tests.support.own_process import printed
 
 Step = Callable[[Tensor], Tensor]
 
@@ -103,9 +110,7 @@ def trained(step: Step) -> Callable[[], Iterator[Tensor]]:
         shown = second(step(first(x).tanh()).reshape(64, 64)).exp()
         shown.square().mean().backward()
         yield shown
-        for parameter in (*first.parameters(), *second.parameters()):
-            assert parameter.grad is not None
-            yield parameter.grad
+        yield from map(grad_of, (*first.parameters(), *second.parameters()))
 
     return program
 
@@ -116,22 +121,15 @@ def test_gradients_through_it_are_eagers(step: Step) -> None:
 
 
 @pytest.mark.parametrize("step", ALL.values(), ids=ALL)
-def test_without_gradients_too(step: Step) -> None:
+def test_without_gradients_and_in_a_measurement_too(step: Step) -> None:
     def program() -> Iterator[Tensor]:
         with torch.no_grad():
             yield step(torch.randn(64, 64).exp()).exp()
 
     assert_exact(program, modes=modes(step))
-
-
-@pytest.mark.parametrize("step", ALL.values(), ids=ALL)
-def test_a_measurement_runs_it(step: Step) -> None:
-    x = torch.randn(64, 64)
-    expected = bits(step(x))
-    with dtr_alloc.measure() as session:
-        found = bits(step(x))
-    assert same(found, expected)
-    assert session.stats().peak_bytes > 0
+    expected = run(program)
+    with dtr_alloc.measure():
+        assert alike(run(program), expected)
 
 
 def test_under_a_budget_what_it_saved_for_backward_comes_back() -> None:
@@ -142,24 +140,15 @@ def test_under_a_budget_what_it_saved_for_backward_comes_back() -> None:
             x = torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x @ weight,))
         x.sum().backward()  # type: ignore[no-untyped-call]
         yield x
-        assert weight.grad is not None
-        yield weight.grad
+        yield grad_of(weight)
 
-    expected = run(program)
-    with dtr_alloc.measure() as measured:
-        run(program)
-    with scope(int(0.5 * measured.stats().peak_bytes)) as session:
-        found = run(program)
-    assert session.stats().rematerializations > 0
-    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+    assert_exact_within(0.5, program)
 
 
-def test_integer_matrices_with_another_type_of_result() -> None:
-    def program() -> Iterator[Tensor]:
-        a = torch.randint(-8, 8, (64, 64), dtype=torch.int8)
-        yield out_dtype(torch.ops.aten.mm.default, torch.int32, a, a).float().exp()
-
-    assert_exact(program)
+@exact
+def test_integer_matrices_with_another_type_of_result() -> Iterator[Tensor]:
+    a = torch.randint(-8, 8, (64, 64), dtype=torch.int8)
+    yield out_dtype(torch.ops.aten.mm.default, torch.int32, a, a).float().exp()
 
 
 def test_a_mask_of_blocks() -> None:
@@ -171,22 +160,20 @@ def test_a_mask_of_blocks() -> None:
     assert_exact(program, evictions=False)
 
 
-def test_exported_programs_that_branch() -> None:
-    exported = torch.export.export(Branch(), (torch.randn(64, 64),)).module()
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.export.export(Branch(), (torch.randn(64, 64),)).module(),
+        lambda: torch.compile(Branch(), backend="eager"),
+    ],
+    ids=["exported", "compiled"],
+)
+def test_code_that_branches_made_before_the_scope_and_in_it(make: Callable[[], Step]) -> None:
+    before = make()
 
     def program() -> Iterator[Tensor]:
         x = torch.randn(64, 64).exp()
-        yield exported(x)
-        yield torch.export.export(Branch(), (torch.randn(64, 64),)).module()(x)
-
-    assert_exact(program)
-
-
-def test_compiled_code_that_branches() -> None:
-    compiled = torch.compile(Branch(), backend="eager")
-
-    def program() -> Iterator[Tensor]:
-        yield compiled(torch.randn(64, 64).exp())
+        yield from (before(x), make()(x))
 
     assert_exact(program)
 
@@ -245,6 +232,4 @@ def test_modules_of_torch_that_are_imported_later(opened: str) -> None:
         "total, _ = scan(lambda c, a: (c + a, c * 1), torch.zeros(8), torch.ones(8, 8))\n"
         "print(int(total[0]))\n"
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "8", done.stderr
+    assert printed(script) == "8\n"

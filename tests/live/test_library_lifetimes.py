@@ -1,14 +1,17 @@
-"""Operators of other libraries that are undefined, defined anew, or hide that they draw."""
+"""Operators of other libraries that are undefined, defined anew, or hide that they draw, and the
+`TorchFunctionMode`s of their callers and their own."""
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import dtr_alloc
-from tests.support.exactness import scope
+from tests.support.exactness import bits, comes_back, same, scope
 
 
 def defined(factor: float) -> Any:
@@ -34,10 +37,8 @@ def wide() -> Tensor:
 def test_numbers_drawn_and_put_back_are_the_same_again() -> None:
     with scope(None):
         made = hidden_noise(wide())
-        kept = made.clone()
         torch.rand(5)
-        assert dtr_alloc.evict(made)
-        assert torch.equal(made, kept)
+        assert comes_back(made)
 
 
 def test_calls_between_which_nothing_was_drawn_share_a_state() -> None:
@@ -99,3 +100,40 @@ def test_what_an_operator_keeps_of_its_second_run_has_no_memory_of_the_value() -
         assert dtr_alloc.evict(made)
         assert torch.equal(made, wide() * 2)
         assert kept[0].data_ptr() != made.data_ptr()
+
+
+# ---- The modes of a replay
+
+
+class Doubles(TorchFunctionMode):
+    """Whoever asks for a cosine gets twice as much."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        return made * 2 if function is torch.cos else made
+
+
+@torch.library.custom_op("dtr_alloc_test::cosine", mutates_args=())
+def cosine(x: Tensor) -> Tensor:
+    return torch.cos(x)
+
+
+@torch.library.custom_op("dtr_alloc_test::twice_cosine", mutates_args=())
+def twice_cosine(x: Tensor) -> Tensor:
+    with Doubles():
+        return torch.cos(x)
+
+
+@pytest.mark.parametrize("operator", [cosine, twice_cosine])
+def test_a_replay_has_the_modes_that_the_operator_enters_and_not_those_of_the_reader(
+    operator: Callable[[Tensor], Tensor],
+) -> None:
+    with scope(None):
+        y = operator(torch.ones(1 << 14).exp())
+        expected = bits(y.clone())
+        dtr_alloc.evict(y)
+        with Doubles():
+            y.tolist()
+        assert same(bits(y), expected)

@@ -2,9 +2,7 @@
 ones are none."""
 
 import multiprocessing.shared_memory
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,8 @@ from torch import Tensor, nn
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope.instruments import instrumented
-from tests.support.exactness import assert_exact, bits, run, same
+from tests.support.exactness import alike, assert_exact, bits, grad_of, run, same
+from tests.support.threads import in_threads
 
 
 @torch.library.custom_op("dtr_debug::double_in_secret", mutates_args=())
@@ -108,9 +107,7 @@ def test_a_constant_that_an_operator_of_another_thread_writes(debug: bool) -> No
     with dtr_alloc.rematerialize("4MiB", debug=debug):
         weight = torch.ones(1, 100)
         product = weight.expand(40, 100) * torch.ones(40, 100)
-        thread = threading.Thread(target=lambda: weight.mul_(2))
-        thread.start()
-        thread.join()
+        in_threads(lambda: weight.mul_(2), join=False)
         dtr_alloc.evict(product)
         if _core.sees_raw_access:
             assert product.sum() == 4000
@@ -125,9 +122,8 @@ def test_a_gradient_written_through_an_array_names_what_made_it() -> None:
     with dtr_alloc.rematerialize("4MiB", debug=True):
         x = torch.ones(64, 64, requires_grad=True)
         (x.exp() * 2).sum().backward()  # type: ignore[no-untyped-call]
-        assert x.grad is not None
-        norm = x.grad.square()
-        view = torch.utils.dlpack.from_dlpack(x.grad)
+        norm = grad_of(x).square()
+        view = torch.utils.dlpack.from_dlpack(grad_of(x))
         array = view.numpy()
         later = view.sin()
         array[0] = 0
@@ -186,10 +182,9 @@ def views_and_writes() -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("program", [training, views_and_writes])
 def test_declared_writes_are_no_errors(program: Callable[[], Iterator[Tensor]]) -> None:
-    expected: list[tuple[Any, ...]] = run(program)
+    expected = run(program)
     with instrumented(evict_always=True), dtr_alloc.rematerialize(None, debug=True):
-        found = run(program)
-    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+        assert alike(run(program), expected)
     assert_exact(program)
 
 
@@ -207,22 +202,19 @@ def test_recurrent_layers_train_in_debug_mode(kind: type[nn.LSTM], bidirectional
 
     expected = run(program)
     with dtr_alloc.rematerialize("64MiB", debug=True):
-        found = run(program)
-    assert all(map(same, expected, found))
+        assert alike(run(program), expected)
     assert_exact(program, modes=["recorded", "evict_always"])
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_debug_mode_takes_nested_tensors_which_tell_no_sizes() -> None:
-    def run() -> Tensor:
-        torch.manual_seed(0)
+    def program() -> Iterator[Tensor]:
         layer = torch.nn.Linear(32, 32)
         rows = [torch.randn(rows, 32) for rows in (20, 50, 35)]
         padded = layer(torch.nested.nested_tensor(rows)).to_padded_tensor(0.0)
         padded.square().mean().backward()
-        assert layer.weight.grad is not None
-        return layer.weight.grad
+        yield grad_of(layer.weight)
 
-    expected = run()
+    expected = run(program)
     with dtr_alloc.rematerialize("64MiB", debug=True):
-        assert torch.equal(run(), expected)
+        assert alike(run(program), expected)

@@ -2,7 +2,9 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -33,34 +35,28 @@ def opens() -> None:
         session.check()
 
 
-@pytest.mark.parametrize(("options", "least"), [({}, 150), ({"memory": "torch"}, 150)])
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (partial(dtr_alloc.rematerialize, "2MiB"), 150),
+        (partial(dtr_alloc.rematerialize, "2MiB", memory="torch"), 150),
+        (dtr_alloc.measure, 100),
+    ],
+)
 def test_a_scope_is_open_or_not_wherever_it_is_interrupted(
-    options: dict[str, Any], least: int
+    make: Callable[[], AbstractContextManager[Any]], least: int
 ) -> None:
     before = of_the_process()
 
     def run() -> None:
-        with dtr_alloc.rematerialize("2MiB", **options):
-            pass
+        with make():
+            torch.ones(1000)
 
     def check() -> None:
         assert of_the_process() == before
         opens()
 
     assert walk(run, check) >= least
-
-
-def test_a_measurement_is_open_or_not_wherever_it_is_interrupted() -> None:
-    before = of_the_process()
-
-    def run() -> None:
-        with dtr_alloc.measure():
-            torch.ones(1000)
-
-    def check() -> None:
-        assert of_the_process() == before
-
-    assert walk(run, check) >= 100
 
 
 @pytest.fixture
@@ -148,9 +144,7 @@ def test_an_allocator_serves_or_not_wherever_its_begin_is_interrupted(allocator:
     check()
 
 
-def test_an_allocator_is_removed_or_serves_wherever_its_end_is_interrupted(
-    allocator: Any,
-) -> None:
+def test_an_allocator_is_removed_or_serves_wherever_its_end_is_interrupted(allocator: Any) -> None:
     before = of_the_process()
     services = [Service(CudaScope(allocator, Steps()))]
     removals: list[int] = []

@@ -1,11 +1,11 @@
 """Memory that the program takes from a tensor: what it costs, where it is told, and that results
-stay eager's where the memory is then written. conformance/test_raw_access.py has every way in."""
+stay eager's where the memory is then written. test_pointers.py has every way in."""
 
 import copy
 import io
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from dtr_alloc import _core
-from tests.support.exactness import bits, chain, same, scope
+from tests.support.exactness import assert_exact, exact, grad_of, scope
 
 MIB = 1 << 20
 TAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -137,19 +136,10 @@ def test_a_write_through_numpy_between_forward_and_backward_is_seen_as_in_eager(
             taken = {"input": x, "weight": model[12].weight, "activation": h}[what].detach().numpy()
             taken *= 1.5
             loss.backward()
-            shown += [
-                loss,
-                h,
-                x,
-                *(p.grad.clone() for p in model.parameters() if p.grad is not None),
-            ]
+            shown += [loss, h, x, *(grad_of(p).clone() for p in model.parameters())]
         return shown
 
-    expected = [bits(tensor) for tensor in program()]
-    for instruments in ({}, {"evict_always": True}):
-        with scope(None, **instruments):
-            found = [bits(tensor) for tensor in program()]
-        assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+    assert_exact(program, modes=["recorded", "evict_always"])
 
 
 WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -180,11 +170,7 @@ def test_methods_that_write_by_calling_python_are_writes_like_others(way: str, w
                 dtr_alloc.evict(one)
         return [t, other, *read, t.cos()]
 
-    expected = [bits(tensor) for tensor in program()]
-    for instruments in ({}, {"evict_always": True}):
-        with scope(None, **instruments):
-            found = [bits(tensor) for tensor in program()]
-        assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+    assert_exact(program, modes=["recorded", "evict_always"])
 
 
 LISTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -292,62 +278,6 @@ def test_memory_that_is_taken_while_something_is_saved_stays() -> None:
         del others
 
 
-def raw_readers() -> dict[str, object]:
-    return {
-        "numpy": lambda t: t.numpy(),
-        "asarray": np.asarray,
-        "tolist": lambda t: np.asarray(t.tolist(), dtype=np.float32),
-        "pickle": lambda t: pickle.loads(pickle.dumps(t)).numpy(),
-        "deepcopy": lambda t: copy.deepcopy(t).numpy(),
-        "save": lambda t: saved(t).numpy(),
-        "dlpack": lambda t: torch.utils.dlpack.from_dlpack(t).numpy(),
-        "storage": lambda t: np.frombuffer(bytes(t.untyped_storage()), np.float32).reshape(t.shape),
-        "share_memory_": lambda t: t.share_memory_().numpy(),
-    }
-
-
-def saved(tensor: Tensor) -> Tensor:
-    buffer = io.BytesIO()
-    torch.save(tensor, buffer)
-    buffer.seek(0)
-    loaded = torch.load(buffer)
-    assert isinstance(loaded, Tensor)
-    return loaded
-
-
-@pytest.mark.parametrize("way", list(raw_readers()))
-def test_raw_access_to_an_evicted_tensor_brings_it_back(way: str) -> None:
-    read = raw_readers()[way]
-    assert callable(read)
-    expected = (torch.ones(256, 64) * 2).exp().numpy()
-    with dtr_alloc.rematerialize("4MiB"):
-        x = (torch.ones(256, 64) * 2).exp()
-        dtr_alloc.evict(x)
-        assert np.array_equal(read(x), expected)
-
-
-def test_memory_seen_through_numpy_is_never_evicted_again() -> None:
-    with dtr_alloc.rematerialize("1MiB") as session:
-        x = torch.ones(256, 64).exp()
-        seen = x.numpy()
-        before = seen.copy()
-        chain(64)
-        assert session.stats().evictions > 0
-        assert not dtr_alloc.evict(x)
-        assert np.array_equal(seen, before)
-        seen[:] = 5
-        assert bool((x == 5).all())
-
-
-@pytest.mark.skipif(not _core.sees_raw_access, reason="torch before 2.13 does not tell")
-def test_what_was_read_before_is_not_evicted_once_an_extension_has_its_address() -> None:
-    with dtr_alloc.rematerialize("4MiB"):
-        x = torch.ones(256, 64).exp()
-        x.tolist()
-        assert torch._C.TensorBase.data_ptr(x)  # Past the methods that are watched.
-        assert not dtr_alloc.evict(x)
-
-
 def test_memory_filled_through_a_pointer_is_not_recomputed_from_nothing() -> None:
     with scope(None, evict_always=True):
         x = torch.empty(256, 64)
@@ -355,3 +285,46 @@ def test_memory_filled_through_a_pointer_is_not_recomputed_from_nothing() -> Non
         y = torch.tensor(np.full(1000, 7.0, dtype=np.float32).tolist())
         assert bool((x * 2 == 6).all())
         assert bool((y == 7).all())
+
+
+def test_numbers_taken_out_one_by_one_and_printed_leave_the_tensor_evictable() -> None:
+    with dtr_alloc.rematerialize("4MiB"):
+        x = torch.ones(256, 64).exp()
+        want = float(torch.ones(1).exp())
+        dtr_alloc.evict(x)
+        assert x[3, 4].item() == want
+        assert float(x.max()) == want
+        assert bool((x > 2).all())
+        assert "2.7183" in repr(x)
+        assert dtr_alloc.evict(x)
+
+
+@exact
+def test_a_model_is_saved_loaded_and_copied_with_evicted_state() -> Iterator[Tensor]:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    model.register_buffer("extra", torch.randn(64, 64).exp())
+    model(torch.randn(16, 64)).sum().backward()
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(torch.load(buffer))
+    assigned = copy.deepcopy(model)
+    assigned.load_state_dict(twin.state_dict(), assign=True)
+    for one in (twin, assigned, pickle.loads(pickle.dumps(model))):
+        yield from (*one.parameters(), *one.buffers())
+        yield one(torch.randn(4, 64))
+
+
+@torch.library.custom_op("dtr_conformance::halve_raw_", mutates_args={"x"})
+def halve_raw_(x: Tensor) -> None:
+    array = x.numpy()
+    array *= 0.5
+
+
+@exact
+def test_an_operator_of_a_library_that_writes_its_argument_through_numpy() -> Iterator[Tensor]:
+    x = torch.randn(32, 32).exp()
+    early = x.sin()
+    halve_raw_(x)
+    yield from (x, early, x.cos())

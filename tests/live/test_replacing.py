@@ -1,6 +1,5 @@
 """What a scope puts in the place of torch's functions goes with the scope, whatever happens."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +16,7 @@ from dtr_alloc.runtime.adapters import compiled_code, raw_access
 from dtr_alloc.runtime.adapters.on_import import when_imported
 from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
+from tests.support.own_process import printed
 
 
 class Base:
@@ -104,10 +104,7 @@ assert not optimizer._global_optimizer_pre_hooks
 
 
 def test_a_program_that_restores_the_finders_of_modules_leaves_its_scope() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    printed(IN_A_PROCESS)
 
 
 def test_a_module_is_waited_for_as_long_as_asked(

@@ -2,119 +2,23 @@
 
 import gc
 import logging
-import os
 import re
-import subprocess
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.support.exactness import bits, chain, same, scope
-
-
-def test_a_thread_without_the_runtime_gets_an_error_that_names_the_remedy() -> None:
-    with dtr_alloc.rematerialize("4MiB"):
-        x = torch.ones(256, 64).exp()
-        dtr_alloc.evict(x)
-        caught: list[Exception] = []
-
-        def touch() -> None:
-            try:
-                x.sum()
-            except Exception as error:
-                caught.append(error)
-
-        thread = threading.Thread(target=touch)
-        thread.start()
-        thread.join()
-        assert "dtr_alloc.materialize" in str(caught[0])
-        assert float(x[0, 0]) == float(torch.ones(1).exp())
-
-
-def test_a_scope_left_while_another_thread_holds_an_evicted_tensor() -> None:
-    go, done = threading.Event(), threading.Event()
-    found: list[tuple[object, ...]] = []
-    with dtr_alloc.rematerialize("4MiB"):
-        x = torch.ones(256, 64).exp()
-        dtr_alloc.evict(x)
-
-        def later(mine: Tensor) -> None:
-            go.wait()
-            found.append(bits(mine))
-            done.set()
-
-        thread = threading.Thread(target=later, args=(x,))
-        thread.start()
-    go.set()
-    done.wait()
-    thread.join()
-    assert same(found[0], bits(torch.ones(256, 64).exp()))
-
-
-def test_backward_called_from_another_thread_is_exact() -> None:
-    def program() -> Iterator[Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
-        loss = model(torch.randn(128, 64)).square().mean()
-        yield loss
-        yield from torch.autograd.grad(loss, list(model.parameters()))
-
-    expected = [bits(t) for t in program()]
-    with scope(None, evict_always=True) as session:
-        found = [bits(t) for t in program()]
-        assert session.stats().rematerializations > 0
-    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
-
-
-class Squares(torch.utils.data.Dataset[Tensor]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.full((512,), float(index)).square()
-
-
-def test_dataloader_workers_and_forked_children() -> None:
-    with dtr_alloc.rematerialize("4MiB") as session:
-        x = torch.ones(256, 64).exp()
-        dtr_alloc.evict(x)
-        loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=2)
-        batches = [batch.exp().log() for batch in loader]
-        assert float(batches[1][3, 0]) == pytest.approx(49.0)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(writer, str(float(x[0, 0])).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert float(os.read(reader, 64)) == float(torch.ones(1).exp())
-        os.close(reader)
-        os.close(writer)
-        session.check()
-
-
-@pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_a_fork_goes_on_where_the_budget_has_no_room_to_bring_back_all(
-    memory: Literal["pool", "torch"],
-) -> None:
-    with dtr_alloc.rematerialize("2MiB", memory=memory) as session:
-        held = [torch.ones(1 << 17) + n for n in range(6)]  # 3 MiB; each takes one of ones, too.
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        session.check()
-        del held
+from tests.support.own_process import forked, own_process
+from tests.support.threads import in_threads
 
 
 def filling(size: int) -> list[Tensor]:
@@ -128,32 +32,21 @@ def filling(size: int) -> list[Tensor]:
 BEYOND = r"beyond its budget, by up to \S+ [KM]iB: what cannot be recomputed, or is held by"
 
 
-def in_child(run: Callable[[], object]) -> str:
-    """What it comes to in a forked process: its result, or the text of its error."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            told = str(run())
-        except BaseException as error:
-            told = str(error)
-        os.write(writer, told.encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    with open(reader) as pipe:
-        return pipe.read()
+def test_a_forked_child_reads_what_was_evicted() -> None:
+    with dtr_alloc.rematerialize("4MiB") as session:
+        x = torch.ones(256, 64).exp()
+        dtr_alloc.evict(x)
+        assert forked(lambda: float(x[0, 0])) == str(float(torch.ones(1).exp()))
+        session.check()
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_a_fork_leaves_the_parent_room_for_its_operators(
-    memory: Literal["pool", "torch"],
-) -> None:
+def test_a_fork_leaves_the_parent_room_for_its_operators(memory: Literal["pool", "torch"]) -> None:
     with dtr_alloc.rematerialize("2MiB", memory=memory) as session:
         held = [torch.full((1 << 14,), float(n)).exp() for n in range(60)]  # 3.75 MiB.
         expected = float((held[1] * 2).sum())
         evictable = session.stats().evictable_bytes
-        assert in_child(lambda: "") == ""
+        assert forked(lambda: "") == ""
         assert session.stats().evictable_bytes >= evictable - (64 << 10)
         assert float((held[1] * 2).sum()) == expected
         session.check()
@@ -194,7 +87,7 @@ def test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing(
         thread = threading.Thread(target=work, args=(read,))
         thread.start()
         inside.wait()
-        told = in_child(child)
+        told = forked(child)
         over.set()
         thread.join()
         del filled
@@ -203,61 +96,29 @@ def test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing(
 
 def test_a_child_of_a_thread_that_joined_leaves_the_scope() -> None:
     told: list[str] = []
-
-    def work() -> None:
-        with dtr_alloc.join_scope():
-            told.append(in_child(_core.records_this_thread))
-
     with dtr_alloc.rematerialize("1MiB"):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_threads(lambda: told.append(forked(_core.records_this_thread)))
     assert told == ["False"]
 
 
 def test_a_child_that_leaves_its_parents_scope_keeps_its_own() -> None:
     parents = dtr_alloc.rematerialize("4MiB")
+
+    def child() -> bool:
+        with dtr_alloc.rematerialize("4MiB"):
+            x = torch.ones(256, 64).exp()
+            parents.__exit__(None, None, None)
+            return dtr_alloc.evict(x)
+
     with parents:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            with dtr_alloc.rematerialize("4MiB"):
-                x = torch.ones(256, 64).exp()
-                parents.__exit__(None, None, None)
-                os.write(writer, str(dtr_alloc.evict(x)).encode())
-                os._exit(0)
-        os.waitpid(child, 0)
-        os.close(writer)
-        assert os.read(reader, 64) == b"True"
-        os.close(reader)
+        assert forked(child) == "True"
 
 
 def test_instruments_are_those_of_the_block_around() -> None:
-    with dtr_alloc.rematerialize(None) as session:
-        torch.ones(1000).exp()
-        assert session.stats().evictions == 0
-    with instrumented(evict_always=True):
-        opened = dtr_alloc.rematerialize(None)
-        with opened as session:
-            kept = torch.ones(1000).exp()
-            assert session.stats().evictions > 0
-    with dtr_alloc.rematerialize(None) as session:
-        kept = kept.exp()
-        assert session.stats().evictions == 0
-
-
-def test_a_process_that_exits_inside_a_scope_ends_well() -> None:
-    program = """
-import torch, dtr_alloc
-scope = dtr_alloc.rematerialize("4MiB")
-session = scope.__enter__()
-x = torch.ones(256, 64).exp()
-y = x.sin()
-dtr_alloc.evict(x)
-print(float(y[0, 0]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    for always in (False, True, False):
+        with instrumented(evict_always=always), dtr_alloc.rematerialize(None) as session:
+            torch.ones(1000).exp().sin()
+            assert (session.stats().evictions > 0) == always
 
 
 OPEN = """
@@ -291,7 +152,7 @@ assert {float(x[0, 0]) for x in kept} == {float(torch.ones(1).exp().sin())}
 @pytest.mark.parametrize("begin", [OPEN, SUSPENDED])
 def test_a_process_that_exits_with_a_scope_open_says_nothing(begin: str, end: str) -> None:
     program = "import torch, dtr_alloc\n" + begin + end
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = own_process(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -308,9 +169,7 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 joined.wait()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
+    done = own_process(program)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -355,9 +214,7 @@ def test_a_thread_may_leave_the_scope_by_another_threads_hand() -> None:
 
     work = joins()
     with scope("1MiB"):
-        thread = threading.Thread(target=next, args=(work,))
-        thread.start()
-        thread.join()
+        in_threads(lambda: next(work), join=False)
         work.close()
         _core.record_this_thread(True)  # Which that has ended here.
 

@@ -1,7 +1,5 @@
 """The scope of the CUDA allocator, with an allocator that only tells its session."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -125,21 +123,3 @@ def test_it_may_end_in_another_thread_if_the_one_that_began_is_gone(allocator: A
     assert in_thread(lambda: made.append(Service(CudaScope(allocator, Steps())))) == []
     made[0].end(lambda: None)
     assert current.scope() is None
-
-
-LATE = """
-from types import SimpleNamespace
-from dtr_alloc.runtime.scope.current import CudaScope
-from dtr_alloc.runtime.scope.serving import Service
-from dtr_alloc.runtime.scope.steps import Steps
-service = Service(CudaScope(SimpleNamespace(session=lambda: None), Steps()))
-from torch._inductor.output_code import CompiledFxGraph
-assert hasattr(CompiledFxGraph.__call__, "__wrapped__")
-service.end(lambda: None)
-assert not hasattr(CompiledFxGraph.__call__, "__wrapped__")
-"""
-
-
-def test_what_was_imported_meanwhile_is_put_back_too() -> None:
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import dtr_alloc
 from dtr_alloc import OutlierBatchWarning
+from tests.support.threads import in_threads
 
 BATCHES = 5
 
@@ -75,9 +77,8 @@ def test_backward_passes_of_two_threads_that_take_turns_are_one_step_each() -> N
     turn = threading.Barrier(2)
 
     def work(model: nn.Module) -> None:
-        with dtr_alloc.join_scope():
-            for _ in range(BATCHES):
-                backward(model)
+        for _ in range(BATCHES):
+            backward(model)
 
     def wait(_: torch.Tensor) -> None:
         turn.wait(60)
@@ -89,11 +90,7 @@ def test_backward_passes_of_two_threads_that_take_turns_are_one_step_each() -> N
             hook: Any = parameter.register_post_accumulate_grad_hook
             hook(wait)
     with scope() as session:
-        threads = [threading.Thread(target=work, args=(model,)) for model in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(work, model) for model in models))
     assert session.steps == 2 * BATCHES
 
 

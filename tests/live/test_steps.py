@@ -1,17 +1,18 @@
 """An outlier batch is told: which steps evicted, how many bytes, and once by a warning."""
 
-import os
 import re
 import signal
-import threading
 import time
 import warnings
+from functools import partial
 
 import pytest
 import torch
 
 import dtr_alloc
 from dtr_alloc.runtime.scope.steps import Step, Steps
+from tests.support.own_process import forked
+from tests.support.threads import in_threads
 
 LAYERS, WIDTH = 6, 256
 ROW = LAYERS * 2 * WIDTH * 4  # Bytes of activations.
@@ -136,15 +137,12 @@ def test_a_forked_child_goes_on_without_the_count() -> None:
     program = Program()
     with dtr_alloc.rematerialize("64MiB") as session:
         program.step(64)
-        child = os.fork()
-        if child == 0:
-            try:
-                program.step(64)
-                session.summary()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def child() -> bool:
+            program.step(64)
+            return "evictions" in session.summary()
+
+        assert forked(child) == "True"
         program.step(64)
         assert "steps                        2" in session.summary()
 
@@ -162,9 +160,7 @@ def test_a_warning_needs_three_quiet_steps_before() -> None:
 def test_an_optimizer_of_a_thread_outside_the_scope_is_not_counted() -> None:
     inside, outside = Program(), Program()
     with dtr_alloc.rematerialize("64MiB") as session:
-        thread = threading.Thread(target=outside.steps, args=([8] * 3,))
-        thread.start()
-        thread.join()
+        in_threads(lambda: outside.steps([8] * 3), join=False)
         inside.step(64)
         assert "steps                        1" in session.summary()
 
@@ -172,16 +168,7 @@ def test_an_optimizer_of_a_thread_outside_the_scope_is_not_counted() -> None:
 def test_steps_of_several_threads_share_the_count_and_no_figure_is_negative() -> None:
     programs = [Program() for _ in range(2)]
     with dtr_alloc.rematerialize("12MiB") as session:
-
-        def work(program: Program) -> None:
-            with dtr_alloc.join_scope():
-                program.steps([1024] * 5)
-
-        threads = [threading.Thread(target=work, args=(program,)) for program in programs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(program.steps, [1024] * 5) for program in programs))
         costliest = session.costliest_steps()
         assert "steps                       10" in session.summary()
     assert costliest

@@ -2,13 +2,8 @@
 2.13 on a mutable one is seen, of parameters and inputs too."""
 
 import ctypes
-import importlib.util
 import io
-import os
-import shlex
-import subprocess
-import sysconfig
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.cpp_extension import include_paths, library_paths
+from torch.utils.cpp_extension import load
 
 import dtr_alloc
 from dtr_alloc import _core
-from tests.support.exactness import bits, same, scope
+from tests.support.exactness import alike, bits, grad_of, scope
+from tests.support.threads import in_threads
 
 MUTABLE = ("data_ptr", "data_ptr<float>", "mutable_data_ptr", "storage().mutable_data")
 
@@ -31,28 +27,30 @@ seen = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made = (
-        tmp_path_factory.mktemp("extension")
-        / f"storage_access{sysconfig.get_config_var('EXT_SUFFIX')}"
+    return load(
+        "storage_access",
+        [str(Path(__file__).with_name("storage_access.cpp"))],
+        extra_cflags=["-O0", "-g0", "-fvisibility=hidden"],
+        build_directory=str(tmp_path_factory.mktemp("extension")),
     )
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    flags = ["-std=c++20", "-O0", "-g0", "-fPIC", "-shared", "-fvisibility=hidden"]
-    folders = [*include_paths(), sysconfig.get_path("include")]
-    source = Path(__file__).with_name("storage_access.cpp")
-    command = [*compiler, *flags, *(f"-I{folder}" for folder in folders), str(source)]
-    command += [f"-L{folder}" for folder in library_paths()]
-    command += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-o", str(made)]
-    subprocess.run(command, check=True)
-    spec = importlib.util.spec_from_file_location("storage_access", made)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def at(address: int, numbers: int) -> np.ndarray[Any, Any]:
     return np.ctypeslib.as_array((ctypes.c_float * numbers).from_address(address))
+
+
+def assert_exact_with(
+    inputs: Callable[[], tuple[Any, ...]], program: Callable[..., list[Tensor]]
+) -> None:
+    """As the usual one, for inputs from outside of the scope."""
+    expected = [bits(tensor) for tensor in program(*inputs())]
+    for instruments in ({}, {"evict_always": True}):
+        given = inputs()
+        with scope(None, **instruments) as session:
+            shown = program(*given)
+            session.release()
+            assert alike(map(bits, shown), expected)
+            del shown
 
 
 @seen
@@ -85,12 +83,7 @@ def test_recipes_keep_what_an_extension_writes_over(
         torch.manual_seed(0)
         return nn.Conv1d(8, 8, 9), torch.randn(4, 8, 100)
 
-    expected = [bits(tensor) for tensor in program(*inputs())]
-    for instruments in ({}, {"evict_always": True}):
-        given = inputs()
-        with scope(None, **instruments):
-            found = [bits(tensor) for tensor in program(*given)]
-        assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+    assert_exact_with(inputs, program)
 
 
 @seen
@@ -114,11 +107,7 @@ def test_who_reads_the_address_of_a_constant_hides_no_later_write(
                 dtr_alloc.evict(one)
             return [t, *read]
 
-        expected = [bits(tensor) for tensor in program(torch.arange(0, 36000, 4))]
-        given = torch.arange(0, 36000, 4)
-        with scope(None):
-            found = [bits(tensor) for tensor in program(given)]
-    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+        assert_exact_with(lambda: (torch.arange(0, 36000, 4),), program)
 
 
 @seen
@@ -130,8 +119,7 @@ def test_an_optimizer_in_cpp_writes_parameters_as_in_eager(extension: Any) -> No
             shown.append(out.sin())  # Rests on what the step writes over.
             out.square().mean().backward()
             for parameter in model.parameters():
-                assert parameter.grad is not None
-                extension.descend(parameter, parameter.grad)
+                extension.descend(parameter, grad_of(parameter))
                 parameter.grad = None
         return [*shown, *model.parameters()]
 
@@ -139,14 +127,7 @@ def test_an_optimizer_in_cpp_writes_parameters_as_in_eager(extension: Any) -> No
         torch.manual_seed(0)
         return nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), torch.randn(32, 64)
 
-    expected = [bits(tensor) for tensor in program(*inputs())]
-    for instruments in ({}, {"evict_always": True}):
-        given = inputs()
-        with scope(None, **instruments) as session:
-            shown = program(*given)
-            session.release()
-            found = [bits(tensor) for tensor in shown]
-        assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+    assert_exact_with(inputs, program)
 
 
 def test_an_address_to_read_from_costs_nothing(extension: Any) -> None:
@@ -179,9 +160,7 @@ def test_an_extension_in_a_thread_that_has_not_joined_is_seen(extension: Any) ->
     with dtr_alloc.rematerialize(None):
         weight = torch.ones(1000)
         read = [weight * i for i in range(3)]
-        thread = threading.Thread(target=lambda: at(extension.data_ptr(weight), 1000).fill(9))
-        thread.start()
-        thread.join()
+        in_threads(lambda: at(extension.data_ptr(weight), 1000).fill(9), join=False)
         assert dtr_alloc.evict(read[2])
         assert bool((read[2] == 2).all())
         assert bool((weight == 9).all())

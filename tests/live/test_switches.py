@@ -4,17 +4,18 @@ of the thread. The program sees none of that."""
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import _core
-from tests.live.test_threads import in_threads
-from tests.support.exactness import assert_exact, run, same, scope
+from tests.support.exactness import assert_exact, scope
+from tests.support.threads import in_threads
 
 Switch = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -29,10 +30,6 @@ def setting(get: Callable[[], Any], put: Callable[[Any], object], value: Any) ->
         put(before)
 
 
-def onednn(on: bool) -> contextlib.AbstractContextManager[object]:
-    return setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, on)
-
-
 @pytest.fixture(autouse=True)
 def number_of_threads() -> Iterator[None]:
     """The number of new threads is what was set last, by whichever thread."""
@@ -43,7 +40,7 @@ def number_of_threads() -> Iterator[None]:
 
 def without_onednn() -> contextlib.AbstractContextManager[object]:
     """As `torch.backends.mkldnn.flags(enabled=False)`, which warns where torch has no Intel GPU."""
-    return onednn(False)
+    return setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False)
 
 
 def in_float64() -> contextlib.AbstractContextManager[object]:
@@ -108,89 +105,76 @@ def test_what_was_computed_by_other_switches_is_recomputed_by_them(name: str) ->
     assert_exact(program)
 
 
-@pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_training_beside_layers_without_onednn_has_eagers_bits(memory: Any) -> None:
-    def train() -> list[Tensor]:
-        torch.manual_seed(0)
-        layers = nn.ModuleList([nn.Conv3d(8, 8, 3, padding=1) for _ in range(6)])
-        x = torch.randn(2, 8, 8, 16, 16)
-        for i, layer in enumerate(layers):
-            with onednn(i % 2 == 0):
-                x = torch.tanh(layer(x))
-        loss = x.square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return [loss, *(p.grad for p in layers.parameters() if p.grad is not None)]
+def precision(operator: str) -> tuple[Callable[[], str], Callable[[str], object]]:
+    """Of oneDNN: asks for it, and sets it."""
+    return (
+        lambda: torch._C._get_fp32_precision_getter("mkldnn", operator),
+        lambda to: torch._C._set_fp32_precision_setter("mkldnn", operator, to),
+    )
 
-    wanted = run(train)
-    with dtr_alloc.measure() as session:
-        run(train)
-    budget = int(0.9 * session.stats().peak_bytes)
-    with dtr_alloc.rematerialize(budget, memory=memory) as session:
-        found = run(train)
-    assert session.stats().rematerializations > 0
-    assert all(map(same, wanted, found))
+
+OF_TORCH = {  # Whose functions are called alike, and what each is set to.
+    "mkldnn_enabled": False,
+    "mkldnn_deterministic": True,
+    "nnpack_enabled": False,
+    "cudnn_enabled": False,
+    "cudnn_benchmark": True,
+    "cudnn_deterministic": True,
+    "cublas_allow_fp16_accumulation": True,
+    "math_sdp_allow_fp16_bf16_reduction": True,
+    "sdp_priority_order": [2, 1, 0, 3, 4],
+    "sm_carveout_experimental": 20,
+    "float32_matmul_precision": "medium",
+}
+FILLS = torch.utils.deterministic, "fill_uninitialized_memory"
+SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = [
+    (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    (
+        torch.are_deterministic_algorithms_enabled,
+        lambda on: torch.use_deterministic_algorithms(on, warn_only=on),
+        True,
+    ),
+    (partial(getattr, *FILLS), partial(setattr, *FILLS), False),
+    *(
+        (getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}"), other)
+        for name, other in OF_TORCH.items()
+    ),
+    *(
+        (
+            getattr(torch._C, f"_get_{kernel}_sdp_enabled"),
+            getattr(torch._C, f"_set_sdp_use_{kernel}"),
+            False,
+        )
+        for kernel in ("flash", "math", "mem_efficient", "cudnn", "overrideable")
+    ),
+    (
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+        lambda to: torch._C._set_cublas_allow_fp16_reduced_precision_reduction(*to),
+        (False, True),
+    ),
+    (
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+        lambda to: torch._C._set_cublas_allow_bf16_reduced_precision_reduction(*to),
+        (False, False),
+    ),
+    (*precision("rnn"), "ieee"),
+    (torch.get_num_threads, torch.set_num_threads, 2),
+]
 
 
 def flags() -> list[object]:
-    """What the program sees of the switches that the next test sets."""
+    """What the program sees of the switches, and of what they switch besides."""
     return [
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
+        *(get() for get, _, _ in SWITCHES),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        torch._C._get_mkldnn_enabled(),
-        torch._C._get_mkldnn_deterministic(),
-        torch._C._get_nnpack_enabled(),
         torch._C._get_qengine(),
-        torch._C._get_cudnn_enabled(),
-        torch._C._get_cudnn_benchmark(),
-        torch._C._get_cudnn_deterministic(),
-        torch._C._get_cublas_allow_fp16_accumulation(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
-        torch._C._get_sdp_priority_order(),
-        torch._C._get_cudnn_sdp_enabled(),
-        torch._C._get_overrideable_sdp_enabled(),
-        torch._C._get_sm_carveout_experimental(),
-        torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
-        torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
-        torch._C._get_float32_matmul_precision(),
         *(
             torch._C._get_fp32_precision_getter(backend, operator)
             for backend in ("mkldnn", "cuda")
             for operator in ("all", "conv", "rnn", "matmul")
         ),
         torch._C._get_fp32_precision_getter("generic", "all"),
-        torch.get_num_threads(),
     ]
-
-
-def flip_all() -> None:
-    torch.set_default_dtype(torch.float64)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch._C._set_mkldnn_enabled(False)
-    torch._C._set_mkldnn_deterministic(True)
-    torch._C._set_nnpack_enabled(False)
-    torch._C._set_cudnn_enabled(False)
-    torch._C._set_cudnn_benchmark(True)
-    torch._C._set_cudnn_deterministic(True)
-    torch._C._set_cublas_allow_fp16_accumulation(True)
-    torch._C._set_sdp_use_flash(False)
-    torch._C._set_sdp_use_math(False)
-    torch._C._set_sdp_use_mem_efficient(False)
-    torch._C._set_math_sdp_allow_fp16_bf16_reduction(True)
-    torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])
-    torch._C._set_sdp_use_cudnn(False)
-    torch._C._set_sdp_use_overrideable(False)
-    torch._C._set_sm_carveout_experimental(20)
-    torch._C._set_cublas_allow_fp16_reduced_precision_reduction(False)
-    torch._C._set_cublas_allow_bf16_reduced_precision_reduction(False, False)
-    torch._C._set_float32_matmul_precision("medium")
-    torch._C._set_fp32_precision_setter("mkldnn", "rnn", "ieee")
-    torch.set_num_threads(2)
 
 
 SHOWN: list[list[object]] = []
@@ -209,82 +193,35 @@ def test_a_recomputation_sees_every_switch_as_its_operator_did_and_the_program_a
     torch.set_num_threads(1)
     SHOWN.clear()
     x = torch.ones(1000)
-    code = torch.get_default_dtype()
     before = flags()
-    try:
-        with dtr_alloc.rematerialize("64MiB"):
-            plain = shows(x)
-            flip_all()
-            flipped = shows(x)
-            after = flags()
-            for made in (plain, flipped, plain):
-                assert dtr_alloc.evict(made)
-                made.sum()
-                assert flags() == after
-    finally:
-        torch.set_default_dtype(code)
-        unflip()
+    with contextlib.ExitStack() as others, dtr_alloc.rematerialize("64MiB"):
+        plain = shows(x)
+        for switch in SWITCHES:
+            others.enter_context(setting(*switch))
+        flipped = shows(x)
+        after = flags()
+        for made in (plain, flipped, plain):
+            assert dtr_alloc.evict(made)
+            made.sum()
+            assert flags() == after
     assert before != after
     assert [shown == before for shown in SHOWN] == [True, False, True, False, True]
     assert [shown == after for shown in SHOWN] == [False, True, False, True, False]
 
 
-def unflip() -> None:
-    """Torch's defaults. Those of CUDA's precisions cannot be set again from Python."""
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch._C._set_mkldnn_enabled(True)
-    torch._C._set_mkldnn_deterministic(False)
-    torch._C._set_nnpack_enabled(True)
-    torch._C._set_cudnn_enabled(True)
-    torch._C._set_cudnn_benchmark(False)
-    torch._C._set_cudnn_deterministic(False)
-    torch._C._set_cublas_allow_fp16_accumulation(False)
-    torch._C._set_sdp_use_flash(True)
-    torch._C._set_sdp_use_math(True)
-    torch._C._set_sdp_use_mem_efficient(True)
-    torch._C._set_math_sdp_allow_fp16_bf16_reduction(False)
-    torch._C._set_sdp_priority_order([1, 2, 0, 3, 4])
-    torch._C._set_sdp_use_cudnn(True)
-    torch._C._set_sdp_use_overrideable(True)
-    torch._C._set_sm_carveout_experimental(None)
-    torch._C._set_cublas_allow_fp16_reduced_precision_reduction(True)
-    torch._C._set_cublas_allow_bf16_reduced_precision_reduction(True)
-    torch._C._set_float32_matmul_precision("highest")
-    torch._C._set_fp32_precision_setter("mkldnn", "rnn", "none")
-    torch.set_num_threads(1)
-
-
 def test_a_precision_that_changes_alone_is_seen() -> None:
     """It lies beside torch's context, in a table."""
-
-    def precision() -> str:
-        return torch._C._get_fp32_precision_getter("mkldnn", "conv")
-
-    seen: list[str] = []
-    PRECISIONS.clear()
-    x = torch.ones(1000)
+    SHOWN.clear()
+    x, before = torch.ones(1000), flags()
     with dtr_alloc.rematerialize("64MiB"):
-        plain = shows_precision(x)
-        with setting(
-            precision, lambda to: torch._C._set_fp32_precision_setter("mkldnn", "conv", to), "ieee"
-        ):
-            other = shows_precision(x)
+        plain = shows(x)
+        with setting(*precision("conv"), "ieee"):
+            other = shows(x)
         for made in (plain, other):
             assert dtr_alloc.evict(made)
             made.sum()
-            seen.append(precision())
-    assert PRECISIONS == ["none", "ieee", "none", "ieee"]
-    assert seen == ["none", "none"]
-
-
-PRECISIONS: list[str] = []
-
-
-@torch.library.custom_op("dtr_switches::shows_precision", mutates_args=())
-def shows_precision(x: Tensor) -> Tensor:
-    PRECISIONS.append(torch._C._get_fp32_precision_getter("mkldnn", "conv"))
-    return x.clone()
+            assert flags() == before
+    assert [shown == before for shown in SHOWN] == [True, False, True, False]
 
 
 def test_a_switch_that_cannot_be_put_is_named_when_it_is_needed_and_nothing_has_changed() -> None:
@@ -306,21 +243,6 @@ def test_a_switch_that_cannot_be_put_is_named_when_it_is_needed_and_nothing_has_
             assert torch.equal(made, kept)
     finally:
         _core.refuse_switch("")
-
-
-def test_a_model_made_in_another_default_type_within_the_scope_is_recomputed() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
-
-    def program() -> Iterator[Tensor]:
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        tokens = torch.arange(32).view(2, 16) % 64
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        yield loss
-        yield from (p.grad for p in model.parameters())
-
-    assert_exact(program, modes=["recorded", "evict_always"])
 
 
 # ---- Threads

@@ -1,11 +1,8 @@
 """Several threads in one scope: each computes eager's bits, a value that two of them need is
 recomputed once, and what one of them writes is not seen by another's recomputations."""
 
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from tests.support.exactness import bits, same, scope
-
-
-def in_threads(*work: Callable[[], None], join: bool = True) -> None:
-    """Runs them side by side, and raises what one of them raises."""
-    failures: list[BaseException] = []
-    start = threading.Barrier(len(work))
-
-    def run(job: Callable[[], None]) -> None:
-        try:
-            start.wait()
-            if join:
-                with dtr_alloc.join_scope():
-                    job()
-            else:
-                job()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(job,)) for job in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+from tests.support.exactness import alike, bits, same, scope
+from tests.support.own_process import printed
+from tests.support.threads import in_threads
 
 
 class Trainer:
@@ -90,8 +64,8 @@ def test_threads_that_train_under_one_budget_compute_what_they_compute_alone(
     if budget:
         assert stats.peak_bytes <= budget
     for one, other in zip(alone, together, strict=True):
-        assert len(one.seen) == len(other.seen) > 6
-        assert all(same(a, b) for a, b in zip(one.seen, other.seen, strict=True))
+        assert len(one.seen) > 6
+        assert alike(one.seen, other.seen)
 
 
 def test_a_value_that_several_threads_need_at_once_is_recomputed_once() -> None:
@@ -176,27 +150,6 @@ def test_a_fast_thread_s_optimizer_does_not_pin_a_slow_thread_s_tensors() -> Non
         go = threading.Event()
         in_threads(step_slowly, step_fast)
         assert evictable == [True, True]
-
-
-def test_leaving_a_scope_waits_for_the_threads_that_joined() -> None:
-    joined, order = threading.Event(), []
-
-    def work() -> None:
-        with dtr_alloc.join_scope():
-            joined.set()
-            value = torch.ones(64, 64).exp()
-            for _ in range(100):
-                value = value.sin()
-            order.append("work is done")
-
-    thread = threading.Thread(target=work)
-    with scope(None, evict_always=True) as session:
-        thread.start()
-        joined.wait()
-    order.append("scope is left")
-    thread.join()
-    assert order == ["work is done", "scope is left"]
-    assert session.stats().records == 0
 
 
 def test_a_scope_is_joined_once_and_only_while_it_is_open() -> None:
@@ -301,8 +254,7 @@ print(session.stats().evictions > 0)
 
 def test_a_tensor_may_die_in_one_thread_while_another_evicts_it() -> None:
     """In a process of its own: without the rule it corrupts the heap in nearly every run."""
-    done = subprocess.run([sys.executable, "-c", LETTING_GO], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    assert printed(LETTING_GO) == "True\n"
 
 
 ASKING = """
@@ -356,10 +308,7 @@ except ValueError:
 
 def test_what_python_has_seen_does_not_die_while_the_runtime_is_locked() -> None:
     """It takes Python's lock then, and who has that may wait for the runtime's."""
-    done = subprocess.run(
-        [sys.executable, "-c", ASKING], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+    assert printed(ASKING) == "done\n"
 
 
 ENDING = """
@@ -405,11 +354,7 @@ ENDS = {
 def test_what_ends_may_ask_the_runtime(end: str) -> None:
     """As whoever has it may do, in a function that is called then. The runtime must not be locked,
     or the function waits for its own thread."""
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING.replace("END", ENDS[end])],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    assert printed(ENDING.replace("END", ENDS[end])) == "True\n"
 
 
 def test_what_read_a_tensor_before_another_thread_wrote_it_is_right_though_a_third_pins_it() -> (

@@ -10,9 +10,26 @@ from torch import Tensor
 
 import dtr_alloc
 from tests.live.test_switches import in_float64, number_of_threads, without_onednn
-from tests.live.test_threads import in_threads
+from tests.support.threads import in_threads
 
 __all__ = ["number_of_threads"]  # For each test here, too.
+
+
+def meanwhile(others: Callable[[], object], *, count: int, work: Callable[[], object]) -> None:
+    """Does what others do again and again, in so many threads, until the work is done."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.is_set():
+            others()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.set()
+
+    in_threads(*[repeat] * count, run)
 
 
 def test_no_operator_of_another_thread_sees_what_a_recomputation_switches() -> None:
@@ -21,35 +38,27 @@ def test_no_operator_of_another_thread_sees_what_a_recomputation_switches() -> N
     with without_onednn():
         by_hand = F.conv2d(x, weight)
     assert not torch.equal(expected, by_hand)
-    stop = threading.Event()
 
     def computes() -> None:
-        while not stop.is_set():
-            assert torch.equal(F.conv2d(x, weight), expected)
+        assert torch.equal(F.conv2d(x, weight), expected)
 
     with dtr_alloc.rematerialize("64MiB") as session:
         with without_onednn():
             made = [F.conv2d(x, weight) for _ in range(4)]
 
         def reads() -> None:
-            try:
-                for i in range(5000):
-                    dtr_alloc.evict(made[i % 4])
-                    assert torch.equal(made[i % 4], by_hand)
-            finally:
-                stop.set()
+            for i in range(5000):
+                dtr_alloc.evict(made[i % 4])
+                assert torch.equal(made[i % 4], by_hand)
 
-        in_threads(computes, computes, reads)
+        meanwhile(computes, count=2, work=reads)
         session.check()
 
 
 def test_python_code_of_another_thread_sees_no_switch_of_a_recomputation() -> None:
-    stop = threading.Event()
-
     def looks() -> None:
-        while not stop.is_set():
-            assert torch.get_default_dtype() == torch.float32
-            assert torch.tensor([1.5]).dtype == torch.float32
+        assert torch.get_default_dtype() == torch.float32
+        assert torch.tensor([1.5]).dtype == torch.float32
 
     with dtr_alloc.rematerialize("64MiB"):
         x = torch.arange(1_000_000)
@@ -57,14 +66,11 @@ def test_python_code_of_another_thread_sees_no_switch_of_a_recomputation() -> No
             made = [x / 7 for _ in range(4)]
 
         def reads() -> None:
-            try:
-                for i in range(20):
-                    dtr_alloc.evict(made[i % 4])
-                    dtr_alloc.materialize(made[i % 4])
-            finally:
-                stop.set()
+            for i in range(20):
+                dtr_alloc.evict(made[i % 4])
+                dtr_alloc.materialize(made[i % 4])
 
-        in_threads(looks, looks, reads)
+        meanwhile(looks, count=2, work=reads)
 
 
 WAITING: list[Callable[[], object]] = []
@@ -114,18 +120,14 @@ def test_an_operator_that_waits_for_its_turn_is_not_waited_for() -> None:
 def test_a_sum_in_any_order_stays_though_another_thread_recomputes_deterministically() -> None:
     index = torch.randint(0, 1000, (500_000,), generator=torch.Generator().manual_seed(0))
     updates = torch.randn(500_000, generator=torch.Generator().manual_seed(1))
-    stop = threading.Event()
 
     def sums() -> None:
         torch.set_num_threads(2)
-        try:
-            for _ in range(12):
-                made = torch.zeros(1000).index_put_((index,), updates, accumulate=True)
-                first = made.clone()
-                dtr_alloc.evict(made)
-                assert torch.equal(made, first)
-        finally:
-            stop.set()
+        for _ in range(12):
+            made = torch.zeros(1000).index_put_((index,), updates, accumulate=True)
+            first = made.clone()
+            dtr_alloc.evict(made)
+            assert torch.equal(made, first)
 
     with dtr_alloc.rematerialize("256MiB"):
         x = torch.ones(100_000)
@@ -134,10 +136,8 @@ def test_a_sum_in_any_order_stays_though_another_thread_recomputes_deterministic
         torch.use_deterministic_algorithms(False)
 
         def reads() -> None:
-            i = 0
-            while not stop.is_set():
-                dtr_alloc.evict(made[i % 4])
-                dtr_alloc.materialize(made[i % 4])
-                i += 1
+            for one in made:
+                dtr_alloc.evict(one)
+                dtr_alloc.materialize(one)
 
-        in_threads(sums, reads)
+        meanwhile(reads, count=1, work=sums)

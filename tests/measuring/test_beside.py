@@ -118,41 +118,33 @@ def test_the_mean_is_geometric_and_leaves_the_control_out() -> None:
     assert mean(comparisons) == pytest.approx(1.0)
 
 
-def test_the_bound_is_kept_where_nothing_is_above_it() -> None:
-    assert missed([[constant("a", 1.05), constant("b", 0.98)]]) == []
-
-
-def test_a_figure_above_the_bound_in_one_run_of_two_is_kept() -> None:
-    slow, quick = [constant("a", 1.06), constant("b", 0.9)], [constant("a", 1.0)]
-    assert missed([slow, quick]) == []
-
-
-def test_a_figure_above_the_bound_in_both_runs_misses_it() -> None:
-    run = [constant("a", 1.06), constant("b", 0.9)]
-    assert missed([run, run]) == ["a is above 1.05 in both runs"]
-
-
-def test_a_control_above_the_bound_misses_nothing() -> None:
-    run = [constant("add: eager", 1.2), constant("b", 1.0)]
-    assert missed([run, run]) == []
-
-
 def test_a_run_with_a_mean_above_the_bound_is_repeated() -> None:
     runs = compare(lambda side: {"x": {"A": 1.0, "B": 1.03}[side]}, rounds=1)
     assert [one.above for run in runs for one in run] == [False, False]
 
 
+BOUNDS: dict[str, tuple[list[dict[str, float]], list[str]]] = {
+    "nothing is above it": ([{"a": 1.05, "b": 0.98}], []),
+    "a figure is above it in one run of two": ([{"a": 1.06, "b": 0.9}, {"a": 1.0}], []),
+    "a figure is above it in both": (
+        [{"a": 1.06, "b": 0.9}, {"a": 1.06, "b": 0.9}],
+        ["a is above 1.05 in both runs"],
+    ),
+    "a control is above it": ([{"add: eager": 1.2, "b": 1.0}] * 2, []),
+    "a mean is above it": ([{"a": 1.03}], ["the geometric mean is 1.030, above 1.02"]),
+    "the mean of two runs is above it": (
+        [{"a": 1.06}, {"a": 1.0}],
+        ["the geometric mean is 1.030, above 1.02"],
+    ),
+    "no figure is ours": ([{"add: eager": 1.0}], ["no figure is of dtr_alloc"]),
+}
+
+
+@pytest.mark.parametrize(("runs", "told"), BOUNDS.values(), ids=BOUNDS)
+def test_the_bound_is_kept_or_missed_where(runs: list[dict[str, float]], told: list[str]) -> None:
+    assert missed([[constant(*figure) for figure in run.items()] for run in runs]) == told
+
+
 def test_the_mean_of_two_runs_is_of_all_their_rounds() -> None:
     noisy, quiet = [Comparison("a", [1.0, 1.0, 9.0])], [Comparison("a", [1.0, 1.0, 1.0])]
     assert missed([noisy, quiet]) == []
-    assert missed([[constant("a", 1.06)], [constant("a", 1.0)]]) == [
-        "the geometric mean is 1.030, above 1.02"
-    ]
-
-
-def test_a_mean_above_the_bound_misses_it() -> None:
-    assert missed([[constant("a", 1.03)]]) == ["the geometric mean is 1.030, above 1.02"]
-
-
-def test_a_script_without_a_figure_of_ours_misses_the_bound() -> None:
-    assert missed([[constant("add: eager", 1.0)]]) == ["no figure is of dtr_alloc"]

@@ -2,61 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from typing import Any
-
-import pytest
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET
 from dtr_alloc.runtime.heuristic import native_scorer, resolve
 from dtr_alloc.runtime.scope.instruments import instrumented
-from tests.fake_cuda.driver import FakeCuda
-from tests.native_stand_in.native import Native, build
-
-MIB = 1 << 20
-WHOLE = 1 << 32
-"""The fake device's memory where no test says otherwise."""
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build(tmp_path_factory.mktemp("native"))
-
-
-@pytest.fixture
-def native(library: str, cuda: FakeCuda) -> Iterator[Native]:
-    """On a device of 64 MiB. What a test leaves behind in it is an error."""
-    made = Native(library, cuda.path)
-    cuda.set_capacity(64 * MIB)
-    made.reset()
-    yield made
-    made.drop_all()
-    gc.collect()
-    made.uninstall()
-    made.takes_python(False)
-    made.enable(True)
-    assert (made.live, made.other_live, made.strays) == (0, 0, 0)
-    made.reset()
-    cuda.set_capacity(WHOLE)
-
-
-def scope(
-    native: Native,
-    budget: int | str = LARGEST_BUDGET,
-    *,
-    recordable: tuple[str, ...] = (),
-    **options: Any,
-) -> Any:
-    """Its tensors lie in the stand-in's memory."""
-    with instrumented(native=native.address, **options):
-        opened = dtr_alloc.rematerialize(
-            budget, clock="logical", thrash_limit=0, recordable=recordable
-        )
-        session = opened.__enter__()
-    return opened, session
+from tests.native_stand_in.native import Native
 
 
 def guest_of(native: Native, session: Any = None, device: int = 0) -> _core.GuestAllocator:
@@ -75,17 +30,22 @@ def guest_of(native: Native, session: Any = None, device: int = 0) -> _core.Gues
     return made
 
 
-class Open:
+class Open(NamedTuple):
     """A scope over the stand-in, and the allocator before it."""
 
-    def __init__(self, native: Native, budget: int | str = LARGEST_BUDGET, **options: Any) -> None:
-        self._native, self._budget, self._options = native, budget, options
+    session: dtr_alloc.Session
+    guest: _core.GuestAllocator
+    address: int
 
-    def __enter__(self) -> Open:
-        self._scope, self.session = scope(self._native, self._budget, **self._options)
-        self.guest = guest_of(self._native, self.session)
-        self.address = self.guest.address()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._scope.__exit__(*error)
+@contextmanager
+def open_guest(
+    native: Native,
+    budget: int | str = LARGEST_BUDGET,
+    recordable: tuple[str, ...] = (),
+    **options: Any,
+) -> Iterator[Open]:
+    opened = dtr_alloc.rematerialize(budget, clock="logical", thrash_limit=0, recordable=recordable)
+    with instrumented(native=native.address, **options), opened as session:
+        guest = guest_of(native, session)
+        yield Open(session, guest, guest.address())

@@ -8,20 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.utils.cpp_extension import CUDA_HOME
 
 ROOT = Path(__file__).parents[2]
 INCLUDE = Path(torch.__file__).parent / "include"
 
 
-def cuda_headers() -> Path:
-    """As setup.py finds them."""
+def cuda_headers() -> Path | None:
+    """The folder of CUDA's headers: a toolkit's, or that of a package."""
     packages = Path(sysconfig.get_path("purelib"))
-    places = [Path("/usr/local/cuda/include"), *sorted(packages.glob("nvidia/cu*/include"))]
-    places += [
-        packages / "nvidia/cuda_runtime/include",
-        packages / "triton/backends/nvidia/include",
-    ]
-    return next(place for place in places if (place / "crt/host_defines.h").exists())
+    places = [Path(home) / "include" for home in (CUDA_HOME, "/usr/local/cuda") if home]
+    places += sorted(packages.glob("nvidia/cu*/include"), reverse=True)
+    places.append(packages / "triton/backends/nvidia/include")
+    needed = ("cuda_runtime_api.h", "crt/host_defines.h")
+    return next((one for one in places if all((one / name).exists() for name in needed)), None)
 
 
 def build(folder: Path) -> str:

@@ -117,7 +117,7 @@ def main() -> int:
     pool = ThreadPoolExecutor(os.cpu_count())
     outcomes = pool.map(lambda fault: run_with(fault, [fault.test]), FAULTS)
     for fault, done in zip(FAULTS, outcomes, strict=True):
-        failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)  # Fixtures err.
         crashed = done.returncode < 0
         caught = crashed or bool(failed)
         missed += not caught

@@ -7,12 +7,12 @@ ENGINE_FAULTS = (
         "let a locked value be evicted",
         (
             Edit(
-                "runtime/csrc/engine/engine.cpp",
-                "bool Engine::evict_one(Shed shed) {\n",
-                "bool Engine::evict_one(Shed shed) {\n"
+                "runtime/csrc/engine/eviction.cpp",
+                "bool Eviction::evict_one(Shed shed) {\n",
+                "bool Eviction::evict_one(Shed shed) {\n"
                 "  for (std::size_t row = 0; row < columns_.count(); ++row) {\n"
                 "    Value* value = columns_.value(row);\n"
-                "    if (value->locks) return evict(*value), true;\n"
+                "    if (value->locks) return engine_.evict(*value), true;\n"
                 "  }\n",
             ),
         ),
@@ -34,7 +34,7 @@ ENGINE_FAULTS = (
         "count what a running operator reads as evictable",
         (
             Edit(
-                "runtime/csrc/engine/engine.cpp",
+                "runtime/csrc/engine/eviction.cpp",
                 "    sum += value.locks ? 0 : round_to_granule(value.size);\n",
                 "    sum += round_to_granule(value.size);\n",
             ),

@@ -18,3 +18,8 @@ class Fault:
     edits: tuple[Edit, ...]
     test: str
     tries: int = 1  # Runs of the test, one of which must fail: of a race, not each does.
+
+
+def fault(name: str, source: str, old: str, new: str, test: str, tries: int = 1) -> Fault:
+    """One that a single edit makes."""
+    return Fault(name, (Edit(source, old, new),), test, tries)

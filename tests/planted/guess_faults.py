@@ -1,86 +1,66 @@
 """Faults of rules that a good guess about torch gets wrong: what a kernel reads besides its
 arguments, which operators repeat themselves, where copies begin, whose memory may move."""
 
-from tests.planted.fault import Edit, Fault
+from tests.planted.fault import Edit, Fault, fault
 
 GUESS_FAULTS = (
-    Fault(
+    fault(
         "record no switch of the process",
-        (
-            Edit(
-                "runtime/csrc/live/storages/replayer.cpp",
-                "now != ready.state.switches",
-                "false && now != ready.state.switches",
-            ),
-        ),
+        "runtime/csrc/live/storages/replayer.cpp",
+        "now != ready.state.switches",
+        "false && now != ready.state.switches",
         "tests/live/test_switches.py::test_what_was_computed_by_other_switches_is_recomputed_by_them",
     ),
-    Fault(
+    fault(
         "see no change of a precision",
-        (
-            Edit(
-                "runtime/csrc/live/machine/switches.cpp",
-                "return *one.first == one.second;",
-                "return true;",
-            ),
-        ),
+        "runtime/csrc/live/machine/switches.cpp",
+        "return *one.first == one.second;",
+        "return true;",
         "tests/live/test_switches.py::test_a_precision_that_changes_alone_is_seen",
     ),
-    Fault(
+    fault(
         "recompute with the reader's number of threads",
-        (Edit("runtime/csrc/live/machine/switches.cpp", "    threads_ = true;", "    return;"),),
+        "runtime/csrc/live/machine/switches.cpp",
+        "    threads_ = true;",
+        "    return;",
         "tests/live/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
     ),
-    Fault(
+    fault(
         "recompute with the reader's control word",
-        (Edit("runtime/csrc/live/machine/switches.cpp", "  flushing_ = true;", "  return;"),),
+        "runtime/csrc/live/machine/switches.cpp",
+        "  flushing_ = true;",
+        "  return;",
         "tests/live/test_switches.py::test_each_thread_is_recomputed_by_its_own_number_and_control_word",
     ),
-    Fault(
+    fault(
         "switch beside operators of other threads",
-        (
-            Edit(
-                "runtime/csrc/live/machine/under_way.cpp",
-                "return all.running_ == here;",
-                "return true;",
-            ),
-        ),
+        "runtime/csrc/live/machine/under_way.cpp",
+        "return all.running_ == here;",
+        "return true;",
         "tests/live/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
         tries=3,
     ),
-    Fault(
+    fault(
         "begin operators while a recomputation has switched",
-        (
-            Edit(
-                "runtime/csrc/live/machine/under_way.cpp",
-                "  all.wait_for_alone(lock);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/machine/under_way.cpp",
+        "  all.wait_for_alone(lock);\n",
+        "",
         "tests/live/test_under_way.py::test_no_operator_of_another_thread_sees_what_a_recomputation_switches",
         tries=3,
     ),
-    Fault(
+    fault(
         "run a sum in any order again",
-        (
-            Edit(
-                "runtime/csrc/live/operators/operators.cpp",
-                "return adds && at::get_num_threads() > 1;",
-                "return adds && at::get_num_threads() < 1;",
-            ),
-        ),
+        "runtime/csrc/live/operators/operators.cpp",
+        "return adds && at::get_num_threads() > 1;",
+        "return adds && at::get_num_threads() < 1;",
         "tests/live/test_repeats.py::"
         "test_with_two_threads_a_sum_at_indices_keeps_the_bits_that_it_was_made_with",
     ),
-    Fault(
+    fault(
         "begin each copy at a multiple of 64",
-        (
-            Edit(
-                "runtime/csrc/live/storages/storage_table.cpp",
-                "remainder = remainder_of(content);",
-                "remainder = 0;",
-            ),
-        ),
+        "runtime/csrc/live/storages/storage_table.cpp",
+        "remainder = remainder_of(content);",
+        "remainder = 0;",
         "tests/live/test_alignment.py::"
         "test_a_recipe_that_reads_a_copy_of_a_constant_has_the_bits_of_the_original",
     ),
@@ -100,15 +80,11 @@ GUESS_FAULTS = (
         ),
         "tests/swap/test_swap_aliases.py",
     ),
-    Fault(
+    fault(
         "take a workspace for read-only",
-        (
-            Edit(
-                "runtime/csrc/live/operators/operators.cpp",
-                '    {"aten::mkldnn_rnn_layer_backward", "workspace"},\n',
-                "",
-            ),
-        ),
+        "runtime/csrc/live/operators/operators.cpp",
+        '    {"aten::mkldnn_rnn_layer_backward", "workspace"},\n',
+        "",
         "tests/live/test_mutation.py::test_recurrent_layers_train_in_debug_mode",
     ),
 )

@@ -1,75 +1,50 @@
 """Faults of the live runtime: what is recorded, replayed, handed out, and how budgets change."""
 
-from tests.planted.fault import Edit, Fault
+from tests.planted.fault import Edit, Fault, fault
 
 LIVE_FAULTS = (
-    Fault(
+    fault(
         "hold an operator to cost what it took this time",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/results.cpp",
-                "usual ? tally_.usual.of(call.cost, call.kernel_ticks, tally_.steps)"
-                " : call.kernel_ticks",
-                "usual ? call.kernel_ticks : call.kernel_ticks",
-            ),
-        ),
+        "runtime/csrc/live/intercept/results.cpp",
+        "usual ? tally_.usual.of(call.cost, call.kernel_ticks, tally_.steps) : call.kernel_ticks",
+        "usual ? call.kernel_ticks : call.kernel_ticks",
         "tests/engine/test_usual_times.py::test_steps_that_do_the_same_evict_the_same",
         tries=5,  # On a quiet machine times are alike.
     ),
-    Fault(
+    fault(
         "record the backward pass",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/intercept.cpp",
-                "return in_optimizer || torch::autograd::get_current_graph_task_id() >= 0;",
-                "return in_optimizer;",
-            ),
-        ),
+        "runtime/csrc/live/intercept/intercept.cpp",
+        "return in_optimizer || torch::autograd::get_current_graph_task_id() >= 0;",
+        "return in_optimizer;",
         "tests/simulate/test_record_trace.py::test_results_that_cannot_be_recomputed_are_marked",
     ),
-    Fault(
+    fault(
         "drop the snapshot of the generator",
-        (
-            Edit(
-                "runtime/csrc/live/recipes/recipe.cpp",
-                "if (!info.random) return {};",
-                "return {};",
-            ),
-        ),
+        "runtime/csrc/live/recipes/recipe.cpp",
+        "if (!info.random) return {};",
+        "return {};",
         "tests/live/test_exactness.py::test_randomness_is_drawn_once",
     ),
-    Fault(
+    fault(
         "believe a library that says nothing of random numbers",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/library_calls.cpp",
-                "    call.random = session_.random_state(generator);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/intercept/library_calls.cpp",
+        "    call.random = session_.random_state(generator);\n",
+        "",
         "tests/live/test_libraries.py::"
         "test_dropout_that_says_nothing_of_its_numbers_stays_or_draws_the_same_again",
     ),
-    Fault(
+    fault(
         "record memory that a library keeps",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/library_calls.cpp",
-                "worth_evicting(tensor) && is_shared(result);",
-                "worth_evicting(tensor) && false;",
-            ),
-        ),
+        "runtime/csrc/live/intercept/library_calls.cpp",
+        "worth_evicting(tensor) && is_shared(result);",
+        "worth_evicting(tensor) && false;",
         "tests/live/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",
     ),
-    Fault(
+    fault(
         "let a replay cast as autocast does now",
-        (
-            Edit(
-                "runtime/csrc/live/recipes/recipe.cpp",
-                "  if (info->others) autocasting.emplace(state.autocast);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/recipes/recipe.cpp",
+        "  if (info->others) autocasting.emplace(state.autocast);\n",
+        "",
         "tests/live/test_libraries.py::test_a_replay_casts_as_autocast_did",
     ),
     Fault(
@@ -93,15 +68,11 @@ LIVE_FAULTS = (
         ),
         "tests/live/test_exactness.py::test_batch_norm_updates_its_running_statistics_once_per_step",
     ),
-    Fault(
+    fault(
         "forget that a write makes a new version",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/results.cpp",
-                "    const std::uint16_t slot = output++;\n",
-                "    const std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
-            ),
-        ),
+        "runtime/csrc/live/intercept/results.cpp",
+        "    const std::uint16_t slot = output++;\n",
+        "    const std::uint16_t slot = output++;\n    if (slot + 1) continue;\n",
         "tests/live/test_exactness.py::test_in_place_operators_and_writes_through_views",
     ),
     Fault(
@@ -131,271 +102,181 @@ LIVE_FAULTS = (
         "tests/live/test_threads.py::test_a_tensor_may_die_in_one_thread_while_another_evicts_it",
         tries=20,  # Where other programs run, two threads rarely meet.
     ),
-    Fault(
+    fault(
         "keep no copy of what is handed out",
-        (
-            Edit(
-                "runtime/csrc/live/storages/constants.cpp",
-                "  if (!constant.uses || constant.absent) return {};\n",
-                "  if (constant.size >= 0) return {};\n",
-            ),
-        ),
+        "runtime/csrc/live/storages/constants.cpp",
+        "  if (!constant.uses || constant.absent) return {};\n",
+        "  if (constant.size >= 0) return {};\n",
         "tests/live/test_raw_access.py",
     ),
-    Fault(
+    fault(
         "let go what was read while its parameters were elsewhere",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/intercept.cpp",
-                "  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/intercept/intercept.cpp",
+        "  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);\n",
+        "",
         "tests/sharded/test_sharded_parameters.py",
     ),
-    Fault(
+    fault(
         "recompute with parameters of another version",
-        (
-            Edit(
-                "runtime/csrc/live/storages/constants.cpp",
-                "  if (checksum(storage) == before) {",
-                "  if (checksum(storage) == before || before) {",
-            ),
-        ),
+        "runtime/csrc/live/storages/constants.cpp",
+        "  if (checksum(storage) == before) {",
+        "  if (checksum(storage) == before || before) {",
         "tests/sharded/test_sharded_versions.py",
     ),
-    Fault(
+    fault(
         "name the last request that an operator was refused, not the largest",
-        (
-            Edit(
-                "runtime/csrc/live/session/memory_requests.cpp",
-                "thread.refused = std::max(thread.refused, asked);",
-                "thread.refused = asked;",
-            ),
-        ),
+        "runtime/csrc/live/session/memory_requests.cpp",
+        "thread.refused = std::max(thread.refused, asked);",
+        "thread.refused = asked;",
         "tests/live/test_caught_refusals.py::"
         "test_an_operator_that_goes_on_without_memory_is_told_of_once",
     ),
-    Fault(
+    fault(
         "say nothing of what a replay was refused",
-        (
-            Edit(
-                "runtime/csrc/live/session/session.cpp",
-                "  notes_.note_caught(Recipe::of(op).info());\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/session/session.cpp",
+        "  notes_.note_caught(Recipe::of(op).info());\n",
+        "",
         "tests/live/test_caught_refusals.py::test_so_is_one_that_is_refused_when_it_is_recomputed",
     ),
-    Fault(
+    fault(
         "leave an error as it is that a refusal may have caused",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/intercept.cpp",
-                "    if (outermost) add_refusal(error);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/intercept/intercept.cpp",
+        "    if (outermost) add_refusal(error);\n",
+        "",
         "tests/live/test_caught_refusals.py::"
         "test_another_error_of_an_operator_is_told_what_was_refused_before",
     ),
-    Fault(
+    fault(
         "keep a budget that was refused",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "    memory_.set_limit(before);\n    throw;\n",
-                "    throw;\n",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "    memory_.set_limit(before);\n    throw;\n",
+        "    throw;\n",
         "tests/live/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
     ),
-    Fault(
+    fault(
         "keep a limit that the driver failed to set",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "  try {\n    memory_.set_limit(limit);  // First",
-                "  memory_.set_limit(limit);\n  try {  // First",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "  try {\n    memory_.set_limit(limit);  // First",
+        "  memory_.set_limit(limit);\n  try {  // First",
         "tests/cuda/test_session_on_cuda.py::"
         "test_a_resize_that_the_driver_fails_leaves_the_budget_as_it_was",
     ),
-    Fault(
+    fault(
         "set a budget that is refused for others to see",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "    Guard guard(locks_);\n    refuse_what_cannot_fit(budget);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "    Guard guard(locks_);\n    refuse_what_cannot_fit(budget);\n",
+        "",
         "tests/live/test_resize.py::test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",
         tries=10,
     ),
-    Fault(
+    fault(
         "let a request fail by a budget that is then refused",
-        (
-            Edit(
-                "runtime/csrc/live/session/memory_requests.cpp",
-                "  for (int i = 0; !block && i < kTries && disturbed();",
-                "  for (int i = kTries; !block && i < kTries && disturbed();",
-            ),
-        ),
+        "runtime/csrc/live/session/memory_requests.cpp",
+        "  for (int i = 0; !block && i < kTries && disturbed();",
+        "  for (int i = kTries; !block && i < kTries && disturbed();",
         "tests/live/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
     ),
-    Fault(
+    fault(
         "leave evicted at a scope's end what others leave no room for",
-        (
-            Edit(
-                "runtime/csrc/live/session/scope.cpp",
-                "(spill() || lift_budget())",
-                "spill()",
-            ),
-        ),
+        "runtime/csrc/live/session/scope.cpp",
+        "(spill() || lift_budget())",
+        "spill()",
         "tests/live/test_scope_ends.py::test_what_others_leave_no_room_for_comes_back_beyond_the_budget",
     ),
-    Fault(
+    fault(
         "accept a budget that others began to fill meanwhile",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "meanwhile.\n  insist_on(budget, memory_.settled_live(budget));",
-                "meanwhile.",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "meanwhile.\n  insist_on(budget, memory_.settled_live(budget));",
+        "meanwhile.",
         "tests/live/test_resize.py::test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile",
     ),
-    Fault(
+    fault(
         "leave to malloc what a guest's smaller budget evicts",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "    if (!memory_.pool()) return trim();\n",
-                "    if (!memory_.pool()) return;\n",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "    if (!memory_.pool()) return trim();\n",
+        "    if (!memory_.pool()) return;\n",
         "tests/torch_memory/test_guest_memory.py::test_what_a_smaller_budget_evicts_leaves_the_process",
     ),
-    Fault(
+    fault(
         "let a loan take no turn",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "void MemoryRequests::lend(Bytes bytes) {\n  Turn turn(locks_);\n",
-                "void MemoryRequests::lend(Bytes bytes) {\n",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "void MemoryRequests::lend(Bytes bytes) {\n  Turn turn(locks_);\n",
+        "void MemoryRequests::lend(Bytes bytes) {\n",
         "tests/live/test_resize.py::test_loans_that_wait_for_their_turn_add_up",
     ),
-    Fault(
+    fault(
         "lend from the first budget instead of the present one",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "resize(std::min(budget_ - bytes,",
-                "resize(std::min(options_.budget - bytes,",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "resize(std::min(budget_ - bytes,",
+        "resize(std::min(options_.budget - bytes,",
         "tests/live/test_resize.py::test_what_is_lent_comes_back_also_after_an_error",
     ),
-    Fault(
+    fault(
         "give back more than was lent",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "resize(std::min(budget_ - bytes, memory_.largest_budget()));",
-                "resize(budget_ - bytes);",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "resize(std::min(budget_ - bytes, memory_.largest_budget()));",
+        "resize(budget_ - bytes);",
         "tests/live/test_resize.py::"
         "test_what_comes_back_from_a_loan_never_passes_the_budget_of_the_scope",
     ),
-    Fault(
+    fault(
         "leave a page that the device did not take back",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "      memory_.set_limit(limit);  // Again",
-                "      // Again",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "      memory_.set_limit(limit);  // Again",
+        "      // Again",
         "tests/cuda/test_session_on_cuda.py::"
         "test_a_page_that_the_device_did_not_take_back_goes_before_a_resize_ends",
     ),
-    Fault(
+    fault(
         "keep the pages of what is released",
-        (
-            Edit(
-                "runtime/csrc/live/session/resize.cpp",
-                "!capturing()) memory_.trim();",
-                "!capturing()) {}",
-            ),
-        ),
+        "runtime/csrc/live/session/resize.cpp",
+        "!capturing()) memory_.trim();",
+        "!capturing()) {}",
         "tests/live/test_resize.py::"
         "test_what_is_released_goes_back_to_the_system_and_returns_when_touched",
     ),
-    Fault(
+    fault(
         "let a guest pass its budget",
-        (
-            Edit(
-                "runtime/csrc/live/machine/guest_memory.cpp",
-                "return rounded <= limit_ - live_;",
-                "return rounded <= limit_;",
-            ),
-        ),
+        "runtime/csrc/live/machine/guest_memory.cpp",
+        "return rounded <= limit_ - live_;",
+        "return rounded <= limit_;",
         "tests/torch_memory/test_guest_memory.py::test_counts_return_to_nothing",
     ),
-    Fault(
+    fault(
         "count what a guest has freed",
-        (
-            Edit(
-                "runtime/csrc/live/machine/guest_memory.cpp",
-                "  if (memory) memory->uncount(counted.size);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/machine/guest_memory.cpp",
+        "  if (memory) memory->uncount(counted.size);\n",
+        "",
         "tests/torch_memory/test_guest_memory.py::test_counts_return_to_nothing",
     ),
-    Fault(
+    fault(
         "count what a guest has let go",
-        (
-            Edit(
-                "runtime/csrc/live/machine/guest_memory.cpp",
-                "  static_cast<Counted*>(block)->memory = nullptr;\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/machine/guest_memory.cpp",
+        "  static_cast<Counted*>(block)->memory = nullptr;\n",
+        "",
         "tests/torch_memory/test_guest_memory.py::test_what_does_not_fit_together_is_counted_no_longer"
         "_and_stays_where_it_is",
     ),
-    Fault(
+    fault(
         "let a replay warn",
-        (
-            Edit(
-                "runtime/csrc/live/storages/replayer.cpp",
-                "  const Silence silence(may_keep_arguments(*replay.info));\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/storages/replayer.cpp",
+        "  const Silence silence(may_keep_arguments(*replay.info));\n",
+        "",
         "tests/live/test_silence.py::test_a_replay_is_no_error_where_warnings_are_errors",
     ),
-    Fault(
+    fault(
         "keep the parent's scope in a child while operators are on record",
-        (
-            Edit(
-                "runtime/csrc/live/session/scope.cpp",
-                "  record_this_thread(false);\n  give_up();\n",
-                "  linger();\n",
-            ),
-        ),
+        "runtime/csrc/live/session/scope.cpp",
+        "  record_this_thread(false);\n  give_up();\n",
+        "  linger();\n",
         "tests/live/test_scope_ends.py::"
         "test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing",
     ),
-    Fault(
+    fault(
         "go the way to a scope's end once",
-        (Edit("runtime/csrc/bindings/bind_brackets.cpp", "kTries = 10;", "kTries = 1;"),),
+        "runtime/csrc/bindings/bind_brackets.cpp",
+        "kTries = 10;",
+        "kTries = 1;",
         "tests/live/test_opening.py::test_a_scope_is_open_or_not_wherever_it_is_interrupted",
     ),
 )

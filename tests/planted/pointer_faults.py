@@ -1,7 +1,7 @@
 """Faults of what leaves without an operator: pointers, and composite kernels that read through
 them."""
 
-from tests.planted.fault import Edit, Fault
+from tests.planted.fault import fault
 
 COMPOSITE = (
     "tests/live/test_composites.py::test_a_composite_that_reads_pointers_reads_evicted_tensors"
@@ -13,77 +13,55 @@ READER = (
 )
 
 POINTER_FAULTS = (
-    Fault(
+    fault(
         "hand memory out by torch's table and tell nobody",
-        (
-            Edit(
-                "runtime/csrc/bindings/bind_exchange_table.cpp",
-                "  if (!session || !THPVariable_Check(tensor)) return 0;\n",
-                "  if (!session || tensor) return 0;\n",
-            ),
-        ),
+        "runtime/csrc/bindings/bind_exchange_table.cpp",
+        "  if (!session || !THPVariable_Check(tensor)) return 0;\n",
+        "  if (!session || tensor) return 0;\n",
         "tests/live/test_exchange_table.py::test_recipes_keep_what_they_read_before_the_memory_left",
     ),
-    Fault(
+    fault(
         "let a composite kernel read what is evicted",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/composites.cpp",
-                "  const Reading reading(session, read);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/intercept/composites.cpp",
+        "  const Reading reading(session, read);\n",
+        "",
         COMPOSITE,
     ),
-    Fault(
+    fault(
         "let the lengths be evicted that a composite kernel has converted",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/composites.cpp",
-                "  const Meanwhile stay(InOperator::state.indices_stay, true);",
-                "  const Meanwhile stay(InOperator::state.indices_stay, false);",
-            ),
-        ),
+        "runtime/csrc/live/intercept/composites.cpp",
+        "  const Meanwhile stay(InOperator::state.indices_stay, true);",
+        "  const Meanwhile stay(InOperator::state.indices_stay, false);",
         COMPOSITE,
     ),
-    Fault(
+    fault(
         "forget what a composite kernel writes through a pointer",
-        (
-            Edit(
-                "runtime/csrc/live/operators/operators.cpp",
-                '    {"aten::_saturate_weight_to_fp16", "weight"},\n',
-                "",
-            ),
-        ),
+        "runtime/csrc/live/operators/operators.cpp",
+        '    {"aten::_saturate_weight_to_fp16", "weight"},\n',
+        "",
         "tests/live/test_composites.py::"
         "test_what_a_composite_writes_through_a_pointer_counts_as_written",
     ),
-    Fault(
+    fault(
         "hand the address of a constant out and tell nobody",
-        (
-            Edit(
-                "runtime/csrc/live/session/storage_callbacks.cpp",
-                "return static_cast<void>(expose(*session, *storage));",
-                "return;",
-            ),
-        ),
+        "runtime/csrc/live/session/storage_callbacks.cpp",
+        "return static_cast<void>(expose(*session, *storage));",
+        "return;",
         EXTENSION,
     ),
-    Fault(
+    fault(
         "watch a constant only until an operator takes its address",
-        (
-            Edit(
-                "runtime/csrc/live/intercept/intercept.cpp",
-                "  argument.armed = is_armed(argument.storage) && "
-                "!StorageTable::tracked(argument.storage);\n",
-                "",
-            ),
-        ),
+        "runtime/csrc/live/intercept/intercept.cpp",
+        "  argument.armed = is_armed(argument.storage) && "
+        "!StorageTable::tracked(argument.storage);\n",
+        "",
         READER,
     ),
-    Fault(
+    fault(
         "watch a constant only until Python reads it",
-        (Edit("runtime/csrc/live/session/hold.cpp", "  session_.constants().arm(own_);\n", ""),),
+        "runtime/csrc/live/session/hold.cpp",
+        "  session_.constants().arm(own_);\n",
+        "",
         READER,
     ),
 )

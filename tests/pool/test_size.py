@@ -33,18 +33,8 @@ def test_a_size_is_read_exactly(written: int | str, size: int) -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        "8 apples",
-        "",
-        "8",
-        "GiB",
-        "-1GiB",
-        "1e9 B",
-        "1..5 MB",
-        "nan",
-        "NaN GiB",
-        "inf B",
-        "1 2 MB",
-        "٣ MB",
+        *("8 apples", "", "8", "GiB", "-1GiB", "1e9 B", "1..5 MB", "nan", "NaN GiB", "inf B"),
+        *("1 2 MB", "٣ MB"),
     ],
 )
 def test_what_is_not_a_size_is_refused(written: str) -> None:

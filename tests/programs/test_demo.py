@@ -46,10 +46,8 @@ class Footprint(TorchDispatchMode):
     ) -> object:
         inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if is_tensor(t)}
         out = func(*args, **(kwargs or {}))
-        outputs = {}
-        for tensor in filter(is_tensor, tree_leaves(out)):
-            storage = tensor.untyped_storage()
-            outputs[storage._cdata] = storage
+        storages = (t.untyped_storage() for t in tree_leaves(out) if is_tensor(t))
+        outputs = {storage._cdata: storage for storage in storages}
         for key in outputs.keys() - inputs - self.sizes.keys():
             self.sizes[key] = outputs[key].nbytes()
             self.live += self.sizes[key]
@@ -70,10 +68,9 @@ def is_tensor(value: object) -> bool:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Again, after a command that has set their number."""
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 def comparison(*rows: Row) -> Comparison:
@@ -87,16 +84,9 @@ def comparison(*rows: Row) -> Comparison:
 def kept_row() -> Row:
     """A row at half the activation peak where all is well."""
     return Row(
-        0.5,
-        25 * MIB,
-        peak_bytes=25 * MIB,
-        evictions=12,
-        rematerializations=30,
-        step_ms=88.0,
-        slowdown=1.1,
-        slowdown_plain=0.9,
-        timeline=np.linspace(0, 25 * MIB, 130).astype(np.int64),
-    )
+        0.5, 25 * MIB, peak_bytes=25 * MIB, evictions=12, rematerializations=30, step_ms=88.0,
+        slowdown=1.1, slowdown_plain=0.9, timeline=np.linspace(0, 25 * MIB, 130).astype(np.int64),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -273,16 +263,10 @@ def test_a_bad_option_is_refused_before_any_training(arguments: list[str], messa
     assert message in " ".join(result.output.split())
 
 
-def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "taken")])
-    assert result.exit_code == 2
-    assert "is a file" in result.output
-
-
 @pytest.mark.parametrize(
     ("out", "message"),
     [
+        (__file__, "is a file"),
         ("/proc/x", r"^Error: the folder /proc/x cannot be made: .*; give --out another$"),
         ("/proc", r"^Error: /proc/demo.json cannot be written: .*; name another file$"),
     ],
@@ -292,7 +276,7 @@ def test_a_folder_that_takes_no_results_is_refused_before_any_training(
 ) -> None:
     monkeypatch.setattr("dtr_alloc.demo.progress.compare_all", lambda *_: pytest.fail("trained"))
     result = CliRunner().invoke(main, ["demo", "--out", out])
-    assert result.exit_code == 1
+    assert result.exit_code == (2 if out == __file__ else 1)
     assert re.search(message, result.output, re.M)
 
 
@@ -301,19 +285,6 @@ def test_info_tells_the_torch_that_runs_and_the_one_built_against() -> None:
     assert result.exit_code == 0
     assert torch.__version__ in result.output
     assert "built against" in result.output
-
-
-def test_a_small_gpt_trains_bit_for_bit_at_half_its_activations() -> None:
-    told: list[tuple[int, str]] = []
-    plan = Plan((0.5,), steps=2, rounds=1)
-    result = compare("gpt", tiny_gpt, plan, lambda done, doing: told.append((done, doing)))
-    assert result.failures() == []
-    free, half = result.rows
-    assert free.identical
-    assert half.identical
-    assert half.peak_bytes <= result.budget_bytes(0.5) < result.peak_bytes
-    assert half.evictions > 0
-    assert [done for done, _ in told] == list(range(plan.trainings()))
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -1,7 +1,5 @@
 """Each example runs, stays within its budget, and comes to the bits of plain torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import runpy
@@ -45,54 +43,40 @@ def check(row: dict[str, Any]) -> None:
 
 
 def test_there_are_twelve_and_each_is_run_here() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == [
-        "compiled_blocks",
-        "cupy_beside_torch",
-        "ddp",
-        "fsdp2",
-        "hugging_face_trainer",
-        "lightning_callback",
-        "optuna_trials",
-        "pipeline",
-        "plain_loop",
-        "random_lengths",
-        "tensor_parallel",
-        "two_programs_one_budget",
-    ]
+    names = (
+        "compiled_blocks cupy_beside_torch ddp fsdp2 hugging_face_trainer lightning_callback "
+        "optuna_trials pipeline plain_loop random_lengths tensor_parallel two_programs_one_budget"
+    )
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == names.split()
 
 
-def test_a_plain_loop() -> None:
-    row = run("plain_loop")
+def needs(*libraries: str) -> None:
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # As its compiler is imported.
+@pytest.mark.parametrize(
+    ("name", "share", "libraries"),
+    [
+        ("plain_loop", 0.6, ()),
+        ("compiled_blocks", 0.6, ()),
+        ("hugging_face_trainer", 0.5, ("transformers", "accelerate")),
+        ("lightning_callback", 0.6, ("lightning",)),
+    ],
+)
+def test_an_example_trains_exactly_in_a_share_of_plain_torchs_peak(
+    name: str, share: float, libraries: tuple[str, ...]
+) -> None:
+    needs(*libraries)
+    row = run(name)
     check(row)
-    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # As it is imported.
-def test_a_model_whose_blocks_are_compiled() -> None:
-    row = run("compiled_blocks")
-    check(row)
-    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
-
-
-def test_a_callback_of_hugging_faces_trainer() -> None:
-    pytest.importorskip("transformers", reason="the transformers library is not installed")
-    pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
-    row = run("hugging_face_trainer")
-    check(row)
-    assert row["budget_bytes"] == int(0.5 * row["plain_peak_bytes"])
-
-
-def test_a_callback_of_lightning() -> None:
-    if importlib.util.find_spec("lightning") is None:
-        pytest.skip("lightning is not installed")
-    row = run("lightning_callback")
-    check(row)
-    assert row["budget_bytes"] == int(0.6 * row["plain_peak_bytes"])
+    assert row["budget_bytes"] == int(share * row["plain_peak_bytes"])
 
 
 def test_a_scope_is_left_where_lightning_stops_by_an_exception() -> None:
-    if importlib.util.find_spec("lightning") is None:
-        pytest.skip("lightning is not installed")
+    needs("lightning")
     module = load("lightning_callback")
     budget = module.MemoryBudget("64MiB")
     budget.on_fit_start()
@@ -102,23 +86,17 @@ def test_a_scope_is_left_where_lightning_stops_by_an_exception() -> None:
     module.MemoryBudget("64MiB").on_fit_start()
 
 
-def test_data_parallel_training_under_budgets_is_that_of_a_single_process() -> None:
-    rows = two_processes(EXAMPLES / "ddp.py")
-    assert [row["rank"] for row in rows] == [0, 1]
-    for row in rows:
-        check(row)
-
-
-def test_fully_sharded_training_on_the_cpu() -> None:
-    rows = two_processes(EXAMPLES / "fsdp2.py")
-    assert [row["rank"] for row in rows] == [0, 1]
-    for row in rows:
-        check(row)
-
-
-@pytest.mark.slow  # To start the processes; tests/sharded/test_sharded.py has such programs.
-@pytest.mark.parametrize("name", ["tensor_parallel", "pipeline"])
-def test_a_model_that_is_spread_over_two_processes(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp",
+        "fsdp2",
+        # To start the processes; tests/sharded/test_sharded.py has such programs.
+        pytest.param("tensor_parallel", marks=pytest.mark.slow),
+        pytest.param("pipeline", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_train_exactly_under_budgets(name: str) -> None:
     rows = two_processes(EXAMPLES / f"{name}.py")
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
@@ -140,8 +118,7 @@ def test_the_example_with_cupy_says_why_it_does_not_run() -> None:
 
 
 def test_the_trainer_runs_on_where_a_batch_needs_half_as_much_again() -> None:
-    pytest.importorskip("transformers", reason="the transformers library is not installed")
-    pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
+    needs("transformers", "accelerate")
     row = run("random_lengths")
     check(row)
     assert row["budget_bytes"] == int(row["plain_peak_bytes"] / 1.5)
@@ -151,17 +128,10 @@ def test_the_trainer_runs_on_where_a_batch_needs_half_as_much_again() -> None:
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_two_programs_take_turns_with_the_larger_part_of_one_budget(memory: str) -> None:
-    alternate(20, memory)
-
-
-@pytest.mark.slow  # Minutes.
-@pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_two_programs_take_turns_a_thousand_times(memory: str) -> None:
-    alternate(1000, memory)
-
-
-def alternate(times: int, memory: str) -> None:
+@pytest.mark.parametrize("times", [20, pytest.param(1000, marks=pytest.mark.slow)])  # Minutes.
+def test_two_programs_take_turns_with_the_larger_part_of_one_budget(
+    times: int, memory: str
+) -> None:
     command = [sys.executable, str(EXAMPLES / "two_programs_one_budget.py"), str(times), memory]
     row = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=600).stdout)
     assert row["identical"]
@@ -171,7 +141,7 @@ def alternate(times: int, memory: str) -> None:
 
 
 def test_a_trial_that_is_too_large_fails_and_the_next_runs_on() -> None:
-    pytest.importorskip("optuna", reason="Optuna is not installed")
+    needs("optuna")
     rows = load("optuna_trials").main()
     assert [row["state"] for row in rows] == ["COMPLETE"] * 3 + ["FAIL", "COMPLETE"]
     assert rows[2]["rematerializations"] > 0

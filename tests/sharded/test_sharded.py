@@ -9,7 +9,7 @@ import pytest
 
 from dtr_alloc import _core
 from tests.support.fences import ROOT
-from tests.support.sharded_programs import PROGRAMS, SHARES
+from tests.support.sharded_programs import PROGRAMS
 from tests.support.two_processes import two_processes
 
 
@@ -41,4 +41,4 @@ def test_a_thread_that_waits_for_another_process_lets_other_threads_go_on() -> N
 def test_the_page_tells_the_budgets_that_are_tried_here() -> None:
     page = (ROOT / "docs/ecosystem.md").read_text()
     told = dict(re.findall(r"\| `([^`]+)` \|.*\| (\d+) \|", page))
-    assert told == {name: f"{100 * share:.0f}" for name, share in SHARES.items()}
+    assert told == {name: f"{100 * share:.0f}" for name, (_, share) in PROGRAMS.items()}

@@ -6,8 +6,6 @@ processes.
 """
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc import _core
+from tests.support.own_process import printed
 from tests.support.sharded_layers import (
     DEPTH,
-    STEPS,
-    Block,
+    Step,
     assert_exact,
     batch,
     gradients,
@@ -34,8 +32,10 @@ from tests.support.sharded_layers import (
     plain_step,
     releasing,
     sharded,
+    taken_from,
     train,
 )
+from tests.support.sharded_programs import Block
 
 pytestmark = needs_torchs_word
 
@@ -51,15 +51,19 @@ import torch, dtr_alloc
 with dtr_alloc.rematerialize("1MiB"):
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
     assert hasattr(FSDPParam.free_unsharded_param, "__wrapped__")
 assert not hasattr(FSDPParam.free_unsharded_param, "__wrapped__")
+own = _fsdp_param.free_storage
+with dtr_alloc.rematerialize("1MiB"):
+    assert _fsdp_param.free_storage is not own
+assert _fsdp_param.free_storage is own
 """
 
 
-def test_fsdp_may_be_imported_when_the_scope_is_open() -> None:
+def test_fsdp_is_as_it_was_after_a_scope_and_may_be_imported_in_one() -> None:
     """As Trainer and Accelerate do."""
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    printed(LATE)
 
 
 @pytest.mark.parametrize("share", [0.7, 0.5])
@@ -146,35 +150,27 @@ def test_a_layer_may_checkpoint_its_activations_as_well() -> None:
 def test_what_is_read_outside_of_its_layer_stays_in_memory() -> None:
     """The loss reads what a hook took from within a layer, when others' parameters are there."""
 
-    def with_hidden(model: nn.Module, step: int) -> Tensor:
-        taken: list[Tensor] = []
-        up: nn.Module = next(model.children()).up  # type: ignore[assignment]
-        handle = up.register_forward_hook(lambda *call: taken.append(call[-1]))
-        made: Tensor = model(batch(step))
-        handle.remove()
-        return made.square().mean() + taken[0].square().mean()
+    def with_hidden(model: nn.Module) -> Step:
+        taken = taken_from(model)
+
+        def loss_of(model: nn.Module, step: int) -> Tensor:
+            made: Tensor = model(batch(step))
+            return made.square().mean() + taken.pop().square().mean()
+
+        return loss_of
 
     model, plain = make_model(), make_model()
-    expected = train(plain, with_hidden)
-    torch.manual_seed(7)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    expected = train(plain, with_hidden(plain))
     with dtr_alloc.rematerialize("64MiB") as session:
-        for step in range(STEPS):
-            loss = with_hidden(model, step)
-            session.release()  # Before the loss's own backward pass reads it again.
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-    found = [parameter.to_local() for parameter in model.parameters()]  # type: ignore[attr-defined]
+        # Before the loss's own backward pass reads it again.
+        found = train(model, with_hidden(model), session.release)
     assert all(map(torch.equal, found, expected))
 
 
 def test_what_outlives_its_backward_pass_is_recomputed_before_the_parameters_go() -> None:
     """No gradient needs it, so that the backward pass itself does not bring it back."""
-    taken: list[Tensor] = []
     model = make_model()
-    down: nn.Module = next(model.children()).down  # type: ignore[assignment]
-    down.register_forward_hook(lambda *call: taken.append(call[-1].detach()))
+    taken = taken_from(model, "down", Tensor.detach)
     torch.manual_seed(7)
     plain_step(model, 0)
     torch.manual_seed(7)
@@ -228,22 +224,21 @@ def test_a_pinned_tensor_can_be_read_and_written_between_the_passes() -> None:
     plain, model = make_model(), make_model()
 
     def written(model: nn.Module, session: dtr_alloc.Session | None) -> Tensor:
-        taken: list[Tensor] = []
-
-        def take(*call: Any) -> None:
-            taken.append(call[-1].detach().exp())
+        def take(made: Tensor) -> Tensor:
+            needed.append(made.detach().exp())
             if session:
-                dtr_alloc.pin(taken[0])
-            taken.append(call[-1].detach() * taken[0])  # Needs it, and the layer's parameters.
+                dtr_alloc.pin(needed[0])
+            return made.detach() * needed[0]  # Needs it, and the layer's parameters.
 
-        next(model.children()).up.register_forward_hook(take)  # type: ignore[union-attr]
+        needed: list[Tensor] = []
+        taken = taken_from(model, take=take)
         torch.manual_seed(7)
         plain_step(model, 0)
         if session:
             session.release()
-        before = taken[0].numpy().copy()
-        taken[0].mul_(2)
-        assert (taken[0].numpy() == 2 * before).all()
+        before = needed[0].numpy().copy()
+        needed[0].mul_(2)
+        assert (needed[0].numpy() == 2 * before).all()
         taken.clear()
         return torch.from_numpy(before)
 
@@ -312,11 +307,8 @@ def test_an_interrupt_while_a_layer_is_recomputed_reaches_the_program() -> None:
             raise KeyboardInterrupt
         return x.exp()
 
-    taken: list[Tensor] = []
     model = make_model()
-    next(model.children()).up.register_forward_hook(  # type: ignore[union-attr]
-        lambda *call: taken.append(slow(call[-1].detach()))
-    )
+    taken = taken_from(model, take=lambda made: slow(made.detach()))
     with dtr_alloc.rematerialize("64MiB") as session:
         loss = plain_step(model, 0)
         session.release()
@@ -341,20 +333,9 @@ def test_a_budget_that_is_too_small_is_an_error_of_memory_also_between_two_passe
     plain_step(model, 0)
 
 
-def test_without_a_scope_fsdp_is_as_it_was() -> None:
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-    before = _fsdp_param.free_storage
-    with dtr_alloc.rematerialize("64MiB"):
-        assert _fsdp_param.free_storage is not before
-    assert _fsdp_param.free_storage is before
-
-
 def test_what_inference_took_from_within_a_layer_stays_in_memory() -> None:
-    taken: list[Tensor] = []
     model = make_model()
-    up: nn.Module = next(model.children()).up  # type: ignore[assignment]
-    up.register_forward_hook(lambda *call: taken.append(call[-1]))
+    taken = taken_from(model)
     with torch.no_grad():
         plain_step(model, 0)
         expected = taken.pop().clone()

@@ -3,7 +3,7 @@ when it was recorded. What was computed from another version is never recomputed
 leaves behind that only such a recipe would make says so."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +12,16 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from tests.support.sharded_layers import (
-    WIDTH,
     gradients,
     make_model,
     needs_torchs_word,
     one_process,
     plain_step,
+    releasing,
     sharded,
+    taken_from,
 )
+from tests.support.sharded_programs import WIDTH
 
 pytestmark = needs_torchs_word
 
@@ -30,23 +32,28 @@ def a_group() -> Iterator[None]:
         yield
 
 
-def changed_behind(model: nn.Module, keeps: list[Tensor]) -> Tensor:
-    """A loss behind whose forward pass the parameters have changed; `keeps` gets activations."""
-    up: nn.Module = next(model.children()).up  # type: ignore[assignment]
-    handle = up.register_forward_hook(lambda *call: keeps.append(call[-1]))
-    loss = plain_step(model, 0)
-    handle.remove()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    return loss
+@torch.no_grad()
+def double(parameters: Iterable[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.mul_(2)
 
 
-def test_a_recipe_never_reads_parameters_of_another_version() -> None:
-    taken: list[Tensor] = []
+# Torch counts neither a write through `data` nor a fused optimizer's step.
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "counted": lambda model: double(model.parameters()),
+    "data": lambda model: double(parameter.data for parameter in model.parameters()),
+    "fused": lambda model: torch.optim.AdamW(model.parameters(), fused=True).step(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_recipe_never_reads_parameters_of_another_version(change: str) -> None:
     model = make_model()
+    taken = taken_from(model)
     with dtr_alloc.rematerialize("64MiB") as session:
-        loss = changed_behind(model, taken)
+        plain_step(model, 0).backward()  # type: ignore[no-untyped-call]
+        loss = plain_step(model, 1)
+        CHANGES[change](model)
         session.release()
         with pytest.raises(RuntimeError, match="resized behind PyTorch's dispatcher, as FSDP"):
             loss.backward()  # type: ignore[no-untyped-call]
@@ -56,40 +63,14 @@ def test_a_recipe_never_reads_parameters_of_another_version() -> None:
 
 def test_parameters_that_stayed_gathered_are_of_the_version_that_was_gathered() -> None:
     """A step of the optimizer changes the shards alone: what is gathered is of the step before."""
-    plain, model = make_model(), make_model()
-
-    def run(model: Any, session: dtr_alloc.Session | None) -> None:
-        torch.manual_seed(7)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model.set_reshard_after_backward(False)
+    model: Any = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.set_reshard_after_backward(False)
+    with dtr_alloc.rematerialize("64MiB") as session:
         plain_step(model, 0).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         loss = plain_step(model, 1)
-        if session:
-            session.release()
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    run(plain, None)
-    with dtr_alloc.rematerialize("64MiB") as session:
-        with pytest.raises(RuntimeError, match="as FSDP does"):
-            run(model, session)
-        gc.collect()
-
-
-@pytest.mark.parametrize("how", ["fused", "data"])
-def test_a_change_that_no_counter_tells_is_seen(how: str) -> None:
-    """Torch counts neither a fused optimizer's step nor a write through `data`."""
-    model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    with dtr_alloc.rematerialize("64MiB") as session:
-        plain_step(model, 0).backward()  # type: ignore[no-untyped-call]
-        loss = plain_step(model, 1)
-        if how == "fused":
-            optimizer.step()
-        else:
-            for parameter in model.parameters():
-                parameter.data.mul_(2)
         session.release()
         with pytest.raises(RuntimeError, match="as FSDP does"):
             loss.backward()  # type: ignore[no-untyped-call]
@@ -152,15 +133,14 @@ def test_what_is_in_memory_stays_there_when_parameters_change() -> None:
     """Also where all that may go does, once the others are gathered."""
     plain, model = make_model(), make_model()
     torch.manual_seed(7)
-    changed_behind(plain, []).backward()  # type: ignore[no-untyped-call]
+    expected = plain_step(plain, 0)
+    double(plain.parameters())
+    expected.backward()  # type: ignore[no-untyped-call]
     torch.manual_seed(7)
-    taken: list[Tensor] = []
+    taken = taken_from(model)
     with dtr_alloc.rematerialize("64MiB") as session:
-        loss = changed_behind(model, taken)
-
-        def release(_: Tensor) -> None:
-            session.release()
-
-        taken.pop().register_hook(release)  # type: ignore[no-untyped-call]
+        loss = plain_step(model, 0)
+        double(model.parameters())
+        taken.pop().register_hook(releasing(session))  # type: ignore[no-untyped-call]
         loss.backward()  # type: ignore[no-untyped-call]
     assert all(map(torch.equal, gradients(model), gradients(plain)))

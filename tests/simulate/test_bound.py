@@ -99,60 +99,46 @@ def with_a_granule_less(
     program._budget += GRANULE
 
 
-def with_one_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants it."""
-    faults: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-        "an operator's cost counts for each of its results": (
-            knapsack,
-            "_shares",
-            lambda needs: needs.cost[needs.made].astype(float),
-        ),
-        "a value is kept whole or not at all": (
-            knapsack,
-            "_left_out",
-            lambda inside, size, share, room: (
-                inside * share * (np.cumsum(inside * size, axis=1) > room)
-            ).sum(axis=1),
-        ),
-        "windows overlap by a moment": (
-            knapsack._Uses,
-            "after",
-            lambda uses, moment, after=knapsack._Uses.after: after(uses, moment) - 1,
-        ),
-        "what is made in a stage was not there in it": (
-            stages._Program,
-            "_open",
-            lambda program, value, moment: program._needs.made[value] <= moment,
-        ),
-        "memory has a granule less": (
-            stages._Program,
-            "_memory",
-            with_a_granule_less,
-        ),
-        "recomputing has no other source than memory": (
-            stages._Program,
-            "_sources",
-            lambda program, stage, value: [stage.held[value]],
-        ),
-    }
-    where, what, fault = faults[name]
-    monkeypatch.setattr(where, what, fault)
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "an operator's cost counts for each of its results": (
+        knapsack,
+        "_shares",
+        lambda needs: needs.cost[needs.made].astype(float),
+    ),
+    "a value is kept whole or not at all": (
+        knapsack,
+        "_left_out",
+        lambda inside, size, share, room: (
+            inside * share * (np.cumsum(inside * size, axis=1) > room)
+        ).sum(axis=1),
+    ),
+    "windows overlap by a moment": (
+        knapsack._Uses,
+        "after",
+        lambda uses, moment, after=knapsack._Uses.after: after(uses, moment) - 1,
+    ),
+    "what is made in a stage was not there in it": (
+        stages._Program,
+        "_open",
+        lambda program, values, moment: {
+            value for value in values if program._needs.made[value] <= moment
+        },
+    ),
+    "memory has a granule less": (stages._Program, "_memory", with_a_granule_less),
+    "recomputing has no other source than memory": (
+        stages._Program,
+        "_sources",
+        lambda program, stage, value: [stage.held[value]],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "an operator's cost counts for each of its results",
-        "a value is kept whole or not at all",
-        "windows overlap by a moment",
-        "what is made in a stage was not there in it",
-        "memory has a granule less",
-        "recomputing has no other source than memory",
-    ],
-)
-def test_a_fault_in_a_bound_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("where", "what", "fault"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_in_a_bound_is_noticed(
+    where: Any, what: str, fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cases = costs_something()
-    with_one_fault(name, monkeypatch)
+    monkeypatch.setattr(where, what, fault)
 
     def too_high(needs: Needs, budget: int, least: int) -> bool:
         try:

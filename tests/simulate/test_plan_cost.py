@@ -74,9 +74,7 @@ def on_meta_in_double() -> Iterator[None]:
     ids=["no gradients", "inference", "device and type", "autocast"],
 )
 def test_no_setting_of_the_program_changes_what_is_measured(
-    short: None,
-    setting: Callable[[], AbstractContextManager[Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    short: None, setting: Callable[[], AbstractContextManager[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
 

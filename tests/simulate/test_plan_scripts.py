@@ -12,10 +12,7 @@ from dtr_alloc.__main__ import main
 from dtr_alloc.runtime.planning import plan as planning
 from dtr_alloc.runtime.planning import script as profiling
 from dtr_alloc.runtime.planning.forecast import Forecast
-from dtr_alloc.runtime.planning.profile import (
-    Profile,
-    Recorded,
-)
+from dtr_alloc.runtime.planning.profile import Profile, Recorded
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Call
 from tests.support.plan_profiles import KIB, PEAK, STEP, profile_of

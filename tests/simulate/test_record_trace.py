@@ -287,8 +287,7 @@ def test_the_simulator_decides_as_the_live_runtime_storage_by_storage(name: str)
 
 
 @pytest.mark.parametrize(
-    "heuristic",
-    ["dtr_full", "dtr_local", "lru", "size", "msps", "e_star", "megengine", "random"],
+    "heuristic", ["dtr_full", "dtr_local", "lru", "size", "msps", "e_star", "megengine", "random"]
 )
 def test_it_does_so_with_every_heuristic(heuristic: str) -> None:
     rows = compare("unet", scale=0.25, steps=1, heuristic=heuristic)
@@ -296,55 +295,64 @@ def test_it_does_so_with_every_heuristic(heuristic: str) -> None:
     assert rows[1]["evictions"]
 
 
+def script(folder: Path, text: str) -> tuple[str, Path]:
+    """The path of a script of this text, and one for its log."""
+    (folder / "script.py").write_text(text)
+    return str(folder / "script.py"), folder / "script.log"
+
+
+def called_in(log: Path) -> list[str]:
+    return called(list(dtr_alloc.Trace.load(log).instructions))
+
+
+def command(path: str, log: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "dtr_alloc", "trace", path, "-o", str(log), *args]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
 def test_a_script_is_traced_with_its_arguments_and_exit_code(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    path, log = script(
+        tmp_path,
         "import sys, torch\n"
         "assert __name__ == '__main__' and sys.argv[1:] == ['--rows', '3']\n"
         "torch.ones(1000).exp()\n"
-        "sys.exit(3)\n"
+        "sys.exit(3)\n",
     )
-    log = tmp_path / "script.log"
-    command = [sys.executable, "-m", "dtr_alloc", "trace", str(script), "-o", str(log)]
-    done = subprocess.run(
-        [*command, "--", "--rows", "3"], capture_output=True, text=True, check=False
-    )
+    done = command(path, log, "--", "--rows", "3")
     assert (done.returncode, done.stderr) == (3, f"{log}: 2 operators\n")
-    assert called(list(dtr_alloc.Trace.load(log).instructions)) == ["aten::ones", "aten::exp"]
+    assert called_in(log) == ["aten::ones", "aten::exp"]
 
 
 def test_a_script_that_fails_leaves_a_log_of_what_it_did(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import torch\nx = torch.ones(1000).exp()\nraise ValueError('no more')\n")
-    log = tmp_path / "script.log"
-    command = [sys.executable, "-m", "dtr_alloc", "trace", str(script), "-o", str(log)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    text = "import torch\nx = torch.ones(1000).exp()\nraise ValueError('no more')\n"
+    path, log = script(tmp_path, text)
+    done = command(path, log)
     assert done.returncode == 1
     assert "ValueError: no more" in done.stderr
-    assert called(list(dtr_alloc.Trace.load(log).instructions)) == ["aten::ones", "aten::exp"]
+    assert called_in(log) == ["aten::ones", "aten::exp"]
 
 
 def test_a_script_with_a_scope_of_its_own_is_traced_whole(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    path, log = script(
+        tmp_path,
         "import dtr_alloc, torch\n"
         "with dtr_alloc.rematerialize('1MiB') as session:\n"
         "    x = torch.ones(1000).exp()\n"
         "    session.resize(budget='2MiB')\n"
         "    with session.lend('1KiB'):\n"
-        "        session.release()\n"
+        "        session.release()\n",
     )
-    log = tmp_path / "script.log"
-    assert trace_script(str(script), [], log) == (0, 2)
-    assert called(list(dtr_alloc.Trace.load(log).instructions)) == ["aten::ones", "aten::exp"]
+    assert trace_script(path, [], log) == (0, 2)
+    assert called_in(log) == ["aten::ones", "aten::exp"]
     with dtr_alloc.rematerialize("2MiB") as session:
         session.resize("1MiB")
     assert session.stats().budget_bytes == 1 << 20
 
 
 def test_a_script_that_decorates_and_exports_is_traced(tmp_path: Path) -> None:
-    script, events = tmp_path / "script.py", tmp_path / "events.json"
-    script.write_text(
+    events = tmp_path / "events.json"
+    path, log = script(
+        tmp_path,
         "import dtr_alloc, torch\n"
         "@dtr_alloc.rematerialize('1MiB')\n"
         "def work():\n"
@@ -352,12 +360,10 @@ def test_a_script_that_decorates_and_exports_is_traced(tmp_path: Path) -> None:
         "work()\n"
         "with dtr_alloc.rematerialize('1MiB', events=True) as session:\n"
         "    torch.ones(1000).sin()\n"
-        f"session.export_chrome_trace({str(events)!r})\n"
+        f"session.export_chrome_trace({str(events)!r})\n",
     )
-    log = tmp_path / "script.log"
-    assert trace_script(str(script), [], log) == (0, 4)
-    names = called(list(dtr_alloc.Trace.load(log).instructions))
-    assert names == ["aten::ones", "aten::exp", "aten::ones", "aten::sin"]
+    assert trace_script(path, [], log) == (0, 4)
+    assert called_in(log) == ["aten::ones", "aten::exp", "aten::ones", "aten::sin"]
     assert not events.exists()  # A trace keeps no events.
 
 
@@ -372,10 +378,10 @@ def test_a_script_that_decorates_and_exports_is_traced(tmp_path: Path) -> None:
 def test_a_log_that_could_not_be_written_is_refused_before_the_script_runs(
     tmp_path: Path, log: str, message: str
 ) -> None:
-    script, ran = tmp_path / "script.py", tmp_path / "ran"
+    ran = tmp_path / "ran"
     (tmp_path / "folder").mkdir()
-    script.write_text(f"open({str(ran)!r}, 'w').close()\n")
-    done = CliRunner().invoke(main, ["trace", str(script), "-o", str(tmp_path / log)])
+    path, _ = script(tmp_path, f"open({str(ran)!r}, 'w').close()\n")
+    done = CliRunner().invoke(main, ["trace", path, "-o", str(tmp_path / log)])
     assert done.exit_code == 1
     assert re.search(f"Error: .*{message}\n", done.output)
     assert not ran.exists()

@@ -17,50 +17,45 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "usual"
 
 
-@pytest.mark.parametrize("folder", [True, False])
-@pytest.mark.parametrize("ci", [True, False])
-def test_what_a_named_folder_lacks_is_a_failure(
-    folder: bool, ci: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+FAILS, SKIPS = pytest.fail.Exception, pytest.skip.Exception
+USUAL = "CI is set and DTR_REFERENCE is not"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder", "outcome", "told"),
+    [
+        # What a named folder lacks is a failure. An empty name is one.
+        *(
+            ({"DTR_REFERENCE": "{}/named", **ci}, folder, FAILS, "DTR_REFERENCE is '{}/named'")
+            for folder in ("named", None)
+            for ci in ({}, {"CI": "true"})
+        ),
+        ({"DTR_REFERENCE": ""}, None, FAILS, "DTR_REFERENCE is ''"),
+        # Without a folder a test is skipped, and told what to set.
+        *(
+            (ci, None, SKIPS, "set DTR_REFERENCE to the folder that has a.csv")
+            for ci in ({}, {"CI": "true"}, {"CI": "false"})
+        ),
+        # In continuous integration the usual folder must be whole.
+        ({}, "usual", SKIPS, "set DTR_REFERENCE"),
+        ({"CI": "true"}, "usual", FAILS, f"{USUAL}, so {{}}/usual is used, but {{}}/usual/a.csv"),
+    ],
+)
+def test_what_is_not_there_fails_or_skips_a_test(
+    variables: dict[str, str],
+    folder: str | None,
+    outcome: type[BaseException],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    named = tmp_path / "named"
     if folder:
-        named.mkdir()
-    monkeypatch.setenv("DTR_REFERENCE", str(named))
-    if ci:
-        monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception) as caught:
-        reference("dtr-logs/lstm.log.gz")
-    assert f"DTR_REFERENCE is '{named}'" in str(caught.value)
-    assert f"{named / 'dtr-logs/lstm.log.gz'} does not exist" in str(caught.value)
-
-
-def test_a_name_that_is_empty_is_no_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DTR_REFERENCE", "")
-    with pytest.raises(pytest.fail.Exception, match="DTR_REFERENCE is ''"):
-        reference("no such file")
-
-
-@pytest.mark.parametrize("ci", [None, "true", "false"])
-def test_without_a_folder_a_test_is_skipped_and_told_what_to_set(
-    ci: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if ci is not None:
-        monkeypatch.setenv("CI", ci)
-    with pytest.raises(pytest.skip.Exception, match="set DTR_REFERENCE to the folder that has a"):
+        (tmp_path / folder).mkdir()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    with pytest.raises(outcome) as caught:
         reference("a.csv")
-
-
-def test_in_continuous_integration_the_usual_folder_must_be_whole(
-    usual: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual.mkdir()
-    with pytest.raises(pytest.skip.Exception):
-        reference("a.csv")
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception) as caught:
-        reference("a.csv")
-    assert "CI is set and DTR_REFERENCE is not" in str(caught.value)
-    assert str(usual / "a.csv") in str(caught.value)
+    assert told.format(tmp_path, tmp_path) in str(caught.value)
 
 
 def test_what_is_there_is_found_in_the_named_folder_before_the_usual(

@@ -161,11 +161,7 @@ def figures(result: SimulationResult) -> dict[str, object]:
 
 
 def figures_of_model(
-    schedule: Schedule,
-    budget: int,
-    heuristic: Heuristic,
-    limit: int | None,
-    releases: bool = True,
+    schedule: Schedule, budget: int, heuristic: Heuristic, limit: int | None, releases: bool = True
 ) -> dict[str, object]:
     model = SimulationModel(schedule, budget, heuristic, limit, releases)
     model.run()

@@ -18,12 +18,7 @@ from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace.format import Call, Mutate, Result
 from dtr_alloc.runtime.trace.linear import linear_schedule
 from tests.simulate.test_simulate import run
-from tests.support.trace_lines import (
-    call,
-    constant,
-    load,
-    release,
-)
+from tests.support.trace_lines import call, constant, load, release
 
 
 def test_a_picture_has_every_block_and_the_pages_that_back_it(log: Path) -> None:

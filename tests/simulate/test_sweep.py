@@ -190,10 +190,7 @@ def test_a_csv_holds_all_but_the_events(logs: list[Path], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    [
-        ("status", "state", "has no column 'status'"),
-        (",24,", ",many,", "line 2: invalid literal"),
-    ],
+    [("status", "state", "has no column 'status'"), (",24,", ",many,", "line 2: invalid literal")],
 )
 def test_a_csv_that_is_not_of_a_sweep_is_refused(
     logs: list[Path], tmp_path: Path, old: str, new: str, message: str

@@ -61,10 +61,7 @@ def changed(line: Line, **fields: Any) -> Line:
             [A[0], changed(A[1], MEMORY=str((1 << 60) + 1))],
             "2: MEMORY: MEMORY is 1152921504606846977, beyond 2^60",
         ),
-        (
-            [A[0], changed(A[1], MEMORY=LONG)],
-            f"2: MEMORY: MEMORY is {LONG[:60]}..., beyond 2^60",
-        ),
+        ([A[0], changed(A[1], MEMORY=LONG)], f"2: MEMORY: MEMORY is {LONG[:60]}..., beyond 2^60"),
         *(
             (
                 [A[0], changed(A[1], MEMORY=text)],
@@ -90,14 +87,8 @@ def changed(line: Line, **fields: Any) -> Line:
         ([changed(CALL[0], ARGS=[1])], "1: CALL: ARGS holds 1, but must hold names"),
         ([changed(CALL[0], RESULT=[None])], "1: CALL: RESULT holds null, but must hold names"),
         ([changed(CALL[0], RESULT=[])], "1: CALL op has no results"),
-        (
-            A + call("a", "b", alias=1),
-            "5: ALIAS of b is 1, but CALL op has 1 argument",
-        ),
-        (
-            A + call("", "b", alias=0),
-            "5: ALIAS of b is 0, but CALL op has 0 arguments",
-        ),
+        (A + call("a", "b", alias=1), "5: ALIAS of b is 1, but CALL op has 1 argument"),
+        (A + call("", "b", alias=0), "5: ALIAS of b is 0, but CALL op has 0 arguments"),
         (A + call("a a", "b", alias=-2), "5: ALIAS of b is -2, but CALL op has 2 arguments"),
         (A + mutate("a"), "3: MUTATE op_ writes nothing"),
         (A + mutate("a", 1), "3: MUTATE op_ writes argument 1, but has 1 argument"),

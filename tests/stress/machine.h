@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
+#include "runtime/csrc/engine/settle.h"
 #include "tests/engine_harness/engine_harness.h"
 #include "tests/stress/stress.h"
 
@@ -66,7 +67,7 @@ class Machine final : public Executor {
       if (engine_.histories().outweighed(*value)) engine_.freeze(*value);
     }
     if (in_place && values[0]->constant()) {
-      engine_.retire(*values[0], lock);
+      retire(engine_, *values[0], lock);
       std::vector<const void*> data = inputs_of(values);
       compute(name, inputs, data, pool_->data(inputs[0]->content->block), inputs[0]->size, lock);
       inputs[0]->number = number_of(name, inputs);
@@ -229,7 +230,7 @@ class Machine final : public Executor {
   Block* make(Bytes size, Lock&) {
     while (true) {
       if (Block* block = pool_->allocate(size, Fit::kRemap)) return block;
-      if (!engine_.evict_one()) throw std::bad_alloc();
+      if (!engine_.eviction().evict_one()) throw std::bad_alloc();
     }
   }
 

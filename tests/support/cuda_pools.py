@@ -32,13 +32,12 @@ class Blocks:
         self.pool.check()
         return address
 
-    def use(self, address: int, stream: int, record: bool = True) -> None:
+    def use(self, address: int, stream: int) -> None:
         """Reads the block on another stream, in order after the write."""
         size, value, home = self.held[address]
         self.cuda.order(home, stream)
         self.cuda.expect(address, size, value, stream)
-        if record:
-            self.pool.record_stream(address, stream)
+        self.pool.record_stream(address, stream)
 
     def free(self, address: int) -> None:
         """Frees the block while its stream has yet to read it."""

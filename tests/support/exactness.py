@@ -5,9 +5,10 @@ replays every recorded operator at once; swap_always writes every tensor to a fi
 operator, and reads it when it is touched. All compare with plain torch on the same seed.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ import dtr_alloc
 from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.session import Session
 
+P = ParamSpec("P")
 Program = Callable[[], Iterable[Tensor]]
 
 MODES: dict[str, dict[str, Any]] = {
@@ -33,6 +35,18 @@ def bits(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), content.clone()
 
 
+def grad_of(tensor: Tensor) -> Tensor:
+    """Its gradient, which it must have."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def comes_back(tensor: Tensor) -> bool:
+    """Whether it can be evicted, and has the same bits again when it is read."""
+    before = bits(tensor)
+    return dtr_alloc.evict(tensor) and same(bits(tensor), before)
+
+
 def chain(length: int, rows: int = 256) -> list[Tensor]:
     """`length` tensors of 64 KiB (for 256 rows), each computed from the one before."""
     tensors = [torch.ones(rows, 64).exp()]
@@ -45,6 +59,11 @@ def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     return first[:2] == second[:2] and torch.equal(first[2], second[2])
 
 
+def alike(found: Iterable[tuple[Any, ...]], expected: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether as many tensors have the same bits."""
+    return all(same(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def run(program: Program, seed: int | None = 0) -> list[tuple[Any, ...]]:
     """What the program shows, from a seed, or from the generator as it stands."""
     if seed is not None:
@@ -53,7 +72,11 @@ def run(program: Program, seed: int | None = 0) -> list[tuple[Any, ...]]:
 
 
 def assert_exact(
-    program: Program, *, evictions: bool = True, modes: Iterable[str] = tuple(MODES)
+    program: Program,
+    *,
+    evictions: bool = True,
+    modes: Iterable[str] = tuple(MODES),
+    recordable: Any = (),
 ) -> None:
     """The program's results, and the generator after it, are eager's in every one of `modes`.
 
@@ -62,7 +85,7 @@ def assert_exact(
     expected = run(program)
     generator = torch.get_rng_state()
     for mode in modes:
-        with scope(None, **MODES[mode]) as session:
+        with scope(None, recordable=recordable, **MODES[mode]) as session:
             found = run(program)
             assert torch.equal(torch.get_rng_state(), generator), f"{mode}: the generator differs"
             session.check()
@@ -73,6 +96,33 @@ def assert_exact(
         assert stats.records == 0, f"{mode}: {stats.records} records outlive the scope"
         if mode == "evict_always" and evictions:
             assert stats.evictions > 0
+
+
+def exact(program: Callable[P, Iterable[Tensor]]) -> Callable[P, None]:
+    """The test that a program is exact in all modes. The test's arguments are the program's."""
+
+    @functools.wraps(program)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        assert_exact(lambda: program(*args, **kwargs))
+
+    return test
+
+
+def assert_exact_within(share: float, program: Program, **options: Any) -> Session:
+    """The program's results are eager's in `share` of what it has in memory at its peak and not at
+    its end, beside what it has then. It recomputes, and the budget holds. The session that was."""
+    expected = run(program)
+    with dtr_alloc.measure() as measured:
+        run(program)
+        kept = measured.stats().live_bytes
+    budget = kept + int(share * (measured.stats().peak_bytes - kept))
+    with dtr_alloc.rematerialize(budget, clock="logical", thrash_limit=0, **options) as session:
+        found = run(program)
+        session.check()
+    assert alike(found, expected)
+    assert session.stats().rematerializations > 0
+    assert session.stats().peak_bytes <= budget
+    return session
 
 
 @contextmanager
@@ -88,6 +138,3 @@ def scope(
     )
     with instrumented(**instruments), opened as session:
         yield session
-
-
-__all__ = ["MODES", "Program", "Session", "assert_exact", "bits", "run", "same", "scope"]

@@ -15,12 +15,13 @@ from torch.distributed.fsdp import fully_shard
 
 import dtr_alloc
 from dtr_alloc import _core
+from tests.support.sharded_programs import WIDTH, Block
 
 needs_torchs_word = pytest.mark.skipif(
     not _core.sees_raw_access, reason="torch before 2.13: more stays in memory"
 )
 
-ROWS, WIDTH, DEPTH, STEPS = 512, 64, 4, 3
+ROWS, DEPTH, STEPS = 512, 4, 3
 Step = Callable[[nn.Module, int], Tensor]
 
 
@@ -31,18 +32,6 @@ def one_process() -> Iterator[None]:
     yield
     dist.destroy_process_group()
     gc.collect()
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = nn.functional.gelu(self.up(self.norm(x)))
-        made: Tensor = x + self.down(nn.functional.dropout(hidden, 0.1))
-        return made
 
 
 def make_model(**options: Any) -> nn.Sequential:
@@ -67,14 +56,29 @@ def plain_step(model: nn.Module, step: int) -> Tensor:
     return loss
 
 
-def train(model: nn.Module, loss_of: Step = plain_step) -> list[Tensor]:
+def train(
+    model: nn.Module, loss_of: Step = plain_step, between: Callable[[], object] = lambda: None
+) -> list[Tensor]:
+    """The parameters after some steps. `between` is called before each backward pass."""
     torch.manual_seed(7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(STEPS):
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        loss = loss_of(model, step)
+        between()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     return [parameter.to_local().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def taken_from(
+    model: nn.Module, part: str = "up", take: Callable[[Tensor], Tensor] = lambda made: made
+) -> list[Tensor]:
+    """What this part of the first layer returns, at each call from now on."""
+    taken: list[Tensor] = []
+    module: nn.Module = getattr(next(model.children()), part)
+    module.register_forward_hook(lambda *call: taken.append(take(call[-1])))
+    return taken
 
 
 def releasing(session: dtr_alloc.Session) -> Callable[..., None]:

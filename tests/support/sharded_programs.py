@@ -36,10 +36,10 @@ Run = Callable[[], list[Tensor]]
 class Block(nn.Module):
     """A block as transformers have it, with dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = nn.functional.gelu(self.up(self.norm(x)))
@@ -127,7 +127,6 @@ def tensor_parallel() -> Run:
 
 def sequence_parallel() -> Run:
     model = make_blocks()
-    part = (Shard(0),)
     for block in model:
         plan = {
             "norm": SequenceParallel(sequence_dim=0),
@@ -135,18 +134,8 @@ def sequence_parallel() -> Run:
             "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
         }
         parallelize_module(block, mesh(), plan)
-
-    def run() -> list[Tensor]:
-        torch.manual_seed(7)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            made = model(distribute_tensor(same_batch(step), mesh(), part))
-            made.square().mean().backward()
-            optimizer.step()
-        return state(model)
-
-    return run
+    part = [Shard(0)]
+    return lambda: train(model, lambda step: distribute_tensor(same_batch(step), mesh(), part))
 
 
 def pipeline(schedule: type[ScheduleGPipe] | type[Schedule1F1B]) -> Run:
@@ -171,31 +160,19 @@ def pipeline(schedule: type[ScheduleGPipe] | type[Schedule1F1B]) -> Run:
     return run
 
 
-PROGRAMS: dict[str, Callable[[], Run]] = {
-    "ddp": ddp,
-    "ddp, static_graph": lambda: ddp(static_graph=True),
-    "ddp, gradient_as_bucket_view": lambda: ddp(gradient_as_bucket_view=True),
-    "ddp, both": lambda: ddp(static_graph=True, gradient_as_bucket_view=True),
-    "ddp, no_sync": ddp_no_sync,
-    "fsdp2": fsdp2,
-    "tensor parallel": tensor_parallel,
-    "sequence parallel": sequence_parallel,
-    "pipeline, GPipe": lambda: pipeline(ScheduleGPipe),
-    "pipeline, 1F1B": lambda: pipeline(Schedule1F1B),
-}
-
-# Of a plain run's peak, gradients and optimizer state included: the budget that each trains in.
-SHARES = {
-    "ddp": 0.55,
-    "ddp, static_graph": 0.55,
-    "ddp, gradient_as_bucket_view": 0.5,
-    "ddp, both": 0.55,
-    "ddp, no_sync": 0.55,
-    "fsdp2": 0.4,
-    "tensor parallel": 0.5,
-    "sequence parallel": 0.5,
-    "pipeline, GPipe": 0.5,
-    "pipeline, 1F1B": 0.65,
+# Each with the budget that it trains in, a share of a plain run's peak: gradients and optimizer
+# state included.
+PROGRAMS: dict[str, tuple[Callable[[], Run], float]] = {
+    "ddp": (ddp, 0.55),
+    "ddp, static_graph": (lambda: ddp(static_graph=True), 0.55),
+    "ddp, gradient_as_bucket_view": (lambda: ddp(gradient_as_bucket_view=True), 0.5),
+    "ddp, both": (lambda: ddp(static_graph=True, gradient_as_bucket_view=True), 0.55),
+    "ddp, no_sync": (ddp_no_sync, 0.55),
+    "fsdp2": (fsdp2, 0.4),
+    "tensor parallel": (tensor_parallel, 0.5),
+    "sequence parallel": (sequence_parallel, 0.5),
+    "pipeline, GPipe": (lambda: pipeline(ScheduleGPipe), 0.5),
+    "pipeline, 1F1B": (lambda: pipeline(Schedule1F1B), 0.65),
 }
 
 
@@ -207,7 +184,7 @@ def collectives_of(run: Run) -> tuple[list[Tensor], int]:
 
 
 def row_of(name: str, share: float) -> dict[str, object]:
-    make = PROGRAMS[name]
+    make, _ = PROGRAMS[name]
     expected, plain = collectives_of(make())
     run = make()
     with dtr_alloc.measure() as measured:
@@ -235,7 +212,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     given = [float(share) for share in sys.argv[2:]]
     for name in sys.argv[1:2] or PROGRAMS:
-        for share in given or [SHARES[name]]:
+        for share in given or [PROGRAMS[name][1]]:
             print(json.dumps(row_of(name, share)) + "\n", end="", flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Programs whose memory nobody can recompute: optimizers' state, and gradients."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -50,16 +51,30 @@ def equal(found: list[Tensor], expected: list[Tensor]) -> bool:
     )
 
 
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, foreach=False)
-
-
 KINDS: dict[str, Make] = {
     "tensor by tensor": lambda parameters: adamw(parameters, foreach=False),
     "in lists": lambda parameters: adamw(parameters, foreach=True),
     "fused": lambda parameters: adamw(parameters, fused=True),
-    "with momentum": plain_sgd,
+    "with momentum": lambda parameters: torch.optim.SGD(
+        parameters, lr=0.01, momentum=0.9, foreach=False
+    ),
 }
+
+
+def train_within_two_thirds(
+    open_scope: Callable[[int], AbstractContextManager[dtr_alloc.Session]], make: Make = adamw
+) -> dtr_alloc.Session:
+    """Of what gradients and the optimizer's state take, to the bits of plain torch."""
+    expected, budget = train(make_model(), make), floor(make) * 2 // 3
+    model = make_model()
+    with open_scope(budget) as session:
+        assert equal(train(model, make), expected)
+        session.check()
+    stats = session.stats()
+    assert stats.peak_bytes <= budget
+    assert stats.swapped_out_bytes > 0
+    assert stats.swapped_in_bytes > 0
+    return session
 
 
 def gradient(size: int = 1 << 16) -> Tensor:

@@ -6,7 +6,6 @@ go through.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,13 +23,15 @@ with_cuda = pytest.mark.skipif(
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 PRELUDE = """
-import json, torch, dtr_alloc
+import ctypes, json, os, torch, dtr_alloc
 from dtr_alloc import _core
 MIB = 1 << 20
 def swap(budget="64MiB", **options):
     allocator = dtr_alloc.allocator(budget, **options)
     torch.cuda.memory.change_current_allocator(allocator)
     return allocator
+def driver():
+    return ctypes.CDLL(os.environ["DTR_ALLOC_LIBCUDA"])
 def refused(call):
     try:
         call()
@@ -40,15 +41,12 @@ def refused(call):
 """
 
 
-def tell(program: str, driver: str = "") -> Any:
-    """What the program printed last, as JSON."""
-    env = dict(os.environ, DTR_ALLOC_LIBCUDA=driver)
-    text = PRELUDE + textwrap.dedent(program)
+def tell(program: str) -> Any:
+    """What the program printed last, as JSON; its driver is the fixture `cuda`'s."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", text],
+        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        env=env,
         cwd=tempfile.gettempdir(),
         check=False,
     )

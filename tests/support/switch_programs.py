@@ -6,8 +6,8 @@ backward pass they change again. No operator is used that eager does not repeat.
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -89,22 +89,9 @@ class SwitchProgram:
         self.parameters += [weight, other, kernel, cube, *rnn.parameters()]
         last = torch.channels_last
 
-        def conv(x: Tensor) -> Tensor:
-            return F.conv2d(x.reshape(picture), kernel, padding=1).reshape(ROWS, WIDTH)
-
         def conv_last(x: Tensor) -> Tensor:
             x = x.reshape(picture).contiguous(memory_format=last)
             return F.conv2d(x, kernel, padding=1).reshape(ROWS, WIDTH)
-
-        def conv3d(x: Tensor) -> Tensor:
-            return F.conv3d(x.reshape(volume), cube, padding=1).reshape(ROWS, WIDTH)
-
-        def narrow(x: Tensor) -> Tensor:
-            half = torch.bmm(x.bfloat16()[None], weight.bfloat16()[None])[0]
-            return half.float()
-
-        def by_column(x: Tensor) -> Tensor:
-            return x * F.linear(other, weight) + (x @ weight[0])[:, None]
 
         def counted(x: Tensor) -> Tensor:
             return x * (torch.arange(WIDTH) / 7).sin().float() + torch.linspace(0, 1, WIDTH).float()
@@ -116,11 +103,11 @@ class SwitchProgram:
         return [
             lambda x: F.linear(x, weight),
             lambda x: x.t().contiguous().t() @ weight,
-            conv,
+            lambda x: F.conv2d(x.reshape(picture), kernel, padding=1).reshape(ROWS, WIDTH),
             conv_last,
-            conv3d,
-            narrow,
-            by_column,
+            lambda x: F.conv3d(x.reshape(volume), cube, padding=1).reshape(ROWS, WIDTH),
+            lambda x: torch.bmm(x.bfloat16()[None], weight.bfloat16()[None])[0].float(),
+            lambda x: x * F.linear(other, weight) + (x @ weight[0])[:, None],
             counted,
             recurrent,
             F.gelu,
@@ -138,24 +125,15 @@ class SwitchProgram:
         if self.random.random() < 0.8 or torch.is_inference_mode_enabled():
             with self.switches():
                 return layer(x)
-        made: list[Tensor] = []
-        failed: list[BaseException] = []
         switches = self.switches()
 
-        def job() -> None:
+        def job() -> Tensor:
             opened = current.scope() is not None
-            try:
-                with dtr_alloc.join_scope() if opened else contextlib.nullcontext(), switches:
-                    made.append(layer(x))
-            except BaseException as error:
-                failed.append(error)
+            with dtr_alloc.join_scope() if opened else contextlib.nullcontext(), switches:
+                return layer(x)
 
-        thread = threading.Thread(target=job)
-        thread.start()
-        thread.join()
-        if failed:
-            raise failed[0]
-        return made[0]
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(job).result()
 
     def run(self) -> Iterator[Tensor]:
         torch.manual_seed(self.seed)

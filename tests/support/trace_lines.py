@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import dtr_alloc
+from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.trace import Trace, TraceError
-from dtr_alloc.runtime.trace.schedule import Schedule
+from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 
 Line = dict[str, Any]
 
@@ -89,8 +91,20 @@ def refused(log: Path, *parts: list[Line]) -> str:
     return f"{error.value.line}: {error.value.reason}"
 
 
-def steps(schedule: Schedule) -> list[tuple[int, int]]:
-    return list(zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True))
+def evicted(
+    log: Path, budget: int, heuristic: Heuristic, *parts: list[Line], **rules: Any
+) -> list[int]:
+    """The tensors that a run evicts to make room, in order."""
+    rules |= {"log_events": True, "pin_outputs": False}
+    result = dtr_alloc.simulate(load(log, *parts), budget, heuristic, **rules)
+    return [tensor for tensor, event in result.events.tolist() if event == 1]
+
+
+def steps(schedule: Schedule) -> str:
+    """As "c0 p0 g0 r0": operator 0 is computed; tensor 0 is pinned, gotten once more, released."""
+    kinds = {COMPUTE: "c", GET: "g", PIN: "p", RELEASE: "r"}
+    both = zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True)
+    return " ".join(f"{kinds[kind]}{operand}" for kind, operand in both)
 
 
 def args_of(schedule: Schedule) -> list[list[int]]:

@@ -18,18 +18,6 @@ SIDE = 128  # Matrices of 64 KiB.
 ROOM = 1 << 20
 
 
-def storage_of(t: Tensor) -> torch.UntypedStorage:
-    return t.untyped_storage()
-
-
-def over_storage(t: Tensor) -> Tensor:
-    return torch.empty(0).set_(storage_of(t), 0, t.size(), t.stride())
-
-
-def over_tensor(t: Any) -> Tensor:
-    return torch.empty(0).set_(t.detach())
-
-
 def rebuilt(t: Any) -> Tensor:
     made: Tensor = torch._utils._rebuild_tensor(  # type: ignore[no-untyped-call]
         t._typed_storage(), 0, t.size(), t.stride()
@@ -37,23 +25,20 @@ def rebuilt(t: Any) -> Tensor:
     return made
 
 
-def memory_of(t: Tensor) -> Any:
-    array: Any = t.detach().numpy()
-    return memoryview(array)
-
-
-NAMES: dict[str, Callable[[Tensor], Any]] = {
+NAMES: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda t: t.detach().numpy(),
     "dlpack": lambda t: np.from_dlpack(t.detach()),
-    "storage": storage_of,
+    "storage": lambda t: t.untyped_storage(),
     "copy": copy.copy,
-    "set_ to a storage": over_storage,
-    "set_ to a tensor": over_tensor,
+    "set_ to a storage": lambda t: torch.empty(0).set_(
+        t.untyped_storage(), 0, t.size(), t.stride()
+    ),
+    "set_ to a tensor": lambda t: torch.empty(0).set_(t.detach()),
     "rebuilt": rebuilt,
     "data": lambda t: t.data,
     "view": lambda t: t.detach().view(-1),
     "array of a copy": lambda t: copy.copy(t).numpy(),
-    "memory": memory_of,
+    "memory": lambda t: memoryview(t.detach().numpy()),
 }
 
 
@@ -108,13 +93,10 @@ class Aliases:
             if len(self.names) > 8:
                 del self.names[self.random.randrange(len(self.names))]
             seen = self.random.choice(self.names)
-            if isinstance(seen, torch.UntypedStorage):
-                continue
-            yield (
-                float(torch.as_tensor(np.asarray(seen)).sum())
-                if not isinstance(seen, Tensor)
-                else float(seen.detach().sum())
-            )
+            if isinstance(seen, Tensor):
+                yield float(seen.detach().sum())
+            elif not isinstance(seen, torch.UntypedStorage):
+                yield float(torch.as_tensor(np.asarray(seen)).sum())
 
 
 @pytest.mark.parametrize("how", ["pool", "torch", "always"])

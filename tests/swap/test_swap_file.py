@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.runtime.scope import current, swapping
+from tests.support.own_process import forked
 from tests.support.swap_programs import adamw, equal, floor, gradient, make_model, train
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -33,12 +33,6 @@ def file_of_swap(folder: Path) -> int:
     raise AssertionError("no file of a swap is open")
 
 
-def path() -> str:
-    """By which a process of its own finds the package that is tested, and the tests."""
-    package = str(Path(dtr_alloc.__file__).parents[1])
-    return os.pathsep.join((package, str(Path(__file__).parents[2])))
-
-
 def break_disk(folder: Path) -> Callable[[], None]:
     """The file of the swap can neither be written nor read, until what is returned is called."""
     number = file_of_swap(folder)
@@ -53,29 +47,13 @@ def break_disk(folder: Path) -> Callable[[], None]:
     return repair
 
 
-def in_child(run: Callable[[], object]) -> str:
-    """What it comes to in a forked process: its result, or the text of its error."""
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        try:
-            told = str(run())
-        except BaseException as error:
-            told = str(error)
-        os.write(writer, told.encode())
-        os._exit(0)
-    os.wait()
-    os.close(writer)
-    with open(reader) as pipe:
-        return pipe.read()
-
-
 def test_a_fork_leaves_the_swap_to_the_parent() -> None:
     expected = train(make_model(), steps=2) + train(make_model(), steps=2)
     budget = floor(adamw) * 2 // 3
     with dtr_alloc.rematerialize(budget, swap="64MiB") as session:
         first = train(make_model(), steps=2)
         away = next(filter(dtr_alloc.is_evicted, first))
-        assert "was not in memory when this process was forked" in in_child(away.sum)
+        assert "was not in memory when this process was forked" in forked(away.sum)
         assert equal(first + train(make_model(), steps=2), expected)
         session.check()
         del first, away
@@ -89,7 +67,7 @@ def test_a_forked_child_reads_what_the_budget_has_room_for_and_opens_a_scope() -
     with dtr_alloc.rematerialize("64MiB", swap="8MiB"):
         made, away = gradient(), gradient()
         dtr_alloc.evict(away)
-        assert float(in_child(run)) == float((made + made).sum())
+        assert float(forked(run)) == float((made + made).sum())
         assert torch.equal(made, away)
 
 
@@ -173,21 +151,6 @@ def test_the_file_has_no_name(folder: Path) -> None:
         assert made.sum() > 0
 
 
-def test_a_killed_process_leaves_no_file(folder: Path) -> None:
-    program = (
-        "import torch, dtr_alloc, os\n"
-        f"with dtr_alloc.rematerialize('64MiB', swap='8MiB', swap_dir={str(folder)!r},"
-        " swap_anywhere=True) as session:\n"
-        "    x = torch.ones(1 << 16, requires_grad=True)\n"
-        "    x.square().sum().backward()\n"
-        "    session.release()\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert list(folder.iterdir()) == []
-
-
 def test_a_disk_that_fails_to_write_loses_nothing(folder: Path) -> None:
     expected = gradient()
     with dtr_alloc.rematerialize("64MiB", swap="8MiB") as session:
@@ -235,10 +198,12 @@ def test_transfers_that_come_short_or_are_interrupted_lose_nothing(tmp_path: Pat
     source, library = Path(__file__).with_name("short_transfers.cpp"), tmp_path / "short.so"
     command = ["c++", "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
     subprocess.run(command, check=True)
+    package_and_tests = Path(dtr_alloc.__file__).parents[1], Path(__file__).parents[2]
+    path = os.pathsep.join(map(str, package_and_tests))
     preloaded = " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
     done = subprocess.run(
         [sys.executable, "-c", SHORT, str(library)],
-        env={**os.environ, "LD_PRELOAD": preloaded, "PYTHONPATH": path()},
+        env={**os.environ, "LD_PRELOAD": preloaded, "PYTHONPATH": path},
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -278,23 +243,17 @@ except RuntimeError as error:
         ({"swap": "17TiB"}, "swap"),
         ({"swap_dir": "."}, "swap_dir or swap_anywhere without swap"),
         ({"swap": "1MiB", "swap_dir": "/no/such/folder"}, "is no folder"),
+        ({"swap": "1MiB", "swap_dir": 3}, "is no path of a folder"),
+        ({"swap": "1MiB", "swap_dir": ""}, "is no path of a folder"),
         ({"swap": "1MiB", "budget": None}, "swap goes with a budget"),
     ],
 )
 def test_bad_input_is_refused_before_anything_changes(options: dict[str, Any], text: str) -> None:
     arguments = {"budget": "64MiB"} | options
-    with pytest.raises(ValueError, match=text), dtr_alloc.rematerialize(**arguments):
+    kind = TypeError if "path" in text else ValueError
+    with pytest.raises(kind, match=text), dtr_alloc.rematerialize(**arguments):
         pass
     assert current.session() is None
-
-
-@pytest.mark.parametrize("folder", [3, ""])
-def test_what_is_no_path_is_no_folder_for_a_swap(folder: Any) -> None:
-    with (
-        pytest.raises(TypeError, match="is no path of a folder"),
-        dtr_alloc.rematerialize("64MiB", swap="1MiB", swap_dir=folder),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(("kind", "where"), [("nfs4", "on a network"), ("tmpfs", "in memory")])

@@ -14,21 +14,17 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import _core
 from tests.fake_cuda.driver import FakeCuda
-from tests.native_stand_in.guests import Open, guest_of, library, native
+from tests.native_stand_in.guests import guest_of, open_guest
 from tests.native_stand_in.native import INCLUDE, Native
 from tests.support.exactness import bits, chain, same
-from tests.support.swapped_allocator import tell
+from tests.support.swapped_allocator import tell, with_cuda
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(_core, "GuestAllocator"), reason="torch or this build has no CUDA"
-)
+pytestmark = with_cuda
 MIB = 1 << 20
-__all__ = ["library", "native"]
 
 
 # ---- Forwarding
@@ -37,18 +33,15 @@ __all__ = ["library", "native"]
 def virtuals() -> set[str]:
     """Of torch's interface of a CUDA allocator, by the installed headers."""
     found: set[str] = set()
-    for header, classes in (
-        ("core/Allocator.h", ("Allocator",)),
-        ("core/CachingDeviceAllocator.h", ("DeviceAllocator",)),
-        ("cuda/CUDACachingAllocator.h", ("CUDAAllocator",)),
+    for header, name in (
+        ("core/Allocator.h", "Allocator"),
+        ("core/CachingDeviceAllocator.h", "DeviceAllocator"),
+        ("cuda/CUDACachingAllocator.h", "CUDAAllocator"),
     ):
         text = re.sub(r"//[^\n]*", "", (INCLUDE / "c10" / header).read_text())
-        for name in classes:
-            body = re.search(
-                rf"^(?:class|struct)[\w ]* {name}\b[^;{{]*{{(.*?)^}};", text, re.M | re.S
-            )
-            assert body is not None, name
-            found |= set(re.findall(r"\bvirtual\b[^;{()]*?(\w+)\(", body[1]))
+        body = re.search(rf"^(?:class|struct)[\w ]* {name}\b[^;{{]*{{(.*?)^}};", text, re.M | re.S)
+        assert body is not None, name
+        found |= set(re.findall(r"\bvirtual\b[^;{()]*?(\w+)\(", body[1]))
     return found - {"Allocator", "DeviceAllocator"}
 
 
@@ -88,7 +81,7 @@ SERVED = {
 def test_what_a_pool_refuses_reaches_torch_while_a_session_evicts(
     native: Native, refused: str
 ) -> None:
-    with Open(native, "4MiB") as opened:
+    with open_guest(native, "4MiB") as opened:
         tensors = chain(24)
         assert all(dtr_alloc.evict(tensor) for tensor in tensors[:8])
         native.log()
@@ -114,7 +107,7 @@ def test_what_a_pool_refuses_reaches_torch_while_a_session_evicts(
     ],
 )
 def test_a_tensor_shared_with_another_process_stays_where_it_is(native: Native, told: bool) -> None:
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         tensors = chain(24, rows=4096)  # 24 MiB, of 64.
         shared = tensors[8]
         assert dtr_alloc.evict(shared)
@@ -159,7 +152,7 @@ def test_a_free_reaches_the_allocator_that_made_the_block(native: Native) -> Non
 
     native.install()
     make("torch's, before")
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         opened.guest.install()
         assert native.installed == opened.address
         make("the guest")
@@ -180,7 +173,7 @@ def test_a_free_reaches_the_allocator_that_made_the_block(native: Native) -> Non
         assert freed() == expected
     native.install()
     assert freed() == expected
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         opened.guest.install()
         assert freed() == expected
 
@@ -188,7 +181,7 @@ def test_a_free_reaches_the_allocator_that_made_the_block(native: Native) -> Non
 def test_what_is_freed_by_its_address_reaches_torchs_allocator(native: Native) -> None:
     native.install()
     early = native.raw_alloc(MIB)
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         opened.guest.install()
         late = opened.guest.allocate(2 * MIB, 0, 0)
         torch.cuda.caching_allocator_delete(early)  # type: ignore[no-untyped-call]
@@ -199,7 +192,7 @@ def test_what_is_freed_by_its_address_reaches_torchs_allocator(native: Native) -
 
 
 def test_captures_pools_and_streams_are_forwarded_in_order(native: Native) -> None:
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         x = torch.ones(1 << 16).exp()
         native.log()
         native.create_pool(opened.address, opened.address)
@@ -219,7 +212,7 @@ def test_captures_pools_and_streams_are_forwarded_in_order(native: Native) -> No
 
 
 def test_record_stream_of_a_tracked_tensor_is_not_ignored(native: Native) -> None:
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         x = torch.ones(1 << 16).exp()
         native.log()
         native.record_stream(x, 16)
@@ -232,7 +225,7 @@ def test_record_stream_of_a_tracked_tensor_is_not_ignored(native: Native) -> Non
 # ---- To come and to go
 
 
-def test_it_is_installed_late_and_removed_again(fake_driver: str) -> None:
+def test_it_is_installed_late_and_removed_again(cuda: FakeCuda) -> None:
     early, twice, stays, gone, again = tell(
         """
         allocator = dtr_alloc.allocator(None, memory="torch")
@@ -248,15 +241,14 @@ def test_it_is_installed_late_and_removed_again(fake_driver: str) -> None:
             pass
         again = [refused(allocator.install)[1], refused(allocator.remove)[1]]
         print(json.dumps([early, twice, stays, core.installed(), again]))
-        """,
-        fake_driver,
+        """
     )
     assert (early, twice, stays, gone) == (False, True, "native", False)
     assert "was removed, for good" in again[0]
     assert "was removed, or another was installed" in again[1]
 
 
-def test_one_that_was_never_installed_makes_way(fake_driver: str) -> None:
+def test_one_that_was_never_installed_makes_way(cuda: FakeCuda) -> None:
     budget, refusal = tell(
         """
         late = dtr_alloc.allocator(None, memory="torch")
@@ -264,8 +256,7 @@ def test_one_that_was_never_installed_makes_way(fake_driver: str) -> None:
         second = dtr_alloc.allocator("8MiB", memory="torch")
         second.install()
         print(json.dumps([second.budget, refused(late.install)[1]]))
-        """,
-        fake_driver,
+        """
     )
     assert budget == 8 * MIB
     assert "was removed, for good" in refusal
@@ -273,7 +264,7 @@ def test_one_that_was_never_installed_makes_way(fake_driver: str) -> None:
 
 def test_a_removal_brings_all_back_or_leaves_all_as_it_was(native: Native, cuda: FakeCuda) -> None:
     expected = [bits(tensor) for tensor in chain(48, rows=4096)]
-    with Open(native, "16MiB") as opened:
+    with open_guest(native, "16MiB") as opened:
         native.install()
         opened.guest.install()
         tensors = chain(48, rows=4096)
@@ -293,61 +284,31 @@ def test_a_removal_brings_all_back_or_leaves_all_as_it_was(native: Native, cuda:
         del tensors
 
 
-def test_change_current_allocator_takes_it_too(fake_driver: str) -> None:
+def test_change_current_allocator_takes_it_too(cuda: FakeCuda) -> None:
     installed, shown = tell(
         """
         allocator = swap("1GiB", memory="torch")
         print(json.dumps([allocator._core.installed(), repr(allocator)]))
-        """,
-        fake_driver,
+        """
     )
     assert installed
     assert shown == "<dtr_alloc.Guest with a budget of 1 GiB>"
 
 
-def test_another_allocator_than_torchs_own_is_refused(fake_driver: str) -> None:
+def test_another_allocator_than_torchs_own_is_refused(cuda: FakeCuda) -> None:
     (text,) = tell(
         """
         swap("64MiB", rematerialize=False)
         print(json.dumps(refused(lambda: dtr_alloc.allocator(memory="torch"))[1:]))
-        """,
-        fake_driver,
+        """
     )
     assert 'needs torch\'s own CUDA allocator, and "dtr_alloc" is in use' in text
 
 
 def test_a_trace_is_refused(native: Native) -> None:
     with (
-        Open(native),
+        open_guest(native),
         pytest.raises(RuntimeError, match="a trace needs to know when memory is freed"),
         dtr_alloc.record_trace(),
     ):
         pass
-
-
-def test_models_train_exactly(native: Native) -> None:
-    def losses() -> list[Tensor]:
-        torch.manual_seed(0)
-        layers = torch.nn.Sequential(
-            *(
-                torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.nn.GELU())
-                for _ in range(8)
-            )
-        )
-        optimizer = torch.optim.Adam(layers.parameters())
-        found = []
-        for _ in range(3):
-            loss = layers(torch.randn(1024, 64)).square().sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.detach().clone())
-        return [*found, *(p.detach().clone() for p in layers.parameters())]
-
-    expected = [bits(tensor) for tensor in losses()]
-    with Open(native, "4MiB") as opened:
-        found = losses()
-        assert all(same(bits(one), want) for one, want in zip(found, expected, strict=True))
-        assert opened.session.stats().evictions > 0
-        assert native.peak <= 4 * MIB
-        del found

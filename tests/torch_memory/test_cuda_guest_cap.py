@@ -8,22 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dtr_alloc import _core
 from tests.fake_cuda.driver import FakeCuda
-from tests.native_stand_in.guests import Open, library, native
+from tests.native_stand_in.guests import Open, open_guest
 from tests.native_stand_in.native import Native
 from tests.support.exactness import bits, chain, same
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(_core, "GuestAllocator"), reason="torch or this build has no CUDA"
-)
 MIB = 1 << 20
-__all__ = ["library", "native"]
 
 
 def test_a_program_larger_than_the_device_runs_and_seldom_fails_natively(native: Native) -> None:
     expected = [bits(tensor) for tensor in chain(160, rows=4096)]
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         tensors = chain(160, rows=4096)  # 160 MiB, of 64.
         first = native.retries
         for tensor, want in zip(tensors, expected, strict=True):
@@ -47,7 +42,7 @@ def refusals(native: Native, tensors: list[torch.Tensor], rounds: int) -> int:
 
 
 def test_the_longer_memory_is_short_the_seldomer_torch_refuses(native: Native) -> None:
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         tensors = chain(96, rows=4096)  # 96 MiB, of 64.
         refused = refusals(native, tensors, 150)  # Some 26 where the cap rises evenly.
         opened.session.check()
@@ -57,7 +52,7 @@ def test_the_longer_memory_is_short_the_seldomer_torch_refuses(native: Native) -
 
 def test_memory_that_a_neighbour_gives_back_is_used_again(native: Native, cuda: FakeCuda) -> None:
     cuda.set_others(24 * MIB)  # By another process, so that it is not in torch's books.
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         tensors = chain(48, rows=4096)  # 48 MiB, of 40.
         refusals(native, tensors, 60)
         cuda.set_others(0)
@@ -70,7 +65,7 @@ def test_memory_that_a_neighbour_gives_back_is_used_again(native: Native, cuda: 
 
 def test_a_cap_that_was_forgotten_is_learnt_anew(native: Native) -> None:
     """The same number of refusals again: the cap rises as fast as at first."""
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         tensors = chain(96, rows=4096)  # 96 MiB, of 64.
         opened.session.release()
         first = refusals(native, tensors, 100)
@@ -93,7 +88,7 @@ RESETS: dict[str, Callable[[Native, Open], object]] = {
 def test_a_cap_is_forgotten_when_the_user_says_that_there_is_more(
     native: Native, reset: str
 ) -> None:
-    with Open(native) as opened:
+    with open_guest(native) as opened:
         native.set_fraction(0.5, opened.address)
         tensors = chain(48, rows=4096)  # 48 MiB, of 32.
         assert native.retries > 0

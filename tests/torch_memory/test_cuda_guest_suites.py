@@ -12,15 +12,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dtr_alloc import _core
 from dtr_alloc.runtime.scope.instruments import instrumented
-from tests.native_stand_in.guests import library
 from tests.native_stand_in.native import Native
 from tests.torch_memory.test_guest_suites import suites
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(_core, "GuestAllocator"), reason="torch or this build has no CUDA"
-)
 LEFT_OUT = {
     # Its budget has no room for the MiB that torch may put on top (native_memory.h).
     "test_small_results_do_not_hold_their_batches_in_the_budget",
@@ -39,8 +34,6 @@ LEFT_OUT = {
 }
 
 globals().update({name: test for name, test in suites().items() if name not in LEFT_OUT})
-
-__all__ = ["library"]
 
 
 @pytest.fixture(autouse=True)

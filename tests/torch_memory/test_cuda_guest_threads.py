@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-import dtr_alloc
-from dtr_alloc import _core
-from tests.native_stand_in.guests import Open, library, native
+from tests.native_stand_in.guests import open_guest
 from tests.native_stand_in.native import Native
 from tests.support.exactness import bits, chain, same
+from tests.support.threads import in_threads
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(_core, "GuestAllocator"), reason="torch or this build has no CUDA"
-)
 MIB = 1 << 20
-__all__ = ["library", "native"]
 
 HISTORY = """
 import sys, threading
@@ -114,21 +108,13 @@ def test_history_that_takes_pythons_lock_in_torch_hangs_nobody(
 
 def test_threads_keep_the_budget(native: Native) -> None:
     expected = [bits(tensor) for tensor in chain(32)]
-    wrong: list[str] = []
 
     def work() -> None:
-        with dtr_alloc.join_scope():
-            for _ in range(5):
-                if not all(map(same, map(bits, chain(32)), expected)):
-                    wrong.append("bits")
+        for _ in range(5):
+            assert all(map(same, map(bits, chain(32)), expected))
 
-    with Open(native, "3MiB") as opened:
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with open_guest(native, "3MiB") as opened:
+        in_threads(work, work, work)
         assert native.peak <= 3 * MIB
         assert opened.session.stats().evictions > 0
         opened.session.check()
-    assert wrong == []

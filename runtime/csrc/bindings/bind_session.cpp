@@ -150,7 +150,8 @@ void bind_session(py::module_& m) {
 #endif
              TORCH_CHECK(!native, "this build has no CUDA");
              Memory::Handle memory =
-                 guest ? make_guest(ordinary_cpu_allocator(), options.budget) : pool_for(options);
+                 guest ? GuestMemory::create(ordinary_cpu_allocator(), options.budget)
+                       : pool_for(options);
              return std::make_unique<Session>(options, std::move(device), std::move(memory));
            }),
            py::kw_only(), py::arg("guest") = false, py::arg("native") = 0)

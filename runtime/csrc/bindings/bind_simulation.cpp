@@ -18,32 +18,32 @@ using Column = py::array_t<std::int64_t, py::array::c_style>;
 
 // Keeps the columns alive for as long as something looks at them.
 struct ScheduleColumns {
-  Column tensor_size, tensor_alias, op_cost, op_constant, op_together, op_args_begin, op_args,
-      op_results_begin, kind, operand, tensor_tracked, tensor_in_place, tensor_block,
-      op_events_begin, event_kind, event_value;
+#define DTR_COLUMN(name) Column name;
+  DTR_SCHEDULE_COLUMNS(DTR_COLUMN)
+#undef DTR_COLUMN
+
+  explicit ScheduleColumns(const py::kwargs& given) {
+#define DTR_COLUMN(name)                                                                  \
+  if (!given.contains(#name)) throw py::type_error("a schedule needs the column " #name); \
+  name = given[#name].cast<Column>();
+    DTR_SCHEDULE_COLUMNS(DTR_COLUMN)
+#undef DTR_COLUMN
+  }
 
   Schedule view() const {
-    const auto view = [](const Column& column) {
-      return std::span<const std::int64_t>(column.data(), static_cast<std::size_t>(column.size()));
-    };
-    return {.tensor_size = view(tensor_size),
-            .tensor_alias = view(tensor_alias),
-            .op_cost = view(op_cost),
-            .op_constant = view(op_constant),
-            .op_together = view(op_together),
-            .op_args_begin = view(op_args_begin),
-            .op_args = view(op_args),
-            .op_results_begin = view(op_results_begin),
-            .kind = view(kind),
-            .operand = view(operand),
-            .tensor_tracked = view(tensor_tracked),
-            .tensor_in_place = view(tensor_in_place),
-            .tensor_block = view(tensor_block),
-            .op_events_begin = view(op_events_begin),
-            .event_kind = view(event_kind),
-            .event_value = view(event_value)};
+    Schedule schedule;
+#define DTR_COLUMN(name) schedule.name = {name.data(), static_cast<std::size_t>(name.size())};
+    DTR_SCHEDULE_COLUMNS(DTR_COLUMN)
+#undef DTR_COLUMN
+    return schedule;
   }
 };
+
+py::dict numbered(std::initializer_list<const char*> names) {
+  py::dict numbers;
+  for (const char* name : names) numbers[name] = py::len(numbers);
+  return numbers;
+}
 
 template <typename AnySimulation>
 py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
@@ -57,26 +57,9 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
   SimulationCounts counts = simulation.counts();
   py::dict result;
   result["status"] = kNames[static_cast<int>(status)];
-  result["peak_bytes"] = counts.peak;
-  result["base_compute"] = counts.base;
-  result["remat_compute"] = counts.remat;
-  result["evictions"] = counts.evictions;
-  result["eager_evictions"] = counts.eager;
-  result["rematerializations"] = counts.remats;
-  result["collateral"] = counts.collateral;
-  result["evaluations"] = counts.evaluations;
-  result["accesses"] = counts.accesses;
-  result["misses"] = counts.misses;
-  result["fragmentation"] = counts.fragmentation;
-  result["free_after"] = counts.free_after;
-  result["evicted_bytes"] = counts.evicted_bytes;
-  result["wasted_bytes"] = counts.wasted_bytes;
-  result["search_ns"] = counts.search_ns;
-  result["move_ns"] = counts.move_ns;
-  result["swapped_out_bytes"] = counts.out;
-  result["swapped_in_bytes"] = counts.in;
-  result["reloads"] = counts.reloads;
-  result["waited_ns"] = counts.waited;
+#define DTR_COUNT(type, name) result[#name] = counts.name;
+  DTR_SIMULATION_COUNTS(DTR_COUNT)
+#undef DTR_COUNT
   result["events"] =
       Column(static_cast<py::ssize_t>(simulation.events().size()), simulation.events().data());
   if constexpr (std::is_same_v<AnySimulation, LiveSimulation>) {
@@ -92,13 +75,14 @@ py::dict result_of(const Schedule& schedule, const SimulationOptions& options) {
 
 void bind_simulation(py::module_& m) {
   using namespace py::literals;
+#define DTR_NAME(name) #name,
+  m.attr("RECORD_KINDS") = numbered({DTR_RECORD_KINDS(DTR_NAME)});
+  m.attr("MEMORY_EVENTS") = numbered({DTR_MEMORY_EVENTS(DTR_NAME)});
+  m.attr("STEP_KINDS") = numbered({DTR_STEP_KINDS(DTR_NAME)});
+  m.attr("SCHEDULE_COLUMNS") = py::list(numbered({DTR_SCHEDULE_COLUMNS(DTR_NAME)}));
+#undef DTR_NAME
   py::class_<ScheduleColumns>(m, "Schedule")
-      .def(py::init<Column, Column, Column, Column, Column, Column, Column, Column, Column, Column,
-                    Column, Column, Column, Column, Column, Column>(),
-           py::kw_only(), "tensor_size"_a, "tensor_alias"_a, "op_cost"_a, "op_constant"_a,
-           "op_together"_a, "op_args_begin"_a, "op_args"_a, "op_results_begin"_a, "kind"_a,
-           "operand"_a, "tensor_tracked"_a, "tensor_in_place"_a, "tensor_block"_a,
-           "op_events_begin"_a, "event_kind"_a, "event_value"_a)
+      .def(py::init<const py::kwargs&>())
       .def("baseline", [](const ScheduleColumns& schedule) {
         PaperSimulation::Baseline sum = PaperSimulation::baseline(schedule.view());
         return py::make_tuple(sum.peak, sum.cost, sum.constants, sum.largest_operator);

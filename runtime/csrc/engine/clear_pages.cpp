@@ -83,7 +83,7 @@ bool clear_pages(const Pool& pool, Engine& engine, Bytes budget) {
     if (beyond < page_size || page->bytes > beyond + page_size) break;
     for (const Resident& resident : page->residents) {
       if (resident.value->candidate == kNowhere) continue;  // It went with an earlier page.
-      engine.evict_or_move(*resident.value);
+      engine.eviction().evict_or_move(*resident.value);
       any = true;
       for (std::size_t at = resident.first; at <= resident.last; ++at) {
         if (--pages[at].blocks == 0) beyond -= page_size;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "dtr_alloc/pool/csrc/pool.h"
-#include "runtime/csrc/engine/held.h"
 
 namespace dtr {
 namespace {
@@ -222,83 +221,13 @@ void Engine::disown(Value& value) {
   let_stones_go(value);
 }
 
-// ---- Evicting -----------------------------------------------------------------------------------
-
-bool Engine::evict_one(Shed shed) {
-  Value* victim = orphans_.next();
-  if (!victim) victim = selector_.choose(score_clock(), stats_.clock);
-  if (victim) evict_victim(*victim, shed);
-  return victim;
-}
-
-bool Engine::evict_orphan() {
-  Value* victim = orphans_.next();
-  if (victim) evict_victim(*victim, Shed::kBehindVictim);
-  return victim;
-}
-
-void Engine::evict_victim(Value& victim, Shed shed) {
-  if (sheds_ && shed == Shed::kBehindVictim && shed_behind(victim)) return;
-  const bool together = victim.producer->together && !victim.uses;
-  together ? evict_together(*victim.producer) : evict_or_move(victim);
-}
-
-// A recomputation that goes deep holds the other inputs of every operator on its way, for as long
-// as it takes: with bad luck they fill the budget. Where nothing else is left they may go, and are
-// brought back before their operator runs (materialize). What is given up on the way to what was
-// given up can multiply: there is an end to it when each recipe has run kPatience times on average.
-bool Engine::evict_waiting() {
-  constexpr std::int64_t kPatience = 100;
-  if (stats_.rematerializations - runs_before_ > kPatience * stats_.ops) return false;
-  Value* victim = selector_.choose_waiting(score_clock());
-  if (!victim) return false;
-  evict(*victim);
-  return true;
-}
-
-void Engine::evict_all() {
-  // A value that another thread lets go may take its stepping stones along.
-  for (std::size_t row = columns_.count(); row > 0; row = std::min(row - 1, columns_.count())) {
-    if (Value& value = *columns_.value(row - 1); !value.locks) evict(value);
-  }
-}
-
-void Engine::move_all() {
-  std::vector<Held> all;
-  for (std::size_t row = 0; row < columns_.count(); ++row) {
-    if (!columns_.value(row)->locks) all.emplace_back(*this, *columns_.value(row));
-  }
-  for (Held& one : all) {
-    evict_or_move(*one.value());
-    one.release();
-  }
-}
-
 EngineStats Engine::stats() const {
   EngineStats stats = stats_;
   stats.classes = neighbourhood_.classes();
   stats.evictable = columns_.bytes();
-  stats.evaluations = selector_.evaluations();
+  stats.evaluations = eviction_.selector().evaluations();
   stats.accesses = stats.evaluations + neighbourhood_.accesses();
   return stats;
-}
-
-Bytes Engine::locked_bytes() const {
-  Bytes sum = 0;
-  for (std::size_t row = 0; row < columns_.count(); ++row) {
-    const Value& value = *columns_.value(row);
-    sum += value.locks ? value.size : 0;
-  }
-  return sum;
-}
-
-Bytes Engine::evictable_bytes() const {
-  Bytes sum = 0;
-  for (std::size_t row = 0; row < columns_.count(); ++row) {
-    const Value& value = *columns_.value(row);
-    sum += value.locks ? 0 : round_to_granule(value.size);
-  }
-  return sum;
 }
 
 void Engine::note_operator(Bytes bytes) {

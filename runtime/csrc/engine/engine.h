@@ -1,6 +1,6 @@
-// The DTR engine: which values are resident, which one goes next, and how a missing one comes back
-// (paper, section 3 and Figure 1). It knows neither torch nor memory; an Executor does both for it,
-// so live training and simulation share it.
+// The DTR engine: which values are resident, and how a missing one comes back (paper, section 3 and
+// Figure 1). Which one goes next, Eviction decides (eviction.h). It knows neither torch nor memory;
+// an Executor does both for it, so live training and simulation share it.
 //
 // Deallocation is eager: a value the program drops loses its content at once, unless it is a
 // stepping stone, and its recipe stays for as long as something reads it. Materializing walks
@@ -13,15 +13,11 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
-#include <string>
-#include <utility>
 #include <vector>
 
+#include "runtime/csrc/engine/eviction.h"
 #include "runtime/csrc/engine/histories.h"
 #include "runtime/csrc/engine/needs.h"
 #include "runtime/csrc/engine/orphans.h"
@@ -30,7 +26,6 @@
 #include "runtime/csrc/graph/records.h"
 #include "runtime/csrc/policy/columns.h"
 #include "runtime/csrc/policy/neighbourhood.h"
-#include "runtime/csrc/policy/selector.h"
 
 namespace dtr {
 
@@ -69,8 +64,8 @@ class Engine {
         neighbourhood_(heuristic.neighbourhood, columns_),
         stones_(heuristic.stepping_stones),
         needs_(heuristic.next_use, columns_, neighbourhood_, stones_, owned_),
-        selector_(heuristic, columns_, neighbourhood_, executor),
         orphans_(columns_, heuristic.orphans_first),
+        eviction_(*this, executor, heuristic_, columns_, neighbourhood_, needs_, orphans_),
         histories_(executor) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -126,28 +121,6 @@ class Engine {
   void end_operator(Nanos cost) { stats_.foretold += needs_.end_operator(cost); }
   void end_step() { needs_.end_step(); }
 
-  // The result of `empty` is locked until an operator reads or fills it, which calls used(): a
-  // kernel may fill it through a pointer, and must not find it evicted.
-  void keep_until_used(Value& value) {
-    value.unfilled = true;
-    lock(value);
-  }
-  void used(Value& value) {
-    if (!std::exchange(value.unfilled, false)) return;
-    touch(value);
-    unlock(value);
-  }
-  // A value whose storage is dying in another thread: its deleter has a pointer to the value, and
-  // calls died().
-  void keep_until_died(Value& value) {
-    value.dying = true;
-    lock(value);
-  }
-  void died(Value& value) {
-    value.dying = false;
-    unlock(value);
-  }
-
   void dropped(Value& value);        // The program let its storage go.
   void overwritten(Value& value);    // Its storage was written: the content is another value's now.
   void* reuse_buffer(Value& value);  // A replay takes its content as the buffer it writes.
@@ -161,18 +134,9 @@ class Engine {
   // Nothing is done to the engine afterwards.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
-  // The value of least score, or what is shed instead of it; false where nothing may go.
-  enum class Shed { kBehindVictim, kNothing };
-  bool evict_one(Shed shed = Shed::kBehindVictim);
-  bool evict_orphan();       // What goes before all; false where there is none.
+  void evict(Value& value);             // Resident, recomputable and not locked.
+  void move(Value& value, Op& reload);  // Such a value gets another recipe, an Op::reload.
   bool let_all_stones_go();  // Of what the program has dropped; false where nothing had stayed.
-  bool evict_waiting();      // The same among what only waiting recomputations hold.
-  void evict(Value& value);  // Resident, recomputable and not locked.
-  void evict_all();
-  // The same, but where that costs no more than to recompute it, it goes outside of memory, and its
-  // recipe is forgotten. Others that the program has let go may go with the recipe.
-  void evict_or_move(Value& value);
-  void move_all();
   // Lets values be moved. Before there are any.
   void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
   bool moves() const { return columns_.transfer().has_value(); }
@@ -181,62 +145,23 @@ class Engine {
   // above all) with all locks given back and every value as exact as before.
   void materialize(Value& target, Lock& lock);
 
-  // Settles every live value that reads `constant`, however indirectly, so that the constant may be
-  // changed. With `since`, those alone that were made or read from then on. An error about one of
-  // them is thrown when the others are settled.
-  void retire(Value& constant, Lock& lock, Nanos since = Nanos::min());
-
-  // The content of `lost` will not come back. Freezes what rests on it, is resident and held by the
-  // program. The rest cannot be recomputed.
-  void forsake(const Value& lost);
-
-  // What the program has let go may live on because recipes read it: an input, a copy. Where no
-  // more than its size rests on it, and all that is resident, that becomes constant instead, for
-  // which nothing need be run. Returns whether anything did. With shed_before_evicting() the same
-  // is done for what is behind a victim: a small result must not go, and leave a batch for its
-  // recipe.
-  bool shed(Value& constant);
-  void shed_before_evicting() { sheds_ = true; }
-
-  // Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
-  // `spill` is called when a value cannot be brought back within the budget; it makes room and
-  // returns true, or gives up. An error about one value is thrown when the others are frozen.
-  void commit(Lock& lock, const std::function<bool()>& spill);
-  // Brings back what the program holds, of each value if there is room for its bytes, and freezes
-  // nothing. Whether all of it is there together. An error about one value is thrown when the
-  // others are back.
-  bool return_all(Lock& lock, const std::function<bool(Bytes)>& has_room);
-  // Freezes what the program holds and is in memory, and calls `give_up` for the rest, which drops
-  // it.
-  void freeze_resident(const std::function<void(Value&)>& give_up);
-
   const Heuristic& heuristic() const { return heuristic_; }
   Needs& needs() { return needs_; }
   Histories& histories() { return histories_; }
-  Selector& selector() { return selector_; }
-  const Selector& selector() const { return selector_; }
-  Window cheapest_window(const Pool& pool, Bytes bytes) {
-    return selector_.cheapest_window(pool, bytes, score_clock());
-  }
+  Eviction& eviction() { return eviction_; }
+  const Eviction& eviction() const { return eviction_; }
+  // Recomputable and held by the program; resident or not.
+  const std::vector<Value*>& owned() const { return owned_; }
   EngineStats stats() const;
-  Bytes locked_bytes() const;
-  Bytes evictable_bytes() const;    // What evict_all() would free in the pool.
   void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
   // Walks everything; throws std::logic_error with a sentence. For tests. `idle`: no operator is
   // under way, and nobody holds a value, so that none may be locked.
   void check(bool idle = false) const;
 
  private:
-  struct Pending;
+  class Rematerialization;
+  class Check;
 
-  bool shed_behind(Value& value);
-  void evict_victim(Value& victim, Shed shed);
-  // Of a value, and of what is missing behind it; no more is counted than `enough`.
-  Nanos to_recompute(const Value& value, Nanos enough);
-  void move(Value& value, Op& reload);
-  void evict_together(Op& op);
-  // By which scores are computed: while a tape foretells, minus the tape's (columns.h).
-  Nanos score_clock() const { return needs_.foretells() ? -needs_.now() : stats_.clock; }
   void let_stones_go(Value& made);
   void let_stone_go(Value& stone);
   void own(Value& value);
@@ -250,30 +175,28 @@ class Engine {
   void erase(Op& op);
   void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
   void collect_or_banish(Value& value);
-  void settle_together(const std::vector<Value*>& values);
-  static void let_die(std::exception_ptr& error, Lock& lock);
-  void retain(Value& value, Lock& lock, void (Engine::*keep)(Value&));
-  void unlock_inputs(Op& op);
 
+  // Guarded by: nothing: const
   Executor& executor_;
   const Heuristic heuristic_;
   const Policy policy_;
   const KeepRecords records_;
+
   mutable std::mutex mutex_;
+
+  // Guarded by: mutex_
   Records values_and_ops_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
   mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
   std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
   SteppingStones stones_;
   Needs needs_;
-  Selector selector_;
   Orphans orphans_;
+  Eviction eviction_;
   Histories histories_;
   std::vector<Value*> garbage_;
   EngineStats stats_;
-  std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
   std::uint64_t order_ = 0;
-  bool sheds_ = false;
 };
 
 }  // namespace dtr

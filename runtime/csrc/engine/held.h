@@ -33,4 +33,27 @@ class Held {
   Value* value_ = nullptr;
 };
 
+// The result of `empty` is locked until an operator reads or fills it, which calls used(): a kernel
+// may fill it through a pointer, and must not find it evicted.
+inline void keep_until_used(Engine& engine, Value& value) {
+  value.unfilled = true;
+  engine.lock(value);
+}
+inline void used(Engine& engine, Value& value) {
+  if (!std::exchange(value.unfilled, false)) return;
+  engine.touch(value);
+  engine.unlock(value);
+}
+
+// A value whose storage is dying in another thread: its deleter has a pointer to the value, and
+// calls died().
+inline void keep_until_died(Engine& engine, Value& value) {
+  value.dying = true;
+  engine.lock(value);
+}
+inline void died(Engine& engine, Value& value) {
+  value.dying = false;
+  engine.unlock(value);
+}
+
 }  // namespace dtr

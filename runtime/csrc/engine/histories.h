@@ -1,5 +1,5 @@
 // Histories: the recipes behind a value, and when they are not worth keeping (outweighed());
-// what rests on a constant, and when that becomes constant instead of it (Engine::shed).
+// what rests on a constant, and when that becomes constant instead of it (shed, settle.h).
 //
 // A value that the program carries from step to step would drag all its history along, and a small
 // result could hold on to the batch that it was computed from.

@@ -3,12 +3,11 @@
 // and is never evicted again. And the way back to memory, after it was recomputed.
 
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
-#include "runtime/csrc/engine/held.h"
+#include "runtime/csrc/engine/settle.h"
 #include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
@@ -50,18 +49,9 @@ void Engine::collect_or_banish(Value& value) {
   const auto resident = [](const Value* output) { return output->resident(); };
   if (!std::ranges::all_of(made, resident)) return collect(value);
   ++value.locks;
-  settle_together(made);
+  settle_together(*this, made);
   --value.locks;
   collect(value);
-}
-
-// Each record must outlive what the settling of the others collects.
-void Engine::settle_together(const std::vector<Value*>& values) {
-  std::vector<Held> held;
-  for (Value* value : values) held.emplace_back(*this, *value);
-  for (Value* value : values) {
-    if (!value->constant()) settle(*value);
-  }
 }
 
 // What only outside of memory has its like stays until its turn comes: to bring it there is work.
@@ -96,36 +86,6 @@ void Engine::evict(Value& value) {
   ++stats_.evictions;
 }
 
-void Engine::evict_or_move(Value& value) {
-  if (!moves()) return evict(value);
-  if (!value.uses && !value.home) return;  // It goes with the last lock.
-  const Transfer& transfer = *columns_.transfer();
-  if (!value.movable() && !value.stone && transfer.takes(value)) {
-    const Nanos cost = transfer.cost(value.size);
-    Op* reload = to_recompute(value, cost) >= cost ? executor_.reload_for(value) : nullptr;
-    if (reload) move(value, *reload);
-  }
-  evict(value);
-}
-
-// A neighbourhood's cost is an estimate, and counts what was made from the value, too.
-Nanos Engine::to_recompute(const Value& value, Nanos enough) {
-  std::unordered_set<Op*> seen{value.producer};
-  std::vector<Op*> frontier{value.producer};
-  Nanos cost = value.producer->cost;
-  while (!frontier.empty() && cost < enough) {
-    Op& op = *frontier.back();
-    frontier.pop_back();
-    for (std::uint32_t i = 0; i < op.use_count; ++i) {
-      const Value& input = *op.uses()[i].value;
-      if (input.resident() || !seen.insert(input.producer).second) continue;
-      cost += input.producer->cost;
-      frontier.push_back(input.producer);
-    }
-  }
-  return cost;
-}
-
 void Engine::move(Value& value, Op& reload) {
   ++value.locks;  // It outlives its recipe.
   remove_candidate(value);
@@ -139,21 +99,6 @@ void Engine::move(Value& value, Op& reload) {
   collect(value);  // What only the recipe kept.
   --value.locks;
   finish_reload(reload);
-}
-
-// An output that other recipes read stays: each of them would have to wait for this one. To bring
-// it back takes the whole run from now on.
-void Engine::evict_together(Op& op) {
-  for (std::uint32_t i = 0; i < op.output_count; ++i) {
-    Value* value = op.outputs()[i];
-    if (!value || value->candidate == kNowhere) continue;
-    if (value->uses) {
-      value->cost = op.cost;
-      needs_.show(*value);
-    } else if (!value->locks) {
-      evict(*value);
-    }
-  }
 }
 
 void Engine::lose(Value& value, Loss loss) {
@@ -224,31 +169,6 @@ void Engine::settle(Value& value) {
   if (value.movable()) return;
   Op* reload = moves() ? executor_.reload_for(value) : nullptr;
   reload ? move(value, *reload) : freeze(value);
-}
-
-// ---- What rests on a constant, and becomes constant instead of it
-
-void Engine::forsake(const Value& lost) {
-  std::vector<Value*> resident = histories_.held_on(lost);
-  std::erase_if(resident, [](const Value* value) { return !value->resident(); });
-  settle_together(resident);
-}
-
-bool Engine::shed(Value& constant) {
-  const Histories::Resting resting =
-      histories_.resting_on(constant, constant.size + 1, Histories::Busy::kStops);
-  if (!resting.idle || resting.bytes > constant.size) return false;
-  const std::vector<Value*> held = histories_.held_on(constant);
-  settle_together(held);
-  return !held.empty();
-}
-
-bool Engine::shed_behind(Value& value) {
-  std::vector<Held> kept;
-  for (Value* constant : histories_.kept_behind(value)) kept.emplace_back(*this, *constant);
-  bool any = false;
-  for (const Held& constant : kept) any |= shed(*constant.value());
-  return any;
 }
 
 }  // namespace dtr

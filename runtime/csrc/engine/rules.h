@@ -1,8 +1,10 @@
-// Limits that the live runtime and the simulation of its rules share, each with its reason.
+// Limits and rules that the live runtime, its traces and the simulation share, each with its
+// reason.
 
 #pragma once
 
 #include "dtr_alloc/pool/csrc/units.h"
+#include "runtime/csrc/graph/graph.h"
 
 namespace dtr {
 
@@ -27,5 +29,18 @@ constexpr Bytes kSmallestMoved = Bytes{16} << 10;
 // A buffer that is written in place more often than this becomes a constant: each recipe of the
 // chain would hold on to what it reads.
 constexpr int kLongestWriteChain = 16;
+
+// Whether a result may be a value of its own; `index`: of integers or booleans.
+constexpr bool large_enough(Bytes bytes, bool index = false) {
+  return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
+}
+constexpr bool kept_in_recipe(Bytes bytes) { return bytes <= kLargestInline; }
+constexpr bool copied_before_a_write(Bytes bytes) { return bytes <= kLargestCopy; }
+
+// Whether a replay that writes `value`, which it reads at so many places, takes its memory for the
+// result: where nothing else wants the content.
+inline bool takes_buffer(const Value& value, std::int32_t places) {
+  return !value.constant() && !value.movable() && !value.home && value.locks == places;
+}
 
 }  // namespace dtr

@@ -7,7 +7,7 @@
 //   waiting  The least among values that only waiting recomputations hold: a last resort.
 //   window   A run of neighbours in memory whose eviction leaves one hole (window.h).
 //
-// `choose` follows Heuristic::selection. The engine asks for the other two by name. Scores come
+// `choose` follows Heuristic::selection. Eviction asks for the other two by name. Scores come
 // from the columns (columns.h), which are brought up to date here before they are read: the cost
 // of the evicted neighbourhood and the free bytes beside a block change with other values' fates.
 //

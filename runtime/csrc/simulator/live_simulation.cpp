@@ -44,8 +44,9 @@ LiveSimulation::LiveSimulation(const Schedule& schedule, const SimulationOptions
       values_(schedule.tensors()),
       constants_(schedule.tensors()),
       roots_(schedule.roots()),
-      held_(schedule.tensors()) {
-  engine_.shed_before_evicting();
+      held_(schedule.tensors()),
+      placement_(schedule_, options.placement) {
+  engine_.eviction().shed_before_evicting();
   if (!options.link || options.leaving == Leaving::kDrop) return;
   link_ = options.link;
   engine_.move_by(*link_);
@@ -116,7 +117,7 @@ void LiveSimulation::compute(std::int64_t number, Lock& lock) {
     arguments.push_back(&value_of(arg));
     if (!arguments.back()->constant()) call.argument(*arguments.back());
   }
-  counts_.base += schedule_.cost(number);
+  counts_.base_compute += schedule_.cost(number);
   call.bring_back(lock);
   const std::vector<std::int64_t> results = stored_results(number);
   const auto tracked = [this](std::int64_t tensor) { return schedule_.tracked(tensor); };
@@ -134,7 +135,8 @@ void LiveSimulation::bring_in(std::int64_t number) {
   for (std::int64_t tensor = schedule_.op_results_begin[number];
        tensor < schedule_.op_results_begin[number + 1]; ++tensor) {
     const Bytes size = schedule_.tensor_size[tensor];
-    void* data = size > 0 ? allocate(size, place_of(number, kFromOutside)) : nowhere();
+    void* data = size > 0 ? allocate(size, placement_.of(number, TwoEndedPlacement::kFromOutside))
+                          : nowhere();
     add_constant(tensor, size, data);
   }
 }
@@ -218,24 +220,6 @@ void LiveSimulation::picture() {
   ++pictures_;
 }
 
-namespace {
-double price(const Schedule& schedule, std::int64_t op) {
-  Bytes made = 0;
-  for (std::int64_t tensor = schedule.op_results_begin[op];
-       tensor < schedule.op_results_begin[op + 1]; ++tensor) {
-    made += schedule.tensor_size[tensor];
-  }
-  return static_cast<double>(schedule.op_cost[op]) / static_cast<double>(std::max(made, Bytes{1}));
-}
-}  // namespace
-
-// A step of a fiftieth towards each operator leaves as many above as below.
-void LiveSimulation::learn(std::int64_t op) {
-  const double now = price(schedule_, op);
-  if (median_ == 0) median_ = now;
-  median_ = std::clamp(now, median_ / 1.02, median_ * 1.02);
-}
-
 Nanos LiveSimulation::cost_of(std::int64_t op) const {
   if (!options_.logical_clock) return schedule_.cost(op);
   Bytes touched = 0;
@@ -245,12 +229,6 @@ Nanos LiveSimulation::cost_of(std::int64_t op) const {
     touched += schedule_.tensor_size[tensor];
   }
   return Nanos{touched};
-}
-
-Place LiveSimulation::place_of(std::int64_t op, std::int64_t tensor) {
-  if (options_.placement == Placement::kBestFit) return Place::kBestFit;
-  const bool fixed = tensor == kFromOutside || (tensor >= 0 && !schedule_.tracked(tensor));
-  return fixed || (tensor >= 0 && price(schedule_, op) > median_) ? Place::kHigh : Place::kLow;
 }
 
 Block* LiveSimulation::allocate(Bytes size, Place place) {
@@ -320,13 +298,13 @@ void LiveSimulation::recompute(Op& op, Lock&) {
     }
   }
   restore_outputs(op, results, made.data);
-  counts_.remat += schedule_.cost(number);
-  ++counts_.remats;
+  counts_.remat_compute += schedule_.cost(number);
+  ++counts_.rematerializations;
   check_thrash();
 }
 
 void LiveSimulation::check_thrash() const {
-  const Nanos more = counts_.remat + counts_.waited;
+  const Nanos more = counts_.remat_compute + counts_.waited_ns;
   if (options_.remat_limit != 0ns && more > options_.remat_limit) throw Thrash();
 }
 
@@ -343,13 +321,6 @@ void LiveSimulation::restore_outputs(Op& op, const std::vector<std::int64_t>& re
   }
 }
 
-// Whether its buffer may be the operator's result.
-bool LiveSimulation::wanted_by_none_but(Op& op, const Value& value) {
-  std::int32_t places = 0;
-  for (std::uint32_t i = 0; i < op.use_count; ++i) places += op.uses()[i].value == &value;
-  return !value.constant() && !value.movable() && !value.home && value.locks == places;
-}
-
 // The memory of the results that are written in place.
 void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& results,
                                      std::vector<void*>& made) {
@@ -357,7 +328,9 @@ void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& re
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (fresh(results[i])) continue;
     Value& value = written(op, schedule_.tensor_in_place[results[i]]);
-    if (wanted_by_none_but(op, value)) {
+    const auto reads = [&](const Use& use) { return use.value == &value; };
+    const auto places = std::count_if(op.uses(), op.uses() + op.use_count, reads);
+    if (takes_buffer(value, static_cast<std::int32_t>(places))) {
       made[i] = engine_.reuse_buffer(value);
       own(made[i], nullptr);
     } else {
@@ -374,7 +347,7 @@ void LiveSimulation::release(Value& value, Loss loss) {
   free(value.data);
   if (evicted) counts_.evicted_bytes += value.size;
   ++counts_.evictions;
-  counts_.eager += !evicted;
+  counts_.eager_evictions += !evicted;
   log(tensor_of(value), evicted ? kEvicted : kDropped);
 }
 
@@ -405,7 +378,7 @@ std::pair<Bytes, Bytes> LiveSimulation::free_neighbours(const Value& value) cons
 SimulationCounts LiveSimulation::counts() const {
   SimulationCounts counts = counts_;
   counts.usage = pool_->live();
-  counts.peak = pool_->stats().peak;
+  counts.peak_bytes = pool_->stats().peak;
   counts.evaluations = engine_.stats().evaluations;
   counts.accesses = engine_.stats().accesses;
   return counts;

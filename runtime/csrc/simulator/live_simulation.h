@@ -22,6 +22,7 @@
 #include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/simulator/schedule.h"
 #include "runtime/csrc/simulator/simulation.h"
+#include "runtime/csrc/simulator/two_ended_placement.h"
 
 namespace dtr {
 
@@ -74,13 +75,9 @@ class LiveSimulation final : public Executor {
   void adopt(std::int64_t tensor, Op* op, std::uint16_t output, Bytes size, void* data);
   void lay_out_written(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
   void restore_outputs(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
-  static bool wanted_by_none_but(Op& op, const Value& value);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
-  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // For place_of.
-  Place place_of(std::int64_t op, std::int64_t tensor);
   Nanos cost_of(std::int64_t op) const;  // To the engine.
-  void learn(std::int64_t op);
   void picture();
   void free(void* data);
   void log(std::int64_t tensor, std::int64_t event);
@@ -103,7 +100,7 @@ class LiveSimulation final : public Executor {
   Value& written(Op& op, std::int64_t tensor) const;
   // A small constant is copied into the recipe (recipe.h), which then does not read it.
   bool inlined(std::int64_t tensor) const {
-    return schedule_.tensor_size[roots_[tensor]] <= kLargestInline;
+    return kept_in_recipe(schedule_.tensor_size[roots_[tensor]]);
   }
   bool fresh(std::int64_t tensor) const {
     return roots_[tensor] == tensor && schedule_.tensor_in_place[tensor] < 0;
@@ -117,11 +114,11 @@ class LiveSimulation final : public Executor {
   std::vector<Held> constants_;      // By root: the program's hold on it, if it is a constant.
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By root: references of the program.
+  TwoEndedPlacement placement_;
   std::optional<Transfer> link_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_, layouts_;
   std::int64_t pictures_ = 0;
-  double median_ = 0;  // Running, of nanoseconds a byte.
 };
 
 }  // namespace dtr

@@ -15,8 +15,7 @@ std::vector<std::int64_t> Schedule::roots() const {
 }
 
 bool Schedule::tracked(std::int64_t tensor) const {
-  if (tensor_size[tensor] < kSmallestValue) return false;
-  return tensor_tracked[tensor] != 0;
+  return large_enough(tensor_size[tensor]) && tensor_tracked[tensor] != 0;
 }
 
 }  // namespace dtr

@@ -7,34 +7,36 @@
 #include <vector>
 
 #include "dtr_alloc/pool/csrc/units.h"
+#include "runtime/csrc/engine/trace_kinds.h"
 
 namespace dtr {
 
-// runtime/trace/schedule.py makes it. Tensors are numbered in the order of the
-// operators that make them; the results of one operator are consecutive.
+// runtime/trace/schedule.py makes it, and says what each column is. Tensors are numbered in the
+// order of the operators that make them; the results of one operator are consecutive.
+#define DTR_SCHEDULE_COLUMNS(X) \
+  X(tensor_size)                \
+  X(tensor_alias)               \
+  X(tensor_tracked)             \
+  X(tensor_in_place)            \
+  X(tensor_block)               \
+  X(op_cost)                    \
+  X(op_constant)                \
+  X(op_together)                \
+  X(op_args_begin)              \
+  X(op_args)                    \
+  X(op_results_begin)           \
+  X(op_events_begin)            \
+  X(event_kind)                 \
+  X(event_value)                \
+  X(kind)                       \
+  X(operand)
+
 struct Schedule {
-  // What can happen: an operator runs; the program takes a reference; a tensor is brought into
-  // memory for good; a reference is given back. The last two are for the live runtime's rules: a
-  // tensor can't be recomputed any more; an optimizer's step ends.
-  enum Kind : std::int64_t { kCompute, kGet, kPin, kRelease, kFreeze, kStep };
-  // What happens to memory inside an operator: so many bytes are allocated; its block of that
-  // number is freed; the program lets a tensor go; so many bytes that it writes are copied before
-  // it runs again.
-  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
-
-  std::span<const std::int64_t> tensor_size;   // Bytes; 0 for a view.
-  std::span<const std::int64_t> tensor_alias;  // The tensor whose bytes it shares, or -1.
-  std::span<const std::int64_t> op_cost, op_constant, op_together;
-  std::span<const std::int64_t> op_args_begin, op_args;  // Compressed rows.
-  std::span<const std::int64_t> op_results_begin;
-  std::span<const std::int64_t> kind, operand;  // Instructions: an operator's or a tensor's number.
-
-  // For the live runtime's rules.
-  std::span<const std::int64_t> tensor_tracked;   // 1, 0, or -1: by its size.
-  std::span<const std::int64_t> tensor_in_place;  // The tensor whose storage it was written to, -1.
-  std::span<const std::int64_t> tensor_block;     // The number of the block of its operator, or -1.
-  // Compressed rows. An operator without any allocates its fresh results in order.
-  std::span<const std::int64_t> op_events_begin, event_kind, event_value;
+  enum Kind : std::int64_t { DTR_STEP_KINDS(DTR_ENUMERATOR) };
+  enum MemoryEvent : std::int64_t { DTR_MEMORY_EVENTS(DTR_ENUMERATOR) };
+#define DTR_COLUMN(name) std::span<const std::int64_t> name;
+  DTR_SCHEDULE_COLUMNS(DTR_COLUMN)
+#undef DTR_COLUMN
 
   std::int64_t ops() const { return static_cast<std::int64_t>(op_cost.size()); }
   std::int64_t tensors() const { return static_cast<std::int64_t>(tensor_size.size()); }

@@ -21,13 +21,13 @@ struct LiveSimulation::Kernel {
   // `releases`: storages of the program die meanwhile, the first time.
   void run(bool releases) {
     const Schedule& schedule = simulation.schedule_;
-    simulation.learn(op);
+    simulation.placement_.learn(op);
     std::int64_t first = schedule.op_events_begin[op], end = schedule.op_events_begin[op + 1];
     for (std::int64_t i = first; i < end; ++i) {
       std::int64_t value = schedule.event_value[i];
       switch (schedule.event_kind[i]) {
         case Schedule::kAllocated:
-          blocks.push_back(simulation.allocate(value, simulation.place_of(op, owner())));
+          blocks.push_back(simulation.allocate(value, simulation.placement_.of(op, owner())));
           break;
         case Schedule::kFreed:
           simulation.free(std::exchange(blocks.at(value), nullptr));
@@ -43,21 +43,21 @@ struct LiveSimulation::Kernel {
       for (std::int64_t tensor = schedule.op_results_begin[op];
            tensor < schedule.op_results_begin[op + 1]; ++tensor) {
         if (simulation.fresh(tensor) && schedule.tensor_size[tensor] > 0) {
-          blocks.push_back(
-              simulation.allocate(schedule.tensor_size[tensor], simulation.place_of(op, tensor)));
+          blocks.push_back(simulation.allocate(schedule.tensor_size[tensor],
+                                               simulation.placement_.of(op, tensor)));
         }
       }
     }
   }
 
-  // The result whose block is the next one, or kTemporary.
+  // The result whose block is the next one, or TwoEndedPlacement::kTemporary.
   std::int64_t owner() const {
     const Schedule& schedule = simulation.schedule_;
     for (std::int64_t tensor = schedule.op_results_begin[op];
          tensor < schedule.op_results_begin[op + 1]; ++tensor) {
       if (schedule.tensor_block[tensor] == static_cast<std::int64_t>(blocks.size())) return tensor;
     }
-    return kTemporary;
+    return TwoEndedPlacement::kTemporary;
   }
 
   // The block of a fresh result, or what stands for none.

@@ -32,15 +32,15 @@ void LiveSimulation::store(Value& value) {
   if (std::exchange(away(value).written, true)) return;
   const Nanos one_way = link_->one_way(value.size);
   engine_.reprice(value, one_way);
-  counts_.out += value.size;
-  counts_.waited += one_way;
+  counts_.swapped_out_bytes += value.size;
+  counts_.waited_ns += one_way;
 }
 
 void LiveSimulation::reload(Op& op) {
   Value& value = *op.outputs()[0];
   Block* block = allocate(value.size);
-  counts_.in += value.size;
-  counts_.waited += link_->one_way(value.size);
+  counts_.swapped_in_bytes += value.size;
+  counts_.waited_ns += link_->one_way(value.size);
   ++counts_.reloads;
   own(block, &value);
   engine_.restore(value, block);

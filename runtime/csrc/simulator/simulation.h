@@ -9,9 +9,7 @@
 
 namespace dtr {
 
-// Where the pool puts a block. kTwoEnded: what can't be evicted and what is dear for its bytes at
-// the high end, what is cheap at the low end, so that cheap neighbours go together. Dear is what
-// costs more time a byte than the running median of all results.
+// Where the pool puts a block (two_ended_placement.h).
 enum class Placement { kBestFit, kTwoEnded };
 
 // How a value leaves memory where there is a link to a second tier.
@@ -37,27 +35,41 @@ struct SimulationOptions {
   Leaving leaving = Leaving::kBoth;
 };
 
+// What a run is measured by: type, and name for Python, too. In their order:
+//   Bytes at most at once; time of the operators, and of those that ran again.
+//   Values that lost their content, and those of them that the program let go. Operators that ran
+//   again, and other outputs that these brought back. Scores computed, and what was visited.
+//   Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
+//   free before, and of free / budget after; bytes evicted, and beyond what was asked; time to
+//   find room; what moving pages would take, at SimulationOptions::prices.
+//   Over the link: bytes each way, how often a value came back, how long the program waited.
+#define DTR_SIMULATION_COUNTS(X)      \
+  X(Bytes, peak_bytes)                \
+  X(Nanos, base_compute)              \
+  X(Nanos, remat_compute)             \
+  X(std::int64_t, evictions)          \
+  X(std::int64_t, eager_evictions)    \
+  X(std::int64_t, rematerializations) \
+  X(std::int64_t, collateral)         \
+  X(std::int64_t, evaluations)        \
+  X(std::int64_t, accesses)           \
+  X(std::int64_t, misses)             \
+  X(double, fragmentation)            \
+  X(double, free_after)               \
+  X(Bytes, evicted_bytes)             \
+  X(Bytes, wasted_bytes)              \
+  X(Nanos, search_ns)                 \
+  X(Nanos, move_ns)                   \
+  X(Bytes, swapped_out_bytes)         \
+  X(Bytes, swapped_in_bytes)          \
+  X(std::int64_t, reloads)            \
+  X(Nanos, waited_ns)
+
 struct SimulationCounts {
-  Bytes usage = 0, peak = 0;
-  Nanos base = 0ns, remat = 0ns;
-  std::int64_t evictions = 0;  // Of them `eager` as the program let go.
-  std::int64_t eager = 0;
-  std::int64_t remats = 0, collateral = 0;  // Operators run again; other outputs they brought back.
-  std::int64_t evaluations = 0, accesses = 0;
-
-  // Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
-  // free before, and of free / budget after; bytes evicted beyond what was asked; time to find
-  // room.
-  std::int64_t misses = 0;
-  double fragmentation = 0, free_after = 0;
-  Bytes evicted_bytes = 0, wasted_bytes = 0;
-  Nanos search_ns = 0ns;
-  Nanos move_ns = 0ns;  // What moving pages would take, at SimulationOptions::prices.
-
-  // Over the link: bytes each way, how often a value came back, how long the program waited.
-  Bytes out = 0, in = 0;
-  std::int64_t reloads = 0;
-  Nanos waited = 0ns;
+  Bytes usage = 0;
+#define DTR_COUNT(type, name) type name{};
+  DTR_SIMULATION_COUNTS(DTR_COUNT)
+#undef DTR_COUNT
 };
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };

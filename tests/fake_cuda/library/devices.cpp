@@ -107,19 +107,6 @@ FAKE Result cuCtxGetCurrent(Context* context) {
   return 0;
 }
 
-FAKE Result cuCtxSetCurrent(Context context) {
-  ENTER(cuCtxSetCurrent);
-  current.assign(1, context);
-  return 0;
-}
-
-FAKE Result cuCtxSynchronize() {
-  ENTER(cuCtxSynchronize);
-  if (world.capturing) return kCaptureUnsupported;
-  for (Queue* queue : queues()) run_out(*queue);
-  return 0;
-}
-
 FAKE Result cuThreadExchangeStreamCaptureMode(Capture* mode) {
   ENTER(cuThreadExchangeStreamCaptureMode);
   thread_local Capture own = 0;

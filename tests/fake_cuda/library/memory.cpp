@@ -164,15 +164,6 @@ FAKE Result cuMemCreate(Physical* physical, std::size_t size, const AllocationPr
   return 0;
 }
 
-FAKE Result cuMemRetainAllocationHandle(Physical* physical, void* address) {
-  ENTER(cuMemRetainAllocationHandle);
-  const auto at = world.mappings.find(reinterpret_cast<Pointer>(address));
-  INSIST(at != world.mappings.end(), kInvalidValue);
-  *physical = at->second.physical;
-  world.allocations.at(*physical).handles++;
-  return 0;
-}
-
 FAKE Result cuMemRelease(Physical physical) {
   ENTER(cuMemRelease);
   const auto at = world.allocations.find(physical);

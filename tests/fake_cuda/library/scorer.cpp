@@ -32,12 +32,8 @@ void least_of_tiles(const Launch& launch) {
     world.faults.push_back(launch.name + " " + what);
   };
   const auto host = [&](std::size_t at, std::size_t size) -> char* {
-    const Pointer address = given[at] - kSeenAt;
-    auto range = world.registered.upper_bound(address);
-    if (range == world.registered.begin()) return nullptr;
-    range--;
-    return address + size <= range->first + range->second ? static_cast<char*>(pointer(address))
-                                                          : nullptr;
+    void* const begin = pointer(given[at] - kSeenAt);
+    return page_locked(begin, size) ? static_cast<char*>(begin) : nullptr;
   };
   char* columns[9];
   for (std::size_t at = 0; at < 9; at++) {

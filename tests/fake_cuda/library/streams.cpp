@@ -130,6 +130,15 @@ Result submit(StreamHandle stream, Operation operation) {
   return 0;
 }
 
+namespace {
+
+Result copy(Pointer to, Pointer from, std::size_t size, StreamHandle stream, std::int64_t takes) {
+  return submit(
+      stream,
+      {.kind = Operation::kCopy, .address = to, .size = size, .from = from, .takes = takes});
+}
+
+}  // namespace
 }  // namespace fake_cuda
 
 using namespace fake_cuda;
@@ -159,17 +168,8 @@ FAKE Result cuStreamDestroy_v2(StreamHandle stream) {
   return 0;
 }
 
-FAKE Result cuStreamQuery(StreamHandle stream) {
-  ENTER(cuStreamQuery);
-  const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
-  INSIST(at != world.streams.end(), kInvalidHandle);
-  if (world.timed && world.clocks.streams[at->first] > world.clocks.host) return kNotReady;
-  return at->second.empty() ? 0 : kNotReady;
-}
-
 FAKE Result cuStreamSynchronize(StreamHandle stream) {
   ENTER(cuStreamSynchronize);
-  if (world.capturing) return kCaptureUnsupported;
   const auto at = world.streams.find(reinterpret_cast<std::uintptr_t>(stream));
   INSIST(at != world.streams.end(), kInvalidHandle);
   if (world.timed) wait_until(world.clocks.streams[at->first]);
@@ -179,7 +179,6 @@ FAKE Result cuStreamSynchronize(StreamHandle stream) {
 
 FAKE Result cuStreamWaitEvent(StreamHandle stream, Event event, unsigned) {
   ENTER(cuStreamWaitEvent);
-  if (world.capturing) return kCaptureUnsupported;
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
   return submit(stream,
@@ -203,7 +202,6 @@ FAKE Result cuEventDestroy_v2(Event event) {
 
 FAKE Result cuEventRecord(Event event, StreamHandle stream) {
   ENTER(cuEventRecord);
-  if (world.capturing) return kCaptureUnsupported;
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
   INSIST(world.streams.contains(reinterpret_cast<std::uintptr_t>(stream)), kInvalidHandle);
@@ -218,7 +216,6 @@ FAKE Result cuEventRecord(Event event, StreamHandle stream) {
 
 FAKE Result cuEventQuery(Event event) {
   ENTER(cuEventQuery);
-  if (world.capturing) return kCaptureUnsupported;
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
   if (world.timed && at->second->at > world.clocks.host) return kNotReady;
@@ -227,7 +224,6 @@ FAKE Result cuEventQuery(Event event) {
 
 FAKE Result cuEventSynchronize(Event event) {
   ENTER(cuEventSynchronize);
-  if (world.capturing) return kCaptureUnsupported;
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
   if (world.timed) wait_until(at->second->at);
@@ -253,29 +249,21 @@ FAKE Result cuEventElapsedTime(float* milliseconds, Event first, Event last) {
 
 FAKE Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t size, StreamHandle stream) {
   ENTER(cuMemcpyDtoDAsync_v2);
-  return submit(stream, {.kind = Operation::kCopy, .address = to, .size = size, .from = from});
+  return copy(to, from, size, stream, 0);
 }
 
 // A copy to or from memory that is not page-locked would keep the host waiting.
 FAKE Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, std::size_t size, StreamHandle stream) {
   ENTER(cuMemcpyDtoHAsync_v2);
   INSIST(page_locked(to, size), kInvalidValue);
-  return submit(stream, {.kind = Operation::kCopy,
-                         .address = reinterpret_cast<Pointer>(to),
-                         .size = size,
-                         .from = from,
-                         .takes = time_on_the_bus(size)});
+  return copy(reinterpret_cast<Pointer>(to), from, size, stream, time_on_the_bus(size));
 }
 
 FAKE Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t size,
                                  StreamHandle stream) {
   ENTER(cuMemcpyHtoDAsync_v2);
   INSIST(page_locked(from, size), kInvalidValue);
-  return submit(stream, {.kind = Operation::kCopy,
-                         .address = to,
-                         .size = size,
-                         .from = reinterpret_cast<Pointer>(from),
-                         .takes = time_on_the_bus(size)});
+  return copy(to, reinterpret_cast<Pointer>(from), size, stream, time_on_the_bus(size));
 }
 
 FAKE Result cuMemsetD8Async(Pointer address, unsigned char value, std::size_t size,

@@ -6,7 +6,7 @@
 
 #include "tests/fake_cuda/library/world.h"
 
-#include <algorithm>
+#include <iterator>
 
 namespace fake_cuda {
 
@@ -73,33 +73,30 @@ FAKE void fakecuda_capacity(int device, std::size_t bytes) { world.capacity[devi
 FAKE void fakecuda_lacks(int attribute) { world.attributes.erase(attribute); }
 FAKE void fakecuda_others(int device, std::size_t bytes) { world.others[device] = bytes; }
 FAKE long fakecuda_used(int device) { return static_cast<long>(world.used[device]); }
-FAKE void fakecuda_capture(int on) { world.capturing = on != 0; }
 
 FAKE long fakecuda_faults() { return static_cast<long>(world.faults.size()); }
 FAKE const char* fakecuda_fault(long at) { return world.faults[at].c_str(); }
 
 FAKE long fakecuda_count(const char* what) {
   const std::lock_guard lock(mutex);
-  const std::string kind = what;
-  if (kind == "handles") {
-    long handles = 0;
-    for (const auto& [physical, allocation] : world.allocations) handles += allocation.handles;
-    return handles;
+  long handles = 0, rdma = 0, exportable = 0;
+  for (const auto& [physical, allocation] : world.allocations) {
+    handles += allocation.handles;
+    rdma += allocation.rdma;
+    exportable += allocation.exportable;
   }
-  for (const bool rdma : {true, false}) {
-    if (kind != (rdma ? "rdma" : "exportable")) continue;
-    return std::ranges::count_if(world.allocations, [&](const auto& one) {
-      return rdma ? one.second.rdma : one.second.exportable;
-    });
-  }
-  if (kind == "allocations") return static_cast<long>(world.allocations.size());
-  if (kind == "mappings") return static_cast<long>(world.mappings.size());
-  if (kind == "reservations") return static_cast<long>(world.reservations.size());
-  if (kind == "events") return static_cast<long>(world.events.size());
-  if (kind == "contexts") return world.contexts[0] + world.contexts[1];
-  if (kind == "registered") return static_cast<long>(world.registered.size());
-  if (kind == "modules") return static_cast<long>(world.modules.size());
-  if (kind == "streams") return static_cast<long>(world.streams.size());  // With the default one.
-  if (kind == "current") return static_cast<long>(current.size());
-  return -1;
+  const std::map<std::string, long> known = {{"handles", handles},
+                                             {"rdma", rdma},
+                                             {"exportable", exportable},
+                                             {"allocations", std::ssize(world.allocations)},
+                                             {"mappings", std::ssize(world.mappings)},
+                                             {"reservations", std::ssize(world.reservations)},
+                                             {"events", std::ssize(world.events)},
+                                             {"contexts", world.contexts[0] + world.contexts[1]},
+                                             {"registered", std::ssize(world.registered)},
+                                             {"modules", std::ssize(world.modules)},
+                                             {"streams", std::ssize(world.streams)},  // With 0.
+                                             {"current", std::ssize(current)}};
+  const auto at = known.find(what);
+  return at == known.end() ? -1 : at->second;
 }

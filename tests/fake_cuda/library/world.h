@@ -49,7 +49,6 @@ constexpr Result kInvalidContext = 201;
 constexpr Result kInvalidHandle = 400;
 constexpr Result kIllegalAddress = 700;
 constexpr Result kNotSupported = 801;
-constexpr Result kCaptureUnsupported = 900;
 
 struct Allocation {
   int device;
@@ -131,7 +130,6 @@ struct Injection {
 struct World {
   bool initialized = false;
   bool manual = false;
-  bool capturing = false;
   double milliseconds = 0;    // The device's clock: it stands still but for events.
   double event_takes = 0.25;  // Milliseconds that pass before an event is complete.
   bool aside = false;         // Calls are the test's own: not counted, and none fails.

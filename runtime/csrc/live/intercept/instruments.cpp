@@ -19,8 +19,8 @@ void Interception::apply_instruments(Op* kept, Lock& lock) {
     const std::string different = difference(*kept, lock);
     TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
   }
-  if (options_.evict_always) engine_.evict_all();
-  if (options_.swap_always) engine_.move_all();
+  if (options_.evict_always) engine_.eviction().evict_all();
+  if (options_.swap_always) engine_.eviction().move_all();
 }
 
 // Debug mode runs an operator twice: its first call, and each that is twice as large as the largest

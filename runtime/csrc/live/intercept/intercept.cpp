@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
@@ -262,7 +263,7 @@ void Interception::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) 
     argument.value = StorageTable::value_of(argument.storage);
     if (!argument.value) continue;
     engaged.argument(*argument.value);
-    engine_.used(*argument.value);
+    used(engine_, *argument.value);
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);

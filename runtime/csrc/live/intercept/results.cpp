@@ -2,6 +2,7 @@
 // written ones hold a new version, and the operator is counted. After an operator that failed,
 // what it wrote stays as it is.
 
+#include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -29,7 +30,7 @@ void Interception::adopt_result(Call& call, Op& op, std::uint16_t output,
   call.bytes += bytes;
   Value& value = engine_.write(op, output, bytes, storage, block.get());
   storages_.attach(storage, value, block.release());
-  if (call.info.blank) engine_.keep_until_used(value);
+  if (call.info.blank) keep_until_used(engine_, value);
 }
 
 // Calls `visit(value, storage, output)` for each value that the operator writes. `storage` is null

@@ -83,7 +83,7 @@ void Interception::freeze_written(TensorArgument& argument, OperatorCall& engage
 // only a small one is worth. record() gives the locks of the copies back.
 void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
   const auto too_large = [](const TensorArgument& argument) {
-    return argument.writes_constant() && bytes_of(argument.storage) > kLargestCopy;
+    return argument.writes_constant() && !copied_before_a_write(bytes_of(argument.storage));
   };
   call.recording = std::ranges::none_of(call.arguments, too_large) && !share_memory(call.arguments);
   if (!call.recording) return;

@@ -64,7 +64,7 @@ struct SessionDevice {
   bool holds(const c10::TensorImpl& tensor) const {
     if (!is_dense(tensor)) return false;
     if (tensor.device() == device) return true;
-    return tensor.is_cpu() && bytes_of(storage_of(tensor)) <= kLargestInline;
+    return tensor.is_cpu() && kept_in_recipe(bytes_of(storage_of(tensor)));
   }
   at::DataPtr ordinary(void* data) const { return {data, data, deleter, device}; }
   Stream current_stream() const { return work ? stream(device) : 0; }

@@ -5,30 +5,74 @@
 // the tensor carries our deleter (cpu_allocator.h), which finds the block by its address in a
 // table: a DataPtr's context must stay the data pointer, which torch compares, and a header before
 // the data would break whoever frees by the pointer alone. While a session tracks the tensor, from
-// adopt() to disown(), the context is the value, which knows the block. All scopes share the table,
-// since tensors outlive scopes.
+// adopt() to disown(), the context is the value, which knows the block, and the table does without
+// it. All scopes share the table, since tensors outlive scopes.
 //
 // The budget bounds bytes, rounded to granules as a pool rounds them. It does not bound what malloc
 // holds besides: its headers, and what it keeps of freed blocks. Nothing is known of holes.
 //
-// All is thread-safe. One mutex for the table, never held while memory is asked for or given back.
+// Every member is thread-safe. One mutex for the table, never held while memory is asked for or
+// given back.
 
 #pragma once
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
+#include <mutex>
+
 #include "dtr_alloc/pool/csrc/memory.h"
 
 namespace dtr {
 
-// A guest of a budget up to LARGEST_BUDGET (size.py).
-Memory::Handle make_guest(at::Allocator& allocator, Bytes budget);
+class GuestMemory final : public Memory {
+ public:
+  // Of a budget up to kLargest.
+  static Handle create(at::Allocator& allocator, Bytes budget);
 
-// Whether a live block of any guest starts there, which no session tracks.
-bool guest_holds(const void* data);
-void free_of_guest(const void* data);  // ... which must be so.
-// Around fork(), so that a child does not inherit the table's lock.
-void lock_guests();
-void unlock_guests();
+  // Whether a live block of any guest starts there, which no session tracks.
+  static bool holds(const void* data);
+  static void free(const void* data);  // ... which must be so.
+  // Around fork(), so that a child does not inherit the table's lock.
+  static void lock_all();
+  static void unlock_all();
+
+  Block* allocate(Bytes size, Fit fit, Stream stream) override;
+  void free(Block* block) override;
+  Block* find(const void* data) const override;
+  Block* adopt(void* data, Bytes size) override;
+  void disown(Block* block) override;
+  bool let_go(Block* block) override;
+
+  Bytes budget() const override { return limit_; }
+  Bytes largest_budget() const override { return kLargest; }
+  Bytes live() const override { return live_; }
+  PoolStats stats() const override;
+  void reset_peak() override;
+  void set_limit(Bytes limit) override;
+  Bytes trim() override;
+  void check() const override;
+
+ private:
+  static constexpr Bytes kLargest = Bytes{16} << 40;  // LARGEST_BUDGET (size.py).
+
+  GuestMemory(at::Allocator& allocator, Bytes budget)
+      : Memory(0), allocator_(allocator), limit_(budget) {}
+
+  static void free(Block& block, std::unique_lock<std::mutex> lock);
+  void retire() override;
+  bool over() const { return retired_ && allocations_ == frees_; }
+  void uncount(Bytes size);
+  at::DataPtr ask(Bytes size);
+
+  at::Allocator& allocator_;
+  std::atomic<Bytes> limit_;
+  // Written under the table's lock.
+  std::atomic<Bytes> live_ = 0;
+  Bytes peak_ = 0, allocated_ = 0;
+  std::int64_t allocations_ = 0, frees_ = 0, peak_blocks_ = 0;
+  bool retired_ = false;
+  std::atomic<std::int64_t> failures_ = 0;
+};
 
 }  // namespace dtr

@@ -39,7 +39,7 @@ inline bool worth_evicting(const c10::TensorImpl& tensor) {
   const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
   const bool index = c10::isIntegralType(type, /*includeBool=*/true);
   if (index && InOperator::state.indices_stay) return false;
-  return bytes_of(storage_of(tensor)) >= (index ? kSmallestIndexValue : kSmallestValue);
+  return large_enough(bytes_of(storage_of(tensor)), index);
 }
 
 struct Call {

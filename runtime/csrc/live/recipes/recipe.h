@@ -47,7 +47,7 @@ struct TensorArgument {
   bool writes_constant() const { return written && !value && !scratch; }
   // Whether a recipe keeps the content itself instead of reading a Value.
   bool inlined() const {
-    return !value && !written && tensor->is_cpu() && bytes_of(storage) <= kLargestInline;
+    return !value && !written && tensor->is_cpu() && kept_in_recipe(bytes_of(storage));
   }
 };
 inline bool is_defined_tensor(const c10::IValue& value) {

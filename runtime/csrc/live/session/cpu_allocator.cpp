@@ -46,7 +46,7 @@ class CpuAllocator final : public at::Allocator {
   }
 
   static void any_deleter(void* data) {
-    if (Pool::owner_of(data) || guest_holds(data)) return scope_deleter(data);
+    if (Pool::owner_of(data) || GuestMemory::holds(data)) return scope_deleter(data);
     ordinary->raw_deallocate(data);
   }
 };
@@ -57,12 +57,12 @@ Session* locked = nullptr;  // By the thread that forks. A scope may end meanwhi
 void lock_for_fork() {
   Session* const session = Session::active();
   if (session) session->lock_for_fork();
-  lock_guests();
+  GuestMemory::lock_all();
   locked = session;
 }
 
 void unlock_after_fork() {
-  unlock_guests();
+  GuestMemory::unlock_all();
   if (locked) locked->unlock_after_fork();
 }
 
@@ -72,7 +72,7 @@ void scope_deleter(void* data) {
   if (!data) return;
   if (Session* session = Session::active()) session->freed(data);
   Pool* pool = Pool::owner_of(data);
-  pool ? pool->free(pool->find(data)) : free_of_guest(data);
+  pool ? pool->free(pool->find(data)) : GuestMemory::free(data);
 }
 
 at::Allocator& ordinary_cpu_allocator() { return *ordinary; }

@@ -91,7 +91,7 @@ void Hold::take(c10::ArrayRef<at::Tensor> tensors) {
     const auto is = [&](const Held& one) { return one.value() == value; };
     if (std::ranges::none_of(values_, is)) bytes_ += value->size;
     values_.emplace_back(engine, *value);
-    engine.used(*value);
+    used(engine, *value);
     if (apart_) continue;
     if (!std::exchange(on_tape_, true)) engine.begin_operator();
     engine.accessed(*value);

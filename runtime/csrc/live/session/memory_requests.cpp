@@ -93,7 +93,7 @@ void MemoryRequests::out_of_memory(Bytes asked, const std::string& shortage) {
     forget_refusal();
     thread.made.start();
   }
-  const Bytes locked = engine_.locked_bytes();
+  const Bytes locked = engine_.eviction().locked_bytes();
   // Torch's device allocator frees what an operator made, and tells nobody.
   const Bytes made = memory_.is_torchs() ? 0 : thread.made.bytes();
   const std::vector<std::string> exposures = notes_.exposures();

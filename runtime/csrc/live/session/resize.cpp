@@ -66,7 +66,8 @@ void MemoryRequests::resize(Bytes budget) {
 void MemoryRequests::refuse_what_cannot_fit(Bytes budget) {
   if (memory_.live() > budget) give_up_ahead();
   if (capturing()) return insist_on(budget, memory_.settled_live(budget));
-  if (!memory_.is_torchs()) insist_on(budget, memory_.live() - engine_.evictable_bytes());
+  if (!memory_.is_torchs())
+    insist_on(budget, memory_.live() - engine_.eviction().evictable_bytes());
 }
 
 void MemoryRequests::insist_on(Bytes budget, Bytes stays) const {
@@ -76,7 +77,7 @@ void MemoryRequests::insist_on(Bytes budget, Bytes stays) const {
 void MemoryRequests::shrink(Bytes budget) {
   Guard guard(locks_);
   refuse_what_cannot_fit(budget);  // Others had no limit to heed until now.
-  while (memory_.live() > budget && engine_.evict_one(Engine::Shed::kNothing)) {
+  while (memory_.live() > budget && engine_.eviction().evict_one(Eviction::Shed::kNothing)) {
     storages_.bury_with_lock_open(guard.lock());
   }
   // What was to go may have been read or pinned meanwhile.
@@ -115,7 +116,7 @@ Bytes MemoryRequests::give_back() {
   {
     Guard guard(locks_);
     give_up_ahead();
-    if (!capturing()) engine_.evict_all();
+    if (!capturing()) engine_.eviction().evict_all();
   }
   trim();
   return before - memory_.stats().committed;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/csrc/engine/settle.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/session/session.h"
@@ -104,8 +105,8 @@ void Scope::commit_and(const std::function<void()>& then) {
   } let_go{*this};
   Turn turn(session_.locks());
   Guard guard(session_.locks());
-  session_.engine().commit(
-      guard.lock(), [this] { return leaving_ && forget_refusal() && (spill() || lift_budget()); });
+  dtr::commit(session_.engine(), guard.lock(),
+              [this] { return leaving_ && forget_refusal() && (spill() || lift_budget()); });
   then();
 }
 
@@ -118,11 +119,11 @@ void Scope::leave_beyond_budget() {
   try {
     {
       Guard guard(session_.locks());
-      const bool all = session_.engine().return_all(guard.lock(), [](Bytes) { return true; });
+      const bool all = return_all(session_.engine(), guard.lock(), [](Bytes) { return true; });
       TORCH_CHECK_WITH(OutOfMemoryError, all,
                        "not all tensors that the program holds fit the memory "
                        "together: delete some, or let others free theirs");
-      session_.engine().commit(guard.lock(), [] { return false; });
+      dtr::commit(session_.engine(), guard.lock(), [] { return false; });
     }
     leave();
   } catch (...) {
@@ -136,8 +137,8 @@ void Scope::bring_back_for_child() {
   Turn turn(session_.locks());
   Guard guard(session_.locks());
   const Memory& memory = session_.memory();
-  session_.engine().return_all(
-      guard.lock(), [&](Bytes bytes) { return memory.live() + bytes <= memory.budget(); });
+  return_all(session_.engine(), guard.lock(),
+             [&](Bytes bytes) { return memory.live() + bytes <= memory.budget(); });
 }
 
 // CUDA does not work there, and nothing is asked of it. What operators of other threads have locked
@@ -148,7 +149,7 @@ void Scope::abandon_in_child() {
   if (!session_.storages().device().device.is_cpu()) return linger();
   {
     Guard guard(session_.locks());
-    session_.engine().freeze_resident([this](Value& value) { session_.storages().lose(value); });
+    freeze_resident(session_.engine(), [this](Value& value) { session_.storages().lose(value); });
   }
   if (InOperator::state.depth > 0) return linger();
   record_this_thread(false);

@@ -78,8 +78,9 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       session_swap_(*this, swap_.get()),
       requests_(options_, locks_, notes_, swap_.get(), trace_.now()),
       scope_(*this) {
-  if (auto scorer = device_scorer_for(options)) engine_.selector().score_on(std::move(scorer));
-  engine_.shed_before_evicting();
+  if (auto scorer = device_scorer_for(options))
+    engine_.eviction().selector().score_on(std::move(scorer));
+  engine_.eviction().shed_before_evicting();
   if (swap_) engine_.move_by(swap_->transfer());
 }
 
@@ -217,7 +218,7 @@ SessionStats Session::stats() const {
   std::lock_guard guard(engine_.mutex());
   const EngineStats engine = engine_.stats();
   const PoolStats pool = memory_->stats();
-  const DeviceScorer* device = engine_.selector().device();
+  const DeviceScorer* device = engine_.eviction().selector().device();
   const SwapStats swap = swap_ ? swap_->stats() : SwapStats();
   const Nanos searching = to_nanoseconds(requests_.search_ticks());
   const Nanos moving = std::min(requests_.moving(), searching);  // Two clocks may differ a little.

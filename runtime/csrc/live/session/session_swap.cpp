@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/session/hold.h"
 #include "runtime/csrc/live/session/locks.h"
@@ -49,7 +50,7 @@ bool SessionSwap::may_adopt(const Call& call) const {
 void SessionSwap::adopt_movable(const Call& call, c10::StorageImpl* storage) {
   if (StorageTable::tracked(storage) || session_.constants().find(storage)) return;
   Value* value = swap_->adopt(storage);
-  if (value && call.info.blank) engine_.keep_until_used(*value);
+  if (value && call.info.blank) keep_until_used(engine_, *value);
 }
 
 // While it was constant another thread may have begun to read it, without a lock.

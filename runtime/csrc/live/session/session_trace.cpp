@@ -71,7 +71,7 @@ bool SessionTrace::would_record(const Call& call, TraceRecorder& recorder) const
     if (!argument.written) continue;
     const bool tracked = recorder.tracks(storages_.key_of(argument.storage));
     versions |= tracked;
-    small &= tracked || bytes_of(argument.storage) <= kLargestCopy;
+    small &= tracked || copied_before_a_write(bytes_of(argument.storage));
   }
   return versions && small;
 }

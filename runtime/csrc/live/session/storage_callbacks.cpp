@@ -1,6 +1,7 @@
 // What torch calls in any thread: a storage's deleter, and its hook before a mutable pointer
 // leaves.
 
+#include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/session/by_hand.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -14,7 +15,7 @@ void StorageTable::storage_died(void* context) {
   if (!session) return;  // A forked child: the record is the parent's.
   Guard guard(session->locks());
   Value& value = *static_cast<Value*>(context);
-  if (value.dying) return session->engine().died(value);
+  if (value.dying) return died(session->engine(), value);
   Hold::died(value);
   session->storages().forget_home(value);
 }

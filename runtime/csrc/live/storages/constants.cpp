@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "runtime/csrc/engine/settle.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/storages/checksum.h"
 
@@ -98,7 +99,7 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
     }
   }
   try {
-    engine_.retire(constant, lock);
+    retire(engine_, constant, lock);
     return {.kept = resting};
   } catch (const c10::OutOfMemoryError&) {
     throw;
@@ -131,7 +132,7 @@ void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock)
     const Held held(engine_, *constant);
     const Nanos since = stays == Stays::kAll ? Nanos::min() : constant->last_access;
     try {
-      engine_.retire(*constant, lock, since);
+      retire(engine_, *constant, lock, since);
     } catch (const c10::OutOfMemoryError&) {
       forget_refusal();  // It is no error of the program's.
     } catch (const c10::Error&) {
@@ -155,7 +156,7 @@ void Constants::content_is_back(c10::StorageImpl* storage) {
     return;
   }
   const Held held(engine_, *constant);
-  engine_.forsake(*constant);
+  forsake(engine_, *constant);
   // An empty storage takes the place of this one, whose content is another constant's now.
   move_to(*constant, storage_over({}, 0));
 }
@@ -166,7 +167,7 @@ void Constants::shed_sometimes() {
   for (const auto& [storage, constant] : constants_) {
     if (constant->uses && kept_for_recipes(*constant)) kept.emplace_back(engine_, *constant);
   }
-  for (const Held& constant : kept) engine_.shed(*constant.value());
+  for (const Held& constant : kept) shed(engine_, *constant.value());
   kept.clear();
   shed_at_ = 2 * constants_.size() + kFirstShedding;
 }

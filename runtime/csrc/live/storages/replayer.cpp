@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/silence.h"
@@ -110,7 +111,7 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages, Copies& c
   if (!written) {
     storages.emplace_back(c10::Storage::use_byte_size_t(), value.size,
                           at::DataPtr(content, device_.device));
-  } else if (!value.constant() && !value.movable() && !value.home && value.locks == places) {
+  } else if (takes_buffer(value, places)) {
     at::DataPtr buffer = storages_.ordinary(block_of(value));
     engine_.reuse_buffer(value);
     storages.push_back(over(std::move(buffer), value.size));

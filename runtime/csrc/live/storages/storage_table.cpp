@@ -1,5 +1,6 @@
 #include "runtime/csrc/live/storages/storage_table.h"
 
+#include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/unlocked.h"
@@ -72,13 +73,13 @@ c10::StorageImpl* StorageTable::home_of(Value& value) {
     bury(home);  // Ours may be the last reference by the time it goes.
     return home.get();
   }
-  engine_.keep_until_died(value);
+  keep_until_died(engine_, value);
   forget_home(value);
   return nullptr;
 }
 
 void StorageTable::forget_home(Value& value) {
-  engine_.used(value);
+  used(engine_, value);
   if (TraceRecorder* recorder = recorder_) recorder->died(value.home);
   c10::raw::weak_intrusive_ptr::decref(home_storage(value));
   engine_.dropped(value);
@@ -136,7 +137,7 @@ void StorageTable::arm(const Value& value) {
 }
 
 void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
-  engine_.used(value);
+  used(engine_, value);
   if (TraceRecorder* recorder = recorder_) recorder->froze(&storage);
   detach(&storage, dtr::block_of(value));
   engine_.overwritten(value);

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/csrc/engine/trace_kinds.h"
 #include "runtime/csrc/graph/graph.h"
 #include "runtime/csrc/live/operators/operators.h"
 
@@ -36,10 +37,8 @@ class TraceRecorder {
   //   kConstant: name, bytes in the pool.
   //   kRelease, kFreeze: name.
   //   kStep, kOptimizing: nothing. A step of an optimizer ends; begins.
-  enum Kind : std::int64_t { kOperator, kConstant, kRelease, kFreeze, kStep, kOptimizing };
-  // Of a memory event: bytes; index of the block among those that this operator allocated; a name;
-  // bytes.
-  enum MemoryEvent : std::int64_t { kAllocated, kFreed, kReleased, kCopied };
+  enum Kind : std::int64_t { DTR_RECORD_KINDS(DTR_ENUMERATOR) };
+  enum MemoryEvent : std::int64_t { DTR_MEMORY_EVENTS(DTR_ENUMERATOR) };
 
   struct Result {
     const void* key;

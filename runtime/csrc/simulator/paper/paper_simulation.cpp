@@ -91,7 +91,7 @@ void PaperSimulation::compute(std::int64_t number, Lock& lock) {
   if (schedule_.op_constant[number]) {
     for (std::int64_t tensor = first; tensor < end; ++tensor) add_constant(tensor);
   } else if (results.empty()) {
-    counts_.base += schedule_.cost(number);
+    counts_.base_compute += schedule_.cost(number);
     engine_.advance(schedule_.cost(number));
   } else {
     engine_.compute(record(number, results), schedule_.cost(number), lock);
@@ -130,10 +130,10 @@ void PaperSimulation::add_constant(std::int64_t tensor) {
 
 void PaperSimulation::make_room(Bytes size) {
   while (counts_.usage + size > options_.budget) {
-    if (!engine_.evict_one()) throw OutOfBudget();
+    if (!engine_.eviction().evict_one()) throw OutOfBudget();
   }
   counts_.usage += size;
-  counts_.peak = std::max(counts_.peak, counts_.usage);
+  counts_.peak_bytes = std::max(counts_.peak_bytes, counts_.usage);
 }
 
 // Outputs that are still there, or that nothing needs any more, are made all the same and dropped,
@@ -158,16 +158,16 @@ void PaperSimulation::recompute(Op& op, Lock&) {
     ++back;
     log(*output, kComputed);
   }
-  (again ? counts_.remat : counts_.base) += schedule_.cost(number);
-  counts_.remats += again;
+  (again ? counts_.remat_compute : counts_.base_compute) += schedule_.cost(number);
+  counts_.rematerializations += again;
   counts_.collateral += again ? back - 1 : 0;
-  if (options_.remat_limit != 0ns && counts_.remat > options_.remat_limit) throw Thrash();
+  if (options_.remat_limit != 0ns && counts_.remat_compute > options_.remat_limit) throw Thrash();
 }
 
 void PaperSimulation::release(Value& value, Loss loss) {
   counts_.usage -= value.size;
   ++counts_.evictions;
-  counts_.eager += loss == Loss::kDropped;
+  counts_.eager_evictions += loss == Loss::kDropped;
   log(value, loss == Loss::kDropped ? kDropped : kEvicted);
 }
 

@@ -1,0 +1,53 @@
+// Two-ended placement, for studies: what cannot be evicted and what is expensive for its bytes lies
+// at the high end of the memory, what is cheap at the low end, so that cheap neighbours go
+// together. Expensive is what costs more time a byte than the running median of all results.
+
+#pragma once
+
+#include <algorithm>
+
+#include "dtr_alloc/pool/csrc/pool.h"
+#include "runtime/csrc/simulator/schedule.h"
+#include "runtime/csrc/simulator/simulation.h"
+
+namespace dtr {
+
+class TwoEndedPlacement {
+ public:
+  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // For of().
+
+  TwoEndedPlacement(const Schedule& schedule, Placement placement)
+      : schedule_(schedule), placement_(placement) {}
+
+  // For memory that an operator asks for, as that of a tensor.
+  Place of(std::int64_t op, std::int64_t tensor) const {
+    if (placement_ == Placement::kBestFit) return Place::kBestFit;
+    if (tensor == kTemporary) return Place::kLow;
+    if (tensor == kFromOutside || !schedule_.tracked(tensor)) return Place::kHigh;
+    return price(op) > median_ ? Place::kHigh : Place::kLow;
+  }
+
+  // A step of a fiftieth towards each operator leaves as many above as below.
+  void learn(std::int64_t op) {
+    const double now = price(op);
+    if (median_ == 0) median_ = now;
+    median_ = std::clamp(now, median_ / 1.02, median_ * 1.02);
+  }
+
+ private:
+  double price(std::int64_t op) const {
+    Bytes made = 0;
+    for (std::int64_t tensor = schedule_.op_results_begin[op];
+         tensor < schedule_.op_results_begin[op + 1]; ++tensor) {
+      made += schedule_.tensor_size[tensor];
+    }
+    return static_cast<double>(schedule_.op_cost[op]) /
+           static_cast<double>(std::max(made, Bytes{1}));
+  }
+
+  const Schedule& schedule_;
+  const Placement placement_;
+  double median_ = 0;  // Running, of nanoseconds a byte.
+};
+
+}  // namespace dtr
