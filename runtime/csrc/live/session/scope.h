@@ -67,8 +67,11 @@ class Scope {
   static inline std::atomic<Session*> active_{nullptr};
 
   Session& session_;
-  int joined_ = 0;
-  bool lingering_ = false, leaving_ = false;
+  // Guarded by: nothing: atomic
+  std::atomic<int> joined_ = 0;
+  std::atomic<bool> lingering_ = false;
+
+  bool leaving_ = false;
   std::vector<StoragePtr> outliving_;
   Bytes spilled_ = 0, lifted_from_ = 0, peak_before_ = 0;  // The lift, if there was one.
 };
