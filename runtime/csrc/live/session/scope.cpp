@@ -62,15 +62,13 @@ Scope::Left Scope::leave() {
   struct Close {
     Scope& scope;
     ~Close() {
-      scope.leaving_ = false;
       scope.end_budget();
       scope.linger();
     }
   } close{*this};
-  leaving_ = true;
   forget_refusal();
   session_.trace().end_watch(SessionTrace::Watch::kOver);
-  commit();
+  freeze_all(true, [] {});
   Left left{.spilled = spilled_};
   if (lifted_from_ > 0) {
     const PoolStats stats = session_.memory().stats();
@@ -98,13 +96,16 @@ void Scope::part() {
   --joined_;
 }
 
-void Scope::commit_and(const std::function<void()>& then) {
-  struct LetGo {  // Once the lock is open.
-    Scope& scope;
-    ~LetGo() { scope.outliving_.clear(); }
-  } let_go{*this};
+void Scope::freeze_all(bool leaving, const std::function<void()>& then) {
+  std::vector<StoragePtr> let_go;  // Once the lock is open.
   Turn turn(session_.locks());
   Guard guard(session_.locks());
+  const Meanwhile leaves(leaving_, leaving || leaving_);
+  struct Taken {
+    std::vector<StoragePtr>& from;
+    std::vector<StoragePtr>& to;
+    ~Taken() { to.swap(from); }
+  } taken{outliving_, let_go};
   dtr::commit(session_.engine(), guard.lock(),
               [this] { return leaving_ && forget_refusal() && (spill() || lift_budget()); });
   then();
