@@ -198,8 +198,8 @@ void bind_session(py::module_& m) {
       .def("bring_back_for_child", in(&Session::scope, &Scope::bring_back_for_child), Open())
       .def("watch", &Session::watch, Open())
       .def("seen",
-           [](Session& session) {
-             const SessionTrace::Seen seen = session.trace().seen();
+           [](const Session& session) {
+             const SessionTrace::Seen seen = session.seen();
              return py::make_tuple(array_of(seen.records.records), seen.records.operators,
                                    seen.steps, seen.watch);
            })
@@ -217,7 +217,7 @@ void bind_session(py::module_& m) {
       .def("start_trace", &Session::start_trace, Open())
       .def("take_trace",
            [](Session& session) {
-             TraceRecorder::Records records = session.trace().take();
+             TraceRecorder::Records records = session.take_trace();
              return py::make_tuple(array_of(records.records), records.operators,
                                    array_of(records.evictions));
            })

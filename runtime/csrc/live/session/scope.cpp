@@ -67,7 +67,10 @@ Scope::Left Scope::leave() {
     }
   } close{*this};
   forget_refusal();
-  session_.trace().end_watch(SessionTrace::Watch::kOver);
+  {
+    const Guard guard(session_.locks());
+    session_.trace().end_watch(SessionTrace::Watch::kOver);
+  }
   freeze_all(true, [] {});
   Left left{.spilled = spilled_};
   if (lifted_from_ > 0) {
@@ -81,6 +84,7 @@ Scope::Left Scope::leave() {
 
 void Scope::join() {
   Turn turn(session_.locks());
+  const Guard guard(session_.locks());
   session_.trace().end_watch(SessionTrace::Watch::kThreads);
   TORCH_CHECK(!session_.trace().recorder(),
               "a trace is being recorded, of one thread: others cannot join the scope");

@@ -190,7 +190,13 @@ void Session::start_trace() {
   const int others = scope_.joined();
   TORCH_CHECK(others == 0, "a trace is of one thread, and ", others,
               " others have joined this scope: record it before they do");
+  const Guard guard(locks_);
   trace_.start();
+}
+
+TraceRecorder::Records Session::take_trace() {
+  std::lock_guard guard(engine_.mutex());
+  return trace_.take();
 }
 
 void Session::watch() {
@@ -201,11 +207,16 @@ void Session::watch() {
   if (const Pool* pool = pool_of_values()) tell_what_is_there(*pool, *trace_.recorder());
 }
 
+SessionTrace::Seen Session::seen() const {
+  std::lock_guard guard(engine_.mutex());
+  return trace_.seen();
+}
+
 std::optional<StepCosts> Session::step() {
   ++tally_.steps;
   if (!Scope::records_this_thread()) return std::nullopt;
-  trace_.stepped();
   Guard guard(locks_);
+  trace_.stepped();
   engine_.end_step();
   if (swap_) swap_->end_step();
   const StepCosts all{tally_.evicted_for_room,

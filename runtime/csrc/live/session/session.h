@@ -69,8 +69,10 @@ class Session final : public Executor {
   void lock_for_fork();
   void unlock_after_fork();
 
-  void watch();        // Records the first steps from now on (session_trace.h).
+  void watch();  // Records the first steps from now on (session_trace.h).
+  SessionTrace::Seen seen() const;
   void start_trace();  // Throws std::runtime_error where one is being recorded.
+  TraceRecorder::Records take_trace();
   // An optimizer step is over: a mark in a trace. Nothing where this thread is not the scope's.
   std::optional<StepCosts> step();
 

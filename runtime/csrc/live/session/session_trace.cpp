@@ -26,8 +26,8 @@ void SessionTrace::watch() {
 }
 
 void SessionTrace::end_watch(Watch why) {
-  Watch on = Watch::kOn;
-  if (!watch_.compare_exchange_strong(on, why)) return;
+  if (watch_ != Watch::kOn) return;
+  watch_ = why;
   recorder_ = nullptr;
   last_name_ = watched_->last();
 }

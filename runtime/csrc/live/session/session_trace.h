@@ -6,6 +6,9 @@
 // after some steps or operators, so a long run pays little for it. Where nothing is recorded by
 // recipes (measure), the operators, their results and what is made of what say what a scope with a
 // budget could recompute, and which constants it would copy before they are written.
+//
+// The engine's lock is held where a recording begins or ends, or is asked what it saw. Any thread
+// sees without it whether there is one, and a recorder has a mutex of its own.
 
 #pragma once
 
@@ -64,14 +67,19 @@ class SessionTrace {
   void freeze_arguments(const Call& call, TraceRecorder& recorder) const;
   bool would_record(const Call& call, TraceRecorder& recorder) const;
 
+  // Guarded by: nothing: const
   const bool recipes_;
   const StorageTable& storages_;
-  std::atomic<TraceRecorder*> recorder_{nullptr};
+
+  // Guarded by: nothing: atomic
+  std::atomic<TraceRecorder*> recorder_{nullptr};  // Written under the engine's mutex.
+
+  // Guarded by: the engine's mutex
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
   TraceRecorder* watched_ = nullptr;                       // Null before.
-  std::atomic<std::int64_t> steps_{0};                     // That were watched.
-  std::atomic<Watch> watch_{Watch::kOff};
+  std::int64_t steps_ = 0;                                 // That were watched.
+  Watch watch_ = Watch::kOff;
 };
 
 }  // namespace dtr
