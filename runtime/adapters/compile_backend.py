@@ -2,7 +2,7 @@
 
 Inductor compiles as ever. What is added is a mark on each compiled forward graph: how many results
 it has, what it writes, whether it draws random numbers. In a scope a marked graph is called as one
-operator (operators/compiled_region.h), whose results, saved activations among them, can be evicted
+operator (bind_compiled_region.cpp), whose results, saved activations among them, can be evicted
 and computed again by running the graph again. What a backward graph reads is brought back and held
 until it lets it go (compiled_code.py); its mark tells what of it the graph may write over. Outside
 of scopes graphs are called as torch calls them.

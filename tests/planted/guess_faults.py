@@ -7,8 +7,8 @@ GUESS_FAULTS = (
     fault(
         "record no switch of the process",
         "runtime/csrc/live/storages/replayer.cpp",
-        "now != ready.switches",
-        "false && now != ready.switches",
+        "now != ready.state.switches",
+        "false && now != ready.state.switches",
         "tests/live/test_switches.py::test_what_was_computed_by_other_switches_is_recomputed_by_them",
     ),
     fault(
@@ -58,7 +58,7 @@ GUESS_FAULTS = (
     ),
     fault(
         "begin each copy at a multiple of 64",
-        "runtime/csrc/live/session/memory_requests.cpp",
+        "runtime/csrc/live/storages/storage_table.cpp",
         "remainder = remainder_of(content);",
         "remainder = 0;",
         "tests/live/test_alignment.py::"
@@ -83,7 +83,7 @@ GUESS_FAULTS = (
     fault(
         "take a workspace for read-only",
         "runtime/csrc/live/operators/operators.cpp",
-        '    {"aten::mkldnn_rnn_layer_backward", "workspace", "", OldContent::kRead},\n',
+        '    {"aten::mkldnn_rnn_layer_backward", "workspace"},\n',
         "",
         "tests/live/test_mutation.py::test_recurrent_layers_train_in_debug_mode",
     ),

@@ -36,14 +36,14 @@ LIVE_FAULTS = (
     fault(
         "record memory that a library keeps",
         "runtime/csrc/live/intercept/library_calls.cpp",
-        "         is_shared(result);",
-        "         false;",
+        "worth_evicting(tensor) && is_shared(result);",
+        "worth_evicting(tensor) && false;",
         "tests/live/test_libraries.py::test_memory_that_the_library_keeps_is_not_the_runtimes",
     ),
     fault(
         "let a replay cast as autocast does now",
         "runtime/csrc/live/recipes/recipe.cpp",
-        "  if (info->others) autocasting.emplace(autocast);\n",
+        "  if (info->others) autocasting.emplace(state.autocast);\n",
         "",
         "tests/live/test_libraries.py::test_a_replay_casts_as_autocast_did",
     ),
@@ -260,7 +260,7 @@ LIVE_FAULTS = (
     fault(
         "let a replay warn",
         "runtime/csrc/live/storages/replayer.cpp",
-        "    const Silence silence(foreign);\n",
+        "  const Silence silence(may_keep_arguments(*replay.info));\n",
         "",
         "tests/live/test_silence.py::test_a_replay_is_no_error_where_warnings_are_errors",
     ),

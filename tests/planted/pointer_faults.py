@@ -30,15 +30,14 @@ POINTER_FAULTS = (
     fault(
         "let the lengths be evicted that a composite kernel has converted",
         "runtime/csrc/live/intercept/composites.cpp",
-        "  IndicesStay() { ++InOperator::state.indices_stay; }\n"
-        "  ~IndicesStay() { --InOperator::state.indices_stay; }\n",
-        "  IndicesStay() {}\n  ~IndicesStay() {}\n",
+        "  const Meanwhile stay(InOperator::state.indices_stay, true);",
+        "  const Meanwhile stay(InOperator::state.indices_stay, false);",
         COMPOSITE,
     ),
     fault(
         "forget what a composite kernel writes through a pointer",
         "runtime/csrc/live/operators/operators.cpp",
-        '    {"aten::_saturate_weight_to_fp16", "weight", "", OldContent::kRead},\n',
+        '    {"aten::_saturate_weight_to_fp16", "weight"},\n',
         "",
         "tests/live/test_composites.py::"
         "test_what_a_composite_writes_through_a_pointer_counts_as_written",

@@ -22,25 +22,10 @@ struct ScoreParameter {
   py::tuple names;  // Of an enumeration's values; empty for numbers.
 };
 
-const char* name_of(ParameterRole role) {
-  switch (role) {
-    case ParameterRole::kName:
-      return "name";
-    case ParameterRole::kExponent:
-      return "exponent";
-    case ParameterRole::kWeight:
-      return "weight";
-    case ParameterRole::kFactor:
-      return "factor";
-    case ParameterRole::kSwitch:
-      return "switch";
-    case ParameterRole::kNanos:
-      return "nanoseconds";
-    case ParameterRole::kSeed:
-      return "seed";
-  }
-  return "";
-}
+// In the order of ParameterRole.
+constexpr const char* kRoles[] = {"name",   "exponent",    "weight", "switch",
+                                  "factor", "nanoseconds", "seed"};
+static_assert(std::size(kRoles) == int(ParameterRole::kSeed) + 1);
 
 // An enumeration's value is its name in Python.
 template <typename T>
@@ -89,8 +74,9 @@ py::tuple score_parameters() {
     if constexpr (std::is_enum_v<T>) {
       for (const char* name : kNames<T>) names.append(name);
     }
-    parameters.append(ScoreParameter{parameter.name, name_of(parameter.role), parameter.sentence,
-                                     to_python(Heuristic{}.*member), py::tuple(names)});
+    parameters.append(ScoreParameter{parameter.name, kRoles[int(parameter.role)],
+                                     parameter.sentence, to_python(Heuristic{}.*member),
+                                     py::tuple(names)});
   });
   return py::tuple(parameters);
 }

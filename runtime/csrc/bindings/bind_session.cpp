@@ -7,12 +7,12 @@
 #include <algorithm>
 
 #include "runtime/csrc/bindings/nanos_caster.h"
-#include "runtime/csrc/live/intercept/composites.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/operators/libraries.h"
 #include "runtime/csrc/live/operators/operators.h"
+#include "runtime/csrc/live/operators/pointer_readers.h"
 #include "runtime/csrc/live/session/by_hand.h"
 #include "runtime/csrc/live/session/cpu_allocator.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -103,10 +103,8 @@ SessionOptions options_of(const py::kwargs& given) {
   return options;
 }
 
-py::tuple tuple_of(const SessionTrace::Seen& seen) {
-  py::array_t<std::int64_t> records(static_cast<py::ssize_t>(seen.records.records.size()),
-                                    seen.records.records.data());
-  return py::make_tuple(records, seen.records.operators, seen.steps, seen.watch);
+py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& numbers) {
+  return py::array_t<std::int64_t>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
 }
 
 }  // namespace
@@ -199,7 +197,12 @@ void bind_session(py::module_& m) {
       .def("commit", in(&Session::scope, &Scope::commit), Open())
       .def("bring_back_for_child", in(&Session::scope, &Scope::bring_back_for_child), Open())
       .def("watch", &Session::watch, Open())
-      .def("seen", [](const Session& session) { return tuple_of(session.trace().seen()); })
+      .def("seen",
+           [](const Session& session) {
+             const SessionTrace::Seen seen = session.seen();
+             return py::make_tuple(array_of(seen.records.records), seen.records.operators,
+                                   seen.steps, seen.watch);
+           })
       .def("heuristic", [](Session& session) { return session.options().heuristic; })
       .def(
           "step",
@@ -214,19 +217,14 @@ void bind_session(py::module_& m) {
       .def("start_trace", &Session::start_trace, Open())
       .def("take_trace",
            [](Session& session) {
-             TraceRecorder::Records records = session.trace().take();
-             const auto array = [](const std::vector<std::int64_t>& numbers) {
-               return py::array_t<std::int64_t>(static_cast<py::ssize_t>(numbers.size()),
-                                                numbers.data());
-             };
-             return py::make_tuple(array(records.records), records.operators,
-                                   array(records.evictions));
+             TraceRecorder::Records records = session.take_trace();
+             return py::make_tuple(array_of(records.records), records.operators,
+                                   array_of(records.evictions));
            })
       .def("stats", &Session::stats)
-      .def("pool_stats", [](const Session& session) { return session.memory().stats(); })
-      .def("largest_budget",
-           [](const Session& session) { return session.memory().largest_budget(); })
-      .def("reset_peak", [](Session& session) { session.memory().reset_peak(); })
+      .def("pool_stats", in(&Session::memory, &Memory::stats))
+      .def("largest_budget", in(&Session::memory, &Memory::largest_budget))
+      .def("reset_peak", in(&Session::memory, &Memory::reset_peak))
       .def("timeline", &Session::timeline)
       .def("keep_events", &Session::keep_events)
       .def("events",

@@ -1,4 +1,10 @@
-#include "runtime/csrc/live/intercept/composites.h"
+// Composite operators whose kernels read memory through a pointer (operators/pointer_readers.h).
+//
+// A composite kernel runs at autograd's keys, above ours, or in inference mode at the backend's,
+// below (torch 2.11 to 2.15). What it calls, we see. What it reads or writes through a pointer, we
+// do not, and an evicted tensor has no memory there. So the operators of that table get kernels of
+// ours at autograd's keys and at kKey, which keep in memory what torch's kernel reads, and call
+// that. Outside of scopes they cost a boxed call. All other composite operators cost nothing.
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/ops/max_pool1d_native.h>
@@ -10,7 +16,7 @@
 #include <vector>
 
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/operators/operators.h"
 #include "runtime/csrc/live/operators/pointer_readers.h"
 #include "runtime/csrc/live/recipes/call.h"
@@ -38,13 +44,6 @@ std::vector<at::Tensor> tensors_of(const OperatorInfo& info, std::uint64_t which
   return tensors;
 }
 
-class IndicesStay {
- public:
-  IndicesStay() { ++InOperator::state.indices_stay; }
-  ~IndicesStay() { --InOperator::state.indices_stay; }
-  IndicesStay(const IndicesStay&) = delete;
-};
-
 void run_on_indices(Session& session, const OperatorInfo& info, c10::DispatchKeySet keys,
                     torch::jit::Stack* stack) {
   std::vector<at::Tensor> read = tensors_of(info, info.tensors, *stack);
@@ -52,7 +51,8 @@ void run_on_indices(Session& session, const OperatorInfo& info, c10::DispatchKey
     return !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
   });
   const Reading reading(session, read);
-  const IndicesStay stay;  // It may convert them first, and read what that made.
+  // It may convert them first, and read what that made.
+  const Meanwhile stay(InOperator::state.indices_stay, true);
   info.handle.redispatchBoxed(keys, stack);
 }
 

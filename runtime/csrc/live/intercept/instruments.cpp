@@ -9,20 +9,18 @@
 #include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/recipes/recipe.h"
 
 namespace dtr {
 
 void Interception::apply_instruments(Op* kept, Lock& lock) {
-  if (options_.verify && kept) verify(*kept, lock);
+  if (options_.verify && kept) {
+    const std::string different = difference(*kept, lock);
+    TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
+  }
   if (options_.evict_always) engine_.eviction().evict_all();
   if (options_.swap_always) engine_.eviction().move_all();
-}
-
-void Interception::verify(Op& op, Lock& lock) {
-  const std::string different = difference(op, lock);
-  TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
 }
 
 // Debug mode runs an operator twice: its first call, and each that is twice as large as the largest

@@ -9,7 +9,7 @@
 #include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/operators/libraries.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -57,6 +57,13 @@ Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
 // While the lock was open another thread took the argument's memory, or wrote it, or dropped it.
 bool is_lost(const Value& value) { return !value.home || !value.resident(); }
 
+// Another operator, which is under way, reads or writes the value.
+bool held_elsewhere(const Call& call, const Value& value) {
+  std::int32_t own = value.unfilled ? 1 : 0;
+  for (const TensorArgument& argument : call.arguments) own += argument.value == &value;
+  return value.locks > own;
+}
+
 // Whether all results are known to be too small for values before they are made: a recipe would be
 // thrown away. So one of torch's own operators on a few items costs a scope half as much. What is
 // read of a value has a history to ask about, whatever comes of it.
@@ -91,7 +98,8 @@ void set_in_optimizer(bool inside) {
   in_optimizer = inside;
   Session* session = Session::active();
   if (!inside || !session || !Scope::records_this_thread()) return;
-  if (TraceRecorder* recorder = session->trace().recorder()) recorder->optimizing();
+  if (TraceRecorder* recorder = session->trace().recorder())
+    recorder->mark(TraceRecorder::kOptimizing);
 }
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -115,20 +123,6 @@ void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::S
   if (outermost) session->notes().tell_of_caught();
 }
 
-Interception::Interception(Session& session)
-    : session_(session),
-      options_(session.options()),
-      device_(session.device()),
-      memory_(session.memory()),
-      engine_(session.engine()),
-      storages_(session.storages()),
-      constants_(session.constants()),
-      requests_(session.requests()),
-      swap_(session.swap()),
-      trace_(session.trace()),
-      detector_(session.detector()),
-      tally_(session.tally()) {}
-
 void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
                            torch::jit::Stack* stack) {
   if (info.itemwise && execute_itemwise(info, keys, stack)) return;
@@ -138,27 +132,52 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);
-  call.recording = options_.record && call.recordable && (detector_ || !makes_too_little(call));
+  call.recording = records(call);
 
   std::optional<Turn> turn;
-  const bool draws = info.random || (info.others && call.recording);  // Or may.
-  if (options_.record && (info.writes || draws)) turn.emplace(session_.locks());
+  if (takes_turn(call)) turn.emplace(session_.locks());
   if (call.recording) snapshot(call, *stack);
 
-  const bool engages = options_.record && (call.recording || call.tracked || info.writes);
+  const bool engages = needs_engine(call);
   const bool meets = !engages && call.here && requests_.may_be_new();
   Guard guard(session_.locks(), engages || meets || session_.scope().joined() > 0);
   OperatorCall engaged(engine_);
+  if (engages || meets) begin(call, engaged, engages, *stack, guard.lock());
+  // The other process may wait for what another thread of this one is about to do.
+  if (info.waits) turn.reset();
+  run_unlocked(call, engaged, stack, guard);
+  after(call, engaged, *stack, guard.lock());
+  if (call.undeclared) std::rethrow_exception(call.undeclared);
+}
+
+inline bool Interception::records(const Call& call) const {
+  return options_.record && call.recordable && (detector_ || !makes_too_little(call));
+}
+
+inline bool Interception::needs_engine(const Call& call) const {
+  return options_.record && (call.recording || call.tracked || call.info.writes);
+}
+
+// It writes, or it draws, or may draw.
+inline bool Interception::takes_turn(const Call& call) const {
+  const OperatorInfo& info = call.info;
+  return options_.record && (info.writes || info.random || (info.others && call.recording));
+}
+
+inline void Interception::begin(Call& call, OperatorCall& engaged, bool engages,
+                                const torch::jit::Stack& stack, Lock& lock) {
   try {
-    if (engages) prepare(call, engaged, *stack, guard.lock());
-    if (meets) requests_.meet_this_stream();
+    engages ? prepare(call, engaged, stack, lock) : requests_.meet_this_stream();
   } catch (...) {
     swap_.adopt_what_was_written(call);  // Nothing was: what has no reader may move as before.
     arm_again(call);
     throw;
   }
-  // The other process may wait for what another thread of this one is about to do.
-  if (info.waits) turn.reset();
+}
+
+inline void Interception::run_unlocked(Call& call, OperatorCall& engaged, torch::jit::Stack* stack,
+                                       Guard& guard) {
+  const OperatorInfo& info = call.info;
   try {
     const UnderWay::Operator under_way(session_.locks().under_way, guard.lock(),
                                        info.waits || info.collective);
@@ -169,17 +188,13 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
     after_failure(call, engaged);
     throw;
   }
-  after(call, engaged, *stack, guard.lock());
-  if (call.undeclared) std::rethrow_exception(call.undeclared);
 }
 
 // Whether a recipe of this call could be kept, in a session that records.
 bool Interception::recordable(Call& call, const torch::jit::Stack& stack) const {
   const OperatorInfo& info = call.info;
   const bool apart = differentiating();  // Asked of every operator: one may end a step that raised.
-  if (!options_.record && !trace_.recorder()) return false;
-  if (!call.here || call.foreign || call.handled) return false;
-  if (apart || requests_.capturing() || Hold::here()) return false;
+  if (apart || !may_record(call)) return false;
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
@@ -187,6 +202,12 @@ bool Interception::recordable(Call& call, const torch::jit::Stack& stack) const 
     if (!at::globalContext().deterministicAlgorithms()) return false;
   }
   return !info.draws_elsewhere(stack);
+}
+
+// Whatever the operator.
+inline bool Interception::may_record(const Call& call) const {
+  if (!options_.record && !trace_.recorder()) return false;
+  return call.here && !call.foreign && !call.handled && !requests_.capturing() && !Hold::here();
 }
 
 void Interception::gather(Call& call, const torch::jit::Stack& stack) const {
@@ -217,12 +238,12 @@ void Interception::add_argument(Call& call, TensorArgument& argument) const {
     // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
     call.foreign = true;
     const bool has_memory = tensor.has_storage() && tensor.unsafe_storage();
-    if (!has_memory || !trace_.tracks(storages_, storage_of(tensor))) return;
+    if (!has_memory || !trace_.tracks(storage_of(tensor))) return;
   }
   argument.storage = storage_of(tensor);
   argument.armed = is_armed(argument.storage) && !StorageTable::tracked(argument.storage);
   if (argument.armed && call.info.shares) disarm(argument.storage);
-  call.bytes += static_cast<Bytes>(argument.storage->nbytes());
+  call.bytes += bytes_of(argument.storage);
   call.tracked |= !call.info.shape_only && StorageTable::tracked(argument.storage);
   call.arguments.push_back(argument);
 }
@@ -247,14 +268,10 @@ void Interception::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) 
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
-  if (device_.work && requests_.follow_stream()) read_on_stream(call);
-}
-
-// Another operator, which is under way, reads or writes the value.
-bool Interception::held_elsewhere(const Call& call, const Value& value) const {
-  std::int32_t own = value.unfilled ? 1 : 0;
-  for (const TensorArgument& argument : call.arguments) own += argument.value == &value;
-  return value.locks > own;
+  if (!device_.work || !requests_.follow_stream()) return;
+  for (const TensorArgument& argument : call.arguments) {
+    if (argument.value) requests_.read_on_stream(*argument.value);
+  }
 }
 
 void Interception::cut_histories(Call& call, OperatorCall& engaged) {
@@ -344,15 +361,9 @@ void Interception::link_reads(Call& call, Op& op) {
 
 // What a recipe reads as the call's i-th tensor argument.
 Value& Interception::source_of(const Call& call, std::size_t i) {
-  if (!call.sources.empty() && call.sources[i]) return *call.sources[i];
+  if (Value* source = call.source(i)) return *source;
   const TensorArgument& argument = call.arguments[i];
   return argument.value ? *argument.value : constants_.of(argument.storage);
-}
-
-void Interception::read_on_stream(const Call& call) {
-  for (const TensorArgument& argument : call.arguments) {
-    if (argument.value) requests_.read_on_stream(*argument.value);
-  }
 }
 
 void Interception::verify_constants(const Call& call) {
@@ -366,9 +377,9 @@ void Interception::verify_constants(const Call& call) {
 void Interception::run(Call& call, torch::jit::Stack* stack) {
   if (TraceRecorder* recorder = trace_.recorder()) {
     for (const TensorArgument& argument : call.arguments) {
-      call.held.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(argument.storage));
+      call.held.push_back(share(argument.storage));
     }
-    trace_.begin(call, storages_, *recorder);
+    trace_.begin(call, *recorder);
   }
   if (!detector_) return run_timed(call, stack);
   const MutationDetector::Arguments seen = detector_->look(call.info, call.arguments);

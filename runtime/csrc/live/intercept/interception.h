@@ -25,7 +25,7 @@ namespace dtr {
 
 class Interception {
  public:
-  explicit Interception(Session& session);
+  explicit Interception(Session& session) : session_(session) {}
   void execute(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
  private:
@@ -35,9 +35,14 @@ class Interception {
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
   bool recordable(Call& call, const torch::jit::Stack& stack) const;
+  inline bool may_record(const Call& call) const;
+  inline bool records(const Call& call) const;
+  inline bool takes_turn(const Call& call) const;
+  inline bool needs_engine(const Call& call) const;
+  inline void begin(Call& call, OperatorCall& engaged, bool engages, const torch::jit::Stack& stack,
+                    Lock& lock);
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
   void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
-  bool held_elsewhere(const Call& call, const Value& value) const;
   void cut_histories(Call& call, OperatorCall& engaged);
   void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
@@ -47,16 +52,15 @@ class Interception {
   void link_reads(Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
   void verify_constants(const Call& call);
-  void read_on_stream(const Call& call);
+  inline void run_unlocked(Call& call, OperatorCall& engaged, torch::jit::Stack* stack,
+                           Guard& guard);
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
 
   // What a write asks for, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
-  void freeze_movable(Call& call, OperatorCall& engaged, Value& value, c10::StorageImpl* storage);
   void freeze_written(TensorArgument& argument, OperatorCall& engaged);
   void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
-  void read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at);
   bool long_written(Value& value);
 
   // Other libraries' operators, in library_calls.cpp.
@@ -64,11 +68,11 @@ class Interception {
   bool library_keeps(const at::Tensor& result) const;
   void snapshot(Call& call, const torch::jit::Stack& stack);
   void look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const;
-  void tell_what_stays(const Call& call, const torch::jit::Stack& stack);
+  void tell_what_stays(Call& call, const torch::jit::Stack& stack, bool lacks_recipe);
 
   // Its last stage, in results.cpp.
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
-  void adopt_result(Call& call, Op& op, std::uint16_t output, const c10::TensorImpl& tensor);
+  void adopt_result(Call& call, Op& op, std::uint16_t output, c10::StorageImpl* storage);
   template <class Visit>
   void for_each_written(const Call& call, const Visit& visit);
   void adopt_written(Call& call, OperatorCall& engaged);
@@ -81,22 +85,21 @@ class Interception {
 
   // What tests and debug mode ask for, in instruments.cpp.
   void apply_instruments(Op* kept, Lock& lock);
-  void verify(Op& op, Lock& lock);
   void verify_repeats(const Call& call, Op& op, Lock& lock);
   std::string difference(Op& op, Lock& lock);
 
   Session& session_;
-  const SessionOptions& options_;
-  const SessionDevice& device_;
-  Memory& memory_;
-  Engine& engine_;
-  StorageTable& storages_;
-  Constants& constants_;
-  MemoryRequests& requests_;
-  SessionSwap& swap_;
-  SessionTrace& trace_;
-  MutationDetector* const detector_;  // Null outside debug mode.
-  Tally& tally_;
+  const SessionOptions& options_ = session_.options();
+  const SessionDevice& device_ = session_.device();
+  Memory& memory_ = session_.memory();
+  Engine& engine_ = session_.engine();
+  StorageTable& storages_ = session_.storages();
+  Constants& constants_ = session_.constants();
+  MemoryRequests& requests_ = session_.requests();
+  SessionSwap& swap_ = session_.swap();
+  SessionTrace& trace_ = session_.trace();
+  MutationDetector* const detector_ = session_.detector();  // Null outside debug mode.
+  Tally& tally_ = session_.tally();
 };
 
 void set_in_optimizer(bool inside);  // This thread runs an optimizer's step.

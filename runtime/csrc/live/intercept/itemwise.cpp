@@ -55,11 +55,11 @@ bool have_one_way(const OperatorInfo& info, const c10::ArrayRef<c10::IValue> arg
   return true;
 }
 
-Bytes bytes_of(const c10::ArrayRef<c10::IValue> arguments) {
+Bytes sum_of_bytes(const c10::ArrayRef<c10::IValue> arguments) {
   Bytes sum = 0;
   for (const c10::IValue& argument : arguments) {
     for_each_tensor(argument, [&](const c10::TensorImpl& tensor, std::uint16_t) {
-      if (tensor.has_storage()) sum += static_cast<Bytes>(tensor.unsafe_storage().nbytes());
+      if (tensor.has_storage()) sum += bytes_of(storage_of(tensor));
     });
   }
   return sum;
@@ -77,7 +77,7 @@ bool Interception::execute_itemwise(const OperatorInfo& info, c10::DispatchKeySe
   const at::Tensor& first = arguments[0].toListRef()[0].toTensor();
   if (!device_.holds(*first.unsafeGetTensorImpl())) return false;
   if (device_.work && !have_one_way(info, arguments)) return false;
-  if (bytes_of(arguments) <= memory_.budget() / kShare) return false;
+  if (sum_of_bytes(arguments) <= memory_.budget() / kShare) return false;
   c10::List<at::Tensor> made;
   for (std::size_t item = 0; item < items; ++item) {
     torch::jit::Stack one;

@@ -37,9 +37,7 @@ const char* Interception::distrusts(const OperatorInfo& info) const {
 
 bool Interception::library_keeps(const at::Tensor& result) const {
   const c10::TensorImpl& tensor = *result.unsafeGetTensorImpl();
-  if (!device_.holds(tensor)) return false;
-  return worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes())) &&
-         is_shared(result);
+  return device_.holds(tensor) && worth_evicting(tensor) && is_shared(result);
 }
 
 // An operator that draws may put the generator back, as torch.random.fork_rng does, so a library's
@@ -74,15 +72,14 @@ void Interception::look_at_what_it_did(Call& call, const torch::jit::Stack& stac
 }
 
 // Of other libraries' operators and compiled graphs, those whose results would be worth evicting.
-void Interception::tell_what_stays(const Call& call, const torch::jit::Stack& stack) {
+void Interception::tell_what_stays(Call& call, const torch::jit::Stack& stack, bool lacks_recipe) {
+  if (call.info.listed && call.recordable && !call.stays && lacks_recipe) {
+    call.stays = "writes a tensor of over 64 KiB, or two tensors over one memory";
+  }
   if (!call.stays || !options_.record) return;
   bool worth = false;
-  for (const c10::IValue& result : call.results(stack)) {
-    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
-      if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
-      worth |= worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()));
-    });
-  }
+  call.for_each_result(
+      stack, [&](const c10::TensorImpl& tensor) { worth |= call.makes_value(device_, tensor); });
   if (worth) session_.notes().note_stayed(call.info.name + ": " + call.stays);
 }
 

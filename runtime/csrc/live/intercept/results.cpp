@@ -2,8 +2,6 @@
 // written ones hold a new version, and the operator is counted. After an operator that failed,
 // what it wrote stays as it is.
 
-#include <utility>
-
 #include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/ticks.h"
@@ -16,22 +14,19 @@ void Interception::adopt_results(Call& call, Op& op, const torch::jit::Stack& st
   for (std::uint16_t i = 0; i < results.size(); ++i) {
     if (!is_defined_tensor(results[i])) continue;
     const c10::TensorImpl& tensor = *results[i].unsafeToTensorImpl();
-    if (!device_.holds(tensor)) continue;
     if (i < call.kept.size() && call.kept[i]) {
       call.stays = "returns memory that it keeps";
-    } else {
-      adopt_result(call, op, i, tensor);
+    } else if (call.makes_value(device_, tensor)) {
+      adopt_result(call, op, i, storage_of(tensor));
     }
   }
 }
 
 void Interception::adopt_result(Call& call, Op& op, std::uint16_t output,
-                                const c10::TensorImpl& tensor) {
-  c10::StorageImpl* storage = storage_of(tensor);
-  const auto bytes = static_cast<Bytes>(storage->nbytes());
-  if (!worth_evicting(tensor, bytes) || call.has_argument_over(storage)) return;
+                                c10::StorageImpl* storage) {
   StorageTable::Adopted block = storages_.adopt(storage);
   if (!block) return;
+  const Bytes bytes = bytes_of(storage);
   call.bytes += bytes;
   Value& value = engine_.write(op, output, bytes, storage, block.get());
   storages_.attach(storage, value, block.release());
@@ -61,8 +56,7 @@ void Interception::adopt_written(Call& call, OperatorCall& engaged) {
     if (!storage) {
       storages_.free(block);
     } else if (op && !long_written(value)) {
-      const auto bytes = static_cast<Bytes>(storage->nbytes());
-      Value& next = engine_.write(*op, output, bytes, storage, block);
+      Value& next = engine_.write(*op, output, bytes_of(storage), storage, block);
       next.version = value.version + 1;
       storages_.attach(storage, next, block);
     } else {
@@ -99,15 +93,10 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   if (Op* op = engaged.op()) adopt_results(call, *op, stack);
   adopt_written(call, engaged);
   const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.usual_ticks);
-  if (TraceRecorder* recorder = trace_.recorder()) {
-    trace_.end(call, storages_, *recorder, cost, stack);
-  }
+  if (TraceRecorder* recorder = trace_.recorder()) trace_.end(call, *recorder, cost, stack);
   engine_.note_operator(call.bytes);
   const bool recorded = engaged.op();
-  if (call.info.listed && call.recordable && !call.stays && !recorded && !in_capture) {
-    call.stays = "writes a tensor of over 64 KiB, or two tensors over one memory";
-  }
-  tell_what_stays(call, stack);
+  tell_what_stays(call, stack, !recorded && !in_capture);
   Op* kept = engaged.finish(cost);
   if (kept) Recipe::of(*kept).has_run();
   tally_.recorded += kept != nullptr;
@@ -130,12 +119,10 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
 
 // A sparse or quantized result may hold on to the arguments, and read them without the dispatcher.
 void Interception::look_at_results(Call& call, const torch::jit::Stack& stack) {
-  for (const c10::IValue& result : call.results(stack)) {
-    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
-      call.foreign |= !is_dense(tensor);
-      if (detector_) detector_->made(tensor, call.info);
-    });
-  }
+  call.for_each_result(stack, [&](const c10::TensorImpl& tensor) {
+    call.foreign |= !is_dense(tensor);
+    if (detector_) detector_->made(tensor, call.info);
+  });
 }
 
 void Interception::arm_arguments(const Call& call) {

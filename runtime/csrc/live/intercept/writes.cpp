@@ -30,6 +30,15 @@ bool share_memory(const TensorArguments& arguments) {
   return false;
 }
 
+// The recipe reads the old content through every argument over this storage.
+void read_everywhere(Call& call, OperatorCall& engaged, Value& constant, std::size_t at) {
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    if (call.arguments[i].storage != call.arguments[at].storage) continue;
+    if (i != at) engaged.hold(constant);
+    call.sources[i] = &constant;
+  }
+}
+
 }  // namespace
 
 void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock) {
@@ -37,7 +46,12 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
   for (TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
     Value* value = argument.value;
-    if (value && value->movable()) freeze_movable(call, engaged, *value, argument.storage);
+    if (value && value->movable()) {
+      // Constant while it is written: recipes that read it get what was there as those of any
+      // constant.
+      swap_.note_movable(call, argument.storage);
+      make_constant(call, engaged, *value);
+    }
     if (argument.value && call.info.fresh) {
       swap_.note_movable(call, argument.storage);
       freeze_written(argument, engaged);
@@ -52,21 +66,13 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
   if (constants && call.recording) copy_written_constants(call, engaged, lock);
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
-    const bool copied = !call.sources.empty() && call.sources[i];
-    const bool keeps = argument.written && !argument.value && !copied;
+    const bool keeps = argument.written && !argument.value && !call.source(i);
     if (keeps) constants_.keep_content(argument.storage, lock);
   }
 }
 
-// Constant while it is written: recipes that read it get what was there as those of any constant.
-void Interception::freeze_movable(Call& call, OperatorCall& engaged, Value& value,
-                                  c10::StorageImpl* storage) {
-  swap_.note_movable(call, storage);
-  make_constant(call, engaged, value);
-}
-
 // What an operator writes beside its results gets no chain of recipes: each recipe would hold on to
-// a batch. Of OldContent::kIgnored (operators.cpp) there is no copy either.
+// a batch. Of running statistics (operators.cpp) there is no copy either.
 void Interception::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
   Value* value = std::exchange(argument.value, nullptr);
   if (value->producer && value->home && value->resident()) engine_.freeze(*value);
@@ -77,8 +83,7 @@ void Interception::freeze_written(TensorArgument& argument, OperatorCall& engage
 // only a small one is worth. record() gives the locks of the copies back.
 void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock) {
   const auto too_large = [](const TensorArgument& argument) {
-    const auto bytes = static_cast<Bytes>(argument.storage->nbytes());
-    return argument.writes_constant() && !copied_before_a_write(bytes);
+    return argument.writes_constant() && !copied_before_a_write(bytes_of(argument.storage));
   };
   call.recording = std::ranges::none_of(call.arguments, too_large) && !share_memory(call.arguments);
   if (!call.recording) return;
@@ -91,16 +96,6 @@ void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Loc
     constants_.give_copy(constant, lock);
     constants_.keep_content(argument.storage, lock);  // What lies over the same memory.
     read_everywhere(call, engaged, constant, i);
-  }
-}
-
-// The recipe reads the old content through every argument over this storage.
-void Interception::read_everywhere(Call& call, OperatorCall& engaged, Value& constant,
-                                   std::size_t at) {
-  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-    if (call.arguments[i].storage != call.arguments[at].storage) continue;
-    if (i != at) engaged.hold(constant);
-    call.sources[i] = &constant;
   }
 }
 

@@ -26,6 +26,18 @@ constexpr c10::DispatchKeySet kDense = c10::DispatchKeySet(
      c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
      c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
+inline c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
+  return tensor.unsafe_storage().unsafeGetStorageImpl();
+}
+inline at::DataPtr& pointer_of(const c10::StorageImpl* storage) {
+  return const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+}
+inline Bytes bytes_of(const c10::StorageImpl* storage) {
+  return static_cast<Bytes>(storage->nbytes());
+}
+using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
+inline StoragePtr share(c10::StorageImpl* storage) { return StoragePtr::reclaim_copy(storage); }
+
 // Whether nothing but its storage holds a tensor's content: not sparse, quantized, nested, ...
 inline bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
@@ -52,7 +64,7 @@ struct SessionDevice {
   bool holds(const c10::TensorImpl& tensor) const {
     if (!is_dense(tensor)) return false;
     if (tensor.device() == device) return true;
-    return tensor.is_cpu() && kept_in_recipe(static_cast<Bytes>(tensor.unsafe_storage().nbytes()));
+    return tensor.is_cpu() && kept_in_recipe(bytes_of(storage_of(tensor)));
   }
   at::DataPtr ordinary(void* data) const { return {data, data, deleter, device}; }
   Stream current_stream() const { return work ? stream(device) : 0; }

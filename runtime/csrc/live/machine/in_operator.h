@@ -64,11 +64,10 @@ class InOperator {
     int depth = 0;
     // Python code runs whose operators torch hides from us: what they read is not locked.
     bool handled = false;
-    bool replaying = false;    // The operator is a recomputation, and not the program's doing.
-    bool first_run = false;    // The operator never ran before, and does more than later.
-    bool making_room = false;  // What is evicted goes for want of memory.
-    int indices_stay =
-        0;  // A composite kernel reads what integers it makes (intercept/composites.h).
+    bool replaying = false;     // The operator is a recomputation, and not the program's doing.
+    bool first_run = false;     // The operator never ran before, and does more than later.
+    bool making_room = false;   // What is evicted goes for want of memory.
+    bool indices_stay = false;  // A composite kernel reads what integers it makes (composites.cpp).
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
     // The largest request in vain since this operator began, and a budget that would have served
     // all of them; 0 where none would.
@@ -81,24 +80,17 @@ class InOperator {
   bool before_;
 };
 
-class InReplay {
+// A variable has another value for as long as this lives.
+template <typename T>
+class Meanwhile {
  public:
-  InReplay() : before_(std::exchange(InOperator::state.replaying, true)) {}
-  ~InReplay() { InOperator::state.replaying = before_; }
-  InReplay(const InReplay&) = delete;
+  Meanwhile(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
+  ~Meanwhile() { variable_ = before_; }
+  Meanwhile(const Meanwhile&) = delete;
 
  private:
-  bool before_;
-};
-
-class MakingRoom {
- public:
-  MakingRoom() : before_(std::exchange(InOperator::state.making_room, true)) {}
-  ~MakingRoom() { InOperator::state.making_room = before_; }
-  MakingRoom(const MakingRoom&) = delete;
-
- private:
-  bool before_;
+  T& variable_;
+  const T before_;
 };
 
 }  // namespace dtr

@@ -1,10 +1,12 @@
 #include "runtime/csrc/live/machine/out_of_memory.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cinttypes>
 #include <cstdio>
+#include <utility>
+
+#include "runtime/csrc/live/machine/in_operator.h"
 
 namespace dtr {
 namespace {
@@ -51,6 +53,8 @@ std::string asked_of(const Refusal& refusal) {
 std::string made_so_far(Bytes bytes) {
   return bytes > 0 ? in_mib(bytes) + " were made so far by the one that asks, " : "";
 }
+
+std::atomic<Adviser> the_adviser{nullptr};
 
 }  // namespace
 
@@ -123,11 +127,29 @@ std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least
          enough_mib(at_least);
 }
 
-std::string refused_before(Bytes asked, Bytes at_least) {
-  const std::string text = c10::str("dtr_alloc had refused the operator ", enough_mib(asked),
-                                    ", which may be the cause");
-  if (at_least == 0) return text;
-  return text + ": raise the budget to at least " + enough_mib(at_least);
+void set_adviser(Adviser adviser) { the_adviser = adviser; }
+
+void rethrow_with_advice(const c10::OutOfMemoryError& error) {
+  const Bytes at_least = InOperator::state.at_least;
+  forget_refusal();
+  const Adviser adviser = the_adviser;
+  if (at_least == 0 || !adviser) throw;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, error.msg(), adviser(at_least));
+}
+
+void add_refusal(c10::Error& error) {
+  const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
+  forget_refusal();
+  if (asked == 0) return;
+  std::string text =
+      "dtr_alloc had refused the operator " + enough_mib(asked) + ", which may be the cause";
+  if (at_least) text += ": raise the budget to at least " + enough_mib(at_least);
+  error.add_context(std::move(text));
+}
+
+bool forget_refusal() {
+  InOperator::state.refused = 0;
+  return std::exchange(InOperator::state.at_least, 0) != 0;
 }
 
 }  // namespace dtr

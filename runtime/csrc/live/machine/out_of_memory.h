@@ -1,6 +1,10 @@
-// The texts of torch.OutOfMemoryError: what was asked, what there was, and what to do.
+// The texts of torch.OutOfMemoryError: what was asked, what there was, and what to do; and what a
+// thread was refused. An error of ours gets advice once no lock is held. An operator may catch the
+// error and then fail in another way: its own error is told what was refused before.
 
 #pragma once
+
+#include <c10/util/Exception.h>
 
 #include <string>
 #include <vector>
@@ -33,9 +37,17 @@ struct Refusal {
 [[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);
 [[noreturn]] void throw_thrashing(Bytes budget, double ratio, double limit);
 
-// The warning of an operator that caught such an error, and what another error of its is told.
-// `at_least`: the budget that would have served it, or 0 where none would.
+// Says more about an error than is known where it is raised. `at_least`: bytes of a budget that
+// would have let this request through. Called without any of our locks.
+using Adviser = std::string (*)(Bytes at_least);
+void set_adviser(Adviser adviser);
+
+[[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error);
+void add_refusal(c10::Error& error);  // That may have led to it.
+bool forget_refusal();                // Whether the budget refused.
+
+// The warning of an operator that caught such an error. `at_least`: the budget that would have
+// served it, or 0 where none would.
 std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least);
-std::string refused_before(Bytes asked, Bytes at_least);
 
 }  // namespace dtr

@@ -29,7 +29,8 @@ namespace dtr {
 namespace {
 
 using at::Context;
-using Precision = std::pair<at::Float32Backend, at::Float32Op>;
+using Backend = at::Float32Backend;
+using Precise = at::Float32Op;
 
 // Getters and setters of these tell and change more than one field. An explicit instantiation may
 // name a private member, which is how we reach the field (storage_access.h does so, too).
@@ -53,7 +54,7 @@ struct Switch {
   void (*put)(Context&, Setting);
 };
 
-template <at::Float32Backend backend, at::Float32Op op>
+template <Backend backend, Precise op>
 constexpr Switch precision(const char* name) {
   return {name,
           [](Context& context) {
@@ -137,22 +138,15 @@ constexpr Switch kSwitches[] = {
     {"torch.backends.cudnn.allow_tf32",
      [](Context& context) { return Setting{allow_tf32_cudnn(context)}; },
      [](Context& context, Setting to) { allow_tf32_cudnn(context) = to; }},
-    precision<at::Float32Backend::GENERIC, at::Float32Op::ALL>("torch.backends.fp32_precision"),
-    precision<at::Float32Backend::MKLDNN, at::Float32Op::ALL>(
-        "torch.backends.mkldnn.fp32_precision"),
-    precision<at::Float32Backend::MKLDNN, at::Float32Op::CONV>(
-        "torch.backends.mkldnn.conv.fp32_precision"),
-    precision<at::Float32Backend::MKLDNN, at::Float32Op::RNN>(
-        "torch.backends.mkldnn.rnn.fp32_precision"),
-    precision<at::Float32Backend::MKLDNN, at::Float32Op::MATMUL>(
-        "torch.backends.mkldnn.matmul.fp32_precision"),
-    precision<at::Float32Backend::CUDA, at::Float32Op::ALL>("torch.backends.cudnn.fp32_precision"),
-    precision<at::Float32Backend::CUDA, at::Float32Op::CONV>(
-        "torch.backends.cudnn.conv.fp32_precision"),
-    precision<at::Float32Backend::CUDA, at::Float32Op::RNN>(
-        "torch.backends.cudnn.rnn.fp32_precision"),
-    precision<at::Float32Backend::CUDA, at::Float32Op::MATMUL>(
-        "torch.backends.cuda.matmul.fp32_precision"),
+    precision<Backend::GENERIC, Precise::ALL>("torch.backends.fp32_precision"),
+    precision<Backend::MKLDNN, Precise::ALL>("torch.backends.mkldnn.fp32_precision"),
+    precision<Backend::MKLDNN, Precise::CONV>("torch.backends.mkldnn.conv.fp32_precision"),
+    precision<Backend::MKLDNN, Precise::RNN>("torch.backends.mkldnn.rnn.fp32_precision"),
+    precision<Backend::MKLDNN, Precise::MATMUL>("torch.backends.mkldnn.matmul.fp32_precision"),
+    precision<Backend::CUDA, Precise::ALL>("torch.backends.cudnn.fp32_precision"),
+    precision<Backend::CUDA, Precise::CONV>("torch.backends.cudnn.conv.fp32_precision"),
+    precision<Backend::CUDA, Precise::RNN>("torch.backends.cudnn.rnn.fp32_precision"),
+    precision<Backend::CUDA, Precise::MATMUL>("torch.backends.cuda.matmul.fp32_precision"),
     {"torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
      [](Context& context) { return static_cast<Setting>(context.allowFP16ReductionCuBLAS()); },
      [](Context& context, Setting to) {

@@ -30,35 +30,28 @@ std::string_view space_of(const c10::FunctionSchema& schema) {
   return name.substr(0, name.find("::"));
 }
 
-const c10::Type& inside(const c10::Type& type, TypeKind kind) {
-  return type.kind() == kind ? *type.containedTypes()[0] : type;
+// Of a tensor, a list of them, or either of these optional a recipe finds the tensors.
+bool is_odd(const Argument& argument) {
+  const c10::Type& list = inside(*argument.type(), TypeKind::OptionalType);
+  const c10::Type& item = inside(inside(list, TypeKind::ListType), TypeKind::OptionalType);
+  return holds_tensors(item) && item.kind() != TypeKind::TensorType;
 }
 
+}  // namespace
+
 bool holds_tensors(const c10::Type& type) {
-  if (type.kind() == TypeKind::TensorType) return true;
-  return std::ranges::any_of(type.containedTypes(),
+  return type.kind() == TypeKind::TensorType ||
+         std::ranges::any_of(type.containedTypes(),
                              [](const auto& inner) { return holds_tensors(*inner); });
 }
 
-// A tensor, a list of them, or either of these optional: where a recipe finds the tensors.
-bool is_tensor_or_list(const c10::Type& type) {
-  const c10::Type& item = inside(inside(type, TypeKind::OptionalType), TypeKind::ListType);
-  return inside(item, TypeKind::OptionalType).kind() == TypeKind::TensorType;
-}
-
-bool is_generator(const c10::Type& type) {
-  return inside(type, TypeKind::OptionalType).kind() == TypeKind::GeneratorType;
+const c10::Type& inside(const c10::Type& type, TypeKind kind) {
+  return type.kind() == kind ? *type.containedTypes()[0] : type;
 }
 
 bool is_written(const Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
-
-bool is_odd(const Argument& argument) {
-  return holds_tensors(*argument.type()) && !is_tensor_or_list(*argument.type());
-}
-
-}  // namespace
 
 bool is_of_library(const c10::FunctionSchema& schema) {
   const std::string_view space = space_of(schema);
@@ -92,7 +85,9 @@ const char* obstacle_of(const c10::FunctionSchema& schema) {
            inside(*one.type(), TypeKind::OptionalType).kind() != TypeKind::TensorType;
   };
   if (std::ranges::any_of(results, several)) return "returns a list of tensors, of any length";
-  const auto takes_generator = [](const Argument& one) { return is_generator(*one.type()); };
+  const auto takes_generator = [](const Argument& one) {
+    return inside(*one.type(), TypeKind::OptionalType).kind() == TypeKind::GeneratorType;
+  };
   if (std::ranges::any_of(arguments, takes_generator)) return "is given a generator";
   if (std::ranges::any_of(arguments, is_odd)) return "takes tensors in a structure";
   return nullptr;

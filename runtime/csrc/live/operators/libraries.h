@@ -20,6 +20,12 @@
 
 namespace dtr {
 
+// What schemas say: whether a type is or holds tensors, what is inside a type of that kind (else the
+// type itself), and whether an argument is written.
+bool holds_tensors(const c10::Type& type);
+const c10::Type& inside(const c10::Type& type, c10::TypeKind kind);
+bool is_written(const c10::Argument& argument);
+
 // Whether neither torch's eager mode nor we define the operator.
 bool is_of_library(const c10::FunctionSchema& schema);
 

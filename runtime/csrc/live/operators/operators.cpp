@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <iterator>
 #include <mutex>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/csrc/live/operators/libraries.h"
@@ -57,60 +57,40 @@ constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"}
 // It returns when a collective is over, whose result it is given.
 constexpr std::string_view kWaits = "_c10d_functional::wait_tensor";
 
-// What the results have to do with the old content of an argument that the operator writes.
-enum class OldContent { kRead, kIgnored };
-
-// An argument that an operator writes although its schema says that it reads it, or though its
-// schema does not say when. To add an operator, add a row for each such argument. Where its results
-// read the old content, or in doubt, that is {"aten::name", "argument", "", OldContent::kRead}.
-//
-// kIgnored is the rule for batch norm's running statistics: in training no result depends on them,
-// so a replay may write any memory instead, and they never get a recipe and are never copied.
-struct UndeclaredWrite {
+// A row of the next tables: an operator, and one of its arguments.
+struct Row {
   std::string_view name;
   std::string_view argument;
-  // A bool argument: without it an ignored one is only read. Empty: it is always written.
-  std::string_view flag;
-  OldContent old_content;
 };
-constexpr UndeclaredWrite kUndeclaredWrites[] = {
-    {"aten::native_batch_norm", "running_mean", "training", OldContent::kIgnored},
-    {"aten::native_batch_norm", "running_var", "training", OldContent::kIgnored},
-    {"aten::cudnn_batch_norm", "running_mean", "training", OldContent::kIgnored},
-    {"aten::cudnn_batch_norm", "running_var", "training", OldContent::kIgnored},
-    {"aten::miopen_batch_norm", "running_mean", "training", OldContent::kIgnored},
-    {"aten::miopen_batch_norm", "running_var", "training", OldContent::kIgnored},
-    {"aten::_native_batch_norm_legit", "running_mean", "training", OldContent::kIgnored},
-    {"aten::_native_batch_norm_legit", "running_var", "training", OldContent::kIgnored},
-    {"aten::_batch_norm_with_update", "running_mean", "", OldContent::kIgnored},
-    {"aten::_batch_norm_with_update", "running_var", "", OldContent::kIgnored},
-    {"aten::batch_norm_update_stats", "running_mean", "", OldContent::kIgnored},
-    {"aten::batch_norm_update_stats", "running_var", "", OldContent::kIgnored},
-    {"aten::batch_norm_gather_stats", "running_mean", "", OldContent::kIgnored},
-    {"aten::batch_norm_gather_stats", "running_var", "", OldContent::kIgnored},
-    {"aten::batch_norm_gather_stats_with_counts", "running_mean", "", OldContent::kIgnored},
-    {"aten::batch_norm_gather_stats_with_counts", "running_var", "", OldContent::kIgnored},
+
+// An argument that an operator writes although its schema says that it reads it. To add an operator,
+// add a row for each such argument.
+constexpr Row kUndeclaredWrites[] = {
     // What the forward pass left there is read, and then written over (torch 2.13, oneDNN).
-    {"aten::mkldnn_rnn_layer_backward", "workspace", "", OldContent::kRead},
-    {"aten::_saturate_weight_to_fp16", "weight", "", OldContent::kRead},
+    {"aten::mkldnn_rnn_layer_backward", "workspace"},
+    {"aten::_saturate_weight_to_fp16", "weight"},
+};
+
+// Batch norm writes its running statistics, `running_mean` and `running_var`, and its schema does
+// not say when. In training no result depends on them, so a replay may write any memory instead, and
+// they never get a recipe and are never copied. The argument is a flag: without it they are only
+// read. Empty: they are always written.
+constexpr Row kRunningStatistics[] = {
+    {"aten::native_batch_norm", "training"}, {"aten::cudnn_batch_norm", "training"},
+    {"aten::miopen_batch_norm", "training"}, {"aten::_native_batch_norm_legit", "training"},
+    {"aten::_batch_norm_with_update", ""},   {"aten::batch_norm_update_stats", ""},
+    {"aten::batch_norm_gather_stats", ""},   {"aten::batch_norm_gather_stats_with_counts", ""},
 };
 
 // A rate above zero makes the operator draw from a state in device memory, which it advances there.
-struct UndeclaredDraw {
-  std::string_view name;
-  std::string_view rate;
-};
-constexpr UndeclaredDraw kUndeclaredDraws[] = {{"aten::_cudnn_rnn", "dropout"}};
+constexpr Row kUndeclaredDraws[] = {{"aten::_cudnn_rnn", "dropout"}};
 
 // Several threads add to one element, or write it, in the order in which they come. So bits differ
 // from run to run, but where the thread computes alone or torch was told to be deterministic. Seen
 // with torch 2.13 on the host (perf/survey/repeats.py); all else that adds up there, such as
-// scatter_add and index_add, repeats itself.
-struct Unordered {
-  std::string_view name;
-  std::string_view flag;  // A bool argument: without it nothing is added. Empty: it always is.
-};
-constexpr Unordered kUnordered[] = {
+// scatter_add and index_add, repeats itself. The argument is a flag: without it nothing is added.
+// Empty: it always is.
+constexpr Row kUnordered[] = {
     {"aten::index_put_", "accumulate"},
     {"aten::index_put", "accumulate"},
     {"aten::_index_put_impl_", "accumulate"},
@@ -124,6 +104,12 @@ constexpr Unordered kUnordered[] = {
 };
 
 template <std::size_t size>
+const Row* row_of(const Row (&rows)[size], std::string_view name) {
+  const Row* row = std::ranges::find(rows, name, &Row::name);
+  return row == std::end(rows) ? nullptr : row;
+}
+
+template <std::size_t size>
 bool contains(const std::string_view (&names)[size], std::string_view name) {
   return std::ranges::find(names, name) != std::end(names);
 }
@@ -131,14 +117,6 @@ bool contains(const std::string_view (&names)[size], std::string_view name) {
 template <std::size_t size>
 bool begins_with_one_of(const std::string_view (&prefixes)[size], std::string_view name) {
   return std::ranges::any_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); });
-}
-
-bool holds_tensors(const c10::Type& type) {
-  if (type.kind() == TypeKind::TensorType) return true;
-  for (const auto& inner : type.containedTypes()) {
-    if (holds_tensors(*inner)) return true;
-  }
-  return false;
 }
 
 // Whether a copy of the argument can be kept and used again: no Python object, no custom class, no
@@ -155,37 +133,19 @@ bool is_plain(const c10::Type& type) {
     case TypeKind::DictType:
       return false;
     default:
-      for (const auto& inner : type.containedTypes()) {
-        if (!is_plain(*inner)) return false;
-      }
-      return true;
+      return std::ranges::all_of(type.containedTypes(),
+                                 [](const auto& inner) { return is_plain(*inner); });
   }
-}
-
-// A type, or what an optional of it is optional.
-const c10::Type& without_optional(const c10::Type& type) {
-  return type.kind() == TypeKind::OptionalType ? *type.containedTypes()[0] : type;
 }
 
 bool is_storage(const c10::Argument& argument) {
-  return without_optional(*argument.type()).kind() == TypeKind::StorageType;
-}
-
-bool is_written(const c10::Argument& argument) {
-  return argument.alias_info() && argument.alias_info()->isWrite();
+  return inside(*argument.type(), TypeKind::OptionalType).kind() == TypeKind::StorageType;
 }
 
 bool is_pure_view(const FunctionSchema& schema) {
-  if (schema.name() == "aten::_unsafe_view")
-    return true;  // A view whose schema hides it from autograd.
-  if (schema.returns().empty()) return false;
-  for (const auto& argument : schema.arguments()) {
-    if (is_written(argument)) return false;
-  }
-  for (const auto& result : schema.returns()) {
-    if (!result.alias_info()) return false;
-  }
-  return true;
+  if (schema.name() == "aten::_unsafe_view") return true;  // Its schema hides it from autograd.
+  return !schema.returns().empty() && std::ranges::none_of(schema.arguments(), is_written) &&
+         std::ranges::all_of(schema.returns(), [](const auto& one) { return one.alias_info(); });
 }
 
 bool is_metadata_change(const c10::OperatorHandle& op) {
@@ -205,7 +165,7 @@ bool is_recordable(const FunctionSchema& schema) {
 
 // What the schema says of an argument. There is a bit for each: torch allows no more than 64.
 void read_declared(OperatorInfo& info, std::size_t i, const c10::Argument& argument) {
-  const c10::Type& type = without_optional(*argument.type());
+  const c10::Type& type = inside(*argument.type(), TypeKind::OptionalType);
   const std::uint64_t bit = std::uint64_t{1} << i;
   if (holds_tensors(type)) {
     info.tensors |= bit;
@@ -226,25 +186,29 @@ std::int32_t index_of(const FunctionSchema& schema, std::string_view argument) {
   return index ? *index : -1;
 }
 
+// The bit of that argument; 0 where there is none of that name.
+std::uint64_t bit_of(const FunctionSchema& schema, std::string_view argument) {
+  const std::int32_t index = index_of(schema, argument);
+  return index < 0 ? 0 : std::uint64_t{1} << index;
+}
+
 // What the tables say of the arguments.
 void add_undeclared(OperatorInfo& info, const FunctionSchema& schema) {
   const std::string& name = schema.name();
-  for (const UndeclaredWrite& row : kUndeclaredWrites) {
-    const std::int32_t written = row.name == name ? index_of(schema, row.argument) : -1;
-    if (written < 0) continue;
-    const std::uint64_t bit = std::uint64_t{1} << written;
-    info.writes |= bit;
-    if (row.old_content == OldContent::kRead) continue;
-    info.statistics |= bit;
-    info.training = index_of(schema, row.flag);
+  for (const Row& row : kUndeclaredWrites) {
+    if (row.name == name) info.writes |= bit_of(schema, row.argument);
   }
-  for (const UndeclaredDraw& row : kUndeclaredDraws) {
-    if (row.name == name) info.dropout = index_of(schema, row.rate);
+  if (const Row* row = row_of(kRunningStatistics, name)) {
+    info.statistics = bit_of(schema, "running_mean") | bit_of(schema, "running_var");
+    info.writes |= info.statistics;
+    info.training = index_of(schema, row->argument);
   }
-  for (const Unordered& row : kUnordered) {
-    if (row.name != name) continue;
+  if (const Row* row = row_of(kUndeclaredDraws, name)) {
+    info.dropout = index_of(schema, row->argument);
+  }
+  if (const Row* row = row_of(kUnordered, name)) {
     info.unordered = true;
-    info.accumulates = index_of(schema, row.flag);
+    info.accumulates = index_of(schema, row->argument);
   }
   if (begins_with_one_of(kWritingPrefixes, name)) info.writes = info.tensors;
 }
@@ -254,27 +218,17 @@ void add_undeclared(OperatorInfo& info, const FunctionSchema& schema) {
 class Table {
  public:
   const OperatorInfo& at(const c10::OperatorHandle& op) {
-    const FunctionSchema* key = &op.schema();
-    std::size_t slot = hash(key);
-    while (const Entry* entry = slots_[slot].load(std::memory_order_acquire)) {
-      if (entry->key == key) return entry->info;
-      slot = (slot + 1) % slots_.size();
-    }
-    return insert(key, op);
+    const auto [entry, slot] = find(&op.schema());
+    return entry ? entry->info : insert(op);
   }
 
   // It is being undefined. Another may have its schema where this one's was.
   void forget(const c10::OperatorHandle& op) {
-    const FunctionSchema* key = &op.schema();
-    std::lock_guard<std::mutex> guard(mutex_);
-    std::size_t slot = hash(key);
-    while (Entry* entry = slots_[slot].load(std::memory_order_relaxed)) {
-      if (entry->key == key) {
-        entry->info.gone = true;
-        entry->key = nullptr;
-      }
-      slot = (slot + 1) % slots_.size();
-    }
+    std::lock_guard guard(mutex_);
+    const auto [entry, slot] = find(&op.schema());
+    if (!entry) return;
+    entry->info.gone = true;
+    entry->key = nullptr;
   }
 
  private:
@@ -283,19 +237,22 @@ class Table {
     OperatorInfo info;
   };
 
-  static std::size_t hash(const void* key) {
-    return (reinterpret_cast<std::uintptr_t>(key) * 0x9e3779b97f4a7c15) >> 49;
-  }
-
-  const OperatorInfo& insert(const FunctionSchema* key, const c10::OperatorHandle& op) {
-    std::lock_guard<std::mutex> guard(mutex_);
-    std::size_t slot = hash(key);
-    while (const Entry* entry = slots_[slot].load(std::memory_order_relaxed)) {
-      if (entry->key == key) return entry->info;
+  // The entry, and where it is; or null, and where it would be.
+  std::pair<Entry*, std::size_t> find(const FunctionSchema* key) {
+    std::size_t slot = (reinterpret_cast<std::uintptr_t>(key) * 0x9e3779b97f4a7c15) >> 49;
+    Entry* entry;
+    while ((entry = slots_[slot].load(std::memory_order_acquire)) && entry->key != key) {
       slot = (slot + 1) % slots_.size();
     }
+    return {entry, slot};
+  }
+
+  const OperatorInfo& insert(const c10::OperatorHandle& op) {
+    std::lock_guard guard(mutex_);
+    const auto [known, slot] = find(&op.schema());
+    if (known) return known->info;
     TORCH_CHECK(++size_ < slots_.size() / 2, "dtr_alloc: more than ", slots_.size() / 2, " operators");
-    Entry* entry = new Entry{key, OperatorInfo(op)};
+    Entry* entry = new Entry{&op.schema(), OperatorInfo(op)};
     slots_[slot].store(entry, std::memory_order_release);
     return entry->info;
   }

@@ -28,7 +28,7 @@ struct OperatorInfo {
   std::uint64_t lists = 0;           // Bit i: ... in a list.
   std::uint64_t optional_lists = 0;  // Bit i: ... whose items may be None.
   std::uint64_t writes = 0;          // Bit i: argument i is written.
-  std::uint64_t statistics = 0;      // Bit i: ... with its old content ignored (OldContent).
+  std::uint64_t statistics = 0;      // Bit i: ... and no result depends on it (kRunningStatistics).
   std::int32_t generator = -1;       // Index of the Generator argument.
   std::int32_t device = -1;          // Index of the Device argument.
   std::int32_t training = -1;        // Index of the flag to write them; -1: always.
@@ -47,7 +47,7 @@ struct OperatorInfo {
   bool itemwise = false;   // Does the same to each item of its lists (itemwise.cpp).
   bool waits = false;      // For other processes, and writes nothing itself.
   bool collective = false;
-  bool listed = false;  // Returns a list, of so many tensors (compiled_region.h).
+  bool listed = false;  // Returns a list, of so many tensors (bind_compiled_region.cpp).
   // False: outputs are constants (arguments we cannot keep, storage surgery, an obstacle below).
   bool recordable = true;
 

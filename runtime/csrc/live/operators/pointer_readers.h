@@ -1,6 +1,6 @@
 // Operators that are made of other operators, so that the dispatcher need not show them to us, and
 // those of them that read memory through a pointer all the same: the table. What is done about them
-// is in intercept/composites.h.
+// is in intercept/composites.cpp.
 
 #pragma once
 
@@ -29,5 +29,7 @@ bool is_composite(const c10::OperatorHandle& op);
 // Its row of the table; null if it has none. Nothing else may be registered at our key for one that
 // has.
 const PointerReader* pointer_reader(const c10::OperatorHandle& op);
+
+void register_pointer_readers();  // Our kernels of all rows: composites.cpp.
 
 }  // namespace dtr

@@ -35,18 +35,18 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
 }
 
 // Whether a result is a value of its own. Smaller ones are constants at birth (engine/rules.h).
-inline bool worth_evicting(const c10::TensorImpl& tensor, Bytes bytes) {
+inline bool worth_evicting(const c10::TensorImpl& tensor) {
   const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
   const bool index = c10::isIntegralType(type, /*includeBool=*/true);
   if (index && InOperator::state.indices_stay) return false;
-  return large_enough(bytes, index);
+  return large_enough(bytes_of(storage_of(tensor)), index);
 }
 
 struct Call {
   const OperatorInfo& info;
   c10::DispatchKeySet keys;  // Of the call below ours.
   TensorArguments arguments;
-  c10::SmallVector<Value*, 8> sources;  // What each argument reads, once recording.
+  c10::SmallVector<Value*, 8> sources;  // By argument the copy it reads; empty: none does.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
   bool handled = false;  // By a mode or a subclass, which torch 2.11 calls below kKey.
@@ -60,9 +60,9 @@ struct Call {
   std::shared_ptr<const RandomState> random;  // Before the call, if it may draw and is recorded.
   std::unique_ptr<RandomState> host_random;   // The host's beside it, of a device's operator.
   // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
-  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> held;
+  c10::SmallVector<StoragePtr, 4> held;
   // Of arguments that were movable before they were written (swap.h).
-  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 2> movable;
+  c10::SmallVector<StoragePtr, 2> movable;
   std::int64_t begin_ticks = 0, inside_hold = 0;  // At the begin; Hold::inside() then.
   std::int64_t remat_ticks = 0;                   // Spent bringing arguments back.
   std::int64_t inside_ticks = 0;                  // Spent in the operator,
@@ -72,8 +72,12 @@ struct Call {
   Costs::Sample sample;
   std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
 
-  bool has_argument_over(const c10::StorageImpl* storage) const {
-    return std::ranges::any_of(arguments, [&](const auto& one) { return one.storage == storage; });
+  Value* source(std::size_t i) const { return sources.empty() ? nullptr : sources[i]; }
+  // Whether a result is a new value.
+  bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
+    const auto is_over = [&](const auto& one) { return one.storage == storage_of(result); };
+    return device.holds(result) && worth_evicting(result) &&
+           std::ranges::none_of(arguments, is_over);
   }
   // Before the call consumes its arguments, and after it.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
@@ -82,6 +86,12 @@ struct Call {
   c10::ArrayRef<c10::IValue> results(const torch::jit::Stack& stack) const {
     if (info.listed) return stack.back().toListRef();
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.returns, info.returns);
+  }
+  template <typename Visit>
+  void for_each_result(const torch::jit::Stack& stack, const Visit& visit) const {
+    for (const c10::IValue& result : results(stack)) {
+      for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) { visit(tensor); });
+    }
   }
 };
 

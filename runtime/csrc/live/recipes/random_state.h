@@ -9,22 +9,63 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 
+#include <mutex>
 #include <optional>
+#include <utility>
 
 namespace dtr {
 
 class RandomState {
  public:
   // The generator's mutex must be held, here and in the next two.
-  explicit RandomState(const at::Generator& generator);
+  explicit RandomState(const at::Generator& generator) {
+    if (generator.device().is_cpu()) {
+      cpu_.emplace(*generator.get<at::CPUGeneratorImpl>());
+    } else {
+      other_ = generator.clone();
+    }
+  }
 
-  void put(const at::Generator& generator) const;    // The generator goes on from this state.
-  bool is_of(const at::Generator& generator) const;  // It has not moved since.
-  at::Generator generator() const;                   // One that does.
+  // The generator goes on from this state. A CUDA generator's is swapped whole: to set its seed
+  // would make cuDNN's dropout start anew.
+  void put(const at::Generator& generator) const {
+    if (!cpu_) {
+      generator.unsafeGetGeneratorImpl()->graphsafe_set_state(other_.clone().getIntrusivePtr());
+      return;
+    }
+    auto& target = *generator.get<at::CPUGeneratorImpl>();
+    target.set_engine(cpu_->engine);
+    target.set_next_float_normal_sample(cpu_->next_float);
+    target.set_next_double_normal_sample(cpu_->next_double);
+  }
+
+  bool is_of(const at::Generator& generator) const {  // It has not moved since.
+    if (!cpu_) {
+      return other_.current_seed() == generator.current_seed() &&
+             other_.get_offset() == generator.get_offset();
+    }
+    auto& now = *generator.get<at::CPUGeneratorImpl>();
+    const at::mt19937_data_pod here = cpu_->engine.data(), there = now.engine().data();
+    return here.seed_ == there.seed_ && here.left_ == there.left_ && here.next_ == there.next_ &&
+           here.seeded_ == there.seeded_ && here.state_ == there.state_ &&
+           cpu_->next_float == now.next_float_normal_sample() &&
+           cpu_->next_double == now.next_double_normal_sample();
+  }
+
+  at::Generator generator() const {  // One that goes on from this state.
+    if (!cpu_) return other_.clone();
+    at::Generator made = at::make_generator<at::CPUGeneratorImpl>();
+    put(made);
+    return made;
+  }
 
  private:
+  // Two and a half kilobytes, built where they stay.
   struct Cpu {
-    explicit Cpu(at::CPUGeneratorImpl& source);
+    explicit Cpu(at::CPUGeneratorImpl& source)
+        : engine(source.engine()),
+          next_float(source.next_float_normal_sample()),
+          next_double(source.next_double_normal_sample()) {}
     at::mt19937 engine;
     std::optional<float> next_float;
     std::optional<double> next_double;
@@ -37,8 +78,22 @@ class RandomState {
 class DrawingFrom {
  public:
   // `state` may be null: nothing happens.
-  DrawingFrom(at::Generator generator, const RandomState* state);
-  ~DrawingFrom();
+  DrawingFrom(at::Generator generator, const RandomState* state)
+      : generator_(std::move(generator)) {
+    if (!state) return;
+    std::lock_guard guard(generator_.mutex());
+    if (generator_.device().is_cpu()) {
+      cpu_.emplace(generator_);
+    } else {
+      other_ = generator_.unsafeGetGeneratorImpl()->graphsafe_get_state();
+    }
+    state->put(generator_);
+  }
+  ~DrawingFrom() {
+    if (!cpu_ && !other_) return;
+    std::lock_guard guard(generator_.mutex());
+    cpu_ ? cpu_->put(generator_) : generator_.unsafeGetGeneratorImpl()->graphsafe_set_state(other_);
+  }
   DrawingFrom(const DrawingFrom&) = delete;
 
  private:

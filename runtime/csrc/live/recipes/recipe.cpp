@@ -11,10 +11,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <new>
-#include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/engine.h"
@@ -50,15 +48,6 @@ struct TensorKind {
   caffe2::TypeMeta dtype;
   c10::Device device;
   bool operator==(const TensorKind&) const = default;
-};
-
-struct Context {
-  c10::DispatchKeySet keys, included, excluded;
-  bool grad_mode;
-  AutocastTypes autocast;
-  Switches::Number switches;
-  ThreadSwitches thread;
-  bool operator==(const Context&) const = default;
 };
 
 constexpr c10::DeviceType kAutocast[] = {c10::kCPU, c10::kCUDA};
@@ -111,9 +100,9 @@ Interned<TensorKind>& kinds() {
   return *kinds;
 }
 
-Interned<Context>& contexts() {
-  static auto* contexts = new Interned<Context>;
-  return *contexts;
+Interned<CallState>& states() {
+  static auto* states = new Interned<CallState>;
+  return *states;
 }
 
 // Exactly the strides that sizes alone would give. is_contiguous() ignores those of dimensions of
@@ -150,18 +139,18 @@ struct TensorRecipes {
 
   void add(const OperatorInfo& info, const TensorArgument& argument) {
     const c10::TensorImpl& tensor = *argument.tensor;
-    list.push_back({.use = content_of(info, argument, uses),
-                    .item = argument.item,
-                    .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
-                    .argument = argument.argument,
-                    .dims = static_cast<std::uint8_t>(tensor.dim()),
-                    .contiguous = has_canonical_strides(tensor),
-                    .wrapped_number = tensor.is_wrapped_number(),
-                    .requires_grad = tensor.requires_grad(),
-                    .written = argument.written,
-                    .remainder = static_cast<std::uint8_t>(
-                        remainder_of(argument.storage->_mutable_data_ptr_no_checks().get())),
-                    .offset = tensor.storage_offset()});
+    list.push_back(
+        {.use = content_of(info, argument, uses),
+         .item = argument.item,
+         .kind = kinds().index({tensor.key_set(), tensor.dtype(), tensor.device()}),
+         .argument = argument.argument,
+         .dims = static_cast<std::uint8_t>(tensor.dim()),
+         .contiguous = has_canonical_strides(tensor),
+         .wrapped_number = tensor.is_wrapped_number(),
+         .requires_grad = tensor.requires_grad(),
+         .written = argument.written,
+         .remainder = static_cast<std::uint8_t>(remainder_of(pointer_of(argument.storage).get())),
+         .offset = tensor.storage_offset()});
     words += TensorWords(list.back()).end;
     written += argument.written;
   }
@@ -318,7 +307,7 @@ std::shared_ptr<const RandomState> Recipe::snapshot(const OperatorInfo& info,
   const bool given = info.generator >= 0 && first[info.generator].isGenerator();
   at::Generator generator =
       given ? first[info.generator].toGenerator() : device.generator(device.device);
-  std::lock_guard<std::mutex> guard(generator.mutex());
+  std::lock_guard guard(generator.mutex());
   return std::make_shared<const RandomState>(generator);
 }
 
@@ -332,16 +321,16 @@ Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet
   const c10::IValue* first = stack.data() + stack.size() - info.arguments;
   const std::size_t plain = count_plain_arguments(info, first);
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  const std::uint16_t context = contexts().index(
-      Context{keys, local.included_, local.excluded_, c10::GradMode::is_enabled(),
-              info.others ? autocast_types() : AutocastTypes(), switches, ThreadSwitches::now()});
+  const std::uint16_t state = states().index(
+      {keys, local.included_, local.excluded_, c10::GradMode::is_enabled(),
+       info.others ? autocast_types() : AutocastTypes(), switches, ThreadSwitches::now()});
 
   Op* op =
       engine.begin(tensors.uses, info.returns + tensors.written,
                    sizeof(Recipe) + RecipeParts::bytes(arguments.size(), plain, tensors.words));
   op->together = info.listed;
   Recipe& recipe =
-      *new (op->payload()) Recipe(info, std::move(random), context, arguments.size(), plain);
+      *new (op->payload()) Recipe(info, std::move(random), state, arguments.size(), plain);
   RecipeWriter writer(recipe.parts());
   write_plain_arguments(info, first, writer);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -352,10 +341,10 @@ Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet
 
 void Recipe::has_run() {
   const std::int32_t threads = ThreadSwitches::threads_now();
-  if (contexts()[context_].thread.threads == threads) return;
-  Context seen = contexts()[context_];
+  if (states()[state_].thread.threads == threads) return;
+  CallState seen = states()[state_];
   seen.thread.threads = threads;
-  context_ = contexts().index(seen);
+  state_ = states().index(seen);
 }
 
 void Recipe::destroy() {
@@ -385,17 +374,10 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
   TORCH_CHECK(!info_->gone, info_->name,
               " was undefined since it made this tensor, which would have to be computed again: "
               "define an operator once, or dtr_alloc.pin(tensor) before its definition goes");
-  const Context& context = contexts()[context_];
   Replay replay{.info = info_,
+                .state = states()[state_],
                 .stack = {},
                 .written = {},
-                .keys = context.keys,
-                .included = context.included,
-                .excluded = context.excluded | kAbove,
-                .grad_mode = context.grad_mode,
-                .autocast = context.autocast,
-                .switches = context.switches,
-                .thread = context.thread,
                 .default_generator = {},
                 .recorded_state = {}};
   ReplayArguments arguments(*info_, reader(), random_.get(), storages, uses);
@@ -411,15 +393,15 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
 }
 
 void Replay::run() {
-  c10::impl::ForceDispatchKeyGuard dispatch(included, excluded);
-  c10::AutoGradMode grad(grad_mode);
+  c10::impl::ForceDispatchKeyGuard dispatch(state.included, state.excluded | kAbove);
+  c10::AutoGradMode grad(state.grad_mode);
   std::optional<Autocasting> autocasting;
-  if (info->others) autocasting.emplace(autocast);
+  if (info->others) autocasting.emplace(state.autocast);
   std::optional<NoModes> no_modes;
   if (info->others || info->listed) no_modes.emplace();
-  const ThreadSwitchesPut switches(thread);
-  DrawingFrom state(default_generator, recorded_state ? &*recorded_state : nullptr);
-  info->handle.redispatchBoxed(keys, &stack);
+  const ThreadSwitchesPut switches(state.thread);
+  DrawingFrom drawing(default_generator, recorded_state ? &*recorded_state : nullptr);
+  info->handle.redispatchBoxed(state.keys, &stack);
 }
 
 }  // namespace dtr

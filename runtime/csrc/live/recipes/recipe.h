@@ -40,16 +40,14 @@ struct TensorArgument {
   Value* value = nullptr;  // Null where the storage is not tracked.
   std::uint8_t argument = 0;
   bool written = false;
-  bool scratch =
-      false;  // Written, its old content ignored (OldContent::kIgnored in operators.cpp).
+  bool scratch = false;    // Written, and no result depends on it (kRunningStatistics).
   std::uint16_t item = 0;  // Position in its list.
   bool armed = false;      // A constant that recipes read (storage_access.h).
 
   bool writes_constant() const { return written && !value && !scratch; }
   // Whether a recipe keeps the content itself instead of reading a Value.
   bool inlined() const {
-    return !value && !written && tensor->is_cpu() &&
-           kept_in_recipe(static_cast<Bytes>(storage->nbytes()));
+    return !value && !written && tensor->is_cpu() && kept_in_recipe(bytes_of(storage));
   }
 };
 inline bool is_defined_tensor(const c10::IValue& value) {
@@ -61,16 +59,22 @@ using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 // look: torch's run below autocast, while a library's kernel may call operators above it.
 using AutocastTypes = std::array<c10::ScalarType, 2>;
 
-// A recipe made ready to run: arguments on a stack, and the state the operator saw.
-struct Replay {
-  const OperatorInfo* info;
-  torch::jit::Stack stack;
-  c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
+// What an operator saw besides its arguments.
+struct CallState {
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
   AutocastTypes autocast;
-  Switches::Number switches;  // Who runs it puts these: it may have to be alone for them.
+  Switches::Number switches;  // Who runs it again puts these: it may have to be alone for them.
   ThreadSwitches thread;
+  bool operator==(const CallState&) const = default;
+};
+
+// A recipe made ready to run.
+struct Replay {
+  const OperatorInfo* info;
+  CallState state;
+  torch::jit::Stack stack;                  // The arguments.
+  c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
   // For a random operator that takes none: the one it draws from, and the state to draw from.
   at::Generator default_generator;
   std::optional<RandomState> recorded_state;
@@ -114,20 +118,16 @@ class Recipe {
                  const SessionDevice& device) const;
 
  private:
-  Recipe(const OperatorInfo& info, std::shared_ptr<const RandomState> random, std::uint16_t context,
+  Recipe(const OperatorInfo& info, std::shared_ptr<const RandomState> random, std::uint16_t state,
          std::uint16_t tensors, std::uint16_t plain)
-      : info_(&info),
-        random_(std::move(random)),
-        context_(context),
-        tensors_(tensors),
-        plain_(plain) {}
+      : info_(&info), random_(std::move(random)), state_(state), tensors_(tensors), plain_(plain) {}
   RecipeParts parts() const { return {const_cast<Recipe*>(this) + 1, tensors_, plain_}; }
   RecipeReader reader() const { return {parts(), tensors_}; }
   c10::ArrayRef<TensorRecipe> tensors() const { return {parts().tensor, tensors_}; }
 
   const OperatorInfo* info_;
   std::shared_ptr<const RandomState> random_;  // Before the call; null where it is not random.
-  std::uint16_t context_;                      // Interned dispatch state.
+  std::uint16_t state_;                        // Interned.
   std::uint16_t tensors_;
   // Arguments that are not tensors, in order; of a list of tensors, its length.
   std::uint16_t plain_;

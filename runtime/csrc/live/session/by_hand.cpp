@@ -62,7 +62,7 @@ Constants::Kept hand_out(Session& session, c10::StorageImpl& storage, Lock& lock
   return kept;
 }
 
-bool is_evicted(const Session& session, const at::Tensor& tensor) {
+bool is_evicted(Session& session, const at::Tensor& tensor) {
   std::lock_guard guard(session.engine().mutex());
   const Value* value = StorageTable::value_of(tensor);
   return value && !value->resident();

@@ -15,7 +15,7 @@ class Session;
 bool evict(Session& session, const at::Tensor& tensor);  // Whether there was something to evict.
 void materialize(Session& session, const at::Tensor& tensor);
 void pin(Session& session, const at::Tensor& tensor);  // Resident, and never evicted again.
-bool is_evicted(const Session& session, const at::Tensor& tensor);
+bool is_evicted(Session& session, const at::Tensor& tensor);
 // Its memory is about to be handed out, and nobody will tell us when it is written: it is an
 // ordinary tensor from now on, and recipes that read it keep what they read. Returns what that
 // took. An operator's arguments are in the operator's hands: nothing happens to them.

@@ -7,7 +7,7 @@
 #include "runtime/csrc/live/machine/device.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/session/session.h"
 
 namespace dtr {

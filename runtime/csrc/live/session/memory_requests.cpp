@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "runtime/csrc/engine/make_room.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/machine/python_aware_lock.h"
-#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
 
@@ -77,7 +75,7 @@ Block* MemoryRequests::make_room(Bytes asked, Stream stream, std::string& shorta
     return take(asked, fit, stream, shortage);
   };
   const bool may_evict = !capturing() && !InOperator::state.handled;
-  const MakingRoom making_room;
+  const Meanwhile making_room(InOperator::state.making_room, true);
   const Pool* pool = memory_.pool();
   return pool ? allocate_evicting(*pool, engine_, move_prices(*pool), asked, take_again, may_evict)
               : allocate_evicting(engine_, take_again, may_evict);
@@ -121,29 +119,6 @@ void MemoryRequests::out_of_memory(Bytes asked, const std::string& shortage) {
   if (thread.handled) throw_nothing_is_evicted_here(refusal);
   thread.at_least = std::max(thread.at_least, refusal.least_budget());
   throw_budget_is_full(refusal);
-}
-
-// ---- Copies of content
-
-at::DataPtr MemoryRequests::copy_of(const void* content, Bytes bytes) {
-  const Bytes remainder = remainder_of(content);
-  void* const block = allocate(bytes + remainder, device_.current_stream());
-  at::DataPtr data(static_cast<char*>(block) + remainder, block, device_.deleter, device_.device);
-  device_.copy(data.get(), content, bytes);
-  return data;
-}
-
-// Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
-// the copy then says so (Replayer::lay_over).
-c10::intrusive_ptr<c10::StorageImpl> MemoryRequests::copy_of(const c10::StorageImpl& storage,
-                                                             Bytes bytes, Lock& lock) {
-  Unlocked open(lock);
-  at::DataPtr data = device_.ordinary(nullptr);
-  if (static_cast<Bytes>(storage.nbytes()) >= bytes) {
-    data = copy_of(pointer_of(&storage).get(), bytes);
-  }
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                               std::move(data), device_.allocator, false);
 }
 
 // ---- Streams

@@ -23,14 +23,9 @@ namespace dtr {
 class MemoryRequests {
  public:
   // `swap` may be null.
-  MemoryRequests(const SessionOptions& options, const SessionDevice& device, Memory& memory,
-                 Locks& locks, Notes& notes, Swap* swap,
+  MemoryRequests(const SessionOptions& options, Locks& locks, Notes& notes, Swap* swap,
                  const std::atomic<TraceRecorder*>& recorder)
       : options_(options),
-        device_(device),
-        memory_(memory),
-        engine_(locks.engine),
-        storages_(locks.storages),
         locks_(locks),
         notes_(notes),
         swap_(swap),
@@ -41,10 +36,6 @@ class MemoryRequests {
   void* allocate(std::size_t bytes, Stream stream);
   // The same without evicting. Null where there is no room; `shortage`: what the machine said.
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
-  at::DataPtr copy_of(const void* content, Bytes bytes);
-  // Opens the lock meanwhile.
-  c10::intrusive_ptr<c10::StorageImpl> copy_of(const c10::StorageImpl& storage, Bytes bytes,
-                                               Lock& lock);
   void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // For tests: the k-th.
   std::int64_t search_ticks() const { return search_ticks_; }
   Nanos moving() const { return moving_; }  // Of the search: pages.
@@ -88,11 +79,11 @@ class MemoryRequests {
   void trim();
 
   const SessionOptions& options_;
-  const SessionDevice& device_;
-  Memory& memory_;
-  Engine& engine_;
-  StorageTable& storages_;
   Locks& locks_;
+  Engine& engine_ = locks_.engine;
+  StorageTable& storages_ = locks_.storages;
+  Memory& memory_ = storages_.memory();
+  const SessionDevice& device_ = storages_.device();
   Notes& notes_;
   Swap* const swap_;
   const std::atomic<TraceRecorder*>& recorder_;

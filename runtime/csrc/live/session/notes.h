@@ -6,14 +6,19 @@
 
 #pragma once
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "dtr_alloc/pool/csrc/units.h"
+#include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/operators/operators.h"
 
 namespace dtr {
@@ -21,15 +26,50 @@ namespace dtr {
 // Any thread may call it, with our locks or without. Of those its own is the last.
 class Notes {
  public:
-  void note_exposure(std::string text);  // For the texts of errors: by which call, and where.
-  std::vector<std::string> exposures() const;
-  void note_stayed(std::string what_and_why);  // It is not recorded.
-  std::vector<std::string> stayed() const;
+  // For the texts of errors: by which call memory was handed out, and where.
+  void note_exposure(std::string text) {
+    std::lock_guard guard(mutex_);
+    exposures_.push_back(std::move(text));
+  }
+  std::vector<std::string> exposures() const {
+    std::lock_guard guard(mutex_);
+    return exposures_;
+  }
+  void note_stayed(std::string what_and_why) {  // It is not recorded.
+    std::lock_guard guard(mutex_);
+    stayed_.insert(std::move(what_and_why));
+  }
+  std::vector<std::string> stayed() const {
+    std::lock_guard guard(mutex_);
+    return {stayed_.begin(), stayed_.end()};
+  }
+
   // An operator of this thread has ended well. If it was refused something it caught the error.
-  void note_caught(const OperatorInfo& info);
-  std::map<std::string, Bytes> caught() const;  // The most that each was refused.
-  void tell_of_caught();                        // Warns.
-  std::vector<std::string> take_untold();       // Warnings that no operator came to give.
+  void note_caught(const OperatorInfo& info) {
+    const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
+    if (asked == 0) return;
+    forget_refusal();
+    std::lock_guard guard(mutex_);
+    Bytes& most = caught_[info.name];
+    if (most == 0) {
+      untold_.push_back(went_on_without(info.name, asked, at_least));
+      some_untold_ = true;
+    }
+    most = std::max(most, asked);
+  }
+  std::map<std::string, Bytes> caught() const {  // The most that each was refused.
+    std::lock_guard guard(mutex_);
+    return caught_;
+  }
+  void tell_of_caught() {
+    if (!some_untold_) return;
+    for (const std::string& text : take_untold()) TORCH_WARN(text);
+  }
+  std::vector<std::string> take_untold() {  // Warnings that no operator came to give.
+    std::lock_guard guard(mutex_);
+    some_untold_ = false;
+    return std::exchange(untold_, {});
+  }
 
   std::mutex& mutex() { return mutex_; }  // For a fork.
 

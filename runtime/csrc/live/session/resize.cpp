@@ -9,7 +9,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "runtime/csrc/engine/clear_pages.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"

@@ -9,7 +9,7 @@
 
 #include "runtime/csrc/engine/settle.h"
 #include "runtime/csrc/live/machine/in_operator.h"
-#include "runtime/csrc/live/machine/refusals.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/session/session.h"
 #include "runtime/csrc/live/session/session_swap.h"
 
@@ -62,15 +62,16 @@ Scope::Left Scope::leave() {
   struct Close {
     Scope& scope;
     ~Close() {
-      scope.leaving_ = false;
       scope.end_budget();
       scope.linger();
     }
   } close{*this};
-  leaving_ = true;
   forget_refusal();
-  session_.trace().end_watch(SessionTrace::Watch::kOver);
-  commit();
+  {
+    const Guard guard(session_.locks());
+    session_.trace().end_watch(SessionTrace::Watch::kOver);
+  }
+  freeze_all(true, [] {});
   Left left{.spilled = spilled_};
   if (lifted_from_ > 0) {
     const PoolStats stats = session_.memory().stats();
@@ -83,6 +84,7 @@ Scope::Left Scope::leave() {
 
 void Scope::join() {
   Turn turn(session_.locks());
+  const Guard guard(session_.locks());
   session_.trace().end_watch(SessionTrace::Watch::kThreads);
   TORCH_CHECK(!session_.trace().recorder(),
               "a trace is being recorded, of one thread: others cannot join the scope");
@@ -98,13 +100,16 @@ void Scope::part() {
   --joined_;
 }
 
-void Scope::commit_and(const std::function<void()>& then) {
-  struct LetGo {  // Once the lock is open.
-    Scope& scope;
-    ~LetGo() { scope.outliving_.clear(); }
-  } let_go{*this};
+void Scope::freeze_all(bool leaving, const std::function<void()>& then) {
+  std::vector<StoragePtr> let_go;  // Once the lock is open.
   Turn turn(session_.locks());
   Guard guard(session_.locks());
+  const Meanwhile leaves(leaving_, leaving || leaving_);
+  struct Taken {
+    std::vector<StoragePtr>& from;
+    std::vector<StoragePtr>& to;
+    ~Taken() { to.swap(from); }
+  } taken{outliving_, let_go};
   dtr::commit(session_.engine(), guard.lock(),
               [this] { return leaving_ && forget_refusal() && (spill() || lift_budget()); });
   then();
@@ -198,7 +203,7 @@ bool Scope::spill() {
         std::memcpy(copy.get(), storages.data_of(*block), storage->nbytes());
         pointer_of(storage.get()) = std::move(copy);
       }
-      moved += static_cast<Bytes>(storage->nbytes());
+      moved += bytes_of(storage.get());
     }
     storages.bury(std::move(storage));
   }

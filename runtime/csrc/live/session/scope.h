@@ -13,7 +13,7 @@
 #include <functional>
 #include <vector>
 
-#include "dtr_alloc/pool/csrc/units.h"
+#include "runtime/csrc/live/machine/device.h"
 
 namespace dtr {
 
@@ -40,9 +40,9 @@ class Scope {
   // torch.OutOfMemoryError, and all is as before, where the machine has not so much.
   void leave_beyond_budget();
   // Makes constant all that the program holds, and calls `then` before anybody can record more.
-  void commit_and(const std::function<void()>& then);
+  void commit_and(const std::function<void()>& then) { freeze_all(false, then); }
   void commit() {
-    commit_and([] {});
+    freeze_all(false, [] {});
   }
   void bring_back_for_child();  // Before fork, what the budget has room for.
   void abandon_in_child();      // After it: the parent's scope is not the child's.
@@ -50,15 +50,15 @@ class Scope {
   static void record_this_thread(bool on);  // Whether its operators are the active scope's.
   static bool records_this_thread();
 
-  int joined() const { return joined_; }  // Threads.
-  bool leaving() const { return leaving_; }
+  int joined() const { return joined_; }         // Threads.
   bool lingering() const { return lingering_; }  // It is over, and some tensors are still its own.
-  // A storage that the commit that ends the scope has made ordinary.
-  void outlives(c10::StorageImpl* storage) {
-    outliving_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
-  }
+  // Of the commit that ends the scope, under the engine's lock: whether it is under way, and a
+  // storage that it has made ordinary.
+  bool leaving() const { return leaving_; }
+  void outlives(c10::StorageImpl* storage) { outliving_.push_back(share(storage)); }
 
  private:
+  void freeze_all(bool leaving, const std::function<void()>& then);
   void linger();
   void give_up();
   bool spill();
@@ -69,9 +69,15 @@ class Scope {
   static inline std::atomic<Session*> active_{nullptr};
 
   Session& session_;
-  int joined_ = 0;
-  bool lingering_ = false, leaving_ = false;
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> outliving_;
+  // Guarded by: nothing: atomic
+  std::atomic<int> joined_ = 0;
+  std::atomic<bool> lingering_ = false;
+
+  // Guarded by: the engine's mutex
+  bool leaving_ = false;
+  std::vector<StoragePtr> outliving_;
+
+  // Guarded by: nothing: of the thread that leaves, and of who finds the scope over
   Bytes spilled_ = 0, lifted_from_ = 0, peak_before_ = 0;  // The lift, if there was one.
 };
 

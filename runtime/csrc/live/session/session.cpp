@@ -1,7 +1,6 @@
 #include "runtime/csrc/live/session/session.h"
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -9,7 +8,6 @@
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
-#include "runtime/csrc/live/machine/refusals.h"
 #include "runtime/csrc/live/machine/swap_file.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -65,28 +63,20 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       device_(std::move(device)),
       detector_(options.debug ? std::make_unique<MutationDetector>() : nullptr),
       memory_(std::move(memory)),
+      trace_(options.record, storages_),
       engine_(*this, options.heuristic),
-      trace_(options.record),
-      storages_(engine_, *memory_, device_, trace_.now()),
+      storages_(
+          engine_, *memory_, device_,
+          [this](Bytes bytes) { return requests_.allocate(bytes, device_.current_stream()); },
+          trace_.now()),
       tally_(device_.work.get(), options.thrash_limit),
-      swap_(options.swap
-                ? std::make_unique<Swap>(engine_, *memory_, storages_, tier_for(options, *memory_),
-                                         options.logical_clock, options.swap_always)
-                : nullptr),
-      requests_(options_, device_, *memory_, locks_, notes_, swap_.get(), trace_.now()),
-      constants_(
-          engine_, storages_, device_, detector_.get(),
-          [this](const c10::StorageImpl& storage, Bytes bytes, Lock& lock) {
-            return requests_.copy_of(storage, bytes, lock);
-          },
-          [] { forget_refusal(); }),
-      replayer_(
-          engine_, *memory_, storages_, device_, locks_.under_way, detector_.get(),
-          [this](Bytes bytes) {
-            return device_.ordinary(requests_.allocate(bytes, device_.current_stream()));
-          },
-          [this](const void* content, Bytes bytes) { return requests_.copy_of(content, bytes); }),
+      swap_(options.swap ? std::make_unique<Swap>(storages_, tier_for(options, *memory_),
+                                                  options.logical_clock, options.swap_always)
+                         : nullptr),
+      constants_(storages_, detector_.get()),
+      replayer_(storages_, locks_.under_way, detector_.get()),
       session_swap_(*this, swap_.get()),
+      requests_(options_, locks_, notes_, swap_.get(), trace_.now()),
       scope_(*this) {
   if (auto scorer = device_scorer_for(options))
     engine_.eviction().selector().score_on(std::move(scorer));
@@ -95,11 +85,10 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
 }
 
 // ---- Executor
-// ------------------------------------------------------------------------------------
 
 void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks(), searched = InOperator::state.search_ticks;
-  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  const Nanos at = events_.begin();
   if (op.reload) return session_swap_.reload(op, lock);
   InOperator::State& thread = InOperator::state;
   const auto outer = std::pair(std::exchange(thread.refused, 0), std::exchange(thread.at_least, 0));
@@ -110,7 +99,6 @@ void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t passed = tally_.costs ? to_ticks(op.cost) : ticks() - begin - searching;
   tally_.remat_ticks += passed;
   tally_.thrash.recomputed(passed);
-  if (!events_.keeps()) return;
   events_.recomputed(Recipe::of(op).info(), at, to_nanoseconds(passed), bytes, memory_->live());
 }
 
@@ -121,7 +109,7 @@ void Session::release(Value& value, Loss loss) {
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && evicted) recorder->evicted(value);
   storages_.free(block_of(value));
-  if (evicted && events_.keeps() && !value.movable()) {
+  if (evicted && !value.movable()) {
     events_.evicted(Recipe::of(*value.producer).info(), value.size, memory_->live());
   }
   if (c10::StorageImpl* storage = storages_.home_of(value)) storages_.empty(storage, value);
@@ -131,9 +119,7 @@ void Session::make_ordinary(Value& value) {
   Block* block = block_of(value);
   c10::StorageImpl* storage = storages_.home_of(value);
   if (!storage) {  // For recipes alone.
-    auto kept = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), value.size, storages_.ordinary(block), nullptr, false);
-    value.home = value.data = kept.release();
+    value.home = value.data = storage_over(storages_.ordinary(block), value.size).release();
     if (detector_) detector_->watch(value, nullptr);
     return;
   }
@@ -195,7 +181,6 @@ void Session::begin_capture() {
 }
 
 // ---- Records and figures
-// -------------------------------------------------------------------------
 
 void Session::start_trace() {
   Turn turn(locks_);
@@ -205,7 +190,13 @@ void Session::start_trace() {
   const int others = scope_.joined();
   TORCH_CHECK(others == 0, "a trace is of one thread, and ", others,
               " others have joined this scope: record it before they do");
+  const Guard guard(locks_);
   trace_.start();
+}
+
+TraceRecorder::Records Session::take_trace() {
+  std::lock_guard guard(engine_.mutex());
+  return trace_.take();
 }
 
 void Session::watch() {
@@ -216,11 +207,16 @@ void Session::watch() {
   if (const Pool* pool = pool_of_values()) tell_what_is_there(*pool, *trace_.recorder());
 }
 
+SessionTrace::Seen Session::seen() const {
+  std::lock_guard guard(engine_.mutex());
+  return trace_.seen();
+}
+
 std::optional<StepCosts> Session::step() {
   ++tally_.steps;
   if (!Scope::records_this_thread()) return std::nullopt;
-  trace_.stepped();
   Guard guard(locks_);
+  trace_.stepped();
   engine_.end_step();
   if (swap_) swap_->end_step();
   const StepCosts all{tally_.evicted_for_room,

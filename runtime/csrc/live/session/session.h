@@ -45,9 +45,7 @@ class Session final : public Executor {
   const SessionOptions& options() const { return options_; }
   const SessionDevice& device() const { return device_; }
   Memory& memory() { return *memory_; }
-  const Memory& memory() const { return *memory_; }
   Engine& engine() { return engine_; }
-  const Engine& engine() const { return engine_; }
   Locks& locks() { return locks_; }
   Scope& scope() { return scope_; }
   StorageTable& storages() { return storages_; }
@@ -56,7 +54,6 @@ class Session final : public Executor {
   Replayer& replayer() { return replayer_; }
   SessionSwap& swap() { return session_swap_; }
   SessionTrace& trace() { return trace_; }
-  const SessionTrace& trace() const { return trace_; }
   MutationDetector* detector() { return detector_.get(); }  // Null outside debug mode.
   EventLog& events() { return events_; }
   Notes& notes() { return notes_; }
@@ -72,8 +69,10 @@ class Session final : public Executor {
   void lock_for_fork();
   void unlock_after_fork();
 
-  void watch();        // Records the first steps from now on (session_trace.h).
+  void watch();  // Records the first steps from now on (session_trace.h).
+  SessionTrace::Seen seen() const;
   void start_trace();  // Throws std::runtime_error where one is being recorded.
+  TraceRecorder::Records take_trace();
   // An optimizer step is over: a mark in a trace. Nothing where this thread is not the scope's.
   std::optional<StepCosts> step();
 
@@ -100,25 +99,37 @@ class Session final : public Executor {
   void forget(Op& op) override { op.reload ? swap_->forget(op) : Recipe::of(op).destroy(); }
 
  private:
+  // Guarded by: nothing: set before the scope opens
   const SessionOptions options_;
   const SessionDevice device_;
   const std::unique_ptr<MutationDetector> detector_;
   const Memory::Handle memory_;
-  Engine engine_;
+
+  // Guarded by: nothing: set before the scope opens
+  // What is in them changes, and each says in its header what guards that.
   SessionTrace trace_;
-  StorageTable storages_;
-  Locks locks_{engine_, storages_};
   Notes notes_;
+  Locks locks_{engine_, storages_};
+
+  // Guarded by: the engine's mutex
+  // But for the costs and steps of the tally.
+  Engine engine_;
+  StorageTable storages_;
   Tally tally_;
   EventLog events_;
   const std::unique_ptr<Swap> swap_;  // Null where there is none.
-  MemoryRequests requests_;
   Constants constants_;
   Replayer replayer_;
   SessionSwap session_swap_;
-  Scope scope_;
-  std::shared_ptr<const RandomState> last_random_;
   TraceRecorder* locked_recorder_ = nullptr;  // For a fork.
+
+  // Guarded by: nothing: set before the scope opens
+  // As above.
+  MemoryRequests requests_;
+  Scope scope_;
+
+  // Guarded by: the turn
+  std::shared_ptr<const RandomState> last_random_;
 };
 
 }  // namespace dtr

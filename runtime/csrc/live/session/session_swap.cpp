@@ -15,14 +15,13 @@ namespace dtr {
 
 namespace {
 
-// Whether somebody besides these tensors has the storage.
-bool is_held_elsewhere(c10::StorageImpl* storage, c10::ArrayRef<c10::IValue> tensors) {
+// Whether somebody besides the results has the storage.
+bool is_held_elsewhere(c10::StorageImpl* storage, const Call& call,
+                       const torch::jit::Stack& stack) {
   std::size_t here = 0;
-  for (const c10::IValue& one : tensors) {
-    for_each_tensor(one, [&](c10::TensorImpl& tensor, std::uint16_t) {
-      here += tensor.has_storage() && storage_of(tensor) == storage;
-    });
-  }
+  call.for_each_result(stack, [&](const c10::TensorImpl& tensor) {
+    here += tensor.has_storage() && storage_of(tensor) == storage;
+  });
   return c10::raw::intrusive_ptr::use_count(storage) > here;
 }
 
@@ -62,20 +61,16 @@ void SessionSwap::adopt_what_was_written(const Call& call) {
 
 void SessionSwap::adopt_what_was_made(const Call& call, const torch::jit::Stack& stack) {
   if (!may_adopt(call) || call.info.surgery) return;
-  for (const c10::IValue& result : call.results(stack)) {
-    for_each_tensor(result, [&](c10::TensorImpl& tensor, std::uint16_t) {
-      if (!device_.holds(tensor) || call.has_argument_over(storage_of(tensor))) return;
-      if (is_held_elsewhere(storage_of(tensor), call.results(stack))) return;
-      if (worth_evicting(tensor, static_cast<Bytes>(storage_of(tensor)->nbytes()))) {
-        adopt_movable(call, storage_of(tensor));
-      }
-    });
-  }
+  call.for_each_result(stack, [&](const c10::TensorImpl& tensor) {
+    if (!call.makes_value(device_, tensor)) return;
+    c10::StorageImpl* storage = storage_of(tensor);
+    if (!is_held_elsewhere(storage, call, stack)) adopt_movable(call, storage);
+  });
 }
 
 void SessionSwap::note_movable(Call& call, c10::StorageImpl* storage) {
   if (!swap_) return;
-  call.movable.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  call.movable.push_back(share(storage));
 }
 
 void SessionSwap::close() {
@@ -85,7 +80,6 @@ void SessionSwap::close() {
 }
 
 void SessionSwap::reload(Op& op, Lock& lock) {
-  const auto bytes = static_cast<std::size_t>(op.outputs()[0]->size);
   const Stream reader = device_.current_stream();
   const auto arrived = [&] {
     if (memory_.many_streams()) memory_.spread_stream(reader);
@@ -96,9 +90,9 @@ void SessionSwap::reload(Op& op, Lock& lock) {
   Nanos at = 0ns;
   engine_.needs().begins_copy(value);  // Else another thread's operator might begin it, too.
   try {
-    const InReplay replaying;
+    const Meanwhile replaying(InOperator::state.replaying, true);
     Unlocked open(lock);
-    memory = device_.ordinary(requests_.allocate(bytes, swap_->arrives_on(reader)));
+    memory = device_.ordinary(requests_.allocate(value.size, swap_->arrives_on(reader)));
     RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
     at = EventLog::now();
     swap_->read(op, memory.get(), reader);
@@ -108,8 +102,7 @@ void SessionSwap::reload(Op& op, Lock& lock) {
     throw;
   }
   swap_->fill(op, std::move(memory));
-  if (!events_.keeps()) return;
-  events_.swapped(EventLog::Kind::kSwappedIn, at, op.outputs()[0]->size, memory_.live());
+  events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_.live());
 }
 
 // An operator is over, or compiled code. `met`: it ran on the device, and its stream is known. What
@@ -144,7 +137,7 @@ void SessionSwap::reload_ahead() {
 }
 
 bool SessionSwap::begin_ahead(Value& value) {
-  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
+  const Nanos at = events_.begin();
   std::string shortage;
   const Stream stream = swap_->arrives_on(device_.current_stream());
   Block* block = requests_.take(value.size, Fit::kCommitted, stream, shortage);
@@ -155,15 +148,13 @@ bool SessionSwap::begin_ahead(Value& value) {
     memory_.free(block);
     throw;
   }
-  if (events_.keeps()) {
-    events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_.live());
-  }
+  events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_.live());
   return true;
 }
 
 void SessionSwap::store(Value& value) {
-  const Nanos at = events_.keeps() ? EventLog::now() : 0ns;
-  if (!swap_->store(value) || !events_.keeps()) return;
+  const Nanos at = events_.begin();
+  if (!swap_->store(value)) return;
   events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_.live());
 }
 

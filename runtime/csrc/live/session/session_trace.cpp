@@ -26,8 +26,8 @@ void SessionTrace::watch() {
 }
 
 void SessionTrace::end_watch(Watch why) {
-  Watch on = Watch::kOn;
-  if (!watch_.compare_exchange_strong(on, why)) return;
+  if (watch_ != Watch::kOn) return;
+  watch_ = why;
   recorder_ = nullptr;
   last_name_ = watched_->last();
 }
@@ -38,7 +38,7 @@ SessionTrace::Seen SessionTrace::seen() const {
 }
 
 void SessionTrace::stepped() {
-  if (TraceRecorder* recorder = recorder_) recorder->stepped();
+  if (TraceRecorder* recorder = recorder_) recorder->mark(TraceRecorder::kStep);
   if (watch_ == Watch::kOn && ++steps_ == kWatchedSteps) end_watch(Watch::kOver);
 }
 
@@ -56,45 +56,36 @@ TraceRecorder::Records SessionTrace::take() {
   return records;
 }
 
-bool SessionTrace::tracks(const StorageTable& storages, const c10::StorageImpl* storage) const {
+bool SessionTrace::tracks(const c10::StorageImpl* storage) const {
   if (recipes_) return StorageTable::tracked(storage);
   TraceRecorder* recorder = recorder_;
-  return recorder && recorder->tracks(storages.key_of(storage));
+  return recorder && recorder->tracks(storages_.key_of(storage));
 }
 
-// In a scope where nothing is: what adopt_results and prepare_writes would do.
-bool SessionTrace::would_track(const Call& call, const StorageTable& storages,
-                               const c10::TensorImpl& tensor) const {
-  if (!storages.device().holds(tensor)) return false;
-  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
-  if (!worth_evicting(tensor, static_cast<Bytes>(storage->nbytes()))) return false;
-  return !call.has_argument_over(storage);
-}
-
-bool SessionTrace::would_record(const Call& call, const StorageTable& storages,
-                                TraceRecorder& recorder) const {
+// In a scope where nothing is: what Interception::prepare_writes() would do.
+bool SessionTrace::would_record(const Call& call, TraceRecorder& recorder) const {
   if (recipes_) return false;
   if (!call.recordable || call.info.fresh) return call.recordable;
   bool versions = false, small = true;
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
-    const bool tracked = recorder.tracks(storages.key_of(argument.storage));
+    const bool tracked = recorder.tracks(storages_.key_of(argument.storage));
     versions |= tracked;
-    small &= tracked || copied_before_a_write(static_cast<Bytes>(argument.storage->nbytes()));
+    small &= tracked || copied_before_a_write(bytes_of(argument.storage));
   }
   return versions && small;
 }
 
-void SessionTrace::begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder) {
+void SessionTrace::begin(const Call& call, TraceRecorder& recorder) {
   c10::SmallVector<const void*, 8> arguments;
   c10::SmallVector<std::int64_t, 8> written;
   for (const TensorArgument& argument : call.arguments) {
     if (call.info.shape_only) break;
-    const void* key = storages.key_of(argument.storage);
+    const void* key = storages_.key_of(argument.storage);
     if (argument.written && !call.info.fresh) {
       written.push_back(static_cast<std::int64_t>(arguments.size()));
       if (!recipes_ && !recorder.tracks(key)) {
-        recorder.overwritten(key, static_cast<Bytes>(argument.storage->nbytes()));
+        recorder.overwritten(key, bytes_of(argument.storage));
       }
     } else if (argument.written && !recipes_ && recorder.tracks(key)) {
       recorder.froze(key);  // As Interception::freeze_written() would.
@@ -119,42 +110,37 @@ c10::SmallVector<Bytes, 4> SessionTrace::copied_statistics(const Call& call) con
   return copies;
 }
 
-void SessionTrace::end(const Call& call, const StorageTable& storages, TraceRecorder& recorder,
-                       Nanos cost, const torch::jit::Stack& stack) {
+void SessionTrace::end(const Call& call, TraceRecorder& recorder, Nanos cost,
+                       const torch::jit::Stack& stack) {
   c10::SmallVector<TraceRecorder::Result, 8> results;
-  const bool would_record = this->would_record(call, storages, recorder);
-  for (const c10::IValue& result : call.results(stack)) {
-    for_each_tensor(result, [&](const c10::TensorImpl& tensor, std::uint16_t) {
-      if (!tensor.has_storage()) return;
-      const bool tracked = would_record && would_track(call, storages, tensor);
-      if (auto found = fresh_result(storages, storage_of(tensor), tracked)) {
-        results.push_back(*found);
-      }
-    });
-  }
+  const bool would_record = this->would_record(call, recorder);
+  call.for_each_result(stack, [&](const c10::TensorImpl& tensor) {
+    if (!tensor.has_storage()) return;
+    const bool tracked = would_record && call.makes_value(storages_.device(), tensor);
+    if (auto found = fresh_result(storage_of(tensor), tracked)) results.push_back(*found);
+  });
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written || call.info.fresh || call.info.shape_only) continue;
-    const void* key = storages.key_of(argument.storage);
+    const void* key = storages_.key_of(argument.storage);
     const bool tracked =
         recipes_ ? StorageTable::tracked(argument.storage) : would_record && recorder.tracks(key);
     results.push_back({key, nullptr, tracked});
   }
   recorder.end(call.info, cost, results);
   if (recorder.length() > kLongestWatch) end_watch(Watch::kLong);
-  recipes_ ? name_values(results, recorder) : freeze_arguments(call, storages, recorder);
+  recipes_ ? name_values(results, recorder) : freeze_arguments(call, recorder);
 }
 
 // Where nothing is recorded by recipes, `tracked` says whether a recipe would be.
-std::optional<TraceRecorder::Result> SessionTrace::fresh_result(const StorageTable& storages,
-                                                                const c10::StorageImpl* storage,
-                                                                bool tracked) {
+std::optional<TraceRecorder::Result> SessionTrace::fresh_result(const c10::StorageImpl* storage,
+                                                                bool tracked) const {
   if (const Value* value = StorageTable::value_of(storage)) {
     if (!value->resident()) return {};  // No result of this call.
-    return TraceRecorder::Result{storage, storages.data_of(*value), true};
+    return TraceRecorder::Result{storage, storages_.data_of(*value), true};
   }
-  const Block* block = storages.block_of(storage);
+  const Block* block = storages_.block_of(storage);
   if (!block) return {};
-  const void* data = storages.data_of(*block);
+  const void* data = storages_.data_of(*block);
   return TraceRecorder::Result{data, data, tracked};
 }
 
@@ -168,11 +154,10 @@ void SessionTrace::name_values(c10::ArrayRef<TraceRecorder::Result> results,
 }
 
 // What a scope with recipes would make constant.
-void SessionTrace::freeze_arguments(const Call& call, const StorageTable& storages,
-                                    TraceRecorder& recorder) {
+void SessionTrace::freeze_arguments(const Call& call, TraceRecorder& recorder) const {
   if (!call.foreign && !call.info.shares) return;
   for (const TensorArgument& argument : call.arguments) {
-    const void* key = storages.key_of(argument.storage);
+    const void* key = storages_.key_of(argument.storage);
     if (recorder.tracks(key)) recorder.froze(key);
   }
 }

@@ -6,6 +6,9 @@
 // after some steps or operators, so a long run pays little for it. Where nothing is recorded by
 // recipes (measure), the operators, their results and what is made of what say what a scope with a
 // budget could recompute, and which constants it would copy before they are written.
+//
+// The engine's lock is held where a recording begins or ends, or is asked what it saw. Any thread
+// sees without it whether there is one, and a recorder has a mutex of its own.
 
 #pragma once
 
@@ -29,7 +32,8 @@ class SessionTrace {
   static constexpr std::int64_t kWatchedSteps = 12;
 
   // `recipes`: whether the session records any.
-  explicit SessionTrace(bool recipes) : recipes_(recipes) {}
+  SessionTrace(bool recipes, const StorageTable& storages)
+      : recipes_(recipes), storages_(storages) {}
 
   TraceRecorder* recorder() const { return recorder_; }  // Null while nothing is recorded.
   const std::atomic<TraceRecorder*>& now() const { return recorder_; }
@@ -48,33 +52,34 @@ class SessionTrace {
   void stepped();
 
   // Whether a storage is tracked, or would be where nothing is recorded by recipes.
-  bool tracks(const StorageTable& storages, const c10::StorageImpl* storage) const;
+  bool tracks(const c10::StorageImpl* storage) const;
 
   // Around a run of an operator, in the thread that runs it.
-  void begin(const Call& call, const StorageTable& storages, TraceRecorder& recorder);
-  void end(const Call& call, const StorageTable& storages, TraceRecorder& recorder, Nanos cost,
-           const torch::jit::Stack& stack);
+  void begin(const Call& call, TraceRecorder& recorder);
+  void end(const Call& call, TraceRecorder& recorder, Nanos cost, const torch::jit::Stack& stack);
 
  private:
   void record_from_now();
   c10::SmallVector<Bytes, 4> copied_statistics(const Call& call) const;
-  bool would_track(const Call& call, const StorageTable& storages,
-                   const c10::TensorImpl& tensor) const;
-  static std::optional<TraceRecorder::Result> fresh_result(const StorageTable& storages,
-                                                           const c10::StorageImpl* storage,
-                                                           bool tracked);
+  std::optional<TraceRecorder::Result> fresh_result(const c10::StorageImpl* storage,
+                                                    bool tracked) const;
   static void name_values(c10::ArrayRef<TraceRecorder::Result> results, TraceRecorder& recorder);
-  static void freeze_arguments(const Call& call, const StorageTable& storages,
-                               TraceRecorder& recorder);
-  bool would_record(const Call& call, const StorageTable& storages, TraceRecorder& recorder) const;
+  void freeze_arguments(const Call& call, TraceRecorder& recorder) const;
+  bool would_record(const Call& call, TraceRecorder& recorder) const;
 
+  // Guarded by: nothing: const
   const bool recipes_;
-  std::atomic<TraceRecorder*> recorder_{nullptr};
+  const StorageTable& storages_;
+
+  // Guarded by: nothing: atomic
+  std::atomic<TraceRecorder*> recorder_{nullptr};  // Written under the engine's mutex.
+
+  // Guarded by: the engine's mutex
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
   TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
   TraceRecorder* watched_ = nullptr;                       // Null before.
-  std::atomic<std::int64_t> steps_{0};                     // That were watched.
-  std::atomic<Watch> watch_{Watch::kOff};
+  std::int64_t steps_ = 0;                                 // That were watched.
+  Watch watch_ = Watch::kOff;
 };
 
 }  // namespace dtr

@@ -11,6 +11,7 @@
 
 #include "runtime/csrc/live/machine/operator_costs.h"
 #include "runtime/csrc/live/machine/thrash_watch.h"
+#include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/machine/usual_times.h"
 #include "runtime/csrc/live/operators/operators.h"
 
@@ -22,12 +23,19 @@ struct StepCosts {
   Nanos added = 0ns;  // Recomputing and finding memory.
 };
 
+// Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
+// and convolutions come out too cheap, for the first step only.
+inline Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
+
 struct Tally {
   Tally(DeviceWork* work, double thrash_limit)
       : costs(work ? std::make_unique<Costs>(*work) : nullptr), thrash(thrash_limit) {}
 
   // What `bytes` usually take: by what the operators so far took for each byte.
-  std::int64_t usual_ticks(Bytes bytes) const;
+  std::int64_t usual_ticks(Bytes bytes) const {
+    if (touched_bytes == 0) return to_ticks(estimate(bytes));
+    return static_cast<std::int64_t>(static_cast<double>(kernel_ticks) * bytes / touched_bytes);
+  }
 
   const std::unique_ptr<Costs> costs;          // Of a device; null on the host.
   UsualTimes usual;                            // On the host.
@@ -42,9 +50,4 @@ struct Tally {
   // The size of the largest call that debug mode has run twice.
   std::unordered_map<const OperatorInfo*, Bytes> repeated;
 };
-
-// Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
-// and convolutions come out too cheap, for the first step only.
-inline Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
-
 }  // namespace dtr

@@ -5,12 +5,33 @@
 
 #pragma once
 
-#include <c10/core/StorageImpl.h>
-
 #include <cstdint>
+#include <cstring>
+
+#include "runtime/csrc/live/storages/storage_table.h"
 
 namespace dtr {
 
-std::uint64_t checksum(const c10::StorageImpl* storage);  // 0 where it has no memory.
+inline std::uint64_t folded_product(std::uint64_t one, std::uint64_t other) {
+  __extension__ using Wide = unsigned __int128;
+  const Wide product = static_cast<Wide>(one) * other;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+}
+
+inline std::uint64_t checksum(const c10::StorageImpl* storage) {  // 0 where it has no memory.
+  constexpr std::uint64_t kFirst = 0xa0761d6478bd642f, kSecond = 0xe7037ed1a0b428db;
+  const auto* bytes = static_cast<const char*>(pointer_of(storage).get());
+  if (!bytes) return 0;
+  std::size_t size = storage->nbytes();
+  std::uint64_t sum = kFirst ^ size;
+  std::uint64_t words[2];
+  for (; size >= sizeof words; bytes += sizeof words, size -= sizeof words) {
+    std::memcpy(words, bytes, sizeof words);
+    sum = folded_product(words[0] ^ kSecond, words[1] ^ sum);
+  }
+  words[0] = words[1] = 0;
+  std::memcpy(words, bytes, size);
+  return folded_product(words[0] ^ kSecond, words[1] ^ sum);
+}
 
 }  // namespace dtr

@@ -2,10 +2,10 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include <utility>
 #include <vector>
 
 #include "runtime/csrc/engine/settle.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/storages/checksum.h"
 
 namespace dtr {
@@ -15,7 +15,7 @@ Value& Constants::of(c10::StorageImpl* storage) {
   if (!slot) {
     if (of_library(storage)) of_libraries_.insert(storage);
     c10::raw::intrusive_ptr::incref(storage);
-    slot = &engine_.constant(storage->nbytes(), storage, storage);
+    slot = &engine_.constant(bytes_of(storage), storage, storage);
   }
   return *slot;
 }
@@ -43,7 +43,7 @@ void Constants::forget(Value& constant) {
     constants_.erase(storage);
     of_libraries_.erase(storage);
   }
-  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+  storages_.bury(StoragePtr::reclaim(storage));
 }
 
 bool Constants::overlap(const c10::StorageImpl* one, const c10::StorageImpl* other) {
@@ -94,7 +94,7 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
       give_copy(constant, lock);
       return {.copied = constant.size};
     } catch (const c10::OutOfMemoryError&) {
-      forgive_();
+      forget_refusal();  // It is no error of the program's.
       resting = engine_.histories().resting_on(constant, std::numeric_limits<Bytes>::max()).bytes;
     }
   }
@@ -109,18 +109,18 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
   }
 }
 
-void Constants::move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage) {
+void Constants::move_to(Value& constant, StoragePtr storage) {
   c10::StorageImpl* before = home_storage(constant);
   disarm(before);
   constants_.erase(before);
   of_libraries_.erase(before);
-  storages_.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim(before));
+  storages_.bury(StoragePtr::reclaim(before));
   constants_[storage.get()] = &constant;
   constant.home = constant.data = storage.release();
 }
 
 void Constants::give_copy(Value& constant, Lock& lock) {
-  move_to(constant, copy_(*home_storage(constant), constant.size, lock));
+  move_to(constant, storages_.copy_of(*home_storage(constant), constant.size, lock));
   constant.copied = true;
   copies_ += constant.size;
 }
@@ -134,7 +134,7 @@ void Constants::content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock)
     try {
       retire(engine_, *constant, lock, since);
     } catch (const c10::OutOfMemoryError&) {
-      forgive_();
+      forget_refusal();  // It is no error of the program's.
     } catch (const c10::Error&) {
       // What cannot be brought back says so when it is read.
     }
@@ -158,8 +158,7 @@ void Constants::content_is_back(c10::StorageImpl* storage) {
   const Held held(engine_, *constant);
   forsake(engine_, *constant);
   // An empty storage takes the place of this one, whose content is another constant's now.
-  move_to(*constant, c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                           at::DataPtr(), nullptr, false));
+  move_to(*constant, storage_over({}, 0));
 }
 
 void Constants::shed_sometimes() {

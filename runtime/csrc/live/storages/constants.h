@@ -15,8 +15,6 @@
 
 #include <c10/util/flat_hash_map.h>
 
-#include <functional>
-
 #include "runtime/csrc/engine/operator_call.h"
 #include "runtime/csrc/live/storages/mutation_detector.h"
 #include "runtime/csrc/live/storages/storage_table.h"
@@ -25,19 +23,9 @@ namespace dtr {
 
 class Constants {
  public:
-  // `copy` makes a new storage with so many bytes of another, with the lock open meanwhile; it
-  // throws torch.OutOfMemoryError, which is no error of the program's where `forgive` is called.
   // `detector` may be null.
-  using Copy =
-      std::function<c10::intrusive_ptr<c10::StorageImpl>(const c10::StorageImpl&, Bytes, Lock&)>;
-  Constants(Engine& engine, StorageTable& storages, const SessionDevice& device,
-            MutationDetector* detector, Copy copy, std::function<void()> forgive)
-      : engine_(engine),
-        storages_(storages),
-        device_(device),
-        detector_(detector),
-        copy_(std::move(copy)),
-        forgive_(std::move(forgive)) {}
+  Constants(StorageTable& storages, MutationDetector* detector)
+      : storages_(storages), detector_(detector) {}
 
   Value& of(c10::StorageImpl* storage);  // Made where there was none.
   Value* find(const c10::StorageImpl* storage) const;
@@ -81,16 +69,14 @@ class Constants {
   bool of_library(const c10::StorageImpl* storage) const;
   c10::SmallVector<Value*, 4> over(c10::StorageImpl* storage) const;
   Kept keep_content(Value& constant, Lock& lock);
-  void move_to(Value& constant, c10::intrusive_ptr<c10::StorageImpl> storage);
+  void move_to(Value& constant, StoragePtr storage);
 
   static constexpr std::size_t kFirstShedding = 16;
 
-  Engine& engine_;
   StorageTable& storages_;
-  const SessionDevice& device_;
+  Engine& engine_ = storages_.engine();
+  const SessionDevice& device_ = storages_.device();
   MutationDetector* const detector_;
-  const Copy copy_;
-  const std::function<void()> forgive_;
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   ska::flat_hash_set<c10::StorageImpl*> of_libraries_;      // Those whose memory is a library's.
   Bytes copies_ = 0;                                        // Held by recipes.

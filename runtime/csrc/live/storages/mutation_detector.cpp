@@ -23,8 +23,7 @@ MutationDetector::Arguments MutationDetector::look(const OperatorInfo& info,
       written |= other.written && other.storage == argument.storage;
     }
     if (written) continue;
-    seen.push_back({c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(argument.storage),
-                    checksum(argument.storage)});
+    seen.push_back({share(argument.storage), checksum(argument.storage)});
   }
   return seen;
 }
@@ -32,7 +31,7 @@ MutationDetector::Arguments MutationDetector::look(const OperatorInfo& info,
 void MutationDetector::compare(const OperatorInfo& info, const Arguments& before) const {
   for (const Seen& seen : before) {
     if (checksum(seen.storage.get()) == seen.checksum) continue;
-    std::lock_guard<std::mutex> guard(mutex_);
+    std::lock_guard guard(mutex_);
     TORCH_CHECK(false, "debug mode: ", info.name,
                 " wrote a tensor that its schema says it only reads: ", origin(seen.storage.get()),
                 "; declare it (mutates_args of a custom operator, `Tensor(a!)` in a schema)");
@@ -41,17 +40,16 @@ void MutationDetector::compare(const OperatorInfo& info, const Arguments& before
 
 void MutationDetector::made(const c10::TensorImpl& result, const OperatorInfo& by) {
   if (!result.has_storage() || !result.unsafe_storage()) return;
-  c10::StorageImpl* storage = result.unsafe_storage().unsafeGetStorageImpl();
-  std::lock_guard<std::mutex> guard(mutex_);
+  c10::StorageImpl* storage = storage_of(result);
+  std::lock_guard guard(mutex_);
   if (origins_.size() >= sweep_at_) {
     std::erase_if(origins_, [](const auto& origin) { return origin.second.storage.expired(); });
     sweep_at_ = 2 * origins_.size() + 4096;
   }
   std::string text = c10::str("the result of ", by.name, ", ", result.dtype());
   if (is_dense(result)) text += c10::str(" ", result.sizes());  // A nested tensor tells no sizes.
-  origins_.emplace(storage, Origin{c10::weak_intrusive_ptr<c10::StorageImpl>(
-                                       c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
-                                   std::move(text)});
+  origins_.emplace(
+      storage, Origin{c10::weak_intrusive_ptr<c10::StorageImpl>(share(storage)), std::move(text)});
 }
 
 std::string MutationDetector::origin(const c10::StorageImpl* storage) const {
@@ -64,7 +62,7 @@ std::string MutationDetector::origin(const c10::StorageImpl* storage) const {
 }
 
 void MutationDetector::watch(const Value& constant, const c10::TensorImpl* tensor) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   if (watched_.count(&constant)) return;
   auto* storage = static_cast<const c10::StorageImpl*>(constant.data);
   Watched watched{checksum(storage), std::nullopt, 0, origin(storage)};
@@ -76,12 +74,12 @@ void MutationDetector::watch(const Value& constant, const c10::TensorImpl* tenso
 }
 
 void MutationDetector::forget(const Value& constant) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   watched_.erase(&constant);
 }
 
 void MutationDetector::verify(const Value& constant, const OperatorInfo& reader) const {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   auto found = watched_.find(&constant);
   if (found == watched_.end()) return;
   const Watched& watched = found->second;

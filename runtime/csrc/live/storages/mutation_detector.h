@@ -27,7 +27,7 @@ class MutationDetector {
  public:
   // An argument that the operator does not say it writes, before it runs.
   struct Seen {
-    c10::intrusive_ptr<c10::StorageImpl> storage;
+    StoragePtr storage;
     std::uint64_t checksum;
   };
   using Arguments = c10::SmallVector<Seen, 8>;

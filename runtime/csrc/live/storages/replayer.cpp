@@ -21,7 +21,7 @@ namespace {
 // (dtr_alloc/pool/csrc/memory.h).
 void keep_until_open(c10::StorageImpl* storage, const Memory& memory, StorageTable& storages) {
   if (!storage || !memory.is_torchs()) return;
-  storages.bury(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  storages.bury(share(storage));
 }
 
 // What a replay lends to another library's operator or a compiled graph, which may keep arguments,
@@ -47,6 +47,9 @@ class Lent {
   }
   const c10::SmallVector<c10::Storage, 8> storages_;
 };
+
+// Another library's operator, or a compiled graph.
+bool may_keep_arguments(const OperatorInfo& info) { return info.others || info.listed; }
 
 bool seen_by_python(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
@@ -87,8 +90,7 @@ c10::Storage Replayer::over(at::DataPtr&& data, Bytes size) const {
 }
 
 // Appends the storage that the operator reads, and perhaps writes, at place `use`.
-void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
-                        c10::SmallVector<Copy, 2>& copies) {
+void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages, Copies& copies) {
   const Recipe& recipe = Recipe::of(op);
   const Use* uses = op.uses();
   Value& value = *uses[use].value;
@@ -119,35 +121,60 @@ void Replayer::lay_over(Op& op, std::uint32_t use, Storages& storages,
   }
 }
 
+// Gives the replay's own storages their memory: what may be any, and copies of what is written.
+void Replayer::make_own(const Recipe& recipe, Storages& storages, const Copies& copies,
+                        Lock& lock) {
+  const auto scratch = recipe.scratch();
+  if (copies.empty() && scratch.empty()) return;
+  Unlocked open(lock);
+  for (Bytes size : scratch) storages.push_back(over(storages_.new_memory(size), size));
+  for (const Copy& copy : copies) {
+    c10::StorageImpl* storage = storages[copy.storage].unsafeGetStorageImpl();
+    storage->set_data_ptr_noswap(storages_.copy_of(copy.from, bytes_of(storage)));
+  }
+}
+
+void Replayer::verify_constants(Op& op) const {
+  for (std::uint32_t i = 0; i < op.use_count; ++i) {
+    const Value& value = *op.uses()[i].value;
+    if (value.constant() && !value.absent) detector_->verify(value, Recipe::of(op).info());
+  }
+}
+
+// The results, then what it wrote. The lock is open.
+Replayer::Results Replayer::run(Replay replay) {
+  InOperator inside;
+  const Silence silence(may_keep_arguments(*replay.info));
+  RECORD_FUNCTION(c10::str("dtr::rematerialize(", replay.info->name, ")"),
+                  c10::ArrayRef<const c10::IValue>(replay.stack.data(), replay.stack.size()));
+  replay.run();
+  Results results;
+  c10::ArrayRef<c10::IValue> made = replay.stack;
+  if (replay.info->listed) made = replay.stack.back().toListRef();
+  for (const c10::IValue& result : made) {
+    results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
+  }
+  for (at::Tensor& tensor : replay.written) results.push_back(std::move(tensor));
+  return results;
+}
+
 Replayer::Results Replayer::replay(Op& op, Lock& lock) {
   const Recipe& recipe = Recipe::of(op);
-  for (std::uint32_t i = 0; detector_ && i < op.use_count; ++i) {
-    const Value& value = *op.uses()[i].value;
-    if (value.constant() && !value.absent) detector_->verify(value, recipe.info());
-  }
+  if (detector_) verify_constants(op);
   Arguments arguments(*this);
   Storages& storages = *arguments;
-  c10::SmallVector<Copy, 2> copies;
+  Copies copies;
   for (std::uint32_t i = 0; i < op.use_count; ++i) lay_over(op, i, storages, copies);
-  InReplay replaying;
-  const auto scratch = recipe.scratch();
-  if (!copies.empty() || !scratch.empty()) {
-    Unlocked open(lock);
-    for (Bytes size : scratch) storages.push_back(over(allocate_(size), size));
-    for (const Copy& copy : copies) {
-      c10::StorageImpl* storage = storages[copy.storage].unsafeGetStorageImpl();
-      storage->set_data_ptr_noswap(copy_(copy.from, static_cast<Bytes>(storage->nbytes())));
-    }
-  }
+  const Meanwhile replaying(InOperator::state.replaying, true);
+  make_own(recipe, storages, copies, lock);
   Replay ready = recipe.prepare(storages, op.use_count, device_);
-  const bool foreign = recipe.info().others || recipe.info().listed;  // It may keep arguments.
-  Storages lent = foreign ? std::exchange(storages, {}) : Storages();
+  Storages lent = may_keep_arguments(recipe.info()) ? std::exchange(storages, {}) : Storages();
   arguments.bury();
   std::optional<UnderWay::Alone> alone;
   std::optional<SwitchesPut> switches;
-  if (const auto now = Switches::now(); now != ready.switches) {
+  if (const auto now = Switches::now(); now != ready.state.switches) {
     alone.emplace(under_way_, lock);
-    switches.emplace(now, ready.switches);
+    switches.emplace(now, ready.state.switches);
   }
   Results results;
   {
@@ -155,18 +182,7 @@ Replayer::Results Replayer::replay(Op& op, Lock& lock) {
     // left of arguments goes before the lock is held again.
     Unlocked open(lock);
     const Lent given(std::move(lent));
-    Replay running = std::move(ready);
-    InOperator inside;
-    const Silence silence(foreign);
-    RECORD_FUNCTION(c10::str("dtr::rematerialize(", running.info->name, ")"),
-                    c10::ArrayRef<const c10::IValue>(running.stack.data(), running.stack.size()));
-    running.run();
-    c10::ArrayRef<c10::IValue> made = running.stack;
-    if (running.info->listed) made = running.stack.back().toListRef();
-    for (const c10::IValue& result : made) {
-      results.push_back(result.isTensor() ? result.toTensor() : at::Tensor());
-    }
-    for (at::Tensor& tensor : running.written) results.push_back(std::move(tensor));
+    results = run(std::move(ready));
   }
   for (const at::Tensor& result : results) {
     keep_until_open(storage_of(result), memory_, storages_);
@@ -218,17 +234,15 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
 
 // The value takes the memory of the storage that a replay made.
 void Replayer::adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by) {
-  const bool fits = static_cast<Bytes>(made->nbytes()) == value.size;
+  const bool fits = bytes_of(made) == value.size;
   auto block = fits ? storages_.adopt(made) : StorageTable::Adopted();
   TORCH_CHECK(!by.others || block, by.name,
               " made ", made->nbytes(), " bytes when it ran again on the same arguments, and ",
               value.size, " at first; pin its results: dtr_alloc.pin(result)");
-  TORCH_INTERNAL_ASSERT(block && static_cast<Bytes>(made->nbytes()) == value.size,
+  TORCH_INTERNAL_ASSERT(block,
                         "a replay of ", by.name, " made a storage of ",
                         made->nbytes(), " bytes, the first run one of ", value.size);
-  at::DataPtr& pointer = pointer_of(made);
-  pointer.release_context();
-  pointer = at::DataPtr();
+  repoint(made, {});
   storages_.fill(value, block.release());
 }
 
@@ -248,8 +262,7 @@ std::string Replayer::difference(Op& op, const Results& results) const {
     const at::Tensor& again = results[i];
     if (!again.defined()) return c10::str(Recipe::of(op).info().name, ", output ", i);
     const auto* first = static_cast<const char*>(storages_.data_of(*value));
-    const auto* second =
-        static_cast<const char*>(pointer_of(storage_of(*again.unsafeGetTensorImpl())).get());
+    const auto* second = static_cast<const char*>(pointer_of(storage_of(again)).get());
     const auto item = static_cast<std::int64_t>(again.element_size());
     for (std::int64_t n = 0; n < again.numel(); ++n) {
       std::int64_t rest = n, offset = again.storage_offset();

@@ -6,8 +6,6 @@
 
 #pragma once
 
-#include <functional>
-
 #include "runtime/csrc/live/machine/under_way.h"
 #include "runtime/csrc/live/recipes/recipe.h"
 #include "runtime/csrc/live/storages/mutation_detector.h"
@@ -18,20 +16,9 @@ namespace dtr {
 
 class Replayer {
  public:
-  // `allocate` gives memory, and `copy` some with the same content; with the lock open. They throw
-  // torch.OutOfMemoryError. `detector` may be null.
-  using Allocate = std::function<at::DataPtr(Bytes)>;
-  using CopyOf = std::function<at::DataPtr(const void*, Bytes)>;
-  Replayer(Engine& engine, Memory& memory, StorageTable& storages, const SessionDevice& device,
-           UnderWay& under_way, MutationDetector* detector, Allocate allocate, CopyOf copy)
-      : engine_(engine),
-        memory_(memory),
-        storages_(storages),
-        device_(device),
-        under_way_(under_way),
-        detector_(detector),
-        allocate_(std::move(allocate)),
-        copy_(std::move(copy)) {}
+  // `detector` may be null.
+  Replayer(StorageTable& storages, UnderWay& under_way, MutationDetector* detector)
+      : storages_(storages), under_way_(under_way), detector_(detector) {}
 
   // Recomputes the missing outputs of `op`; returns their bytes.
   Bytes recompute(Op& op, Lock& lock);
@@ -45,6 +32,7 @@ class Replayer {
     std::size_t storage;
     const void* from;
   };
+  using Copies = c10::SmallVector<Copy, 2>;
   using Storages = c10::SmallVector<c10::Storage, 8>;
   using Results = c10::SmallVector<at::Tensor, 4>;
 
@@ -56,20 +44,21 @@ class Replayer {
   };
 
   Results replay(Op& op, Lock& lock);
+  void verify_constants(Op& op) const;
+  static Results run(Replay replay);
   void drop_what_nobody_lacks(Op& op, Results& results, Lock& lock);
   std::string difference(Op& op, const Results& results) const;
-  void lay_over(Op& op, std::uint32_t use, Storages& storages, c10::SmallVector<Copy, 2>& copies);
+  void lay_over(Op& op, std::uint32_t use, Storages& storages, Copies& copies);
+  void make_own(const Recipe& recipe, Storages& storages, const Copies& copies, Lock& lock);
   c10::Storage over(at::DataPtr&& data, Bytes size) const;
   void adopt(Value& value, c10::StorageImpl* made, const OperatorInfo& by);
 
-  Engine& engine_;
-  Memory& memory_;
   StorageTable& storages_;
-  const SessionDevice& device_;
+  Engine& engine_ = storages_.engine();
+  Memory& memory_ = storages_.memory();
+  const SessionDevice& device_ = storages_.device();
   UnderWay& under_way_;
   MutationDetector* const detector_;
-  const Allocate allocate_;
-  const CopyOf copy_;
 };
 
 }  // namespace dtr

@@ -15,26 +15,26 @@ namespace dtr {
 
 using AccessHook = void (*)(c10::StorageImpl*);
 
-inline void arm(c10::StorageImpl* storage, AccessHook hook) {
-#if __has_include(<c10/core/StorageMaterializer.h>)
-  if (!storage->has_materializer()) storage->set_materializer(hook);
-#endif
+template <typename Storage>
+void arm(Storage* storage, AccessHook hook) {
+  if constexpr (requires { storage->set_materializer(hook); }) {
+    if (!storage->has_materializer()) storage->set_materializer(hook);
+  }
 }
 
-inline bool is_armed(const c10::StorageImpl* storage) {
-#if __has_include(<c10/core/StorageMaterializer.h>)
-  return storage->has_materializer();
-#else
+template <typename Storage>
+bool is_armed(const Storage* storage) {
+  if constexpr (requires { storage->has_materializer(); }) return storage->has_materializer();
   return false;
-#endif
 }
 
 // A lazy clone and its original have a hook of torch's instead, which copies before a write.
-inline void disarm(c10::StorageImpl* storage) {
-#if __has_include(<c10/core/StorageMaterializer.h>)
-  const at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
-  if (!c10::impl::cow::is_cow_data_ptr(pointer)) storage->clear_materializer();
-#endif
+template <typename Storage>
+void disarm(Storage* storage) {
+  if constexpr (requires { storage->clear_materializer(); }) {
+    const at::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
+    if (!c10::impl::cow::is_cow_data_ptr(pointer)) storage->clear_materializer();
+  }
 }
 
 // Older torch versions have a call that makes a storage refuse access, but none to allow it again.

@@ -1,7 +1,5 @@
 #include "runtime/csrc/live/storages/storage_table.h"
 
-#include <utility>
-
 #include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/machine/in_operator.h"
@@ -44,8 +42,8 @@ Block* StorageTable::block_of(const c10::StorageImpl* storage) const {
 StorageTable::Adopted StorageTable::adopt(const c10::StorageImpl* storage) {
   const at::DataPtr& pointer = pointer_of(storage);
   const bool ours = pointer.get_deleter() == device_.deleter;
-  const auto bytes = static_cast<Bytes>(storage->nbytes());
-  return Adopted(ours ? memory_.adopt(pointer.get(), bytes) : nullptr, Disown{&memory_});
+  return Adopted(ours ? memory_.adopt(pointer.get(), bytes_of(storage)) : nullptr,
+                 Disown{&memory_});
 }
 
 at::DataPtr StorageTable::ordinary(Block* block) {
@@ -69,7 +67,7 @@ const void* StorageTable::key_of(const c10::StorageImpl* storage) const {
 c10::StorageImpl* StorageTable::home_of(Value& value) {
   if (!value.home) return nullptr;
   auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(home_storage(value));
-  c10::intrusive_ptr<c10::StorageImpl> home = weak.lock();
+  StoragePtr home = weak.lock();
   weak.release();
   if (home) {
     bury(home);  // Ours may be the last reference by the time it goes.
@@ -97,36 +95,28 @@ void StorageTable::attach(c10::StorageImpl* storage, Value& value, Block* block)
 
 void StorageTable::point(c10::StorageImpl* storage, Value& value, Block* block) {
   if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);
-  at::DataPtr& pointer = pointer_of(storage);
-  pointer.release_context();
-  pointer = at::DataPtr(memory_.data(block), &value, &storage_died, device_.device);
+  repoint(storage, {memory_.data(block), &value, &storage_died, device_.device});
   set_owner(*block, &value);
   dtr::arm(storage, &raw_access);
 }
 
 void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
-  at::DataPtr& pointer = pointer_of(storage);
-  pointer.release_context();
   c10::raw::weak_intrusive_ptr::decref(storage);
   // From now on no operator tells the memory who reads it (MemoryRequests::follow_stream).
   if (memory_.many_streams()) memory_.record_every_stream(block);
-  pointer = ordinary(block);
+  repoint(storage, ordinary(block));
   disarm(storage);
-  if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pointer.get());
+  if (TraceRecorder* recorder = recorder_) recorder->rekey(storage, pointer_of(storage).get());
 }
 
 void StorageTable::empty(c10::StorageImpl* storage, Value& value) {
-  at::DataPtr& pointer = pointer_of(storage);
-  pointer.release_context();
-  pointer = at::DataPtr(nullptr, &value, &storage_died, device_.device);
+  repoint(storage, {nullptr, &value, &storage_died, device_.device});
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvictedText);
 }
 
 void StorageTable::lose(Value& value) {
   if (c10::StorageImpl* storage = home_of(value)) {
-    at::DataPtr& pointer = pointer_of(storage);
-    pointer.release_context();
-    pointer = at::DataPtr(nullptr, device_.device);
+    repoint(storage, {nullptr, device_.device});
     storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kLostText);
     forget_home(value);
   }
@@ -156,11 +146,27 @@ void StorageTable::let_write(Value& value, c10::StorageImpl& storage) {
 void StorageTable::free(Block* block) {
   if (memory_.is_torchs()) {
     const Bytes size = block->size;
-    return bury(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size,
-                                                      ordinary(block), nullptr, false));
+    return bury(storage_over(ordinary(block), size));
   }
   set_owner(*block, nullptr);
   memory_.free(block);
+}
+
+at::DataPtr StorageTable::copy_of(const void* content, Bytes bytes) const {
+  const Bytes remainder = remainder_of(content);
+  void* const block = allocate_(bytes + remainder);
+  at::DataPtr data(static_cast<char*>(block) + remainder, block, device_.deleter, device_.device);
+  device_.copy(data.get(), content, bytes);
+  return data;
+}
+
+// Of a storage that was resized behind the dispatcher there is nothing to copy: a recipe that reads
+// the copy then says so (Replayer::lay_over).
+StoragePtr StorageTable::copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) const {
+  Unlocked open(lock);
+  at::DataPtr data = device_.ordinary(nullptr);
+  if (bytes_of(&storage) >= bytes) data = copy_of(pointer_of(&storage).get(), bytes);
+  return storage_over(std::move(data), bytes, device_.allocator);
 }
 
 void StorageTable::bury_with_lock_open(Lock& lock) {

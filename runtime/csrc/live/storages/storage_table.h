@@ -21,6 +21,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -44,13 +45,16 @@ inline c10::StorageImpl* constant_storage(const Value& value) {
 }
 inline Block* block_of(const Value& value) { return static_cast<Block*>(value.data); }
 
-inline at::DataPtr& pointer_of(const c10::StorageImpl* storage) {
-  return const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+// A storage whose pointer had a value for its context, or a new storage, points there.
+inline void repoint(c10::StorageImpl* storage, at::DataPtr to) {
+  at::DataPtr& pointer = pointer_of(storage);
+  pointer.release_context();
+  pointer = std::move(to);
 }
-inline c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
-  return tensor.unsafe_storage().unsafeGetStorageImpl();
+inline StoragePtr storage_over(at::DataPtr data, Bytes bytes, at::Allocator* allocator = nullptr) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               std::move(data), allocator, false);
 }
-
 inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where it has none.
   return storage_of(*tensor.unsafeGetTensorImpl());
 }
@@ -58,7 +62,7 @@ inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where i
 class StorageTable {
  public:
   struct Dead {
-    c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 8> storages;
+    c10::SmallVector<StoragePtr, 8> storages;
     std::vector<at::Tensor> tensors;
   };
   struct Disown {
@@ -67,9 +71,15 @@ class StorageTable {
   };
   using Adopted = std::unique_ptr<Block, Disown>;
 
-  StorageTable(Engine& engine, Memory& memory, const SessionDevice& device,
+  // `allocate` gives memory, with the lock open; it throws torch.OutOfMemoryError.
+  using Allocate = std::function<void*(Bytes)>;
+  StorageTable(Engine& engine, Memory& memory, const SessionDevice& device, Allocate allocate,
                const std::atomic<TraceRecorder*>& recorder)
-      : engine_(engine), memory_(memory), device_(device), recorder_(recorder) {}
+      : engine_(engine),
+        memory_(memory),
+        device_(device),
+        allocate_(std::move(allocate)),
+        recorder_(recorder) {}
 
   // Needs no lock: of a tracked storage, evicted or not, the deleter stays as it is.
   static bool tracked(const c10::StorageImpl* storage);
@@ -84,6 +94,8 @@ class StorageTable {
   void* data_of(const Block& block) const { return memory_.data(&block); }
   void* data_of(const Value& value) const;                    // Resident; a constant's too.
   const void* key_of(const c10::StorageImpl* storage) const;  // Of a trace (trace_recorder.h).
+  Engine& engine() const { return engine_; }
+  Memory& memory() const { return memory_; }
   const SessionDevice& device() const { return device_; }
 
   // The storage of a value, alive until the lock is next opened. Null where the program has let it
@@ -106,11 +118,15 @@ class StorageTable {
   void let_write(Value& value, c10::StorageImpl& storage);
   void free(Block* block);
 
+  // New memory, and some with the same content; with the lock open.
+  at::DataPtr new_memory(Bytes bytes) const { return device_.ordinary(allocate_(bytes)); }
+  at::DataPtr copy_of(const void* content, Bytes bytes) const;
+  // A storage with so many bytes of another. Opens the lock meanwhile.
+  StoragePtr copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) const;
+
   // What must not die under the lock does once it is open: storages, and tensors that Python has
   // seen.
-  void bury(c10::intrusive_ptr<c10::StorageImpl> storage) {
-    dead_.storages.push_back(std::move(storage));
-  }
+  void bury(StoragePtr storage) { dead_.storages.push_back(std::move(storage)); }
   void bury(at::Tensor tensor) { dead_.tensors.push_back(std::move(tensor)); }
   bool has_dead() const { return !dead_.storages.empty() || !dead_.tensors.empty(); }
   bool has_dead_tensors() const { return !dead_.tensors.empty(); }
@@ -126,6 +142,7 @@ class StorageTable {
   Engine& engine_;
   Memory& memory_;
   const SessionDevice& device_;
+  const Allocate allocate_;
   const std::atomic<TraceRecorder*>& recorder_;  // Null while nothing is recorded.
   Dead dead_;
 };

@@ -12,18 +12,22 @@ struct Swap::Away {
   bool old = false;        // and whether it was begun before the step under way.
 };
 
-Swap::Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_ptr<Tier> tier,
-           bool repeatable, bool always)
-    : engine_(engine),
-      memory_(memory),
-      storages_(storages),
+namespace {
+
+Transfer transfer_by(const Tier& tier, bool repeatable, bool always) {
+  if (always) return {};
+  if (repeatable) return {.nanoseconds_per_byte = 2, .smallest = kSmallestMoved};
+  return {.nanoseconds_per_byte = tier.speed().nanoseconds_per_byte,
+          .latency = tier.speed().latency,
+          .smallest = kSmallestMoved};
+}
+
+}  // namespace
+
+Swap::Swap(StorageTable& storages, std::unique_ptr<Tier> tier, bool repeatable, bool always)
+    : storages_(storages),
       tier_(std::move(tier)),
-      transfer_(always       ? Transfer{}
-                : repeatable ? Transfer{.nanoseconds_per_byte = 2, .smallest = kSmallestMoved}
-                             : Transfer{.nanoseconds_per_byte = tier_->speed().nanoseconds_per_byte,
-                                        .latency = tier_->speed().latency,
-                                        .smallest = kSmallestMoved}),
-      runs_beside_(tier_->runs_beside()) {}
+      transfer_(transfer_by(*tier_, repeatable, always)) {}
 
 // The cost of its recipe is that to write it, too.
 Op* Swap::place_for(Bytes bytes) {
@@ -40,7 +44,7 @@ Op* Swap::place_for(Bytes bytes) {
 }
 
 Value* Swap::adopt(c10::StorageImpl* storage) {
-  const auto bytes = static_cast<Bytes>(storage->nbytes());
+  const auto bytes = bytes_of(storage);
   StorageTable::Adopted block = storages_.adopt(storage);
   Op* op = block ? place_for(bytes) : nullptr;
   if (!op) return nullptr;

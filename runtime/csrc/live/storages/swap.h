@@ -43,8 +43,7 @@ class Swap {
  public:
   // `repeatable`: a transfer costs its bytes instead of its time. `always`: it costs less than any
   // recomputation, for tests.
-  Swap(Engine& engine, Memory& memory, StorageTable& storages, std::unique_ptr<Tier> tier,
-       bool repeatable, bool always);
+  Swap(StorageTable& storages, std::unique_ptr<Tier> tier, bool repeatable, bool always);
 
   // The content of an ordinary storage of this session's memory may go to the tier from now on.
   // Returns null where it may not.
@@ -83,12 +82,12 @@ class Swap {
   Block* leave_ahead(Op& op);
   void give_up(Op& op);
 
-  Engine& engine_;
-  Memory& memory_;
   StorageTable& storages_;
+  Engine& engine_ = storages_.engine();
+  Memory& memory_ = storages_.memory();
   std::unique_ptr<Tier> tier_;
   const Transfer transfer_;
-  const bool runs_beside_;
+  const bool runs_beside_ = tier_->runs_beside();
   SwapStats stats_;
   std::vector<Op*> ahead_;
   Bytes under_way_ = 0;

@@ -23,19 +23,19 @@ class EventLog {
   };
 
   void keep() { keeps_ = true; }
-  bool keeps() const { return keeps_; }
   static Nanos now() {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     return std::chrono::duration_cast<Nanos>(now);
   }
+  Nanos begin() const { return keeps_ ? now() : 0ns; }
   void evicted(const OperatorInfo& made_by, Bytes size, Bytes live) {
-    events_.push_back({Kind::kEvicted, now(), 0ns, &made_by, size, live});
+    if (keeps_) events_.push_back({Kind::kEvicted, now(), 0ns, &made_by, size, live});
   }
   void recomputed(const OperatorInfo& by, Nanos at, Nanos duration, Bytes size, Bytes live) {
-    events_.push_back({Kind::kRecomputed, at, duration, &by, size, live});
+    if (keeps_) events_.push_back({Kind::kRecomputed, at, duration, &by, size, live});
   }
   void swapped(Kind kind, Nanos at, Bytes size, Bytes live) {
-    events_.push_back({kind, at, now() - at, nullptr, size, live});
+    if (keeps_) events_.push_back({kind, at, now() - at, nullptr, size, live});
   }
   const std::vector<Event>& events() const { return events_; }
 

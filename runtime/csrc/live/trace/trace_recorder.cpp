@@ -10,6 +10,11 @@ void TraceRecorder::put(Kind kind, std::initializer_list<std::int64_t> fields) {
   out_.records.insert(out_.records.end(), fields);
 }
 
+TraceRecorder::Name TraceRecorder::find(const void* key) const {
+  const auto known = names_.find(key);
+  return known == names_.end() ? 0 : known->second;
+}
+
 TraceRecorder::Name TraceRecorder::constant(const void* key, Bytes bytes) {
   Name name = names_[key] = ++last_;
   put(kConstant, {name, bytes});
@@ -18,10 +23,10 @@ TraceRecorder::Name TraceRecorder::constant(const void* key, Bytes bytes) {
 
 void TraceRecorder::begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<std::int64_t> written,
                           c10::ArrayRef<Bytes> copies) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   for (const void* key : arguments) {
-    auto known = names_.find(key);
-    arguments_.push_back(known != names_.end() ? known->second : constant(key, 0));
+    const Name known = find(key);
+    arguments_.push_back(known ? known : constant(key, 0));
   }
   written_.assign(written.begin(), written.end());
   for (Bytes bytes : copies) memory_.insert(memory_.end(), {kCopied, bytes});
@@ -29,7 +34,7 @@ void TraceRecorder::begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<st
 }
 
 void TraceRecorder::end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   if (!running_) return;  // The recording began inside the operator.
   auto [known, fresh] = operators_.insert({&info, static_cast<std::int64_t>(operators_.size())});
   if (fresh) out_.operators.push_back(info.name);
@@ -98,7 +103,7 @@ void TraceRecorder::put_operator(std::int64_t number, Nanos cost) {
 
 // What it left behind comes from outside as far as the trace can tell.
 void TraceRecorder::abandon() {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   for (const Local& local : locals_) {
     if (local.alive) constant(local.data, local.size);
   }
@@ -117,12 +122,12 @@ void TraceRecorder::forget_operator() {
 }
 
 void TraceRecorder::found(const void* key, Bytes bytes) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   constant(key, bytes);
 }
 
 void TraceRecorder::allocated(const void* data, Bytes size) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   if (!running_) {
     constant(data, size);
     return;
@@ -132,7 +137,7 @@ void TraceRecorder::allocated(const void* data, Bytes size) {
 }
 
 void TraceRecorder::freed(const void* data) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     if (locals_[i].data != data || !locals_[i].alive) continue;
     locals_[i].alive = false;
@@ -143,15 +148,14 @@ void TraceRecorder::freed(const void* data) {
 }
 
 void TraceRecorder::died(const void* key) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   release(key);
 }
 
 void TraceRecorder::release(const void* key) {
-  auto known = names_.find(key);
-  if (known == names_.end()) return;  // From before the trace.
-  const Name name = known->second;
-  names_.erase(known);
+  const Name name = find(key);
+  if (!name) return;  // From before the trace.
+  names_.erase(key);
   put_release(name);
   untrack(name);
 }
@@ -180,49 +184,41 @@ void TraceRecorder::untrack(Name name) {
 }
 
 void TraceRecorder::rekey(const void* from, const void* to) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto known = names_.find(from);
-  if (known == names_.end() || from == to) return;
-  Name name = known->second;
-  names_.erase(known);
+  std::lock_guard guard(mutex_);
+  const Name name = find(from);
+  if (!name || from == to) return;
+  names_.erase(from);
   names_[to] = name;
 }
 
 void TraceRecorder::froze(const void* key) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto known = names_.find(key);
-  if (known == names_.end()) return;
-  put(kFreeze, {known->second});
-  untrack(known->second);
+  std::lock_guard guard(mutex_);
+  const Name name = find(key);
+  if (!name) return;
+  put(kFreeze, {name});
+  untrack(name);
 }
 
-void TraceRecorder::stepped() {
-  std::lock_guard<std::mutex> guard(mutex_);
-  put(kStep, {});
-}
-
-void TraceRecorder::optimizing() {
-  std::lock_guard<std::mutex> guard(mutex_);
-  put(kOptimizing, {});
+void TraceRecorder::mark(Kind kind) {
+  std::lock_guard guard(mutex_);
+  put(kind, {});
 }
 
 void TraceRecorder::evicted(const Value& value) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   if (value.name < first_) return;
   out_.evictions.insert(out_.evictions.end(), {value.name, value.version});
 }
 
 TraceRecorder::Name TraceRecorder::name_of(const void* key) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto known = names_.find(key);
-  return known == names_.end() ? 0 : known->second;
+  std::lock_guard guard(mutex_);
+  return find(key);
 }
 
 void TraceRecorder::overwritten(const void* key, Bytes bytes) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto known = names_.find(key);
-  if (known == names_.end()) return;
-  const Name name = known->second;
+  std::lock_guard guard(mutex_);
+  const Name name = find(key);
+  if (!name) return;
   const Resting resting = resting_on(name, copied_ + bytes + 1);
   if (resting.bytes <= copied_ + bytes) return retire(name);
   const Name copy = ++last_;
@@ -267,23 +263,22 @@ void TraceRecorder::retire(Name constant) {
 }
 
 bool TraceRecorder::tracks(const void* key) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto known = names_.find(key);
-  return known != names_.end() && tracked_.count(known->second) > 0;
+  std::lock_guard guard(mutex_);
+  return tracked_.count(find(key)) > 0;
 }
 
 std::size_t TraceRecorder::length() {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   return out_.records.size();
 }
 
 TraceRecorder::Records TraceRecorder::copy() {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   return out_;
 }
 
 TraceRecorder::Records TraceRecorder::take() {
-  std::lock_guard<std::mutex> guard(mutex_);
+  std::lock_guard guard(mutex_);
   return std::exchange(out_, {});
 }
 

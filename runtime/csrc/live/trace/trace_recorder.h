@@ -59,8 +59,7 @@ class TraceRecorder {
   void died(const void* key);
   void rekey(const void* from, const void* to);
   void froze(const void* key);
-  void stepped();
-  void optimizing();
+  void mark(Kind kind);  // kStep or kOptimizing.
   void evicted(const Value& value);
   // Where no recipes are made that would tell: a constant of so many bytes is about to be written.
   // What is tracked and was made of it, however indirectly, gets a copy to rest on, or stops being
@@ -100,6 +99,7 @@ class TraceRecorder {
     Name one = 0;
   };
 
+  Name find(const void* key) const;
   Name constant(const void* key, Bytes bytes);
   void release(const void* key);
   void put_release(Name name);
