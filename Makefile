@@ -106,8 +106,10 @@ ASAN_TESTS := threads exactness session scope_ends scope_arguments recording his
   mutation compiled_code simulate simulate_reports resize swapped_values tape switches under_way \
   swap_aliases alignment composites exchange_table
 asan-torch: $(READY)
-	mkdir -p $(ASAN)/path && ln -sfn ../dtr_alloc $(ASAN)/path/dtr_alloc
+	mkdir -p $(ASAN)
+	find $(ASAN) -mindepth 1 -maxdepth 1 ! -name build -exec rm -r {} +
 	git ls-files -z | tar -c --null -T - | tar -x -C $(ASAN)
+	mkdir $(ASAN)/path && ln -s ../dtr_alloc $(ASAN)/path/dtr_alloc
 	cd $(ASAN) && DTR_SANITIZE=address $(CURDIR)/$(PYTHON) setup.py -q build_ext --inplace
 	cd $(ASAN) && PYTHONPATH=$(CURDIR)/$(ASAN)/path PYTHONSAFEPATH=1 PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
