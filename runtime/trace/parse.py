@@ -14,6 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, BinaryIO, NoReturn, cast
 
 from dtr_alloc.runtime.trace.format import (
@@ -90,13 +91,8 @@ def _list(key: str, value: object, kind: type, plural: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _names(key: str, value: object) -> tuple[str, ...]:
-    return _list(key, value, str, "names")
-
-
-def _positions(key: str, value: object) -> tuple[int, ...]:
-    return _list(key, value, int, "positions, which are integers")
-
+_names = partial(_list, kind=str, plural="names")
+_positions = partial(_list, kind=int, plural="positions, which are integers")
 
 _FIELDS: dict[str, dict[str, Callable[[str, object], Any]]] = {
     "ALIAS": {"NAME": _string, "ALIAS": _whole},
