@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -28,8 +28,7 @@ Scorer = Literal["auto", "host", "device"]
 
 def native_scorer(scorer: str) -> _core.ScorerPlace:
     """The engine's own. Raises ValueError where the name is not known."""
-    if scorer not in ("auto", "host", "device"):
-        raise ValueError(f'scorer {scorer!r} is not one of "auto", "host", "device"')
+    insist_one_of("scorer", scorer, get_args(Scorer))
     return cast(_core.ScorerPlace, getattr(_core.ScorerPlace, scorer))
 
 
@@ -64,6 +63,13 @@ def insist_name(name: str, value: object, known: object) -> None:
         raise ValueError(f"{name} {value!r} is not {', '.join(others)} or {last}")
 
 
+def insist_one_of(name: str, value: object, known: Collection[str]) -> None:
+    """Raises ValueError unless it is."""
+    if value not in known:
+        names = ", ".join(f'"{one}"' for one in known)
+        raise ValueError(f"{name} {value!r} is not one of {names}")
+
+
 def _insist_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; it must be a number")
@@ -83,9 +89,7 @@ def _check(parameter: _core.ScoreParameter, value: Any) -> None:
     cannot have this value."""
     name = parameter.name
     if parameter.role == "name":
-        if value not in parameter.names:
-            names = ", ".join(f'"{one}"' for one in parameter.names)
-            raise ValueError(f"{name} {value!r} is not one of {names}")
+        insist_one_of(name, value, parameter.names)
     elif parameter.role == "switch":
         insist_switch(name, value)
     elif parameter.role == "seed":
@@ -94,10 +98,9 @@ def _check(parameter: _core.ScoreParameter, value: Any) -> None:
             raise ValueError(f"{name} is {value!r}; it must be from 0 to 2^64 - 1")
     else:
         _insist_number(name, value)
-        if parameter.role == "factor":
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name} is {value!r}; it must be positive")
-        elif not 0 <= value < float("inf"):
+        if parameter.role == "factor" and not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value!r}; it must be positive")
+        if not 0 <= value < float("inf"):
             raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
 
 

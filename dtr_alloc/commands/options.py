@@ -107,8 +107,10 @@ def needs_place_for(path: Path) -> None:
         ) from error
 
 
-def needs_place_for_picture(path: Path) -> None:
-    """The same, of a picture."""
+def needs_place_for_picture(path: Path | None) -> None:
+    """The same, of a picture, if there is to be one."""
+    if path is None:
+        return
     needs_matplotlib()
     needs_place_for(path)
     from matplotlib.backend_bases import FigureCanvasBase

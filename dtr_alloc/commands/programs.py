@@ -163,6 +163,7 @@ def plan_(
 
     from dtr_alloc.runtime.planning import plan as planning
     from dtr_alloc.runtime.planning import report as plan_report
+    from dtr_alloc.runtime.planning.plan import Plan
     from dtr_alloc.runtime.planning.script import ScriptError, profile_script
 
     if batches and not any("{batch}" in word for word in args):
@@ -186,7 +187,7 @@ def plan_(
                 planning.plan_of(profile, budget, slowdown, heuristic, batch, speed, swap_dir)
             )
     if as_json:
-        click.echo(f"[{', '.join(plan.as_json() for plan in plans)}]")
+        click.echo(f"[{', '.join(map(Plan.as_json, plans))}]")
         return
     wide_console().print(plan_report.table(plans))
     for plan in plans:

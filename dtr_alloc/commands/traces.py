@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from dtr_alloc.commands.options import (
 
 if TYPE_CHECKING:
     import optuna
+
+    from dtr_alloc.runtime.simulate.result import SimulationResult
 
 
 @click.command()
@@ -90,18 +93,14 @@ def sweep(
 
     if csv is None and plot is None:
         raise click.UsageError("say where the results go: --csv, --plot or both")
-    if plot is not None:
-        needs_place_for_picture(plot)
+    needs_place_for_picture(plot)
     with explained():
         chosen = heuristics or HEURISTICS, budgets or BUDGETS
         results = run(logs, *chosen, csv=csv, progress=True, **options)
     if plot is not None:
-        from dtr_alloc.runtime.simulate.plot import plot as draw
-
-        with explained():
-            draw(results, plot)
+        _draw(results, plot)
     failed = sum(result.status != "ok" for result in results)
-    wrote = " and ".join(str(path) for path in (csv, plot) if path is not None)
+    wrote = " and ".join(map(str, filter(None, (csv, plot))))
     click.echo(f"{len(results)} runs, {failed} of them out of memory or thrashing. Wrote {wrote}.")
 
 
@@ -111,12 +110,19 @@ def sweep(
 def plot(csv: Path, out: Path) -> None:
     """Draw a sweep's CSV: overhead against budget."""
     needs_place_for_picture(out)
-    from dtr_alloc.runtime.simulate.plot import plot as draw
     from dtr_alloc.runtime.simulate.sweep import read_csv
 
     with explained():
-        draw(read_csv(csv), out)
+        results = read_csv(csv)
+    _draw(results, out)
     click.echo(f"Wrote {out}.")
+
+
+def _draw(results: "Sequence[SimulationResult]", path: Path) -> None:
+    from dtr_alloc.runtime.simulate.plot import plot as draw
+
+    with explained():
+        draw(results, path)
 
 
 @click.command("bound")
@@ -144,8 +150,7 @@ def bound_(
     from dtr_alloc.runtime.bounding.bound import Bounder
     from dtr_alloc.runtime.simulate.simulator import parse_budget
 
-    if out is not None:
-        needs_place_for_picture(out)
+    needs_place_for_picture(out)
     with explained():
         for budget in budgets:
             parse_budget(budget)
@@ -194,13 +199,12 @@ def tune(
     for module in ("optuna", "matplotlib"):
         if importlib.util.find_spec(module) is None:
             raise click.ClickException("tuning needs more: pip install 'dtr-alloc[tune]'")
-    if plot is not None:
-        if trials < 2:
-            raise click.UsageError(
-                f"--plot with --trials {trials}: a picture shows what trials differ in: give 2 or "
-                "more, or leave --plot out"
-            )
-        needs_place_for_picture(plot)
+    if plot is not None and trials < 2:
+        raise click.UsageError(
+            f"--plot with --trials {trials}: a picture shows what trials differ in: give 2 or "
+            "more, or leave --plot out"
+        )
+    needs_place_for_picture(plot)
     from dtr_alloc.runtime.tuning import report as tune_report
     from dtr_alloc.runtime.tuning import tune as tuning
 

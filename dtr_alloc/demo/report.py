@@ -124,9 +124,7 @@ def draw(path: Path, comparisons: list[Comparison]) -> None:
     panels: list[Axes] = list(grid.flat)
     for axes, comparison in zip(panels, comparisons, strict=False):
         _panel(axes, comparison)
-    ratios = sorted(
-        {r.ratio for c in comparisons for r in c.rows if r.ratio is not None}, reverse=True
-    )
+    ratios = _ratios(*comparisons)
     swatch = Figure().subplots()
     handles: list[Any] = [swatch.fill_between([0, 1], [0, 1], color=EAGER_COLOUR)]
     handles += [swatch.plot([], color=_colour(ratios, ratio))[0] for ratio in ratios]
@@ -144,12 +142,18 @@ def draw(path: Path, comparisons: list[Comparison]) -> None:
     figure.savefig(path)
 
 
+def _ratios(*comparisons: Comparison) -> list[float]:
+    """The budgets, largest first."""
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    return sorted({row.ratio for row in rows if row.ratio is not None}, reverse=True)
+
+
 def _colour(ratios: list[float], ratio: float) -> str:
     return BUDGET_COLOURS[ratios.index(ratio) % len(BUDGET_COLOURS)]
 
 
 def _panel(axes: Axes, comparison: Comparison) -> None:
-    ratios = sorted((r.ratio for r in comparison.rows if r.ratio is not None), reverse=True)
+    ratios = _ratios(comparison)
     if comparison.timeline is not None:
         bytes_live = comparison.timeline / MIB
         axes.fill_between(range(len(bytes_live)), bytes_live, color=EAGER_COLOUR, linewidth=0)

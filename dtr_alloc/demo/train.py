@@ -20,7 +20,7 @@ import re
 import statistics
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,6 +107,22 @@ class Row:
         """Whether all that `Training.digests` covers equals eager's, to the bit."""
         return self.feasible and not self.differences
 
+    def broken(self, eager_peak_bytes: int) -> Iterator[str]:
+        """The promises that were not kept."""
+        if not self.feasible:
+            if self.ratio is not None and self.ratio >= 0.5:
+                yield "below the floor, where half must be enough"
+            return
+        if self.differences:
+            yield _differ(self.differences)
+        if self.budget_bytes is None:
+            return
+        if self.peak_bytes > self.budget_bytes:
+            over = self.peak_bytes - self.budget_bytes
+            yield f"the pool's peak is {over} bytes above the budget"
+        if self.budget_bytes < eager_peak_bytes and self.evictions == 0:
+            yield "nothing was evicted, so nothing was shown"
+
 
 @dataclass
 class Comparison:
@@ -139,18 +155,7 @@ class Comparison:
             found.append(f"{self.model} in the pool, nothing evicted: {_differ(self.differences)}")
         for row in self.rows:
             where = f"{self.model} {label(row.ratio)}"
-            if not row.feasible:
-                if row.ratio is not None and row.ratio >= 0.5:
-                    found.append(f"{where}: below the floor, where half must be enough")
-                continue
-            if row.differences:
-                found.append(f"{where}: {_differ(row.differences)}")
-            if row.budget_bytes is not None:
-                if row.peak_bytes > row.budget_bytes:
-                    over = row.peak_bytes - row.budget_bytes
-                    found.append(f"{where}: the pool's peak is {over} bytes above the budget")
-                if row.budget_bytes < self.peak_bytes and row.evictions == 0:
-                    found.append(f"{where}: nothing was evicted, so nothing was shown")
+            found += [f"{where}: {broken}" for broken in row.broken(self.peak_bytes)]
         return found
 
 
@@ -192,25 +197,30 @@ def train(
     if timeline is not None:
         timeline = timeline[stats[-3].operators if plan.steps > 1 else 0 :]
 
-    parameters = dict(job.model.named_parameters())
-    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    state = {
-        f"{name} of {parameter}": value
-        for parameter, p in parameters.items()
-        for name, value in optimizer.state.get(p, {}).items()
-        if isinstance(value, Tensor)
-    }
+    left = _left_behind(job.model, optimizer)
     digests = {f"loss {step}": struct.pack("d", loss).hex() for step, loss in enumerate(losses)}
-    for kind, tensors in (
-        ("gradient", gradients),
-        ("parameter", parameters),
-        ("buffer", dict(job.model.named_buffers())),
-        ("state", state),
-    ):
+    for kind, tensors in left.items():
         digests |= {f"{kind} {name}": _digest(tensor) for name, tensor in tensors.items()}
-    return Training(
-        step_ns, processor_ns, digests, _pool_bytes(gradients), _pool_bytes(state), stats, timeline
-    )
+    gradients, state = _pool_bytes(left["gradient"]), _pool_bytes(left["state"])
+    return Training(step_ns, processor_ns, digests, gradients, state, stats, timeline)
+
+
+def _left_behind(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each kind, by their names."""
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    return {
+        "gradient": {name: p.grad for name, p in parameters.items() if p.grad is not None},
+        "parameter": parameters,
+        "buffer": dict(model.named_buffers()),
+        "state": {
+            f"{name} of {parameter}": value
+            for parameter, p in parameters.items()
+            for name, value in optimizer.state.get(p, {}).items()
+            if isinstance(value, Tensor)
+        },
+    }
 
 
 def compare(
@@ -258,31 +268,39 @@ def _time(
         "eager in the pool": lambda: dtr_alloc.measure(device="cpu"),
     }
     rows = {label(row.ratio): row for row in result.rows}
-    for name, row in rows.items():
-        ways[name] = _scope(row.budget_bytes, timeline=False)
+    ways |= {name: _scope(row.budget_bytes, timeline=False) for name, row in rows.items()}
     timed: dict[str, list[Training]] = {name: [] for name in ways}
-    for turn in range(plan.rounds):
-        first = turn % len(ways)
-        for name in [*ways, *ways][first : first + len(ways)]:
-            advance(f"round {turn + 1}, {name}")
-            if name in rows and not rows[name].feasible:
-                continue
-            try:
-                training = train(make, plan, ways[name])
-            except torch.OutOfMemoryError as error:  # So near the floor that it is luck.
-                row = rows[name]
-                rows[name] = infeasible(row.ratio, row.budget_bytes, error)
-                continue
-            timed[name].append(training)
+    for turn, name in _turns(plan.rounds, [*ways]):
+        advance(f"round {turn}, {name}")
+        if name in rows and not rows[name].feasible:
+            continue
+        try:
+            timed[name].append(train(make, plan, ways[name]))
+        except torch.OutOfMemoryError as error:  # So near the floor that it is luck.
+            row = rows[name]
+            rows[name] = infeasible(row.ratio, row.budget_bytes, error)
     plain, pool = timed["eager"], timed["eager in the pool"]
     result.step_ms, result.pool_step_ms = _step_ms(plain), _step_ms(pool)
+    result.rows = list(rows.values())
     for name, row in rows.items():
         if row.feasible:
+            _add_rounds(row, timed[name], eager)
             _add_times(row, timed[name], pool, plain)
-            for training in timed[name]:
-                row.differences = sorted({*row.differences, *_differences(eager, training)})
-                row.peak_bytes = max(row.peak_bytes, training.stats[-1].peak_bytes)
-    result.rows = list(rows.values())
+
+
+def _turns(rounds: int, ways: list[str]) -> Iterator[tuple[int, str]]:
+    """Each round, from 1 on, with each way; the first of a round is the second of that before."""
+    for turn in range(rounds):
+        first = turn % len(ways)
+        for name in ways[first:] + ways[:first]:
+            yield turn + 1, name
+
+
+def _add_rounds(row: Row, trainings: list[Training], eager: Training) -> None:
+    """What may differ between trainings: the worst of them counts."""
+    for training in trainings:
+        row.differences = sorted({*row.differences, *_differences(eager, training)})
+        row.peak_bytes = max(row.peak_bytes, training.stats[-1].peak_bytes)
 
 
 def _scope(budget: int | None, *, timeline: bool) -> Callable[[], AbstractContextManager[Any]]:

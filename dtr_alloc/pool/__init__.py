@@ -123,10 +123,8 @@ class Pool:
         limit = parse_size(budget, most=_LARGEST_ARENA)
         if address_space is not None:
             space = parse_size(address_space, "address_space", _LARGEST_ARENA)
-        elif arena == "virtual":
-            space = limit
         else:
-            space = max(limit, min(2 * limit + 64 * _MIB, _LARGEST_ARENA))
+            space = _usual_space(limit, arena)
         if space < limit:
             raise ValueError(
                 f"address_space {format_size(space)} is less than the budget, {format_size(limit)}"
@@ -251,3 +249,9 @@ class Pool:
             f"pool is full: {format_size(size)} asked, {format_size(now.budget - now.live)} free, "
             f"largest hole {format_size(now.largest_hole)}; budget {format_size(now.budget)}"
         )
+
+
+def _usual_space(budget: int, arena: str) -> int:
+    if arena == "virtual":
+        return budget
+    return max(budget, min(2 * budget + 64 * _MIB, _LARGEST_ARENA))

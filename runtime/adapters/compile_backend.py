@@ -120,6 +120,10 @@ def _obstacle(call: Any) -> str | None:
         return None if name in _PURE else f"the higher-order operator {name} may have effects"
     if not isinstance(call, torch._ops.OpOverload) or call.namespace in _TORCHS:
         return None
+    return _obstacle_of_library(call)
+
+
+def _obstacle_of_library(call: torch._ops.OpOverload) -> str | None:
     name = call._schema.name
     if _core.is_collective(name, call._schema.overload_name):
         return f"{name} talks to other processes"

@@ -193,20 +193,22 @@ def _tensors(output: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     if id(output) in seen:
         return
     seen.add(id(output))
-    if isinstance(output, torch.Tensor):
-        if is_traceable_wrapper_subclass(output):  # A DTensor, say.
-            names, _ = output.__tensor_flatten__()
-            parts: Iterable[Any] = [getattr(output, name) for name in names]
-        else:
-            yield output
-            return
-    elif isinstance(output, Mapping):
-        parts = output.values()
-    elif isinstance(output, (list, tuple)):
-        parts = output
-    elif dataclasses.is_dataclass(output):
-        parts = [getattr(output, each.name) for each in dataclasses.fields(output)]
-    else:
-        parts = [leaf for leaf in tree_leaves(output) if leaf is not output]
-    for part in parts:
+    if isinstance(output, torch.Tensor) and not is_traceable_wrapper_subclass(output):
+        yield output
+        return
+    for part in _parts(output):
         yield from _tensors(part, seen)
+
+
+def _parts(output: Any) -> Iterable[Any]:
+    """What it is made of, kept while it is walked, so that no two of them have one `id`."""
+    attribute = functools.partial(getattr, output)
+    if is_traceable_wrapper_subclass(output):  # A DTensor, say.
+        return list(map(attribute, output.__tensor_flatten__()[0]))
+    if isinstance(output, Mapping):
+        return output.values()
+    if isinstance(output, (list, tuple)):
+        return output
+    if dataclasses.is_dataclass(output):
+        return [attribute(each.name) for each in dataclasses.fields(output)]
+    return [leaf for leaf in tree_leaves(output) if leaf is not output]

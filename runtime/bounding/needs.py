@@ -110,9 +110,7 @@ class _Walk:
         self.sizes = schedule.tensor_size.tolist()
         self.in_place = schedule.tensor_in_place.tolist()
         self.tracked = (schedule.tensor_tracked != 0) & (schedule.tensor_size >= SMALLEST_VALUE)
-        self.roots: list[int] = []
-        for tensor, alias in enumerate(self.alias):
-            self.roots.append(tensor if alias < 0 else self.roots[alias])
+        self.roots = schedule.storages()
         self.references = [0] * tensors
         self.fixed = np.zeros(operators, np.int64)
         self.reads: list[list[int]] = [[] for _ in range(operators)]
@@ -144,17 +142,19 @@ class _Walk:
             root = self.roots[operand]
             self.references[root] -= 1
             if self.references[root] == 0:
-                self.let_go(root)
+                self.let_go(root, {})
         elif kind == FREEZE:
             self.freeze(self.contents.get(self.roots[operand]))
 
-    def let_go(self, root: int) -> int:
-        """The program's last reference is gone; the bytes of a constant go with it."""
+    def let_go(self, root: int, values: dict[int, _Content]) -> int:
+        """The program's last reference is gone. Returns the bytes that go with it: of a constant,
+        or of one of the `values` that an operator reads."""
         content = self.contents.pop(root, None)
-        if content is None or content.value >= 0:
-            return 0
-        self.constants -= content.size
-        return content.size
+        if content is not None and content.value < 0:
+            self.constants -= content.size
+            return content.size
+        read = values.pop(root, None)
+        return 0 if read is None else read.size
 
     def freeze(self, content: _Content | None) -> None:
         if content is None or content.value < 0:
@@ -166,20 +166,24 @@ class _Walk:
 
     def compute(self, operator: int) -> None:
         schedule = self.schedule
-        first, end = schedule.op_results_begin[operator : operator + 2].tolist()
-        for tensor in range(first, end):
+        made = range(*schedule.op_results_begin[operator : operator + 2].tolist())
+        for tensor in made:
             self.references[self.roots[tensor]] += 1
-        begin, after = schedule.op_args_begin[operator : operator + 2].tolist()
-        args = {self.roots[tensor] for tensor in schedule.op_args[begin:after].tolist()}
-        read = {root: self.contents[root] for root in args if root in self.contents}
-        values = {root: content for root, content in read.items() if content.value >= 0}
+        values = self.values_read(operator)
         self.reads[operator] = sorted(content.value for content in values.values())
         self.wanted[operator] = sorted({*self.reads[operator], *self.pending})
         self.pending = []
-        stored = [tensor for tensor in range(first, end) if self.alias[tensor] < 0]
+        stored = [tensor for tensor in made if self.alias[tensor] < 0]
         self.fixed[operator] = self.most_bytes(operator, stored, values)
         for tensor in stored:
             self.adopt(operator, tensor)
+
+    def values_read(self, operator: int) -> dict[int, _Content]:
+        """By their storages, those of the operator's arguments that can be recomputed."""
+        begin, end = self.schedule.op_args_begin[operator : operator + 2].tolist()
+        roots = {self.roots[tensor] for tensor in self.schedule.op_args[begin:end].tolist()}
+        there = {root: self.contents[root] for root in roots if root in self.contents}
+        return {root: content for root, content in there.items() if content.value >= 0}
 
     def most_bytes(self, operator: int, stored: list[int], values: dict[int, _Content]) -> int:
         """At the worst moment of a first run. Arguments and constants that the program lets go
@@ -187,8 +191,7 @@ class _Walk:
         begin, end = self.schedule.op_events_begin[operator : operator + 2].tolist()
         now = self.constants + sum(content.size for content in values.values())
         if begin == end:
-            fresh = (self.sizes[tensor] for tensor in stored if self.in_place[tensor] < 0)
-            return now + sum(map(rounded, fresh))
+            return now + self.fresh_bytes(stored)
         most, blocks = now, []
         kinds = self.schedule.event_kind[begin:end].tolist()
         numbers = self.schedule.event_value[begin:end].tolist()
@@ -199,11 +202,12 @@ class _Walk:
             elif kind == FREED:
                 now -= blocks[number]
             elif kind == RELEASED_WITHIN:
-                root = self.roots[number]
-                gone = values.pop(root, None)
-                now -= self.let_go(root) + (gone.size if gone is not None else 0)
+                now -= self.let_go(self.roots[number], values)
             most = max(most, now)
         return most
+
+    def fresh_bytes(self, stored: list[int]) -> int:
+        return sum(rounded(self.sizes[tensor]) for tensor in stored if self.in_place[tensor] < 0)
 
     def adopt(self, operator: int, tensor: int) -> None:
         """A result is there: new bytes, or what was written to an argument's."""

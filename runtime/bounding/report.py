@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -22,12 +23,15 @@ def table(bounds: Sequence[Bound]) -> Table:
     out.add_column("budget")
     for bound in bounds:
         out.add_column(format_size(bound.budget_bytes), justify="right")
-    out.add_row("share of the peak", *(f"{_share(bound):.2f}" for bound in bounds))
-    out.add_row("no policy below", *(_lower(bound.lower) for bound in bounds))
-    out.add_row("the quick bound", *(_lower(bound.knapsack) for bound in bounds))
-    found = [bound.best_found for bound in bounds]
-    out.add_row("best found", *(_overhead(one.overhead if one else None) for one in found))
-    out.add_row("above the bound by", *(_gap(bound) for bound in bounds), end_section=True)
+
+    def row(name: str, cell: Callable[[Bound], str], end: bool = False) -> None:
+        out.add_row(name, *map(cell, bounds), end_section=end)
+
+    row("share of the peak", lambda bound: f"{_share(bound):.2f}")
+    row("no policy below", lambda bound: _lower(bound.lower))
+    row("the quick bound", lambda bound: _lower(bound.knapsack))
+    row("best found", lambda bound: _overhead(_best(bound)))
+    row("above the bound by", _gap, end=True)
     for name in bounds[0].by_policy:
         out.add_row(name, *(_overhead(bound.by_policy[name]) for bound in bounds))
     return out
@@ -67,24 +71,19 @@ def panel(axes: Axes, bounds: Sequence[Bound], title: str = "") -> None:
     """Draws one trace's bounds."""
     bounds = sorted(bounds, key=lambda bound: bound.budget_bytes)
     possible = [bound for bound in bounds if math.isfinite(bound.lower)]
-    shares = [_share(bound) for bound in possible]
-    lower = [bound.lower for bound in possible]
+
+    def curve(overhead: Callable[[Bound], float | None]) -> list[float]:
+        return [math.nan if (found := overhead(one)) is None else found for one in possible]
+
+    shares, lower, best = curve(_share), curve(lambda bound: bound.lower), curve(_best)
     axes.fill_between(shares, lower, 1.0, color="#d9d9d9", label="impossible: proven")
     axes.plot(shares, lower, color="#666666", linewidth=0.8)
-    best = [_or_nan(b.best_found.overhead if b.best_found else None) for b in possible]
-    for name in possible[0].by_policy if possible else ():
-        overheads = [_or_nan(bound.by_policy[name]) for bound in possible]
+    for name in bounds[0].by_policy if possible else ():
+        overheads = curve(partial(_by_preset, name))
         axes.plot(shares, overheads, linewidth=0.8, alpha=0.8, label=name)
     axes.plot(shares, best, "o-", color="black", markersize=3, linewidth=1.3, label="best found")
-    optima = [bound for bound in possible if bound.optimal]
-    axes.plot(
-        [_share(bound) for bound in optima],
-        [bound.lower for bound in optima],
-        "*",
-        color="#b2182b",
-        markersize=8,
-        label="the optimum",
-    )
+    optima = curve(lambda bound: bound.lower if bound.optimal else None)
+    axes.plot(shares, optima, "*", color="#b2182b", markersize=8, label="the optimum")
     axes.axvline(bounds[0].floor_bytes / _peak(bounds[0]), color="#b2182b", linestyle=":")
     axes.set_ylim(0.99, min(max([2.0, *lower]), 1.05 * max([1.2, *filter(math.isfinite, best)])))
     axes.set_title(title, fontsize=9)
@@ -102,6 +101,14 @@ def _share(bound: Bound) -> float:
     return bound.budget_bytes / _peak(bound)
 
 
+def _by_preset(name: str, bound: Bound) -> float | None:
+    return bound.by_policy[name]
+
+
+def _best(bound: Bound) -> float | None:
+    return bound.best_found.overhead if bound.best_found else None
+
+
 def _lower(overhead: float) -> str:
     """Rounded down, so that it stays a bound."""
     return "nothing runs" if math.isinf(overhead) else f"{math.floor(overhead * 1e4) / 1e4:.4f}"
@@ -115,7 +122,3 @@ def _gap(bound: Bound) -> str:
     if bound.gap is None:
         return ""
     return "0, the optimum" if bound.optimal else f"{bound.gap:.2%}"
-
-
-def _or_nan(overhead: float | None) -> float:
-    return math.nan if overhead is None else overhead

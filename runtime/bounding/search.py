@@ -73,7 +73,7 @@ def presets(simulator: Simulator, budget: int) -> tuple[Setting, ...]:
 def best_of(settings: Iterable[Setting]) -> Setting | None:
     """The least overhead; None where all failed."""
     worked = [setting for setting in settings if setting.overhead is not None]
-    return min(worked, key=lambda setting: setting.overhead or math.inf, default=None)
+    return min(worked, key=_overhead, default=None)
 
 
 def anneal(
@@ -86,9 +86,7 @@ def anneal(
     slow: set[str] = set()
     for number in range(MOST_SETTINGS if seconds else 0):
         done = max((time.monotonic() - began) / seconds, number / MOST_SETTINGS)
-        if done >= 1:
-            break
-        if best is not None and best.overhead is not None and best.overhead <= enough:
+        if done >= 1 or _overhead(best) <= enough:
             break
         tried = _changed(now, draw, slow)
         found, took = _taken(simulator, budget, tried.heuristic, tried.policy)
@@ -98,11 +96,16 @@ def anneal(
         if found.overhead is None:
             continue
         heat = HOTTEST * (COLDEST / HOTTEST) ** done
-        worse = 0.0 if now is None or now.overhead is None else found.overhead / now.overhead
+        worse = found.overhead / _overhead(now)
         if worse <= 1 or draw.random() < math.exp(-math.log(worse) / heat):
             now = found
-        best = best_of([found] if best is None else [best, found])
+        best = found if best is None else best_of([best, found])
     return best
+
+
+def _overhead(setting: Setting | None) -> float:
+    """Infinite where there is none, or it failed."""
+    return math.inf if setting is None or setting.overhead is None else setting.overhead
 
 
 def _taken(
@@ -116,8 +119,8 @@ def _taken(
 
 def _changed(setting: Setting | None, draw: random.Random, slow: set[str]) -> Setting:
     """Another setting, next to the one given, that is not known to take long."""
-    old = Heuristic() if setting is None else resolve(setting.heuristic)
-    policy: Policy = "eager" if setting is None else setting.policy
+    setting = setting or Setting(Heuristic(), "eager", None)
+    old, policy = resolve(setting.heuristic), setting.policy
     changed: dict[str, Any] = {"seed": 0}
     if old.selection not in _NAMES["selection"]:
         changed["selection"] = "single"

@@ -235,22 +235,25 @@ class _Program:
             wanted = {value for values in needs.wanted[moment + 1 : end + 1] for value in values}
             read = self._open(wanted, moment)
             later = self._closed(self._open(later, moment) | read, moment)
-            for value in later - stage.there:
-                stage.held[value] = self._column(0.0)
-                operator = int(needs.made[value])
-                if operator not in stage.again:
-                    cost = float(needs.cost[operator]) / self._base
-                    stage.again[operator] = self._column(cost)
+            self._variables(stage, later - stage.there)
             self._memory(stage)
             for value in read - stage.there:
                 self._row([], self._sources(stage, value), -1.0)
             for operator, column in stage.again.items():
-                for value in self._open(needs.reads[operator], moment) - stage.there:
-                    self._row([column], self._sources(stage, value), 0.0)
+                self._requires(stage, column, self._open(needs.reads[operator], moment))
             for value, column in held_after.items():
-                if needs.made[value] < moment and value not in stage.there:
-                    self._row([column], self._sources(stage, value), 0.0)
+                if needs.made[value] < moment:
+                    self._requires(stage, column, {value})
             end, held_after = moment, stage.held
+
+    def _variables(self, stage: _Stage, values: set[int]) -> None:
+        """Whether each value is held, and whether what makes it is run again."""
+        for value in values:
+            stage.held[value] = self._column(0.0)
+            operator = int(self._needs.made[value])
+            if operator not in stage.again:
+                cost = float(self._needs.cost[operator]) / self._base
+                stage.again[operator] = self._column(cost)
 
     def _open(self, values: Iterable[int], moment: int) -> set[int]:
         """Those that a policy may have lost at the moment."""
@@ -271,6 +274,11 @@ class _Program:
     def _sources(self, stage: _Stage, value: int) -> list[int]:
         """A value is there in a stage where one of these is 1."""
         return [stage.held[value], stage.again[int(self._needs.made[value])]]
+
+    def _requires(self, stage: _Stage, column: int, values: set[int]) -> None:
+        """Where the variable is 1, each value is there in the stage."""
+        for value in values - stage.there:
+            self._row([column], self._sources(stage, value), 0.0)
 
     def _memory(self, stage: _Stage) -> None:
         room = self._budget - int(self._needs.fixed[stage.moment])

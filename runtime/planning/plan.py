@@ -150,6 +150,10 @@ def check(
         raise ValueError(f"rounds is {rounds}: give 1 or more")
     if not slowdown >= 1:
         raise ValueError(f"slowdown is {slowdown}: a multiple of plain torch's time, 1 or more")
+    return _way(link, swap_dir)
+
+
+def _way(link: Linked, swap_dir: Folder | None) -> Link | None:
     if swap_dir is not None and link is None:
         raise ValueError(
             'swap_dir without link: say how fast the way there is, link="2GB/s", or "measured"'

@@ -101,7 +101,7 @@ class Profile:
             first.warm_marks,
             first.traced_steps,
             least_ns,
-            _least_of_each(eager) if eager else (),
+            _least_of_each(eager),
             scope_ns,
             kernel_ns / max(int(steady_ns), 1),
             first.peak_bytes,

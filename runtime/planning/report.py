@@ -18,48 +18,47 @@ _FAILED = {"oom": "does not fit", "thrash": "only recomputes"}
 def table(plans: Sequence[Plan]) -> Table:
     """A row for each budget of each plan. Samples a second where a batch is a number."""
     made = Table(box=None, pad_edge=False, header_style="bold")
-    batches = any(plan.batch for plan in plans)
-    linked = any(plan.link for plan in plans)
-    counted = batches and all(plan.batch.isdecimal() for plan in plans)
-    for name in (
-        *(["batch"] if batches else []),
-        "budget",
-        "peak",
-        "times eager" if plans[0].relative_to_eager else "times no budget",
-        "step ms",
-        "evicted /step",
-        "redone /step",
-        *(["moved /step"] if linked else []),
-        *(["samples /s"] if counted else []),
-    ):
+    columns = _columns(plans)
+    for name in columns:
         made.add_column(name, justify="right", no_wrap=True)
     for plan in plans:
         for found in plan.predictions:
-            first = [plan.batch] if batches else []
-            made.add_row(*first, *_cells(found, linked), *(_rate(plan, found) if counted else []))
+            cells = _cells(plan, found)
+            made.add_row(*(cells.get(name, "") for name in columns))
         made.add_section()
     return made
 
 
-def _cells(found: Prediction, linked: bool) -> list[str]:
-    budget = "none" if found.budget_bytes is None else format_size(found.budget_bytes)
-    if found.status != "ok":
-        return [budget, "", _FAILED[found.status]]
+def _columns(plans: Sequence[Plan]) -> list[str]:
     return [
-        budget,
-        format_size(found.peak_bytes),
-        f"{found.slowdown:.2f}",
-        f"{found.step_ns / 1e6:,.1f}",
-        f"{found.evictions:,.0f}",
-        f"{found.rematerializations:,.0f}",
-        *([format_size(round(found.moved_bytes))] if linked else []),
+        *(["batch"] if any(plan.batch for plan in plans) else []),
+        *("budget", "peak", _times(plans[0]), "step ms", "evicted /step", "redone /step"),
+        *(["moved /step"] if any(plan.link for plan in plans) else []),
+        *(["samples /s"] if all(plan.batch.isdecimal() for plan in plans) else []),
     ]
 
 
-def _rate(plan: Plan, found: Prediction) -> list[str]:
+def _times(plan: Plan) -> str:
+    return "times eager" if plan.relative_to_eager else "times no budget"
+
+
+def _cells(plan: Plan, found: Prediction) -> dict[str, str]:
+    """By columns."""
+    times = _times(plan)
+    budget = "none" if found.budget_bytes is None else format_size(found.budget_bytes)
+    cells = {"batch": plan.batch, "budget": budget}
     if found.status != "ok":
-        return []
-    return [f"{int(plan.batch) * 1e9 / found.step_ns:,.0f}"]
+        return cells | {times: _FAILED[found.status]}
+    if plan.batch.isdecimal():
+        cells["samples /s"] = f"{int(plan.batch) * 1e9 / found.step_ns:,.0f}"
+    return cells | {
+        "peak": format_size(found.peak_bytes),
+        times: f"{found.slowdown:.2f}",
+        "step ms": f"{found.step_ns / 1e6:,.1f}",
+        "evicted /step": f"{found.evictions:,.0f}",
+        "redone /step": f"{found.rematerializations:,.0f}",
+        "moved /step": format_size(round(found.moved_bytes)),
+    }
 
 
 def suggestion(plan: Plan, slowdown: float) -> str:
@@ -78,15 +77,18 @@ def suggestion(plan: Plan, slowdown: float) -> str:
         return f"{name}no budget stays under {slowdown:g} times {than}."
     bytes_ = plan.smallest.budget_bytes
     assert bytes_ is not None
-    more = _swap(plan) if plan.link else ""
-    if plan.heuristic != DEFAULT:
-        known = plan.heuristic in LIVE_PRESETS
-        named = repr(plan.heuristic) if known else f"dtr_alloc.{plan.heuristic}"
-        more += f", heuristic={named}"
+    more = (_swap(plan) if plan.link else "") + _heuristic(plan)
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
         f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_}{more})"
     )
+
+
+def _heuristic(plan: Plan) -> str:
+    if plan.heuristic == DEFAULT:
+        return ""
+    known = plan.heuristic in LIVE_PRESETS
+    return f", heuristic={plan.heuristic!r}" if known else f", heuristic=dtr_alloc.{plan.heuristic}"
 
 
 def _swap(plan: Plan) -> str:

@@ -128,7 +128,7 @@ class _Watch:
 
     def figures(self) -> dict[str, Any]:
         """What there is to say of it; of a program without a second step, of all of it."""
-        warm_marks = 1 if self.stepped > 1 else 0
+        warm_marks = int(self.stepped > 1)
         steady = self.marks[1 : 1 + self.stepped] if warm_marks else self.marks
         times = [at for at, _ in steady]
         step_ns = tuple(after - before for before, after in pairwise(times))

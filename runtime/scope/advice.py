@@ -36,6 +36,10 @@ _MARGIN = 0.03
 _BEYOND = 0.9  # What runs in so much of the request's budget has no such request.
 _KIB, _MIB = 1 << 10, 1 << 20
 _MORE = "; a later request may need more"
+_NOT_FORETOLD = {
+    _core.Watch.off: _MORE,
+    _core.Watch.threads: f"{_MORE}, and what several threads need is not foretold",
+}
 
 
 @dataclass(frozen=True)
@@ -99,32 +103,34 @@ class Adviser:
 
 
 def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
-    if seen.watch == _core.Watch.off:
-        return _MORE
-    if seen.watch == _core.Watch.threads:
-        return f"{_MORE}, and what several threads need is not foretold"
+    if seen.watch in _NOT_FORETOLD:
+        return _NOT_FORETOLD[seen.watch]
     known = [*_begun_alike(seen), *([seen] if seen.steps else [])]
     begun = any(seen.calls())
     if not known and seen.watch == _core.Watch.long:
         return f"{_MORE}: no step was over when it became too long to keep"
     simulators = list(_simulators(known))
-    found = _smallest(simulators, rules, at_least) if known else None
-    if not known or (found is None and not begun):
+    found = _smallest(simulators, rules, at_least)
+    if found is None and not (known and begun):
         return (
             "; the first step is not over, and a later request may need more: run two steps in "
             "dtr_alloc.measure() before this scope, and this text will know, or run "
             "dtr-alloc plan SCRIPT"
         )
-    what = "what an earlier scope of this process did"
-    if seen.steps:
-        what = f"{seen.steps} optimizer step{'s' * (seen.steps > 1)} seen so far"
-    elif not begun:
-        what += ", if this is the same program"
+    what = _described(seen, begun)
     if found is None:
         return f"{_MORE}: {what} needed less than this one"
     if seen.steps and _run(simulators, rules, int(_BEYOND * at_least)) is not None:
         return f"; by a simulation of {what} and of this one until here, {_enough(found)} do{_MORE}"
     return f"; by a simulation of {what}, {_enough(found)} do"
+
+
+def _described(seen: _Seen, begun: bool) -> str:
+    """What was simulated."""
+    if seen.steps:
+        return f"{seen.steps} optimizer step{'s' * (seen.steps > 1)} seen so far"
+    same = "" if begun else ", if this is the same program"
+    return f"what an earlier scope of this process did{same}"
 
 
 def _begun_alike(seen: _Seen) -> list[_Seen]:

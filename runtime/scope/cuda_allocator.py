@@ -252,20 +252,7 @@ def allocator(
     place = native_scorer(scorer)
     check_thrash_limit(thrash_limit)
     vouched = libraries.checked(recordable)
-    same = "" if memory == "pool" else ', memory="torch"'
-    some = "8GiB" if budget is None else budget
-    on_cpu = f'on CPU use `with dtr_alloc.rematerialize({some!r}, device="cpu"{same}):`'
-    if torch.version.cuda is None:
-        raise RuntimeError(
-            f"dtr_alloc.allocator() serves CUDA devices, and torch {torch.__version__} is built "
-            f"without CUDA: install a CUDA build of torch and build dtr_alloc again; {on_cpu}"
-        )
-    if not hasattr(_core, "CudaAllocator"):
-        raise RuntimeError(
-            "dtr_alloc was built without its CUDA allocator, because the headers of CUDA's runtime "
-            "were not found: set CUDA_HOME to a toolkit and build it again: "
-            f"pip install --no-build-isolation -e .; {on_cpu}"
-        )
+    _refuse_without_cuda(budget, memory)
     if memory == "pool":
         _refuse_if_late()
     from dtr_alloc.kernels import ahead
@@ -285,6 +272,23 @@ def allocator(
     options |= {"rematerialize": rematerialize, "rdma": rdma, "exportable": exportable}
     core = _core.CudaAllocator(budget=size, swap=host, **options)
     return Allocator(core, size, number, Steps(), serves=rematerialize)
+
+
+def _refuse_without_cuda(budget: int | str | None, memory: Memory) -> None:
+    same = "" if memory == "pool" else ', memory="torch"'
+    some = "8GiB" if budget is None else budget
+    on_cpu = f'on CPU use `with dtr_alloc.rematerialize({some!r}, device="cpu"{same}):`'
+    if torch.version.cuda is None:
+        raise RuntimeError(
+            f"dtr_alloc.allocator() serves CUDA devices, and torch {torch.__version__} is built "
+            f"without CUDA: install a CUDA build of torch and build dtr_alloc again; {on_cpu}"
+        )
+    if not hasattr(_core, "CudaAllocator"):
+        raise RuntimeError(
+            "dtr_alloc was built without its CUDA allocator, because the headers of CUDA's runtime "
+            "were not found: set CUDA_HOME to a toolkit and build it again: "
+            f"pip install --no-build-isolation -e .; {on_cpu}"
+        )
 
 
 def _refuse_what_a_guest_lacks(

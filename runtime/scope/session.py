@@ -9,6 +9,7 @@ Scopes are opened in scope.py.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -102,7 +103,6 @@ class Session:
     def summary(self) -> str:
         """A table of where time and memory went, for people."""
         s = self.stats()
-        total = s.kernel_ns + s.remat_ns + s.search_ns + s.move_ns + s.bookkeeping_ns or 1
         rows = [
             ("operators", f"{s.operators:,}", f"{s.recorded:,} can be recomputed"),
             ("evictions", f"{s.evictions:,}", f"{s.rematerializations:,} operators run again"),
@@ -110,24 +110,8 @@ class Session:
             ("in use", format_size(s.live_bytes), f"{format_size(s.evictable_bytes)} evictable"),
             ("largest operator", format_size(s.largest_operator_bytes), "arguments and results"),
         ]
-        for name, spent in (
-            ("computing", s.kernel_ns),
-            ("recomputing", s.remat_ns),
-            ("finding memory", s.search_ns + s.move_ns),
-            ("bookkeeping", s.bookkeeping_ns),
-        ):
-            note = f"{100 * spent / total:.1f} %"
-            if name == "finding memory" and s.move_ns:
-                note += f", {s.move_ns / 1e6:,.1f} ms of it moving pages"
-            rows.append((name, f"{spent / 1e6:,.1f} ms", note))
-        if s.swapped_out_bytes:
-            moved = f"{format_size(s.swapped_in_bytes)} came back"
-            if s.swapped_ahead_bytes:
-                moved += f", {format_size(s.swapped_ahead_bytes)} ahead of its use"
-            moved += f", in {s.swap_ns / 1e6:,.1f} ms"
-            if s.swap_waited_ns < s.swap_ns:
-                moved += f", of which operators waited for {s.swap_waited_ns / 1e6:,.1f} ms"
-            rows.append(("swapped out", format_size(s.swapped_out_bytes), moved))
+        rows += _times(s)
+        rows += _swapped(s)
         rows += self._steps.rows(s.evicted_bytes)
         rows += self._compiled_code(s.budget_bytes)
         for name, refused in self._core.caught().items():
@@ -343,6 +327,35 @@ class _Loan(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         if self._session._is_open():
             self._taken.give_back()
+
+
+def _times(s: SessionStats) -> Iterator[tuple[str, str, str]]:
+    """Of the summary, where time went."""
+    spent_ns = {
+        "computing": s.kernel_ns,
+        "recomputing": s.remat_ns,
+        "finding memory": s.search_ns + s.move_ns,
+        "bookkeeping": s.bookkeeping_ns,
+    }
+    total = sum(spent_ns.values()) or 1
+    for name, spent in spent_ns.items():
+        note = f"{100 * spent / total:.1f} %"
+        if name == "finding memory" and s.move_ns:
+            note += f", {s.move_ns / 1e6:,.1f} ms of it moving pages"
+        yield name, f"{spent / 1e6:,.1f} ms", note
+
+
+def _swapped(s: SessionStats) -> Iterator[tuple[str, str, str]]:
+    """Of the summary, what went to the swap, if anything."""
+    if not s.swapped_out_bytes:
+        return
+    moved = f"{format_size(s.swapped_in_bytes)} came back"
+    if s.swapped_ahead_bytes:
+        moved += f", {format_size(s.swapped_ahead_bytes)} ahead of its use"
+    moved += f", in {s.swap_ns / 1e6:,.1f} ms"
+    if s.swap_waited_ns < s.swap_ns:
+        moved += f", of which operators waited for {s.swap_waited_ns / 1e6:,.1f} ms"
+    yield "swapped out", format_size(s.swapped_out_bytes), moved
 
 
 def _of_budget(s: SessionStats) -> str:

@@ -69,21 +69,28 @@ def swap_folder(folder: Folder | None, *, anywhere: bool = False) -> Path:
         ValueError: it does not exist, cannot be written, or lies where it should not, and
             `anywhere` is False.
     """
-    if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
+    given = tempfile.gettempdir() if folder is None else folder
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise TypeError(f"swap_dir {folder!r} is no path of a folder")
-    path = Path(tempfile.gettempdir() if folder is None else os.fspath(folder)).resolve()
+    path = Path(given).resolve()
     if not path.is_dir():
         raise ValueError(f"swap_dir {str(path)!r} is no folder")
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"swap_dir {str(path)!r} cannot be written")
     kind = _file_system(path)
-    where = "in memory" if kind in _IN_MEMORY else "on a network" if kind in _ON_A_NETWORK else ""
-    if where and not anywhere:
+    if not anywhere and (where := _elsewhere(kind)):
         raise ValueError(
             f"swap_dir {str(path)!r} lies {where} ({kind}): give a folder of a local disk; "
             "rematerialize() takes this one with swap_anywhere=True"
         )
     return path
+
+
+def _elsewhere(file_system: str) -> str:
+    """Where it is, if not on a disk of this machine."""
+    if file_system in _IN_MEMORY:
+        return "in memory"
+    return "on a network" if file_system in _ON_A_NETWORK else ""
 
 
 def host_swap(swap: int | str | None, *, rematerialize: bool) -> int:
@@ -109,11 +116,9 @@ def host_swap(swap: int | str | None, *, rematerialize: bool) -> int:
 def spare() -> int:
     """Bytes of memory that programs may still take: the system would kill one that page-locks
     more."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):
-        for line in _MEMORY.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = min(free, int(line.split()[1]) << 10)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = _listed(_MEMORY, "MemAvailable:")
+    free = machine if available is None else min(machine, available << 10)
     return min([free, *_spare_of_groups()])
 
 
@@ -121,32 +126,36 @@ def _spare_of_groups() -> Iterator[int]:
     """The same by the limit of each control group that this process is in: its own, and those
     around it, which bound it as well (a container, Slurm's job, a unit of systemd). Each of both
     versions, wherever it has a limit."""
-    lines = ["0::/"]  # The container's, where the system does not tell.
-    with suppress(OSError):
-        lines = _GROUPS.read_text().split("\n")
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not path:
-            continue
-        if controllers and "memory" not in controllers.split(","):
-            continue
+    for controllers, path in _groups():
         top = _CONTROLS / "memory" if controllers else _CONTROLS
         limit, taken, cached = _FILES_V1 if controllers else _FILES_V2
         group = Path(path.lstrip("/"))  # In a container it may be the host's name, and not there.
         for place in (top / group, *(top / around for around in group.parents)):
             with suppress(OSError, ValueError):  # "max" where there is no limit.
                 left = int((place / limit).read_text()) - int((place / taken).read_text())
-                yield left + _cached(place, cached)
+                # Files that the group's memory holds are what the system takes back first.
+                yield left + (_listed(place / "memory.stat", cached) or 0)
 
 
-def _cached(group: Path, name: str) -> int:
-    """Bytes of files that the group's memory holds, and that the system takes back first."""
+def _groups() -> Iterator[tuple[str, str]]:
+    """Controllers and path of those that bound memory; no controllers of version 2."""
+    lines = ["0::/"]  # The container's, where the system does not tell.
+    with suppress(OSError):
+        lines = _GROUPS.read_text().split("\n")
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if path and (not controllers or "memory" in controllers.split(",")):
+            yield controllers, path
+
+
+def _listed(file: Path, name: str) -> int | None:
+    """The number behind a name, in a file with one on each line; None where there is none."""
     with suppress(OSError, ValueError):
-        for line in (group / "memory.stat").read_text().splitlines():
+        for line in file.read_text().splitlines():
             if line.startswith(f"{name} "):
                 return int(line.split()[1])
-    return 0
+    return None
 
 
 def _file_system(path: Path) -> str:

@@ -46,12 +46,15 @@ def lines(result: SimulationResult) -> Iterator[str]:
         "peak_bytes": f"most held within it, {format_size(result.peak_bytes)}",
     }
     means = {**_MEANS, **sizes, "status": _STATUS[result.status]}
-    rows = {
-        name: str(value)
-        for name, value in result.as_dict().items()
-        if (result.mode == "pool" or name not in _OF_POOL)
-        and (result.link or name not in LINK_FIELDS)
-    }
+    figures = result.as_dict()
+    rows = {name: str(value) for name, value in figures.items() if _has(result, name)}
     wide = max(len(value) for name, value in rows.items() if name != "trace")
     for name, value in rows.items():
         yield f"{name:<19}  {value:<{wide}}  {means.get(name, '')}".rstrip()
+
+
+def _has(result: SimulationResult, name: str) -> bool:
+    """Whether the figure means something in this mode."""
+    if name in _OF_POOL:
+        return result.mode == "pool"
+    return name not in LINK_FIELDS or result.link != ""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast, get_args
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import (
     Heuristic,
     insist_float,
     insist_name,
+    insist_one_of,
     insist_switch,
     insist_whole,
     resolve,
@@ -78,24 +79,18 @@ class Rules:
             insist_name(name, getattr(self, name), known)
         for name in ("log_events", "pin_outputs", "remap"):
             insist_switch(name, getattr(self, name))
-        if self.thrash is not None:
-            if not (isinstance(self.thrash, numbers.Real) and self.thrash > 1):
-                raise ValueError(
-                    f"thrash is {self.thrash!r}; it is a multiple of the base time, above 1"
-                )
-            insist_float("thrash", self.thrash)
-        if self.move_ns not in (None, "measured"):
-            if isinstance(self.move_ns, str):
-                raise ValueError(f'move_ns {self.move_ns!r} is not "measured" or a number of ns')
-            _insist_count("move_ns", self.move_ns)
+        _insist_thrash(self.thrash)
+        _insist_move_ns(self.move_ns)
         _insist_count("layouts", self.layouts)
         if self.mode == "bytes" and self.clock == "logical":
             raise ValueError("mode 'bytes' has the clock of the paper's simulator, \"wall\"")
-        if self.link is None:
-            if self.leave_by == "swap":
-                raise ValueError("leave_by 'swap' needs a link")
-            return
-        Link.parse(self.link)
+        if self.link is not None:
+            self._insist_link(self.link)
+        elif self.leave_by == "swap":
+            raise ValueError("leave_by 'swap' needs a link")
+
+    def _insist_link(self, link: Link | str) -> None:
+        Link.parse(link)
         if self.mode == "bytes":
             raise ValueError("mode 'bytes' is the paper's simulator, which has no link: use 'pool'")
         if self.policy != "eager":
@@ -104,9 +99,24 @@ class Rules:
 
 def native_policy(policy: str) -> _core.Policy:
     """The engine's own. Raises ValueError where the name is not known."""
-    if policy not in ("eager", "banish", "ignore"):
-        raise ValueError(f'policy {policy!r} is not one of "eager", "banish", "ignore"')
+    insist_one_of("policy", policy, get_args(Policy))
     return cast(_core.Policy, getattr(_core.Policy, policy))
+
+
+def _insist_thrash(thrash: float | None) -> None:
+    if thrash is None:
+        return
+    if not (isinstance(thrash, numbers.Real) and thrash > 1):
+        raise ValueError(f"thrash is {thrash!r}; it is a multiple of the base time, above 1")
+    insist_float("thrash", thrash)
+
+
+def _insist_move_ns(price: MovePrice) -> None:
+    if price in (None, "measured"):
+        return
+    if isinstance(price, str):
+        raise ValueError(f'move_ns {price!r} is not "measured" or a number of ns')
+    _insist_count("move_ns", price)
 
 
 def _insist_count(name: str, value: int | None) -> None:

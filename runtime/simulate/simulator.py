@@ -15,7 +15,7 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeAlias
 
@@ -103,13 +103,8 @@ class Simulator:
         """
         chosen = resolve(rules.heuristic)
         paper = rules.mode == "bytes"
-        if paper and chosen.next_use:
-            raise ValueError(
-                f"{chosen!r} follows the steps of a program, and the paper's simulator has none: "
-                "next_use needs mode 'pool'"
-            )
-        if paper and chosen.selection == "sample":
-            chosen = replace(chosen, selection="single")
+        if paper:
+            chosen = _papers(chosen)
         if not paper or rules.policy == "banish":
             self._refuse_reading_released(rules)
         size = self.budget_bytes(budget)
@@ -271,6 +266,16 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
     return Simulator(trace).run(budget, rules)
 
 
+def _papers(heuristic: Heuristic) -> Heuristic:
+    """As the paper's simulator follows it."""
+    if heuristic.next_use:
+        raise ValueError(
+            f"{heuristic!r} follows the steps of a program, and the paper's simulator has none: "
+            "next_use needs mode 'pool'"
+        )
+    return replace(heuristic, selection="single") if heuristic.selection == "sample" else heuristic
+
+
 def parse_budget(budget: Budget) -> float | int:
     """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
     "4096".
@@ -298,24 +303,21 @@ def _number(text: str) -> float | str | int:
 
 def _first_read_of_released(schedule: Schedule) -> int:
     """The first step that needs a tensor to whose storage nobody has a reference, or -1."""
-    roots: list[int] = []
-    for tensor, alias in enumerate(schedule.tensor_alias.tolist()):
-        roots.append(tensor if alias < 0 else roots[alias])
+    roots = schedule.storages()
     held = [0] * len(roots)
     args, args_begin = schedule.op_args.tolist(), schedule.op_args_begin.tolist()
     results_begin = schedule.op_results_begin.tolist()
     steps = zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True)
     for step, (kind, operand) in enumerate(steps):
+        read: Iterable[int] = (operand,) if kind == PIN else ()
+        taken: Iterable[int] = (operand,) if kind == GET else ()
         if kind == COMPUTE:
-            for arg in args[args_begin[operand] : args_begin[operand + 1]]:
-                if held[roots[arg]] < 1:
-                    return step
-            for tensor in range(results_begin[operand], results_begin[operand + 1]):
-                held[roots[tensor]] += 1
-        elif kind == GET:
-            held[roots[operand]] += 1
+            read = args[args_begin[operand] : args_begin[operand + 1]]
+            taken = range(results_begin[operand], results_begin[operand + 1])
         elif kind == RELEASE:
             held[roots[operand]] -= 1
-        elif kind == PIN and held[roots[operand]] < 1:
+        if any(held[roots[tensor]] < 1 for tensor in read):
             return step
+        for tensor in taken:
+            held[roots[tensor]] += 1
     return -1

@@ -58,6 +58,15 @@ class _Worker:
             self.ready[run.trace] = Simulator(self.traces[run.trace])
         return self.ready[run.trace]
 
+    def check(self, runs: Iterable[_Run], *, keep: bool) -> None:
+        """Raises as `simulate` does where one of the runs cannot be. Keeps what was made ready, or
+        one trace at a time."""
+        for _, of_a_trace in itertools.groupby(runs, key=lambda run: run.trace):
+            for run in of_a_trace:
+                self.ready_for(run).check(run.budget, run.rules)
+            if not keep:
+                self.ready.clear()
+
     def run(self, run: _Run) -> SimulationResult:
         return self.ready_for(run).run(run.budget, run.rules)
 
@@ -112,21 +121,12 @@ def sweep(
     each = [replace(rules, heuristic=heuristic) for heuristic in heuristics]
     for budget in budgets:
         parse_budget(budget)
-    if csv is not None and not Path(csv).parent.is_dir():
-        raise FileNotFoundError(f"there is no folder for {Path(csv)}")
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs is {jobs}; a sweep takes at least 1 process")
-    worker = _Worker(traces)
-    runs = [
-        _Run(trace, budget, one)
-        for trace, one, budget in itertools.product(range(len(traces)), each, budgets)
-    ]
+    _check_place(csv, jobs)
+    combinations = itertools.product(range(len(traces)), each, budgets)
+    runs = [_Run(trace, budget, one) for trace, one, budget in combinations]
     jobs = min(jobs or len(os.sched_getaffinity(0)), max(len(runs), 1))
-    for _, of_a_trace in itertools.groupby(runs, key=lambda run: run.trace):
-        for run in of_a_trace:
-            worker.ready_for(run).check(run.budget, run.rules)
-        if jobs > 1:
-            worker.ready.clear()  # The other processes have their own.
+    worker = _Worker(traces)
+    worker.check(runs, keep=jobs == 1)  # Other processes have their own.
     results = []
     with _bar(len(runs), progress) as advance, _rows(csv) as write:
         for result in map(worker.run, runs) if jobs == 1 else _spread(runs, traces, jobs):
@@ -134,6 +134,13 @@ def sweep(
             write(result)
             advance()
     return results
+
+
+def _check_place(csv: str | os.PathLike[str] | None, jobs: int | None) -> None:
+    if csv is not None and not Path(csv).parent.is_dir():
+        raise FileNotFoundError(f"there is no folder for {Path(csv)}")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs is {jobs}; a sweep takes at least 1 process")
 
 
 def _spread(
@@ -160,10 +167,12 @@ def _bar(total: int, shown: bool) -> Iterator[Any]:
         yield lambda: bar.advance(task)
 
 
-_COLUMNS = [
-    field.name for field in fields(SimulationResult) if field.name not in ("events", "layouts")
-]
 _TYPES: dict[str, type] = {"int": int, "float": float, "str": str}
+_COLUMNS = {
+    field.name: _TYPES[str(field.type)]
+    for field in fields(SimulationResult)
+    if field.name not in ("events", "layouts")
+}
 
 
 def write_csv(path: str | os.PathLike[str], results: Iterable[SimulationResult]) -> None:
@@ -188,20 +197,15 @@ def _rows(path: str | os.PathLike[str] | None) -> Iterator[Callable[[SimulationR
 def read_csv(path: str | os.PathLike[str]) -> list[SimulationResult]:
     """What `write_csv` wrote. Raises ValueError where a column is missing, or holds no number where
     there should be one, or OSError where the file cannot be read."""
-    types = {
-        field.name: _TYPES[str(field.type)]
-        for field in fields(SimulationResult)
-        if field.name in _COLUMNS
-    }
     results = []
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
-        missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise ValueError(f"{Path(path)} has no column {missing[0]!r}: it is not of a sweep")
+        for name in _COLUMNS:
+            if name not in (reader.fieldnames or ()):
+                raise ValueError(f"{Path(path)} has no column {name!r}: it is not of a sweep")
         for row in reader:
             try:
-                values = {name: types[name](row[name]) for name in _COLUMNS}
+                values = {name: kind(row[name]) for name, kind in _COLUMNS.items()}
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{Path(path)} line {reader.line_num}: {error}") from None
             nothing = np.empty((0, 0), np.int64)

@@ -18,8 +18,9 @@ optimizer has ended). About 1 us an operator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ ALLOCATED, FREED, RELEASED, COPIED = (
     _core.MEMORY_EVENTS[event] for event in ("Allocated", "Freed", "Released", "Copied")
 )
 LETTERS = {ALLOCATED: "a", FREED: "f", RELEASED: "x", COPIED: "c"}
+_KINDS = {letter: kind for kind, letter in LETTERS.items()}
+_EVENT = re.compile(r"([acf])([0-9]{1,19})")
 _LIMIT = 1 << 60
 
 
@@ -37,7 +40,9 @@ class TraceExtras:
     """Built operator by operator; `refuse` raises with a reason, `tensor_of` gives the tensor that
     a name is bound to."""
 
-    def __init__(self, refuse: Callable[[str], Any], tensor_of: Callable[[str, str], int]) -> None:
+    def __init__(
+        self, refuse: Callable[[str], NoReturn], tensor_of: Callable[[str, str], int]
+    ) -> None:
         self.refuse = refuse
         self.tensor_of = tensor_of
         self.tensor_tracked: list[int] = []
@@ -62,57 +67,72 @@ class TraceExtras:
     ) -> None:
         """`sizes` of its results, -1 for a view; `written`: the tensors that a MUTATE line writes,
         or None for a CALL."""
+        if not extra:
+            self.plain(len(sizes))
+            return
         count = len(sizes)
         tracked = self._integers(reader, extra, "tracked", count, (0, 1))
-        in_place = written is not None and tracked is not None
+        in_place = None if tracked is None else written
         self.tensor_tracked += tracked or [-1] * count
-        self.tensor_in_place += list(written or ()) if in_place else [-1] * count
+        self.tensor_in_place += in_place or [-1] * count
         allocated = self._events(reader, extra.get("memory", []))
         blocks = self._integers(reader, extra, "blocks", count, (-1, len(allocated) - 1))
         if blocks is None:
-            blocks = [-1] * count
             if allocated:
                 self.refuse(f'{reader} has "memory" but no "blocks"')
-        for size, block in zip(sizes, blocks, strict=True):
-            if block < 0:
-                if size > 0 and allocated and not in_place:
-                    self.refuse(f'{reader}: "blocks" does not say which one a result is')
-                continue
-            if allocated[block] != size:
-                self.refuse(f"{reader}: block {block} is not one of {size} bytes that is left")
-            allocated[block] = -1
-        if any(size >= 0 for size in allocated):
-            self.refuse(f"{reader}: a block is neither freed nor a result")
+            blocks = [-1] * count
+        self._match(reader, sizes, blocks, allocated, in_place)
         self.tensor_block += blocks
         self.op_events_begin.append(len(self.event_kind))
 
+    def _match(
+        self,
+        reader: str,
+        sizes: Sequence[int],
+        blocks: Sequence[int],
+        allocated: list[int],
+        in_place: Sequence[int] | None,
+    ) -> None:
+        """Each block that is not freed must be a result, and each result of bytes a block."""
+        for size, block in zip(sizes, blocks, strict=True):
+            if block >= 0:
+                if allocated[block] != size:
+                    self.refuse(f"{reader}: block {block} is not one of {size} bytes that is left")
+                allocated[block] = -1
+            elif size > 0 and allocated and in_place is None:
+                self.refuse(f'{reader}: "blocks" does not say which one a result is')
+        if max(allocated, default=-1) >= 0:
+            self.refuse(f"{reader}: a block is neither freed nor a result")
+
     def _events(self, reader: str, memory: object) -> list[int]:
         """Adds them, and returns the bytes of each block, -1 for those that were freed."""
-        allocated: list[int] = []
         if not isinstance(memory, list):
             self.refuse(f'{reader}: "memory" is not a list')
-            return allocated
+        allocated: list[int] = []
         for event in memory:
-            text = event if isinstance(event, str) and event else "?"
-            kind, rest = text[0], text[1:]
-            number = int(rest) if rest.isascii() and rest.isdecimal() and len(rest) < 20 else -1
-            if kind == "a" and 0 < number <= _LIMIT:
-                allocated.append(number)
-                self._event(ALLOCATED, number)
-            elif kind == "f" and 0 <= number < len(allocated) and allocated[number] >= 0:
-                allocated[number] = -1
-                self._event(FREED, number)
-            elif kind == "c" and 0 < number <= _LIMIT:
-                self._event(COPIED, number)
-            elif kind == "x":
-                self._event(RELEASED, self.tensor_of(text, reader))
-            else:
-                self.refuse(f'{reader}: {event!r:.60} in "memory" is not understood')
+            kind, value = self._event(reader, event, allocated)
+            if kind == ALLOCATED:
+                allocated.append(value)
+            elif kind == FREED:
+                allocated[value] = -1
+            self.event_kind.append(kind)
+            self.event_value.append(value)
         return allocated
 
-    def _event(self, kind: int, value: int) -> None:
-        self.event_kind.append(kind)
-        self.event_value.append(value)
+    def _event(self, reader: str, event: object, allocated: Sequence[int]) -> tuple[int, int]:
+        """Its kind and its value, behind those that made `allocated`."""
+        text = event if isinstance(event, str) else ""
+        if text.startswith("x"):
+            return RELEASED, self.tensor_of(text, reader)
+        found = _EVENT.fullmatch(text)
+        kind, value = (_KINDS[found[1]], int(found[2])) if found else (-1, -1)
+        if kind == FREED:
+            understood = value < len(allocated) and allocated[value] >= 0
+        else:
+            understood = 0 < value <= _LIMIT
+        if not understood:
+            self.refuse(f'{reader}: {event!r:.60} in "memory" is not understood')
+        return kind, value
 
     def _integers(
         self, reader: str, extra: dict[str, Any], key: str, count: int, bounds: tuple[int, int]

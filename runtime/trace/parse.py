@@ -13,7 +13,8 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, BinaryIO, NoReturn, cast
 
 from dtr_alloc.runtime.trace.format import (
@@ -90,13 +91,8 @@ def _list(key: str, value: object, kind: type, plural: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _names(key: str, value: object) -> tuple[str, ...]:
-    return _list(key, value, str, "names")
-
-
-def _positions(key: str, value: object) -> tuple[int, ...]:
-    return _list(key, value, int, "positions, which are integers")
-
+_names = partial(_list, kind=str, plural="names")
+_positions = partial(_list, kind=int, plural="positions, which are integers")
 
 _FIELDS: dict[str, dict[str, Callable[[str, object], Any]]] = {
     "ALIAS": {"NAME": _string, "ALIAS": _whole},
@@ -108,6 +104,12 @@ _FIELDS: dict[str, dict[str, Callable[[str, object], Any]]] = {
     "MEMORY": {"NAME": _string, "MEMORY": _amount},
     "MUTATE": {"NAME": _string, "ARGS": _names, "MUTATE": _positions, "TIME": _amount},
     "RELEASE": {"NAME": _string},
+}
+_PLAIN: dict[str, Callable[..., Instruction]] = {  # Made of these fields, in this order.
+    "ANNOTATE": Annotate,
+    "COPY": Copy,
+    "COPY_FROM": CopyFrom,
+    "RELEASE": Release,
 }
 
 
@@ -194,19 +196,12 @@ class _Reader:
     def fields(self, text: bytes) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """The kind of a line, its fields, and its extensions."""
         record = self.decoded(text)
-        kind = record.pop("INSTRUCTION", None)
-        expected = _FIELDS.get(kind) if isinstance(kind, str) else None
-        if expected is None:
-            given = "missing" if kind is None else f"{_described(kind)}, which is not known"
-            self.fail(f"INSTRUCTION is {given}")
+        kind = self.kind(record.pop("INSTRUCTION", None))
+        expected = _FIELDS[kind]
         extra = {}
         if record.keys() != expected.keys():
             extra = {key: record.pop(key) for key in list(record) if key.islower()}
-            for key in (*expected, *record):
-                if key not in record:
-                    self.fail(f"{kind} has no field {key}")
-                if key not in expected:
-                    self.fail(f"{kind} has a field {shown(key)}, which is not known")
+            self.insist_keys(kind, record.keys(), expected.keys())
         try:
             for key, convert in expected.items():
                 record[key] = convert(key, record[key])
@@ -214,23 +209,32 @@ class _Reader:
             self.fail(f"{kind}: {error}")
         return kind, record, extra
 
+    def kind(self, given: object) -> str:
+        """What a line's INSTRUCTION says."""
+        if isinstance(given, str) and given in _FIELDS:
+            return given
+        what = "missing" if given is None else f"{_described(given)}, which is not known"
+        self.fail(f"INSTRUCTION is {what}")
+
+    def insist_keys(self, kind: str, given: Collection[str], expected: Collection[str]) -> None:
+        """Refuses a line that lacks a field, or has one too many."""
+        for key in expected:
+            if key not in given:
+                self.fail(f"{kind} has no field {key}")
+        for key in given:
+            if key not in expected:
+                self.fail(f"{kind} has a field {shown(key)}, which is not known")
+
     def instruction(self, kind: str, fields: dict[str, Any], extra: dict[str, Any]) -> Instruction:
         """The instruction that begins with this line; reads the lines that belong to it."""
-        if kind == "RELEASE":
-            return Release(fields["NAME"])
-        if kind == "COPY":
-            return Copy(fields["DST"], fields["SRC"])
-        if kind == "COPY_FROM":
-            return CopyFrom(fields["DST"], fields["SRC"])
+        if kind in _PLAIN:
+            return _PLAIN[kind](*(fields[key] for key in _FIELDS[kind]))
         if kind == "CONSTANT":
-            name = fields["NAME"]
-            return Constant(name, self.detail("MEMORY", name))
+            return Constant(fields["NAME"], self.detail("MEMORY", fields["NAME"]))
         if kind == "CALL":
             return self.call(fields, extra)
         if kind == "MUTATE":
             return self.mutate(fields, extra)
-        if kind == "ANNOTATE":
-            return Annotate(fields["ANNOTATION"])
         self.fail(f"{kind} of {shown(fields['NAME'])} follows nothing that it could belong to")
 
     def call(self, fields: dict[str, Any], extra: dict[str, Any]) -> Call:

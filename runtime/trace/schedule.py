@@ -20,9 +20,9 @@ About 2 us an instruction. Source: Kirisame et al., ICLR 2021, appendix C.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +116,13 @@ class Schedule:
         """Whether all outputs of the operator are evicted together: those of a compiled region."""
         return np.array([name.startswith(_REGION) for name in self.op_name], np.bool_)
 
+    def storages(self) -> list[int]:
+        """Of each tensor the first one with its storage."""
+        first: list[int] = []
+        for tensor, alias in enumerate(self.tensor_alias.tolist()):
+            first.append(tensor if alias < 0 else first[alias])
+        return first
+
     def without_releases(self) -> Schedule:
         """The same, but that the program never gives a reference back (appendix D.2)."""
         kept = self.kind != RELEASE
@@ -173,41 +180,54 @@ class _Resolver:
         self.tensor_name: list[str] = []
         self.extras = TraceExtras(_refuse, self.tensor)
         self.total_bytes = self.total_time = 0
+        self.takes: dict[type, Callable[[Any], None]] = {
+            Annotate: self.mark,
+            Call: self.call,
+            Constant: self.constant,
+            Copy: self.copy,
+            CopyFrom: self.copy_from,
+            Mutate: self.mutate,
+            Release: self.release_name,
+        }
 
     def take(self, item: Instruction) -> None:
-        if isinstance(item, Release):
-            if item.name in self.bound:
-                self.release(self.bound[item.name], item.name)
-        elif isinstance(item, Copy):
-            source = self.tensor(item.source, "COPY")
-            self.unbound(item.destination, "COPY")
-            self.get(source, item.source)
-            self.bound[item.destination] = source
-        elif isinstance(item, Call):
-            self.call(item)
-        elif isinstance(item, Constant):
-            self.unbound(item.name, "CONSTANT")
-            made = self.compute("constant", 0, (), ((item.memory, -1),), constant=True)
-            self.tensor_name.append(item.name)
-            self.extras.plain(1)
-            self.bound[item.name] = made
-            self.step(PIN, made)
-        elif isinstance(item, Mutate):
-            self.mutate(item)
-        elif isinstance(item, CopyFrom):
-            source = self.tensor(item.source, "COPY_FROM")
-            old = self.tensor(item.destination, "COPY_FROM")
-            self.release(old, item.destination)
-            self.get(source, item.source)
-            self.bound[item.destination] = source
-        elif not isinstance(item, Annotate):
+        take = self.takes.get(type(item))
+        if take is None:
             raise TypeError(
                 f"{item!r} in a trace is no instruction of dtr_alloc.runtime.trace.format"
             )
-        elif item.text == "STEP":
+        take(item)
+
+    def copy(self, item: Copy) -> None:
+        source = self.tensor(item.source, "COPY")
+        self.unbound(item.destination, "COPY")
+        self.get(source, item.source)
+        self.bound[item.destination] = source
+
+    def copy_from(self, item: CopyFrom) -> None:
+        source = self.tensor(item.source, "COPY_FROM")
+        old = self.tensor(item.destination, "COPY_FROM")
+        self.release(old, item.destination)
+        self.get(source, item.source)
+        self.bound[item.destination] = source
+
+    def constant(self, item: Constant) -> None:
+        self.unbound(item.name, "CONSTANT")
+        made = self.compute("constant", 0, (), ((item.memory, -1),), constant=True)
+        self.tensor_name.append(item.name)
+        self.extras.plain(1)
+        self.bound[item.name] = made
+        self.step(PIN, made)
+
+    def mark(self, item: Annotate) -> None:
+        if item.text == "STEP":
             self.step(STEP, 0)
         elif item.text.startswith("FREEZE "):
             self.step(FREEZE, self.tensor(item.text.removeprefix("FREEZE "), "FREEZE"))
+
+    def release_name(self, item: Release) -> None:
+        if item.name in self.bound:
+            self.release(self.bound[item.name], item.name)
 
     def tensor(self, name: str, reader: str) -> int:
         if name not in self.bound:
@@ -235,11 +255,8 @@ class _Resolver:
             self.unbound(made.name, reader)
             self.tensor_name.append(made.name)
             self.bound[made.name] = tensor
-        if item.extra:
-            sizes = [made.memory if made.alias < 0 else -1 for made in item.results]
-            self.extras.operator(reader, item.extra, sizes, None)
-        else:
-            self.extras.plain(len(item.results))
+        sizes = [made.memory if made.alias < 0 else -1 for made in item.results]
+        self.extras.operator(reader, item.extra, sizes, None)
 
     def mutate(self, item: Mutate) -> None:
         reader = f"MUTATE {shown(item.name)}"
@@ -250,15 +267,11 @@ class _Resolver:
         sizes = [self.tensor_size[self.storage[self.bound[name]]] for name in written]
         first = self.compute(item.name, item.time, args, [(size, -1) for size in sizes])
         self.tensor_name += written
-        if item.extra:
-            storages = [self.bound[name] for name in written]
-            self.extras.operator(reader, item.extra, sizes, storages)
-        else:
-            self.extras.plain(len(written))
-        for tensor, name in enumerate(written, first):
-            old = self.bound[name]
-            self.bound[name] = tensor
-            self.release(old, name)
+        old = [self.bound[name] for name in written]
+        self.extras.operator(reader, item.extra, sizes, old)
+        for tensor, name in enumerate(written):
+            self.bound[name] = first + tensor
+            self.release(old[tensor], name)
 
     def compute(
         self,
@@ -273,20 +286,12 @@ class _Resolver:
         step that runs it; returns the first result.
         """
         operator, first = len(self.op_cost), len(self.tensor_op)
-        made_bytes = 0
         for memory, position in results:
-            tensor = len(self.tensor_op)
-            alias = -1 if position < 0 else args[position]
-            size = memory if position < 0 else 0
-            storage = tensor if position < 0 else self.storage[alias]
-            made_bytes += size
-            self.tensor_op.append(operator)
-            self.tensor_alias.append(alias)
-            self.tensor_size.append(size)
-            self.storage.append(storage)
-            self.references.append(1)
-            self.held.append(0)
-            self.held[storage] += 1
+            if position < 0:
+                self.result(operator, memory, -1, len(self.tensor_op))
+            else:
+                self.result(operator, 0, args[position], self.storage[args[position]])
+        made_bytes = sum(self.tensor_size[first:])
         self.total_bytes += made_bytes
         self.total_time += time
         touched = made_bytes + sum([self.tensor_size[arg] for arg in args])
@@ -302,6 +307,15 @@ class _Resolver:
         self.op_results_begin.append(len(self.tensor_op))
         self.step(COMPUTE, operator)
         return first
+
+    def result(self, operator: int, size: int, alias: int, storage: int) -> None:
+        self.tensor_op.append(operator)
+        self.tensor_alias.append(alias)
+        self.tensor_size.append(size)
+        self.storage.append(storage)
+        self.references.append(1)
+        self.held.append(0)
+        self.held[storage] += 1
 
     def get(self, tensor: int, name: str) -> None:
         if self.held[self.storage[tensor]] < 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,29 +54,32 @@ def _outcome(runs: Sequence[SimulationResult]) -> str:
 
 def table(tuned: Sequence[Comparison], held_out: Sequence[Comparison]) -> str:
     """Lines of text: each case's overhead under preset and setting, and their mean."""
+    cells = [
+        ("", DEFAULT, "tuned", f"tuned / {DEFAULT}"),
+        *_cells("tuned on", tuned),
+        *_cells("held out", held_out),
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    cells = [("", DEFAULT, "tuned", f"tuned / {DEFAULT}")]
-    for title, group in (("tuned on", tuned), ("held out", held_out)):
-        if not group:
-            continue
-        cells.append((title, "", "", ""))
-        for one in group:
-            cells.append(
-                (f"  {one.case}", _outcome(one.preset), _outcome(one.tuned), f"{one.ratio:.3f}")
-            )
-        if len(group) > 1:
-            ratio = mean([one.ratio for one in group])
-            preset = mean([overhead_of(one.preset) for one in group])
-            after = mean([overhead_of(one.tuned) for one in group])
-            cells.append(("  mean", f"{preset:.3f}", f"{after:.3f}", f"{ratio:.3f}"))
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    for row in cells:
-        numbers = (f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        lines.append(f"{row[0]:<{widths[0]}}  {'  '.join(numbers)}".rstrip())
+    for name, *numbers in cells:
+        shown = (f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:], strict=True))
+        lines.append(f"{name:<{widths[0]}}  {'  '.join(shown)}".rstrip())
     runs = [run for one in (*tuned, *held_out) for run in (*one.preset, *one.tuned)]
     if any(run.status != "ok" for run in runs):
         lines.append(f"A run that failed counts as an overhead of {FAILED:g} in ratios and means.")
     return "\n".join(lines)
+
+
+def _cells(title: str, group: Sequence[Comparison]) -> Iterator[tuple[str, str, str, str]]:
+    if group:
+        yield title, "", "", ""
+    for one in group:
+        yield f"  {one.case}", _outcome(one.preset), _outcome(one.tuned), f"{one.ratio:.3f}"
+    if len(group) > 1:
+        preset = mean([overhead_of(one.preset) for one in group])
+        tuned = mean([overhead_of(one.tuned) for one in group])
+        ratio = mean([one.ratio for one in group])
+        yield "  mean", f"{preset:.3f}", f"{tuned:.3f}", f"{ratio:.3f}"
 
 
 def draw(study: optuna.Study, path: str | os.PathLike[str]) -> None:
@@ -100,15 +103,10 @@ def draw(study: optuna.Study, path: str | os.PathLike[str]) -> None:
     names = sorted(importance, key=importance.__getitem__)
     bars.barh(names, [importance[name] for name in names], color="C0")
     bars.set_title("importance", fontsize=9)
-    best = study.best_trial
+    best, overheads = study.best_trial, list(map(_overhead, trials))
     for panel, name in zip(panels, penalties, strict=True):
-        panel.plot(
-            [trial.params[name] for trial in trials],
-            [_overhead(trial) for trial in trials],
-            "o",
-            markersize=2.5,
-            alpha=0.6,
-        )
+        tried = [trial.params[name] for trial in trials]
+        panel.plot(tried, overheads, "o", markersize=2.5, alpha=0.6)
         panel.plot(best.params[name], _overhead(best), "C3*", markersize=9)
         panel.set_xlabel(name, fontsize=8)
         panel.set_yscale("log")

@@ -52,13 +52,11 @@ def _space(trial: optuna.Trial) -> Heuristic:
     """What may be varied. Numbers are rounded, so that the line to paste is what was tried."""
     chosen: dict[str, Any] = {}
     for one in _PARAMETERS:
-        if one.role == "name":
-            chosen[one.name] = trial.suggest_categorical(one.name, _NAMES[one.name])
-        elif one.role == "switch":
-            chosen[one.name] = trial.suggest_categorical(one.name, [False, True])
+        if one.role in _RANGES:
+            chosen[one.name] = trial.suggest_float(one.name, *_RANGES[one.role], step=_STEP)
         else:
-            least, most = _RANGES[one.role]
-            chosen[one.name] = trial.suggest_float(one.name, least, most, step=_STEP)
+            values = _NAMES[one.name] if one.role == "name" else [False, True]
+            chosen[one.name] = trial.suggest_categorical(one.name, values)
     return heuristic_of(chosen)
 
 
@@ -173,12 +171,7 @@ def tune(
     """
     if trials < 1:
         raise ValueError(f"trials is {trials}; a study takes at least 1")
-    if isinstance(traces, (str, os.PathLike)):
-        raise TypeError(f"traces is {traces!r}, and a study takes several: give a list")
-    several = isinstance(budget, Sequence) and not isinstance(budget, str)
-    given = cases(traces, cast("Sequence[Budget]", budget) if several else [cast(Budget, budget)])
-    if not given:
-        raise ValueError("there is nothing to tune on: give at least one trace and one budget")
+    given = _given(traces, budget)
     with _quiet():
         import optuna
 
@@ -211,6 +204,16 @@ def tune(
         if _finished(study) < trials:
             study.optimize(objective, callbacks=[after])
     return study
+
+
+def _given(traces: Iterable[Traced], budget: Budget | Sequence[Budget]) -> list[Case]:
+    if isinstance(traces, (str, os.PathLike)):
+        raise TypeError(f"traces is {traces!r}, and a study takes several: give a list")
+    several = isinstance(budget, Sequence) and not isinstance(budget, str)
+    given = cases(traces, cast("Sequence[Budget]", budget) if several else [cast(Budget, budget)])
+    if not given:
+        raise ValueError("there is nothing to tune on: give at least one trace and one budget")
+    return given
 
 
 @contextmanager
