@@ -1,10 +1,7 @@
 """Scopes whose tensors torch's own allocator makes: the budget holds by our count, no bit differs,
 and a tensor stays where it is when the scope ends."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from dtr_alloc.demo.train import train
 from tests.live.test_resize import results
 from tests.live.test_threads import LETTING_GO
 from tests.support.exactness import bits, chain, same
+from tests.support.own_process import own_process, printed
 
 MIB = 1 << 20
 
@@ -43,12 +41,6 @@ def resident_bytes() -> int:
         found = re.search(r"^Anonymous:\s+(\d+) kB", file.read(), re.M)
     assert found is not None
     return int(found[1]) << 10
-
-
-def in_process(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
-    env = {**os.environ, **variables}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
 
 
 # ---- The budget ----------------------------------------------------------------------------------
@@ -268,8 +260,7 @@ def test_what_a_smaller_budget_evicts_leaves_the_process() -> None:
 def test_a_tensor_of_a_guest_may_die_in_one_thread_while_another_evicts_it() -> None:
     program = LETTING_GO.replace('device="cpu"', 'memory="torch"').replace("800", "200")
     assert 'memory="torch"' in program
-    done = in_process(program)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    assert printed(program) == "True\n"
 
 
 def test_a_tensor_of_a_guest_may_die_in_a_thread_outside() -> None:
@@ -295,7 +286,7 @@ with dtr_alloc.rematerialize("1TiB", memory="torch") as session:
     assert [float(one[0]) for one in held] == list(range(32))
     torch.empty(1 << 25)
 """
-    done = in_process(program, MALLOC_MMAP_THRESHOLD_=str(1 << 20))
+    done = own_process(program, MALLOC_MMAP_THRESHOLD_=str(1 << 20))
     full = "MiB asked and within the budget, but the machine has not the memory"
     error, note = done.stderr.splitlines()[-2:]
     assert error.startswith("torch.OutOfMemoryError: budget")
@@ -321,7 +312,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert f"{y[0]:.3f}" == "3.718"
 """
-    done = in_process(program)
+    done = own_process(program)
     assert (done.returncode, done.stderr) == (0, "")
 
 
