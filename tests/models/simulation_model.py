@@ -10,8 +10,6 @@ evicted, those that became evictable last at its end; among equal scores the las
 score of zero ends the scan.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 
@@ -32,7 +30,7 @@ class Node:
         self.parent: Node | None = None
         self.value = value
 
-    def root(self) -> Node:
+    def root(self) -> "Node":
         node = self
         while node.parent:
             node = node.parent

@@ -1,7 +1,5 @@
 """Tuning: its search, shared and resumed studies, the report, and the command."""
 
-from __future__ import annotations
-
 import doctest
 import math
 import os

@@ -1,8 +1,6 @@
 """A guest on CUDA and threads: one budget holds for all, and nobody hangs where torch takes
 Python's lock inside of its allocator."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
