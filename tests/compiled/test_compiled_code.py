@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
+from tests.compiled.test_compiled_regions import of_torch
 from tests.support.exactness import assert_exact, assert_exact_within, bits, grad_of, same, scope
 from tests.support.own_process import printed
 from tests.support.threads import in_threads
 
 MIB = 1 << 20
-pytestmark = [  # Torch's own, as it is imported and as it compiles.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute"),
-]
+pytestmark = of_torch
 
 
 @pytest.fixture(autouse=True)

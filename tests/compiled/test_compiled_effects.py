@@ -9,13 +9,10 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc.runtime.adapters import compile_backend
-from tests.compiled.test_compiled_regions import Function, compiled
+from tests.compiled.test_compiled_regions import Function, compiled, of_torch
 from tests.support.exactness import assert_exact, bits, same, scope
 
-pytestmark = [  # Torch's own, as it is imported and as it compiles.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute"),
-]
+pytestmark = of_torch
 
 
 @pytest.mark.slow

@@ -10,12 +10,11 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
-from tests.compiled.test_compiled_regions import compiled, gradients, two
+from tests.compiled.test_compiled_regions import compiled, gradients, of_torch, two
 from tests.support.exactness import MODES, assert_exact
 
-pytestmark = [  # Torch's own, as it is imported and as it compiles.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute"),
+pytestmark = [
+    *of_torch,
     pytest.mark.filterwarnings("ignore:Torchinductor does not support:UserWarning"),
     pytest.mark.slow,
 ]

@@ -21,10 +21,11 @@ from dtr_alloc.runtime.adapters.compile_backend import backend
 from dtr_alloc.runtime.trace.format import Call
 from tests.support.exactness import assert_exact, assert_exact_within, exact, grad_of, scope
 
-pytestmark = [  # Torch's own, as it is imported and as it compiles.
+of_torch = [  # Warnings of its own, as it is imported and as it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:The .grad attribute"),
 ]
+pytestmark = of_torch
 Function = Callable[..., Any]
 
 

@@ -29,14 +29,10 @@ def test_a_torch_without_cuda_is_told_what_is_missing() -> None:
         ({"swap": "1GiB", "memory": "torch"}, 'swap with memory="torch"'),
         ({"budget": "1GiB", "device": "cpu"}, 'device "cpu" is not a CUDA device'),
         ({"budget": "1GiB", "device": -1}, "device -1 is not the number of a CUDA device"),
-        ({"budget": "1GiB", "heuristic": "best"}, "best"),
-        ({"budget": "1GiB", "thrash_limit": -1}, "thrash_limit is -1"),
         ({"budget": "1GiB", "scorer": "gpu"}, "scorer 'gpu' is not one of"),
         ({"budget": "1GiB", "swap": 0}, "swap 0 is not above zero"),
         ({"budget": "1GiB", "swap": "15TiB"}, "would page-lock more than this machine can spare"),
         ({"budget": "1GiB", "swap": "1GiB", "rematerialize": False}, "swap goes with rematerial"),
-        ({"budget": "1GiB", "heuristic": "auto"}, "heuristic 'auto' is not known"),
-        ({"budget": "1GiB", "heuristic": "full"}, "heuristic 'full' is for simulations only"),
     ],
 )
 def test_an_argument_that_is_not_understood_changes_nothing(

@@ -1,8 +1,5 @@
 """The pool on CUDA memory, through the fake driver: pages, moves, and memory that others hold."""
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +9,7 @@ from dtr_alloc import _core
 from dtr_alloc.pool import Pool
 from tests.fake_cuda.driver import PAGE, ROOT, FakeCuda
 from tests.support.cuda_pools import alternating
+from tests.support.own_process import printed
 
 MIB = 1 << 20
 
@@ -232,16 +230,8 @@ pool.check()
 
 
 def test_a_forked_child_is_refused_and_does_not_call_the_driver(cuda: FakeCuda) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING_PROGRAM],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout.splitlines() == [
+    assert printed(FORKING_PROGRAM, PYTHONPATH=str(ROOT)).splitlines() == [
         "a CUDA pool cannot be used in a forked process, where CUDA does not work: start the "
         'process with "spawn"',
         "0",
-    ], done.stderr
+    ]

@@ -1,8 +1,8 @@
 """Streams in any order, on the fake driver: no wrong byte shows, and a missing wait does."""
 
 import random
-import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch
 from dtr_alloc.pool import Pool
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.support.cuda_pools import Blocks, start
+from tests.support.threads import in_threads
 
 
 def test_threads_with_a_stream_each_never_see_each_other_s_bytes(cuda: FakeCuda) -> None:
@@ -27,11 +28,7 @@ def test_threads_with_a_stream_each_never_see_each_other_s_bytes(cuda: FakeCuda)
                 continue
             blocks.free(address)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, number) for number in range(4)), join=False)
     assert pool.stats().live == 0
     pool.check()
 

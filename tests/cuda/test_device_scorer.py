@@ -2,8 +2,6 @@
 one, which runs the kernel as a function that rounds otherwise than the host. The kernel itself has
 test_kernels.py."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

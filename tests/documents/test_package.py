@@ -23,6 +23,7 @@ import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.__main__ import main
 from tests.support.fences import ROOT, fences
+from tests.support.own_process import own_process
 
 SOURCES = ("dtr_alloc", "kernels", "runtime", "docs", "tests")
 FILES = (
@@ -36,14 +37,8 @@ FILES = (
 )
 
 
-def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, check=False
-    )
-
-
 def test_an_import_under_another_torch_than_built_with_says_so(tmp_path: Path) -> None:
-    done = run("import torch; torch.__version__ = '2.0.1'; import dtr_alloc", tmp_path)
+    done = own_process("import torch; torch.__version__ = '2.0.1'; import dtr_alloc", cwd=tmp_path)
     assert done.returncode == 1
     assert f"built with torch {_core.torch_version}, but torch 2.0.1 is installed" in done.stderr
     assert "pip install --no-build-isolation -e ." in done.stderr
@@ -54,17 +49,17 @@ def test_it_was_built_with_the_torch_that_is_here() -> None:
 
 
 def test_nothing_named_kernels_or_runtime_is_installed_at_top_level(tmp_path: Path) -> None:
-    done = run(
+    done = own_process(
         "import dtr_alloc.kernels, dtr_alloc.runtime, importlib.util as u; "
         "print(u.find_spec('kernels'), u.find_spec('runtime'))",
-        tmp_path,
+        cwd=tmp_path,
     )
     assert done.stdout.split() == ["None", "None"], done.stderr
 
 
 def test_a_build_that_sees_no_torch_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
-    done = run(f"import runpy; runpy.run_path({str(ROOT / 'setup.py')!r})", tmp_path)
+    done = own_process(f"import runpy; runpy.run_path({str(ROOT / 'setup.py')!r})", cwd=tmp_path)
     assert done.returncode == 1
     assert "install torch, and say pip install --no-build-isolation" in done.stderr
     assert "Traceback" not in done.stderr
@@ -99,7 +94,7 @@ BACKEND = "import sys; sys.path.insert(0, 'install'); import backend"
     ],
 )
 def test_a_build_without_its_setuptools_says_what_to_install(before: str, seen: str) -> None:
-    done = run(f"import sys; {before}; {BACKEND}", ROOT)
+    done = own_process(f"import sys; {before}; {BACKEND}", cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr == (
         f"dtr_alloc is built by setuptools 77 or later, and this environment has {seen}: "
@@ -163,7 +158,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (copy / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     program = f"{BACKEND}; backend.build_sdist('..')"
-    done = run(program, copy)
+    done = own_process(program, cwd=copy)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.tar.gz")
     assert built.name == f"dtr_alloc-{dtr_alloc.__version__}.tar.gz"

@@ -1,7 +1,5 @@
 """MegEngine's score as published, by hand; test_engine_programs.py has a naive model of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The C++ scorer: every processor's version, every number of rows, and ties."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from itertools import product

@@ -28,6 +28,14 @@ def first_needed_first(x: Tensor) -> list[bool]:
     return evicted
 
 
+def newer_needed_first(x: Tensor) -> list[bool]:
+    """The newer is needed first. Returns which are evicted before."""
+    old, new, evicted = two_and_room(x)
+    assert float((new * 2)[0]) == 4.0
+    assert float((old * 2)[0]) == 2.0
+    return evicted
+
+
 def test_what_is_needed_last_goes_first_in_a_step_that_repeats() -> None:
     program, x = Program(), torch.zeros(ELEMENTS)
     seen = []
@@ -43,11 +51,7 @@ def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
     program, x = Program(), torch.zeros(ELEMENTS)
     with scope(2.5):
         for _ in range(3):
-            old, new, evicted = two_and_room(x)
-            assert evicted == [True, False]
-            assert float((new * 2)[0]) == 4.0
-            assert float((old * 2)[0]) == 2.0
-            del old, new
+            assert newer_needed_first(x) == [True, False]
             program.end_step()
 
 
@@ -154,10 +158,7 @@ def test_of_tapes_in_the_same_order_that_of_the_same_length_is_followed() -> Non
             program.end_step()
         short = x[: int(0.9 * ELEMENTS)]
         for _ in range(2):
-            old, new, _ = two_and_room(short)
-            assert float((new * 2)[0]) == 4.0
-            assert float((old * 2)[0]) == 2.0
-            del old, new
+            newer_needed_first(short)
             program.end_step()
         assert first_needed_first(x) == [False, True]
 
@@ -203,11 +204,7 @@ def test_a_rare_step_does_not_change_what_the_usual_ones_are_foretold_by() -> No
     with scope(2.5) as session:
         for validates in (False, False, False, True, False, False, False, True, False, False):
             for trains in (False, True) if validates else (True,):
-                old, new, evicted = two_and_room(x)
-                if trains:
-                    assert float((new * 2)[0]) == 4.0
-                    assert float((old * 2)[0]) == 2.0
-                del old, new
+                evicted = newer_needed_first(x) if trains else two_and_room(x)[-1]
             seen.append(evicted)
             program.end_step()
             session.check()

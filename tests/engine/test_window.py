@@ -1,7 +1,5 @@
 """The cheapest window: against a search of all runs, and in layouts that it does not come to."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

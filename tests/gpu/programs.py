@@ -9,8 +9,6 @@ the file would not have are an error there, too.
 A program takes a device and a budget in bytes, or None for plain torch, and begins with `swap`.
 """
 
-from __future__ import annotations
-
 import builtins
 import dis
 import hashlib

@@ -4,8 +4,6 @@ A column is an array of N, one row a candidate, of the type that the engine keep
 (`runtime/csrc/policy/columns.h`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import torch
@@ -56,6 +54,6 @@ class Columns:
     def __len__(self) -> int:
         return self.size.numel()
 
-    def to(self, device: torch.device | str) -> Columns:
+    def to(self, device: torch.device | str) -> "Columns":
         """The same on `device`."""
         return Columns(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})

@@ -5,8 +5,6 @@ It takes columns on a CUDA device, or on the CPU where Triton's interpreter was 
 (`runtime/csrc/policy/device_scorer.cpp`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 from typing import Any

@@ -6,8 +6,6 @@ for powers, whose last bit is the library's.
 Source: Kirisame et al., ICLR 2021, section 4.1.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

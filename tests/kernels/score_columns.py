@@ -1,8 +1,6 @@
 """Columns to score, drawn and extreme; settings to score them under; and the order of eviction that
 follows from scores, in plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast

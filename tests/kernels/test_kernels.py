@@ -4,8 +4,6 @@ Where results are made they hold garbage first, and behind the last row there ar
 win: what the kernel does not write, or reads beyond the end, shows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

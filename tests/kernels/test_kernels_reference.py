@@ -1,7 +1,5 @@
 """The formula of reference.py against the C++ scorer, and against the engine itself."""
 
-from __future__ import annotations
-
 import doctest
 
 import pytest

@@ -3,13 +3,13 @@ elsewhere: a weight in a mapped file or a row of NumPy's may begin at any addres
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dtr_alloc
 from tests.support.exactness import assert_exact
+from tests.support.switch_programs import unaligned
 
 READ: dict[str, Callable[[Tensor], Tensor]] = {
     "linear on one row": lambda w: nn.functional.linear(torch.ones(1, 255).cos(), w),
@@ -23,11 +23,7 @@ READ: dict[str, Callable[[Tensor], Tensor]] = {
 
 def at(remainder: int, *shape: int) -> Tensor:
     """Random numbers that begin so many bytes after a multiple of 64."""
-    size = int(np.prod(shape)) * 4
-    room = np.zeros(size + 128, dtype=np.uint8)
-    begin = -room.ctypes.data % 64 + remainder
-    made = torch.from_numpy(room[begin : begin + size].view(np.float32)).view(shape)
-    made.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    made = unaligned(torch.randn(shape, generator=torch.Generator().manual_seed(0)), remainder)
     assert made.data_ptr() % 64 == remainder
     return made
 

@@ -8,7 +8,7 @@ import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from tests.fake_cuda.driver import FakeCuda
 GIB = 1 << 30
 WARNING = r"double asked for 4096\.00 MiB, was refused it, and went on with less memory\. "
 Operator = Callable[[Tensor], Tensor]
+T = TypeVar("T")
 
 
 def ask_in_vain(bytes_: int) -> None:
@@ -43,6 +44,15 @@ def stubborn() -> Operator:
     return double
 
 
+def told_of(run: Callable[[], T], capfd: pytest.CaptureFixture[str]) -> tuple[T, str]:
+    """What it makes, and all warnings. Before 2.15 torch hands those of operators written in Python
+    to the terminal."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        made = run()
+    return made, capfd.readouterr().err + "".join(str(one.message) for one in warned)
+
+
 def evicted_and_out_of_reach(session: dtr_alloc.Session, stubborn: Operator, x: Tensor) -> Tensor:
     """What stubborn made when there was memory, in a budget that has less now."""
     y = stubborn(x)
@@ -56,12 +66,8 @@ def test_an_operator_that_goes_on_without_memory_is_told_of_once(
 ) -> None:
     x = torch.ones(1024)
     with dtr_alloc.rematerialize("32MiB") as session:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            found = [stubborn(x), stubborn(x)]
+        found, said = told_of(lambda: [stubborn(x), stubborn(x)], capfd)
         assert all(torch.equal(one, x * 2) for one in found)
-        # Before 2.15 torch hands warnings of operators written in Python to the terminal.
-        said = capfd.readouterr().err + "".join(str(one.message) for one in warned)
         assert len(re.findall(WARNING, said)) == 1
         assert re.search(r"start again with a budget of at least 4\d\d\d\.\d\d MiB", said)
         row = next(line for line in session.summary().splitlines() if line.startswith("refused"))
@@ -77,10 +83,7 @@ def test_of_a_device_is_told_what_it_has_and_not_what_it_has_not(
     cuda.set_capacity(2 * GIB)
     x = torch.ones(1024)
     with instrumented(on_cuda=True), dtr_alloc.rematerialize("32MiB") as session:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            y = stubborn(x)
-        said = capfd.readouterr().err + "".join(str(one.message) for one in warned)
+        y, said = told_of(lambda: stubborn(x), capfd)
         assert "double asked for 1024.00 MiB" in said
         assert re.search(r"start again with a budget of at least 10\d\d\.\d\d MiB", said)
         assert torch.equal(y, x * 2)

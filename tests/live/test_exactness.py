@@ -8,29 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from tests.support.exactness import exact, grad_of
+from tests.support.exactness import after_training, exact, grad_of
 
 Optimizer = Callable[..., torch.optim.Optimizer]
-
-
-def after_training(
-    model: nn.Module,
-    loss: Callable[[nn.Module], Tensor],
-    optimizer: torch.optim.Optimizer,
-    steps: int = 2,
-) -> Iterator[Tensor]:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        value = loss(model)
-        value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        yield value
-    for parameter in model.parameters():
-        yield parameter
-        yield grad_of(parameter)
-    yield from model.buffers()
-    for state in optimizer.state.values():
-        yield from (item for item in state.values() if isinstance(item, Tensor))
 
 
 def mlp() -> nn.Sequential:

@@ -2,11 +2,9 @@
 
 import contextlib
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +15,7 @@ from dtr_alloc import _core
 from dtr_alloc.demo import MODELS, Plan
 from dtr_alloc.demo.models import gpt
 from dtr_alloc.demo.train import train
+from tests.support.pool_memory import of_this_process
 from tests.support.threads import in_threads
 
 MIB = 1 << 20
@@ -169,19 +168,12 @@ def trained_beside(memory: Literal["pool", "torch"], *, releases: bool) -> list[
         activations = session.stats().live_bytes
         assert activations > 16 * MIB
         if releases:
-            before = resident_bytes()
+            before = of_this_process("Rss")
             session.release()
-            assert before - resident_bytes() >= 0.9 * activations
+            assert before - of_this_process("Rss") >= 0.9 * activations
             assert session.stats().live_bytes <= 0.1 * activations
         loss.backward()  # type: ignore[no-untyped-call]
     return [torch.clone(p.grad) for p in job.model.parameters() if p.grad is not None]
-
-
-def resident_bytes() -> int:
-    """Of this process, as the system counts them."""
-    found = re.search(r"^Rss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)
-    assert found is not None
-    return int(found[1]) << 10
 
 
 def test_what_is_lent_comes_back_also_after_an_error() -> None:

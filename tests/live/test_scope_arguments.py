@@ -93,23 +93,47 @@ with dtr_alloc.rematerialize("8MiB", device="cpu") as session:
 
 
 @pytest.mark.parametrize(
-    ("limit", "error", "text"),
+    ("option", "error", "text"),
     [
-        (float("nan"), ValueError, "^thrash_limit is nan; it must be 0 or more$"),
-        (-1, ValueError, "^thrash_limit is -1; it must be 0 or more$"),
-        ("a", TypeError, "^thrash_limit 'a' is not a number$"),
-        (None, TypeError, "^thrash_limit None is not a number$"),
-        (True, TypeError, "^thrash_limit True is not a number$"),
-        (10**400, ValueError, "^thrash_limit is above the largest float: give a smaller number$"),
+        ({"thrash_limit": float("nan")}, ValueError, "^thrash_limit is nan; it must be 0 or more$"),
+        ({"thrash_limit": -1}, ValueError, "^thrash_limit is -1; it must be 0 or more$"),
+        ({"thrash_limit": "a"}, TypeError, "^thrash_limit 'a' is not a number$"),
+        ({"thrash_limit": None}, TypeError, "^thrash_limit None is not a number$"),
+        ({"thrash_limit": True}, TypeError, "^thrash_limit True is not a number$"),
+        (
+            {"thrash_limit": 10**400},
+            ValueError,
+            "^thrash_limit is above the largest float: give a smaller number$",
+        ),
+        ({"heuristic": "magic"}, ValueError, "there are dtr, dtr_full, dtr_local, e_star, foresig"),
+        ({"heuristic": "auto"}, ValueError, "heuristic 'auto' is not known; there are dtr, dtr_f"),
+        (
+            {"heuristic": "eqclass_stale"},
+            ValueError,
+            "heuristic 'eqclass_stale' is for simulations only, as megengine_publ",
+        ),
+        (
+            {"heuristic": "megengine_published"},
+            ValueError,
+            "is for simulations only, .* a scope takes dtr, dtr_full, ",
+        ),
+        (
+            {"heuristic": dtr_alloc.Heuristic("megengine")},
+            ValueError,
+            "neighbourhood 'megengine' is for simulations only; a ",
+        ),
+        ({"policy": "banish"}, TypeError, "unexpected keyword argument"),  # Of simulations.
+        ({"leave_by": "swap"}, TypeError, "unexpected keyword argument"),
+        ({"placement": "two_ended"}, TypeError, "unexpected keyword argument"),
     ],
 )
-def test_a_thrash_limit_that_is_none_is_refused(
-    limit: Any, error: type[Exception], text: str
+def test_an_option_that_is_none_is_refused_by_a_scope_and_by_the_allocator(
+    option: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        dtr_alloc.rematerialize("1MiB", thrash_limit=limit).__enter__()
+        dtr_alloc.rematerialize("1MiB", **option).__enter__()
     with pytest.raises(error, match=text):
-        dtr_alloc.allocator("1MiB", thrash_limit=limit)
+        dtr_alloc.allocator("1MiB", **option)
 
 
 @pytest.mark.parametrize("limit", [0, float("inf"), np.float32(2.5)])
@@ -138,35 +162,6 @@ def test_an_unknown_clock_and_another_device_are_refused() -> None:
         dtr_alloc.rematerialize("1MiB", clock="sun").__enter__()
     with pytest.raises(ValueError, match='only "cpu"'):
         dtr_alloc.rematerialize("1MiB", device="cuda").__enter__()
-
-
-@pytest.mark.parametrize(
-    ("heuristic", "text"),
-    [
-        ("magic", "there are dtr, dtr_full, dtr_local, e_star, foresight, "),
-        ("auto", "heuristic 'auto' is not known; there are dtr, dtr_full, "),
-        ("eqclass_stale", "heuristic 'eqclass_stale' is for simulations only, as megengine_publ"),
-        ("megengine_published", "is for simulations only, .* a scope takes dtr, dtr_full, "),
-        (dtr_alloc.Heuristic("megengine"), "neighbourhood 'megengine' is for simulations only; a "),
-    ],
-)
-def test_a_heuristic_that_is_unknown_or_for_simulations_only_is_refused(
-    heuristic: str | dtr_alloc.Heuristic, text: str
-) -> None:
-    with pytest.raises(ValueError, match=text):
-        dtr_alloc.rematerialize("1MiB", heuristic=heuristic).__enter__()
-    with pytest.raises(ValueError, match=text):
-        dtr_alloc.allocator("1MiB", heuristic=heuristic)
-
-
-@pytest.mark.parametrize(
-    "option", [{"policy": "banish"}, {"leave_by": "swap"}, {"placement": "two_ended"}]
-)
-def test_options_of_simulations_are_none_of_a_scope(option: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
-        dtr_alloc.rematerialize("1MiB", **option).__enter__()
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
-        dtr_alloc.allocator("1MiB", **option)
 
 
 def test_nested_and_reentered_scopes_are_refused_and_the_outer_one_goes_on() -> None:

@@ -32,6 +32,7 @@ from work import Part, Work, trouble_of
 
 from tests.fake_cuda.driver import FakeCuda
 from tests.support.fences import ROOT
+from tests.support.own_process import own_process
 
 SCRIPT = ROOT / "perf/gpu/run.py"
 ENV = os.environ | {"PYTHONPATH": f"{ROOT / 'perf/gpu'}{os.pathsep}{ROOT / 'perf/support'}"}
@@ -397,14 +398,7 @@ def test_the_folder_that_is_imported_offers_the_package_and_nothing_else(tmp_pat
         "import dtr_alloc, dtr_alloc.runtime, importlib.util as u; "
         "print(dtr_alloc._core.__file__, u.find_spec('kernels'), u.find_spec('runtime'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = own_process(program, cwd=tmp_path, PYTHONPATH=str(path), PYTHONSAFEPATH="1")
     assert done.stdout.split() == [str(path / "dtr_alloc" / compiled.name), "None", "None"]
 
 

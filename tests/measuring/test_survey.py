@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -45,6 +46,12 @@ def not_called(table: dict[str, Any]) -> set[str]:
     return {name for row in table["not called"].values() for name in row["operators"].split()}
 
 
+def assert_none(fresh: Iterable[str], what: str, then: str) -> None:
+    """This torch has nothing of a kind that a survey has not seen; else what to do is told."""
+    names = sorted(fresh)
+    assert not names, f"torch {torch.__version__} {what}: {', '.join(names)}; {then}"
+
+
 @cache
 def calls_of_the_entries() -> list[Sample]:
     return record(ENTRIES)
@@ -58,11 +65,10 @@ def test_every_composite_operator_was_called_with_evicted_inputs_or_is_listed() 
             *table["right"].split(),
             *table["called, with inputs that nothing evicts"].split(),
         }
-    fresh = sorted(name for name in of_torch() if is_composite(name) and name not in known)
-    assert not fresh, (
-        f"torch {torch.__version__} has composite operators that no survey called with evicted "
-        f"inputs: {', '.join(fresh)}; run perf/survey/composites.py and see whether their kernels "
-        "read a pointer"
+    assert_none(
+        {name for name in of_torch() if is_composite(name)} - known,
+        "has composite operators that no survey called with evicted inputs",
+        "run perf/survey/composites.py and see whether their kernels read a pointer",
     )
 
 
@@ -71,17 +77,18 @@ def test_every_operator_that_takes_indices_was_tried_for_repeating_itself() -> N
     for table in tables("repeats"):
         known |= not_called(table) | {row["operator"] for row in table["differ"]}
         known |= set(table["repeat"].split())
-    fresh = sorted(name for name in of_torch() if takes_indices(name) and name not in known)
-    assert not fresh, (
-        f"torch {torch.__version__} has operators that take indices, and no survey ran them twice: "
-        f"{', '.join(fresh)}; run perf/survey/repeats.py"
+    assert_none(
+        {name for name in of_torch() if takes_indices(name)} - known,
+        "has operators that take indices, and no survey ran them twice",
+        "run perf/survey/repeats.py",
     )
 
 
 def test_every_switch_of_torch_is_in_a_table() -> None:
-    assert not unknown(), (
-        f"torch {torch.__version__} has switches that no table of perf/survey/switch_list.py has: "
-        f"{', '.join(sorted(unknown()))}; does a kernel read them?"
+    assert_none(
+        unknown(),
+        "has switches that no table of perf/survey/switch_list.py has",
+        "does a kernel read them?",
     )
 
 
@@ -89,10 +96,10 @@ def test_every_field_of_the_context_was_there_when_the_switches_were_surveyed() 
     known = {
         name for table in tables("switches") for name in table["fields of at::Context"].split()
     }
-    fresh = sorted(set(context_fields()) - known)
-    assert not fresh, (
-        f"at::Context of torch {torch.__version__} has fields that no survey has seen: "
-        f"{', '.join(fresh)}; run perf/survey/switches.py, and see what reads them"
+    assert_none(
+        set(context_fields()) - known,
+        "has fields of at::Context that no survey has seen",
+        "run perf/survey/switches.py, and see what reads them",
     )
 
 
@@ -109,11 +116,10 @@ def test_no_operator_does_what_neither_its_schema_nor_the_survey_says() -> None:
             found |= {(call.operator, argument, what) for what, argument, _ in seen(call)}
         except Exception:  # torch refuses the call without its surroundings.
             continue
-    fresh = [f"{name}: {argument} {what}".replace(":  ", ": ") for name, argument, what in
-             sorted(found - known)]  # fmt: skip
-    assert not fresh, (
-        f"torch {torch.__version__} does what its schemas do not say: {'; '.join(fresh)}; run "
-        "perf/survey/schemas.py, and add rows to the tables of live/operators/operators.cpp"
+    assert_none(
+        (" ".join(filter(None, row)) for row in found - known),
+        "does what its schemas do not say",
+        "run perf/survey/schemas.py, and add rows to the tables of live/operators/operators.cpp",
     )
     assert ("aten::native_batch_norm", "running_mean", "is written") in found
     assert ("aten::unsafe_split.Tensor", "self", "shares its storage with a result") in found

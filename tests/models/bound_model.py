@@ -9,8 +9,6 @@ back one of its results alone, needs no temporaries, and may write in place wher
 Sizes are counts of the pool's granules of 512 bytes.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ evicted, those that became evictable last at its end; among equal scores the las
 score of zero ends the scan.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 
@@ -32,7 +30,7 @@ class Node:
         self.parent: Node | None = None
         self.value = value
 
-    def root(self) -> Node:
+    def root(self) -> "Node":
         node = self
         while node.parent:
             node = node.parent
@@ -91,8 +89,8 @@ class SimulationModel:
         self.pool: list[int] = []
         self.evicted: list[int] = []  # Storages in order, those let go among them.
         self.clock = 1
-        self.memory = self.peak = self.model = self.remat = 0
-        self.evictions = self.eager = self.rematerializations = self.collateral = 0
+        self.memory = self.peak_bytes = self.total_compute = self.remat = 0
+        self.evictions = self.eager_evictions = self.rematerializations = self.collateral = 0
         self.status = "ok"
 
     def run(self) -> None:
@@ -138,7 +136,7 @@ class SimulationModel:
         let_go = self.external[storage] == 0 and not self.pinned[storage]
         if let_go and self.material[storage] and self.releases:
             self.evict(storage)
-            self.eager += 1
+            self.eager_evictions += 1
 
     # How a tensor comes to be.
 
@@ -166,7 +164,7 @@ class SimulationModel:
         duplicates = [result for result in self.results[op] if self.defined[result]]
         self.clock += self.cost[op]
         self.memory += sum(self.size[result] for result in self.results[op])
-        self.peak = max(self.peak, self.memory)
+        self.peak_bytes = max(self.peak_bytes, self.memory)
         self.memory -= sum(self.size[result] for result in duplicates)
         back = []
         for result in [*(r for r in self.results[op] if r != tensor), tensor]:
@@ -180,11 +178,10 @@ class SimulationModel:
                 self.times_made[storage] += 1
                 self.pool.append(storage)
                 back.append(storage)
+        self.total_compute += self.cost[op]
         if again:
             self.remat += self.cost[op]
             self.rematerializations += 1
-        else:
-            self.model += self.cost[op]
         for storage in back:
             node = self.node[storage]
             assert node

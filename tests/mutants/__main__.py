@@ -17,8 +17,6 @@ pass are not asked again as they are. A first run takes hours.
     make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp]"
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib

@@ -10,8 +10,6 @@ that are a whole statement or hold a whole condition, and a line gets one fault 
 not compile is left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ there at its end which numbers it met. So one build serves hundreds of faults, a
 only on tests that reach it.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

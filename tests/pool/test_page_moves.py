@@ -1,7 +1,5 @@
 """How pages of the host move: by the kernel's call for it, and where there is none."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

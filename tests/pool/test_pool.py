@@ -2,12 +2,9 @@
 
 import ctypes
 import gc
-import os
 import random
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,9 @@ import torch
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.pool import Block, Pool
+from tests.support.own_process import printed
 from tests.support.pool_memory import holds_only, write
+from tests.support.threads import in_threads
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -221,11 +220,7 @@ def test_threads_never_share_a_block() -> None:
         for address, _ in mine:
             pool.free(address)
 
-    threads = [threading.Thread(target=work, args=(byte,)) for byte in (1, 2, 3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, byte) for byte in (1, 2, 3, 4)), join=False)
     assert broken == []
     stats = pool.stats()
     assert (stats.live, stats.live_blocks, stats.allocations) == (0, 0, stats.frees)
@@ -265,12 +260,4 @@ os._exit(0)
 
 def test_a_forked_child_can_use_the_pool_whatever_other_threads_did() -> None:
     root = Path(dtr_alloc.__file__ or _core.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING_PROGRAM],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "50"), done.stderr
+    assert printed(FORKING_PROGRAM, PYTHONPATH=str(root), PYTHONWARNINGS="ignore") == "50\n"

@@ -280,13 +280,6 @@ def test_a_folder_that_takes_no_results_is_refused_before_any_training(
     assert re.search(message, result.output, re.M)
 
 
-def test_info_tells_the_torch_that_runs_and_the_one_built_against() -> None:
-    result = CliRunner().invoke(main, ["info"])
-    assert result.exit_code == 0
-    assert torch.__version__ in result.output
-    assert "built against" in result.output
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_command_exits_with_1_on_a_difference_and_writes_its_files_anyway(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bool

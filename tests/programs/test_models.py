@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dtr_alloc.demo import Job, Plan, compare
 from dtr_alloc.demo.models import gpt, lstm, resnet, treelstm, unet
-from tests.support.exactness import assert_exact, bits, scope
+from tests.support.exactness import after_training, assert_exact, bits, scope
 
 MODELS: dict[str, Callable[[], Job]] = {
     "resnet": partial(resnet, blocks=1, width=8, images=4, side=16),
@@ -21,24 +21,11 @@ MODELS: dict[str, Callable[[], Job]] = {
 each_model = pytest.mark.parametrize("model", list(MODELS))
 
 
-def training(model: str, steps: int = 2) -> Iterator[Tensor]:
-    """Losses, then every parameter, gradient, buffer and tensor of optimizer state."""
+def training(model: str) -> Iterator[Tensor]:
     job = MODELS[model]()
     optimizer = job.optimizer(job.model.parameters())
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = job.loss(job.model, job.batch(generator))
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        yield loss
-    for parameter in job.model.parameters():
-        yield parameter
-        if parameter.grad is not None:
-            yield parameter.grad
-    yield from job.model.buffers()
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+    draw = torch.Generator().manual_seed(0)
+    return after_training(job.model, lambda m: job.loss(m, job.batch(draw)), optimizer)
 
 
 @each_model

@@ -92,59 +92,56 @@ def test_what_a_layer_returns_stays_until_the_next_one_reads_it() -> None:
     assert all(map(torch.equal, found, train(plain)))
 
 
-def test_batches_may_be_added_up_before_gradients_are_reduced() -> None:
-    def added(model: Any, step: int) -> Tensor:
-        model.set_requires_gradient_sync(False)
+def two_batches(switch: str) -> Step:
+    """The first one's backward pass is without what the model's setter of this name puts on."""
+
+    def loss_of(model: Any, step: int) -> Tensor:
+        getattr(model, switch)(False)
         plain_step(model, 10 + step).backward()  # type: ignore[no-untyped-call]
-        model.set_requires_gradient_sync(True)
+        getattr(model, switch)(True)
         return plain_step(model, step)
 
-    assert_exact(0.6, added)
+    return loss_of
 
 
-def test_parameters_may_stay_gathered_behind_the_backward_pass() -> None:
-    def kept(model: Any, step: int) -> Tensor:
-        model.set_reshard_after_backward(False)
-        plain_step(model, 10 + step).backward()  # type: ignore[no-untyped-call]
-        model.set_reshard_after_backward(True)
-        return plain_step(model, step)
+def evaluated(model: nn.Module, step: int) -> Tensor:
+    loss = plain_step(model, step)
+    with torch.no_grad():
+        plain_step(model, 10 + step)
+    return loss
 
-    assert_exact(0.7, kept)
+
+def twice(model: nn.Module, step: int) -> Tensor:
+    made: Tensor = model(model(batch(step)))
+    return made.square().mean()
+
+
+def checkpointed(model: Any, step: int) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
+        for block in model.children():
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+    model.forward = forward
+    return plain_step(model, step)
+
+
+STEPS: dict[str, tuple[float, Step]] = {
+    "adds batches before gradients are reduced": (0.6, two_batches("set_requires_gradient_sync")),
+    "keeps parameters behind a backward pass": (0.7, two_batches("set_reshard_after_backward")),
+    "evaluates between forward and backward": (0.6, evaluated),
+    "runs a layer twice before its backward pass": (0.6, twice),
+    "checkpoints activations as well": (0.95, checkpointed),
+}
+
+
+@pytest.mark.parametrize(("share", "loss_of"), STEPS.values(), ids=STEPS)
+def test_a_program_trains_exactly_that(share: float, loss_of: Step) -> None:
+    assert_exact(share, loss_of)
 
 
 def test_parameters_may_be_gathered_in_fewer_bits() -> None:
     assert_exact(0.6, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-
-
-def test_a_model_may_be_evaluated_between_forward_and_backward() -> None:
-    def evaluated(model: nn.Module, step: int) -> Tensor:
-        loss = plain_step(model, step)
-        with torch.no_grad():
-            plain_step(model, 10 + step)
-        return loss
-
-    assert_exact(0.6, evaluated)
-
-
-def test_a_layer_may_run_twice_before_its_backward_pass() -> None:
-    def twice(model: nn.Module, step: int) -> Tensor:
-        made: Tensor = model(model(batch(step)))
-        return made.square().mean()
-
-    assert_exact(0.6, twice)
-
-
-def test_a_layer_may_checkpoint_its_activations_as_well() -> None:
-    def checkpointed(model: Any, step: int) -> Tensor:
-        def forward(x: Tensor) -> Tensor:
-            for block in model.children():
-                x = checkpoint(block, x, use_reentrant=False)
-            return x
-
-        model.forward = forward
-        return plain_step(model, step)
-
-    assert_exact(0.95, checkpointed)
 
 
 def test_what_is_read_outside_of_its_layer_stays_in_memory() -> None:

@@ -1,7 +1,5 @@
 """A plan: what is measured, and what is made of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,8 +1,6 @@
 """What a rematerialization takes beyond its operator: measured once, in the process of a program
 whose settings have no part in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A script is planned for: how its first steps are run, and what the command line says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a recording says, and that the simulator decides by it as the live runtime does."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

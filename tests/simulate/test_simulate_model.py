@@ -148,15 +148,15 @@ def traces(draw: st.DrawFn, only_held: bool = False) -> Trace:
     return random_trace(draw(st.integers(1, 60)), choose, only_held=only_held, large=large)
 
 
-def figures(result: SimulationResult) -> dict[str, object]:
+def figures(run: SimulationResult | SimulationModel) -> dict[str, object]:
     return {
-        "status": result.status,
-        "peak": result.peak_bytes,
-        "compute": result.total_compute,
-        "evictions": result.evictions,
-        "eager": result.eager_evictions,
-        "rematerializations": result.rematerializations,
-        "collateral": result.collateral,
+        "status": run.status,
+        "peak": run.peak_bytes,
+        "compute": run.total_compute,
+        "evictions": run.evictions,
+        "eager": run.eager_evictions,
+        "rematerializations": run.rematerializations,
+        "collateral": run.collateral,
     }
 
 
@@ -165,19 +165,7 @@ def figures_of_model(
 ) -> dict[str, object]:
     model = SimulationModel(schedule, budget, heuristic, limit, releases)
     model.run()
-    return figures_of(model)
-
-
-def figures_of(model: SimulationModel) -> dict[str, object]:
-    return {
-        "status": model.status,
-        "peak": model.peak,
-        "compute": model.model + model.remat,
-        "evictions": model.evictions,
-        "eager": model.eager,
-        "rematerializations": model.rematerializations,
-        "collateral": model.collateral,
-    }
+    return figures(model)
 
 
 def budget_of(simulator: Simulator, share: int) -> int:

@@ -17,7 +17,7 @@ from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace import Trace
 from tests.models.simulation_model import SimulationModel
-from tests.simulate.test_simulate_model import HEURISTICS, figures, figures_of
+from tests.simulate.test_simulate_model import HEURISTICS, figures
 
 TRACES = Path(__file__).parents[2] / "perf" / "traces"
 SMALL = ("resnet32", "transformer", "unet", "unrolled_gan")
@@ -51,7 +51,7 @@ def compare(trace: Trace, heuristics: tuple[str, ...]) -> list[SimulationResult]
                 simulator.schedule, budget, HEURISTICS[name], int(simulator.baseline.compute)
             )
             model.run()
-            assert figures(found) == figures_of(model), (name, share)
+            assert figures(found) == figures(model), (name, share)
             assert evicted_of(found, storages) == model.evicted, (name, share)
             results.append(found)
     return results

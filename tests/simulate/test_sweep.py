@@ -78,22 +78,18 @@ def test_nothing_to_do_is_done(logs: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "error", "message"),
     [
-        ({"heuristics": ["dtr", "best"]}, "heuristic 'best' is not known"),
-        ({"jobs": 0}, "jobs is 0"),
+        ({"heuristics": ["dtr", "best"]}, ValueError, "heuristic 'best' is not known"),
+        ({"jobs": 0}, ValueError, "jobs is 0"),
+        ({"csv": Path("none/runs.csv")}, FileNotFoundError, "there is no folder for"),
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(
-    more: dict[str, Any], message: str, tmp_path: Path
+    more: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(error, match=message):
         sweep([tmp_path / "none.log"], **more)
-
-
-def test_a_csv_without_a_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no folder for"):
-        sweep([tmp_path / "none.log"], csv=tmp_path / "none" / "runs.csv")
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

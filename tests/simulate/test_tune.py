@@ -1,8 +1,5 @@
 """Tuning: its search, shared and resumed studies, the report, and the command."""
 
-from __future__ import annotations
-
-import doctest
 import math
 import os
 import subprocess
@@ -344,7 +341,3 @@ def test_the_command_explains_what_is_wrong(logs: list[str]) -> None:
     done = CliRunner().invoke(main, ["tune", logs[0], "--budget", "-3"])
     assert done.exit_code == 1
     assert done.output.startswith("Error: ")
-
-
-def test_the_examples_run() -> None:
-    assert doctest.testmod(tuning).failed == 0

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc.runtime.scope.instruments import instrumented
@@ -39,6 +39,27 @@ def grad_of(tensor: Tensor) -> Tensor:
     """Its gradient, which it must have."""
     assert tensor.grad is not None
     return tensor.grad
+
+
+def after_training(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    optimizer: torch.optim.Optimizer,
+    steps: int = 2,
+) -> Iterator[Tensor]:
+    """Losses, then every parameter, gradient, buffer and tensor of optimizer state."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        yield value
+    for parameter in model.parameters():
+        yield parameter
+        yield grad_of(parameter)
+    yield from model.buffers()
+    for state in optimizer.state.values():
+        yield from (item for item in state.values() if isinstance(item, Tensor))
 
 
 def comes_back(tensor: Tensor) -> bool:

@@ -4,17 +4,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 
-def own_process(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end, for ten minutes at most."""
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+def own_process(
+    program: str, *arguments: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end, for ten minutes at most, with these variables in its environment."""
+    command, env = [sys.executable, "-c", program, *arguments], os.environ | variables
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, cwd=cwd)
 
 
-def printed(program: str, *arguments: str) -> str:
+def printed(program: str, *arguments: str, cwd: Path | None = None, **variables: str) -> str:
     """What it prints. It must end well."""
-    done = own_process(program, *arguments)
+    done = own_process(program, *arguments, cwd=cwd, **variables)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -1,11 +1,19 @@
 """Bytes at a pool's addresses, as tests write and read them, and what of them is in memory."""
 
 import ctypes
+import re
 from pathlib import Path
 
 from dtr_alloc.pool import Pool
 
 KIB = 1 << 10
+
+
+def of_this_process(what: str) -> int:
+    """Bytes of the process, as the system counts them under this name."""
+    found = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)
+    assert found is not None
+    return int(found[1]) * KIB
 
 
 def resident(pool: Pool) -> int:

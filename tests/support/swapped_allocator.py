@@ -6,16 +6,16 @@ go through.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from dtr_alloc import _core
+from tests.support.own_process import printed
 
 with_cuda = pytest.mark.skipif(
     not hasattr(_core, "CudaAllocator"), reason="torch or this build has no CUDA"
@@ -43,12 +43,5 @@ def refused(call):
 
 def tell(program: str) -> Any:
     """What the program printed last, as JSON; its driver is the fixture `cuda`'s."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        cwd=tempfile.gettempdir(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    whole, folder = PRELUDE + textwrap.dedent(program), Path(tempfile.gettempdir())
+    return json.loads(printed(whole, cwd=folder, PYTHONWARNINGS="error").splitlines()[-1])

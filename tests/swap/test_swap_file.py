@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.runtime.scope import current, swapping
-from tests.support.own_process import forked
+from tests.support.own_process import forked, printed
 from tests.support.swap_programs import adamw, equal, floor, gradient, make_model, train
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -201,12 +200,7 @@ def test_transfers_that_come_short_or_are_interrupted_lose_nothing(tmp_path: Pat
     package_and_tests = Path(dtr_alloc.__file__).parents[1], Path(__file__).parents[2]
     path = os.pathsep.join(map(str, package_and_tests))
     preloaded = " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
-    done = subprocess.run(
-        [sys.executable, "-c", SHORT, str(library)],
-        env={**os.environ, "LD_PRELOAD": preloaded, "PYTHONPATH": path},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    printed(SHORT, str(library), LD_PRELOAD=preloaded, PYTHONPATH=path)
 
 
 def test_a_disk_without_the_room_is_an_error_and_is_not_filled_to_find_out(
@@ -229,10 +223,8 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
-    )
-    assert re.match(r"swap of 2097152 bytes cannot be reserved in .*swap_dir", done.stdout)
+    text = r"swap of 2097152 bytes cannot be reserved in .*swap_dir"
+    assert re.match(text, printed(program, str(folder)))
 
 
 @pytest.mark.parametrize(

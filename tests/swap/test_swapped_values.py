@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -215,11 +216,14 @@ def test_what_is_dear_to_recompute_goes_to_the_file_instead() -> None:
     assert session.stats().swapped_in_bytes >= made.nbytes
 
 
+def by_cost(budget: int | str) -> AbstractContextManager[dtr_alloc.Session]:
+    """A scope in which what is cheapest to recompute goes first."""
+    cost = Heuristic("full", size_exp=0, staleness_exp=0, selection="single")
+    return dtr_alloc.rematerialize(budget, heuristic=cost, swap="64MiB", clock="logical")
+
+
 def test_what_went_to_the_file_is_no_neighbour_of_what_it_was_made_from() -> None:
-    by_cost = Heuristic("full", size_exp=0, staleness_exp=0, selection="single")
-    with dtr_alloc.rematerialize(
-        int(2.5 * MIB), heuristic=by_cost, swap="64MiB", clock="logical"
-    ) as session:
+    with by_cost(int(2.5 * MIB)) as session:
         large = torch.ones(8, MIB // 16)
         small = large.sum(0)
         other = torch.zeros(MIB // 8)
@@ -232,10 +236,7 @@ def test_what_went_to_the_file_is_no_neighbour_of_what_it_was_made_from() -> Non
 
 
 def test_what_went_to_the_file_is_a_neighbour_of_what_was_made_from_it() -> None:
-    by_cost = Heuristic("full", size_exp=0, staleness_exp=0, selection="single")
-    with dtr_alloc.rematerialize(
-        "64MiB", heuristic=by_cost, swap="64MiB", clock="logical"
-    ) as session:
+    with by_cost("64MiB") as session:
         large = torch.ones(8, MIB // 16)
         small = large.sum(0)
         made = large * small

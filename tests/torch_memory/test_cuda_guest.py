@@ -4,8 +4,6 @@ torch's own, on the fake driver (native_stand_in). It is full when the fake devi
 Only CUDA builds of torch have the headers and the class, so `make check-cuda` runs these.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import re

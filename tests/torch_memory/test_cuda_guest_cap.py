@@ -1,8 +1,6 @@
 """What a guest on CUDA learns of a full device: a cap below what was in use. It rises slowly, and
 is forgotten where the user says that there is more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A guest on CUDA whose memory is short: what is evicted, what never is, and by which thread."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,11 +1,6 @@
 """Scopes whose tensors torch's own allocator makes: the budget holds by our count, no bit differs,
 and a tensor stays where it is when the scope ends."""
 
-import os
-import re
-import subprocess
-import sys
-import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +17,9 @@ from dtr_alloc.demo.train import train
 from tests.live.test_resize import results
 from tests.live.test_threads import LETTING_GO
 from tests.support.exactness import bits, chain, same
+from tests.support.own_process import own_process, printed
+from tests.support.pool_memory import of_this_process
+from tests.support.threads import in_threads
 
 MIB = 1 << 20
 
@@ -35,20 +33,6 @@ MODELS: dict[str, Callable[[], Job]] = {
     "treelstm": partial(treelstm, hidden=32, leaves=32, samples=16, vocabulary=50),
     "unet": partial(unet, width=8, images=4, side=32),
 }
-
-
-def resident_bytes() -> int:
-    """Private memory of this process that has pages."""
-    with open("/proc/self/smaps_rollup") as file:
-        found = re.search(r"^Anonymous:\s+(\d+) kB", file.read(), re.M)
-    assert found is not None
-    return int(found[1]) << 10
-
-
-def in_process(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
-    env = {**os.environ, **variables}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
 
 
 # ---- The budget ----------------------------------------------------------------------------------
@@ -245,19 +229,19 @@ def test_a_guests_budget_may_grow_beyond_its_first() -> None:
 def test_what_is_released_leaves_the_process() -> None:
     with guest("256MiB") as session:
         held = [torch.ones(1 << 14) * n for n in range(1024)]  # 64 KiB each.
-        before = resident_bytes()
+        before = of_this_process("Anonymous")
         given = session.release()
         assert given >= 63 * MIB
-        assert before - resident_bytes() >= 0.9 * given
+        assert before - of_this_process("Anonymous") >= 0.9 * given
         assert float(held[7][0]) == 7.0
 
 
 def test_what_a_smaller_budget_evicts_leaves_the_process() -> None:
     with guest("256MiB") as session:
         held = [torch.ones(1 << 14) * n for n in range(1024)]  # 64 KiB each.
-        before = resident_bytes()
+        before = of_this_process("Anonymous")
         session.resize("8MiB")
-        assert before - resident_bytes() >= 50 * MIB
+        assert before - of_this_process("Anonymous") >= 50 * MIB
         session.resize("256MiB")
         assert float(held[7][0]) == 7.0
 
@@ -268,16 +252,13 @@ def test_what_a_smaller_budget_evicts_leaves_the_process() -> None:
 def test_a_tensor_of_a_guest_may_die_in_one_thread_while_another_evicts_it() -> None:
     program = LETTING_GO.replace('device="cpu"', 'memory="torch"').replace("800", "200")
     assert 'memory="torch"' in program
-    done = in_process(program)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    assert printed(program) == "True\n"
 
 
 def test_a_tensor_of_a_guest_may_die_in_a_thread_outside() -> None:
     with guest("2MiB") as session:
         held = [chain(16)]
-        thread = threading.Thread(target=held.clear)
-        thread.start()
-        thread.join()
+        in_threads(held.clear, join=False)
         assert session.stats().live_bytes == 0
         session.check()
 
@@ -295,7 +276,7 @@ with dtr_alloc.rematerialize("1TiB", memory="torch") as session:
     assert [float(one[0]) for one in held] == list(range(32))
     torch.empty(1 << 25)
 """
-    done = in_process(program, MALLOC_MMAP_THRESHOLD_=str(1 << 20))
+    done = own_process(program, MALLOC_MMAP_THRESHOLD_=str(1 << 20))
     full = "MiB asked and within the budget, but the machine has not the memory"
     error, note = done.stderr.splitlines()[-2:]
     assert error.startswith("torch.OutOfMemoryError: budget")
@@ -321,7 +302,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert f"{y[0]:.3f}" == "3.718"
 """
-    done = in_process(program)
+    done = own_process(program)
     assert (done.returncode, done.stderr) == (0, "")
 
 
