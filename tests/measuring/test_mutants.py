@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.__main__ import files_of_tests
 from tests.mutants.faults import every, faults, of_file, once_missed, planted
 from tests.support.fences import ROOT
 
@@ -88,3 +89,9 @@ def test_a_lot_stays_where_other_lines_change(tmp_path: Path) -> None:
     after = drawn()
     lost = sum(f"b{n})" in key for n in range(50, 60) for key in before)
     assert len(before & after) == 20 - lost
+
+
+def test_files_of_every_folder_but_a_gpus_are_asked_whether_they_notice() -> None:
+    asked = {Path(name).parent.name for name in files_of_tests(ROOT)}
+    folders = {file.parent.name for file in ROOT.glob("tests/**/test_*.py")}
+    assert asked >= folders - {"gpu", "documents"}

@@ -43,7 +43,8 @@ from measurement import code, origin, provenance, write_json
 FOLDER = ROOT / "build/mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of other processes alone.
-    *("test_rooms.py", "test_troubleshooting.py", "test_planted_faults.py", "test_docs.py"),
+    *("test_rooms.py", "test_locks.py", "test_troubleshooting.py", "test_planted_faults.py"),
+    "test_docs.py",
     *("test_figures.py", "test_tables.py", "test_package.py", "test_perf_scripts.py"),
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
     *("test_cuda_compiles.py", "test_reference_data.py", "test_prove.py"),
@@ -226,6 +227,15 @@ def table(planted: dict[int, Fault], verdicts: dict[str, str], tests: list[Tests
     return "\n".join([*lines, f"{noticed} of {len(judged)} faults are noticed, {share}"])
 
 
+def files_of_tests(root: Path) -> list[str]:
+    """Those that run the product here: not those of a GPU, nor those in NO_CODE."""
+    return sorted(
+        file.relative_to(root).as_posix()
+        for file in root.glob("tests/*/test_*.py")
+        if file.parent.name != "gpu" and file.name not in NO_CODE
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help=f"faults to draw, at most {MOST}")
@@ -249,11 +259,7 @@ def main() -> int:
     if not planted:
         parser.error(f"none of them is in a path with {options.only}")
 
-    names = sorted(
-        file.relative_to(TREE).as_posix()
-        for file in [*TREE.glob("tests/test_*.py"), *TREE.glob("tests/conformance/test_*.py")]
-        if file.name not in NO_CODE and re.search(options.tests, file.name)
-    )
+    names = [name for name in files_of_tests(TREE) if re.search(options.tests, Path(name).name)]
     kept = (FOLDER if options.tests else options.out) / "mutants.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     told: dict[str, list[str]] = known.get("verdicts", {})  # Each with the state that it is of.
