@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,10 +52,14 @@ def _is_current(target: Path, command: list[str]) -> bool:
     return all(file.exists() and file.stat().st_mtime < made for file in files)
 
 
+def _compiling(source: Path) -> list[str]:
+    return [*COMPILER, *FLAGS, *(f"-I{folder}" for folder in INCLUDES), "-c", str(source)]
+
+
 def _compile(source: Path) -> Path:
     target = FOLDER / f"{'_'.join(source.relative_to(ROOT).with_suffix('').parts)}.o"
-    command = [*COMPILER, *FLAGS, *(f"-I{folder}" for folder in INCLUDES), "-c", str(source)]
-    command += ["-MMD", "-MF", str(target.with_suffix(".d")), "-o", str(target)]
+    note_includes = ["-MMD", "-MF", str(target.with_suffix(".d"))]
+    command = [*_compiling(source), *note_includes, "-o", str(target)]
     if not _is_current(target, command):
         note = target.with_suffix(".command")
         note.unlink(missing_ok=True)  # Until it is whole again.
@@ -95,6 +99,16 @@ def build() -> Path:
             _link(objects, linked, "-shared")
             linked.replace(library)
     return library
+
+
+def build_with(instead: Mapping[Path, Path], library: Path) -> None:
+    """The module as `library`, made of `instead[source]` in place of a source."""
+    with _alone():
+        objects = _objects(source for source in sources() if source not in instead)
+    for file in instead.values():
+        objects.append(file.with_suffix(".harness.o"))
+        _run([*_compiling(file), "-o", str(objects[-1])])
+    _link(objects, library, "-shared")
 
 
 def build_program(source: Path, program: Path) -> None:

@@ -4,8 +4,8 @@ for it, which must fail. A copy without a fault comes first, on which all those 
 
 The faults are in the files beside this one. A file is changed by its text, so that a fault that no
 longer fits its source is an error and not a pass. Only that file is compiled, by the command that
-built the extension; the rest is linked from there. The repository itself is not touched. Each core
-has a fault of its own.
+built the extension; the rest is linked from there. Tests of the engine harness get one with the
+fault. The repository itself is not touched. Each core has a fault of its own.
 """
 
 import os
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from tests.engine_harness.build import build_with, sources
 from tests.planted.engine_faults import ENGINE_FAULTS
 from tests.planted.fault import Fault
 from tests.planted.guess_faults import GUESS_FAULTS
@@ -28,6 +29,7 @@ from tests.planted.pointer_faults import POINTER_FAULTS
 from tests.planted.swap_faults import SWAP_FAULTS
 
 ROOT = Path(__file__).parents[2]
+HARNESS = "_engine_harness.so"
 FAULTS = (*LIVE_FAULTS, *POINTER_FAULTS, *ENGINE_FAULTS, *SWAP_FAULTS, *GUESS_FAULTS)
 
 sys.path.insert(0, str(ROOT / "perf/support"))
@@ -76,12 +78,17 @@ def plant(fault: Fault | None, folder: Path) -> None:
     search = f"-L{Path(torch.__file__).parent / 'lib'}"
     command = ["c++", "-shared", *objects.values(), search, *libraries, "-o", str(library)]
     subprocess.run(command, check=True)
+    if fault and "engine_harness" in (ROOT / fault.test.partition("::")[0]).read_text():
+        instead = {ROOT / source: folder / Path(source).name for source in changed}
+        build_with({one: instead[one] for one in sources() if one in instead}, folder / HARNESS)
 
 
 def run(tests: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """The tests, on the copy."""
     # Safe path: a test's own process would else import the package of the working directory.
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+    if (folder / HARNESS).exists():
+        environment["DTR_ALLOC_ENGINE_HARNESS"] = str(folder / HARNESS)
     where = "import dtr_alloc; print(dtr_alloc.__file__)"
     found = subprocess.run(
         [sys.executable, "-c", where],
