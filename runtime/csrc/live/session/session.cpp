@@ -99,7 +99,7 @@ void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t passed = tally_.costs ? to_ticks(op.cost) : ticks() - begin - searching;
   tally_.remat_ticks += passed;
   tally_.thrash.recomputed(passed);
-  events_.recomputed(Recipe::of(op).info(), at, to_nanoseconds(passed), bytes, memory_->live());
+  events_.recomputed(Recipe::of(op).info(), at, to_nanoseconds(passed), bytes);
 }
 
 void Session::release(Value& value, Loss loss) {
@@ -110,7 +110,7 @@ void Session::release(Value& value, Loss loss) {
   if (recorder && evicted) recorder->evicted(value);
   storages_.free(block_of(value));
   if (evicted && !value.movable()) {
-    events_.evicted(Recipe::of(*value.producer).info(), value.size, memory_->live());
+    events_.evicted(Recipe::of(*value.producer).info(), value.size);
   }
   if (c10::StorageImpl* storage = storages_.home_of(value)) storages_.empty(storage, value);
 }

@@ -116,7 +116,7 @@ class Session final : public Executor {
   Engine engine_;
   StorageTable storages_;
   Tally tally_;
-  EventLog events_;
+  EventLog events_{*memory_};
   const std::unique_ptr<Swap> swap_;  // Null where there is none.
   Constants constants_;
   Replayer replayer_;

@@ -102,7 +102,7 @@ void SessionSwap::reload(Op& op, Lock& lock) {
     throw;
   }
   swap_->fill(op, std::move(memory));
-  events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_.live());
+  events_.swapped(EventLog::Kind::kSwappedIn, at, value.size);
 }
 
 // An operator is over, or compiled code. `met`: it ran on the device, and its stream is known. What
@@ -148,14 +148,14 @@ bool SessionSwap::begin_ahead(Value& value) {
     memory_.free(block);
     throw;
   }
-  events_.swapped(EventLog::Kind::kSwappedIn, at, value.size, memory_.live());
+  events_.swapped(EventLog::Kind::kSwappedIn, at, value.size);
   return true;
 }
 
 void SessionSwap::store(Value& value) {
   const Nanos at = events_.begin();
   if (!swap_->store(value)) return;
-  events_.swapped(EventLog::Kind::kSwappedOut, at, value.size, memory_.live());
+  events_.swapped(EventLog::Kind::kSwappedOut, at, value.size);
 }
 
 // An operator that has locked the value may be about to record that it reads it.

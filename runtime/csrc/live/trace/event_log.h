@@ -7,7 +7,7 @@
 #include <chrono>
 #include <vector>
 
-#include "dtr_alloc/pool/csrc/units.h"
+#include "dtr_alloc/pool/csrc/memory.h"
 #include "runtime/csrc/live/operators/operators.h"
 
 namespace dtr {
@@ -19,8 +19,11 @@ class EventLog {
     Kind kind;
     Nanos at, duration;           // By the system's clock, as a profiler's times are.
     const OperatorInfo* made_by;  // Null of what was swapped.
-    Bytes size, live;             // Of the value; of the pool, afterwards.
+    Bytes size;                   // Of the value.
+    Bytes live = 0;               // Of the pool, afterwards.
   };
+
+  explicit EventLog(const Memory& memory) : memory_(memory) {}
 
   void keep() { keeps_ = true; }
   static Nanos now() {
@@ -28,18 +31,24 @@ class EventLog {
     return std::chrono::duration_cast<Nanos>(now);
   }
   Nanos begin() const { return keeps_ ? now() : 0ns; }
-  void evicted(const OperatorInfo& made_by, Bytes size, Bytes live) {
-    if (keeps_) events_.push_back({Kind::kEvicted, now(), 0ns, &made_by, size, live});
+  void evicted(const OperatorInfo& made_by, Bytes size) {
+    if (keeps_) add({Kind::kEvicted, now(), 0ns, &made_by, size});
   }
-  void recomputed(const OperatorInfo& by, Nanos at, Nanos duration, Bytes size, Bytes live) {
-    if (keeps_) events_.push_back({Kind::kRecomputed, at, duration, &by, size, live});
+  void recomputed(const OperatorInfo& by, Nanos at, Nanos duration, Bytes size) {
+    if (keeps_) add({Kind::kRecomputed, at, duration, &by, size});
   }
-  void swapped(Kind kind, Nanos at, Bytes size, Bytes live) {
-    if (keeps_) events_.push_back({kind, at, now() - at, nullptr, size, live});
+  void swapped(Kind kind, Nanos at, Bytes size) {
+    if (keeps_) add({kind, at, now() - at, nullptr, size});
   }
   const std::vector<Event>& events() const { return events_; }
 
  private:
+  void add(Event event) {
+    event.live = memory_.live();  // Under the pool's lock: not asked where nothing is kept.
+    events_.push_back(event);
+  }
+
+  const Memory& memory_;
   bool keeps_ = false;
   std::vector<Event> events_;
 };
