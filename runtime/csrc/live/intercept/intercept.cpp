@@ -21,7 +21,7 @@ TORCH_API int get_current_graph_task_id();
 
 namespace dtr {
 
-thread_local InOperator::State InOperator::state;
+constinit thread_local InOperator::State InOperator::state;
 
 namespace {
 

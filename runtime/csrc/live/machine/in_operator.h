@@ -74,7 +74,7 @@ class InOperator {
     std::int64_t refused = 0, at_least = 0;
     MadeSoFar made;
   };
-  static thread_local State state;
+  static constinit thread_local State state;
 
  private:
   bool before_;

@@ -364,8 +364,8 @@ ThreadSwitches ThreadSwitches::now() {
 // A thread's first parallel operator sets its number. To ask for the number does so too, which is
 // over then and does not undo ours.
 ThreadSwitchesPut::ThreadSwitchesPut(const ThreadSwitches& wanted) {
-  at::get_num_threads();
-  before_ = ThreadSwitches::now();
+  const int threads = at::get_num_threads();
+  before_ = {.threads = omp_get_max_threads ? threads : 0, .flushing = control() & kFlushing};
   if (wanted.threads > 0 && wanted.threads != before_.threads) {
     threads_ = true;
     omp_set_num_threads(wanted.threads);

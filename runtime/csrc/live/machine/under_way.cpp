@@ -14,8 +14,8 @@ struct UnderWay::PythonLock {
   pybind11::gil_scoped_acquire held;
 };
 
-thread_local int UnderWay::here = 0;
-thread_local bool UnderWay::alone_here = false;
+constinit thread_local int UnderWay::here = 0;
+constinit thread_local bool UnderWay::alone_here = false;
 
 UnderWay::Operator::Operator(UnderWay& all, Lock& lock, bool apart)
     : all_(all), counted_(lock.owns_lock() && !apart) {

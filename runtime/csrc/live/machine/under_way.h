@@ -76,8 +76,8 @@ class UnderWay {
   Switches::Number switches_ = 0;  // While a replay is alone.
   std::condition_variable ended_;
   // This thread's, of the one session that there is at a time: operators that run, whether alone.
-  static thread_local int here;
-  static thread_local bool alone_here;
+  static constinit thread_local int here;
+  static constinit thread_local bool alone_here;
 };
 
 }  // namespace dtr

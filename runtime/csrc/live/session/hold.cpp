@@ -12,7 +12,7 @@
 namespace dtr {
 
 thread_local std::vector<const c10::StorageImpl*> Reading::storages;
-thread_local Hold* Hold::innermost = nullptr;
+constinit thread_local Hold* Hold::innermost = nullptr;
 
 Reading::Reading(Session& session, c10::ArrayRef<at::Tensor> tensors) : session_(session) {
   Guard guard(session_.locks());

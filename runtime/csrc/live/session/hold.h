@@ -74,7 +74,7 @@ class Hold {
   static void searched(std::int64_t passed);
 
  private:
-  static thread_local Hold* innermost;
+  static constinit thread_local Hold* innermost;
   void take(c10::ArrayRef<at::Tensor> tensors);
   void bring_back(Guard& guard);
   enum class Which { kConstants, kAll };
