@@ -120,20 +120,20 @@ class Costs {
   void collect() {
     while (!under_way_.empty()) {
       const UnderWay sample = under_way_.front();
-      std::optional<Nanos> passed;
+      Nanos passed{};  // 0: a failed measurement.
       try {
-        passed = work_.between(sample.first, sample.last);
-        if (!passed) return;
+        const std::optional<Nanos> measured = work_.between(sample.first, sample.last);
+        if (!measured) return;
+        passed = std::max<Nanos>(*measured, 1ns);
       } catch (const std::exception&) {
         // The device reports an error of its own; whoever ran the work is told.
       }
       under_way_.pop_front();
       work_.give_back(sample.first);
       work_.give_back(sample.last);
-      if (!passed) continue;
+      if (passed == 0ns) continue;
       Known& known = known_[sample.key];
-      const Nanos nanos = std::max<Nanos>(*passed, 1ns);
-      known.least = known.least == 0ns ? nanos : std::min(known.least, nanos);
+      known.least = known.least == 0ns ? passed : std::min(known.least, passed);
     }
   }
 
