@@ -1,8 +1,8 @@
-// An arena is one reserved range of addresses whose pages can be given to it and taken away. The
-// pool decides where blocks lie; the arena only knows pages, so the same pool runs on host memory,
-// on CUDA's virtual memory, or on addresses alone (the simulator). Addresses are cheap and pages
-// are not: a range larger than the budget lets the pool form a hole out of scattered free pages
-// instead of evicting for it.
+// Reserves one range of addresses (an arena), and commits, moves and releases its pages. The pool
+// decides where blocks lie; the arena only knows pages, so the same pool runs on host memory, on
+// CUDA's virtual memory, or on addresses without memory (the simulator). Addresses cost little and
+// pages much: in a range larger than the budget, the pool can form a hole out of scattered free
+// pages instead of evicting.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace dtr {
 
-// The machine has no memory for what a budget allows, in the words of whoever was asked.
+// Thrown if the machine lacks memory that a budget allows; the text comes from whoever refused it.
 class MachineIsFull final : public std::bad_alloc {
  public:
   explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
@@ -28,12 +28,12 @@ class MachineIsFull final : public std::bad_alloc {
   const std::string text_;
 };
 
-// What it takes to move a run of pages and use them at their new place: a call, and each page.
+// The time to move a run of pages and touch them at their new place: per call, and per page.
 struct MovePrices {
   Nanos call, page;
 
   Nanos of(std::int64_t pages) const { return call + pages * page; }
-  // Of a host, measured on an AMD EPYC with Linux 6.18.
+  // Measured on a host with an AMD EPYC and Linux 6.18.
   static MovePrices usual(Bytes page) {
     return page < Bytes{2} << 20 ? MovePrices{1us, 150ns} : MovePrices{0us, 10us};
   }
@@ -48,7 +48,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // How streams that use this memory wait for each other; null where nothing runs in streams.
+  // How streams that use this memory wait for each other; null if no work runs in streams.
   virtual std::unique_ptr<StreamEvents> stream_events() { return nullptr; }
 
   virtual const char* name() const = 0;     // "host", "virtual", "cuda"
@@ -56,17 +56,17 @@ class Arena {
   virtual Bytes capacity() const = 0;       // Addresses reserved; a multiple of page().
   virtual Bytes page() const = 0;  // Unit of commit and release; a power of two, at least 512.
 
-  // Gives pages to [begin, end) / takes them away; offsets are multiples of page(). Contents of
-  // committed pages are unspecified. commit throws std::bad_alloc where the machine has no page
-  // left; the pages it was asked for are then as they were. Where any of the three throws something
-  // else, backed() tells what became of each page.
+  // commit() gives pages to [begin, end), release() takes them away; offsets are multiples of
+  // page(). New pages have unspecified contents. commit() throws std::bad_alloc and changes nothing
+  // if the machine has no page left. If commit(), release() or move() throws anything else,
+  // backed() tells which pages are there.
   virtual void commit(Bytes begin, Bytes end) = 0;
   virtual void release(Bytes begin, Bytes end) = 0;
 
-  // Takes the pages of `bytes` from one offset to another, where there are none. Pages that are
-  // moved need not be cleared and touched for the first time again. Work that is under way may use
-  // them at the old place until `leave` is called for that place. The call comes before the next
-  // commit or move to there, and before the pages are released.
+  // Moves the pages of `bytes` bytes to an offset that has none. Moved pages need not be cleared
+  // and faulted in again. Work under way may use them at the old place until `leave` is called for
+  // that place. The pool calls it before the next commit or move to there, and before it releases
+  // the pages.
   virtual void move(Bytes from, Bytes to, Bytes bytes) {
     release(from, from + bytes);
     commit(to, to + bytes);
@@ -74,52 +74,50 @@ class Arena {
 
   virtual void leave(Bytes /*begin*/, Bytes /*end*/) {}
 
-  // Measured on this machine; the usual ones where nothing can be.
+  // Measured on this machine if possible, else MovePrices::usual.
   virtual MovePrices move_prices() const { return MovePrices::usual(page()); }
 
-  // What the host's part of a move took, by the clock below: of so many pages, or of leaving an old
-  // place, which counts none.
+  // Tells what the host's part of a move took by now(). Leaving an old place counts 0 pages.
   virtual void note_move(std::int64_t /*pages*/, Nanos /*took*/) {}
   virtual Nanos now() const { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-  // Whether there is a page at `offset`, after a call about it has thrown; `before`: whether there
-  // was one before the call.
+  // Whether `offset` has a page after a call about it threw; `before`: whether it had one before.
   virtual bool backed(Bytes /*offset*/, bool before) const { return before; }
 };
 
-// Every arena starts at a multiple of this and keeps others out of all addresses up to the next
-// multiple after its end, so that an address names its arena by a shift (Pool::owner_of).
+// Every arena starts at a multiple of this and owns all addresses up to the next multiple after its
+// end, so that a shift of an address finds its arena (Pool::owner_of).
 constexpr Bytes kArenaAlignment = Bytes{1} << 30;
 
 // Arenas with memory lie below kVirtualBegin, those without in [kVirtualBegin, kVirtualEnd).
 constexpr Bytes kVirtualBegin = Bytes{1} << 48;
 constexpr Bytes kVirtualEnd = Bytes{1} << 49;
 
-// All round `capacity` up to a page and throw std::invalid_argument unless it is above 0 and up to
-// kMaxCapacity: a quarter of the addresses that x86-64 gives a process (47 bits), as the tables of
-// a pool take an eighth of an arena's once more, and a scope's may outlive it.
+// The next functions round `capacity` up to a page and throw std::invalid_argument unless it is
+// above 0 and at most kMaxCapacity: a quarter of the addresses that x86-64 gives a process (47
+// bits). A pool's tables take an eighth more, and pools of earlier scopes may still live.
 constexpr Bytes kMaxCapacity = Bytes{32} << 40;
 
 // Anonymous private memory of this process, in pages of host_page(capacity).
 std::unique_ptr<Arena> make_host_arena(Bytes capacity);
 Bytes host_page(Bytes capacity);
-// Whether small pages of a host can be moved here and now (page_mover.h).
+// Whether this machine can move small pages of a host arena (page_mover.h).
 bool host_pages_move();
 
-// Addresses without memory. `page` is the page size to imitate (CUDA: 2 MiB); the default moves
-// every granule by itself.
+// Addresses without memory. `page` is the page size to imitate (CUDA: 2 MiB); by default each
+// granule is a page.
 std::unique_ptr<Arena> make_virtual_arena(Bytes capacity, Bytes page = 512);
 
-// What a device's pages are made for, besides its own kernels. Libraries that register memory ask
-// for it, and a page cannot get it later.
+// Uses of a device's pages besides its own kernels. Libraries that register memory need them, and a
+// page cannot get a use after it was made.
 struct PageUses {
   bool rdma = false;        // A network card reads and writes them (GPUDirect RDMA).
   bool exportable = false;  // Another process maps them, by a POSIX file descriptor.
 };
 
-// Memory of a CUDA device, in pages of 2 MiB; the driver is loaded now. Throws std::runtime_error
-// that says what is missing where there is no driver, or no such use of a page;
-// std::invalid_argument where it sees no such device.
+// Memory of a CUDA device, in pages of 2 MiB; loads the driver. Throws std::runtime_error, which
+// says what is missing, if there is no driver or no such use of a page, and std::invalid_argument
+// if the driver has no such device.
 std::unique_ptr<Arena> make_cuda_arena(Bytes capacity, int device, PageUses uses = {});
 
 inline void check_capacity(Bytes capacity) {

@@ -9,14 +9,14 @@
 
 namespace dtr {
 
-// Committed pages that hold no byte of a live block. All that do hold one are committed.
+// Committed pages that hold no byte of a live block. Every page that holds one is committed.
 std::int64_t Backing::releasable() const {
   const std::int64_t pages = pages_.touched(0, arena_.capacity()).size();
   return pages_.committed() - (pages - holes_.pages());
 }
 
-// Whether the block can be backed within the limit once every page that holds no live byte is taken
-// away. Pages that it shares with its neighbours are committed already, so it adds those wholly
+// Whether the block can have its pages within the limit once every page without a live byte is
+// taken away. Pages that it shares with neighbours are committed already, so it adds those wholly
 // inside the hole.
 bool Backing::can_back(const Site& site, Bytes size, std::int64_t releasable) const {
   const Bytes begin = site.begin(size);
@@ -24,8 +24,9 @@ bool Backing::can_back(const Site& site, Bytes size, std::int64_t releasable) co
   return pages_.committed() - releasable + added.size() <= pages_.limit();
 }
 
-// Each page costs, and a hole may have most of them. Of equals the first in the order of best fit;
-// one page is few enough to look no further. On a device old places come last.
+// Each missing page costs a move, and a hole may have most of its pages. Among equals we take the
+// first in the order of best fit, and stop at one that lacks at most one page. Old places come
+// last.
 Site Backing::site_after_moves(Bytes size) const {
   const std::int64_t spare = releasable();
   Site best;
@@ -46,7 +47,7 @@ Site Backing::site_after_moves(Bytes size) const {
   return best;
 }
 
-// Whether work may still use pages where the run would have its own.
+// Whether work may still use moved pages where the run would have its own.
 bool Backing::is_old_place(Pages::Run run) const {
   return std::ranges::any_of(old_places_, [&](const OldPlace& old) {
     return old.pages.meets(run) && !order_->passed(old.fence);
@@ -72,7 +73,7 @@ Nanos Backing::move_price(Bytes size, const MovePrices& prices) const {
   return price;
 }
 
-// Few large holes before many small ones: each hole costs a call to the arena.
+// Prefers few large holes to many small ones: each hole costs a call to the arena.
 template <class Take>
 std::int64_t Backing::from_holes(std::int64_t count, const Take& take) {
   std::int64_t taken = 0;
@@ -84,7 +85,7 @@ std::int64_t Backing::from_holes(std::int64_t count, const Take& take) {
   return taken;
 }
 
-// Takes up to `most` pages of a hole to a block that `user` is to have.
+// Moves up to `most` pages of a hole to a block for the stream `user`.
 std::int64_t Backing::move_from(Node* hole, Node* block, std::int64_t most, std::int32_t user) {
   const Pages::Run from = pages_.inside(*hole), to = pages_.touched(*block);
   if (order_ == nullptr) return pages_.move(from, to, most, [](Pages::Run) {});
@@ -99,7 +100,7 @@ std::int64_t Backing::move_from(Node* hole, Node* block, std::int64_t most, std:
       old_places_.push_back({old, 0});
       old_places_.back().fence = order_->copy(hole->fence);
     });
-  } catch (...) {  // The last run has perhaps not moved.
+  } catch (...) {  // Perhaps the last run did not move.
     if (old_places_.size() > known) {
       const OldPlace& last = old_places_.back();
       if (pages_.committed(last.pages) > 0) {
@@ -120,7 +121,7 @@ void Backing::hand_on(Fence fence, Node* block, Pages::Run run) {
   }
 }
 
-// Gives up to `most` pages of a hole back. No work may touch them any more.
+// Releases up to `most` pages of a hole, once no work touches them any more.
 std::int64_t Backing::release_from(Node* hole, std::int64_t most) {
   finish_all_moves();  // An old place would keep the memory.
   if (hole->fence != 0) hole->fence = order_->settle(hole->fence);
@@ -131,8 +132,8 @@ void Backing::poll() {
   if (!old_places_.empty()) order_->poll();
 }
 
-// Leaves old places that no work uses any more, as far as the last poll has seen, and those that
-// are needed. An error of the driver about a place that is not is for another request.
+// Leaves the old places that are needed, and those that no work uses as of the last poll. A driver
+// error about a place that is not needed is left for another request.
 void Backing::finish_moves(Pages::Run needed) {
   for (std::size_t i = old_places_.size(); i-- > 0;) {
     const bool is_needed = old_places_[i].pages.meets(needed);
@@ -187,7 +188,7 @@ void Backing::back(Node* block, bool remap, std::int32_t user) {
     figures_.peak_committed = std::max(figures_.peak_committed, pages_.committed_bytes());
   } catch (const std::bad_alloc&) {
     const std::int64_t needed = missing();
-    const std::int64_t there = releasable() + needed;  // It takes the block's own for committed.
+    const std::int64_t there = releasable() + needed;  // It counts the block's own as committed.
     if (needed > there || take(needed) < needed) throw;
   }
 }
@@ -197,7 +198,7 @@ void Backing::give_surplus_back(Node* hole) {
   try {
     release_from(hole, pages_.committed() - pages_.limit());
   } catch (const std::exception&) {
-    // Whoever frees a block need not know: it is free. The next request for a page takes these.
+    // The caller need not know, as the block is free. The next request for a page takes these.
   }
 }
 

@@ -1,18 +1,17 @@
-// Which pages back the blocks of a pool (Fit::kRemap): which hole could be backed if pages were
-// taken from the others, what that would cost, and the taking itself.
+// Decides which physical pages lie behind a pool's blocks (Fit::kRemap): finds a hole that can be
+// filled with pages of other holes, estimates the cost, and moves the pages.
 //
-// All rests on one fact: a page that holds no byte of a live block lies wholly inside one hole,
-// because holes that touch are one hole. So the committed pages that a set of live blocks cannot do
-// without are a sum over blocks, and whether a block can be backed in a given hole is arithmetic on
-// a few numbers.
+// All rests on one fact: a page without a byte of a live block lies wholly inside one hole, because
+// adjacent holes merge. So the pages that live blocks need are all pages less those inside holes,
+// and a few numbers tell whether a block can have its pages in a given hole.
 //
-// On a device, work in a stream may still use a page where it is. The host seldom waits for it: the
-// page is mapped at its new place as well, the stream that gets it waits, and a later request that
-// finds the work done leaves the old place. The host waits only for a block that must have pages at
-// an old place. The old work's fence goes with the page: to the hole that shares the page with the
-// block, and to the block, whose hole it is if the request fails.
+// On a device, work in a stream may still use a page at its old place. The host seldom waits for
+// that: the page is mapped at its new place as well, the stream that gets it waits, and a later
+// request unmaps the old place once the work is done. The host waits only to release pages, or if a
+// block needs pages at an old place. The fence of the old work goes with the page: to the block,
+// which is a hole again if the request fails, and to a hole that shares the page with the block.
 //
-// The pool's lock is held.
+// All members are called with the pool's lock held.
 
 #pragma once
 
@@ -29,37 +28,37 @@ class Backing {
  public:
   struct Figures {
     std::int64_t remaps = 0;   // Allocations that took pages away from holes.
-    Nanos moving{0};           // What moving pages has taken the host.
+    Nanos moving{0};           // The host's time for moving pages.
     Bytes peak_committed = 0;  // Since the last reset_peak.
   };
 
-  // `order` is null where the arena has no streams.
+  // `order` is null if the arena has no streams.
   Backing(Arena& arena, const Holes& holes, Pages& pages, StreamOrder* order)
       : arena_(arena), holes_(holes), pages_(pages), order_(order) {}
 
-  // The end of a hole that lacks the fewest pages, among those that can be backed once pages have
-  // moved. No hole where there is none.
+  // Finds the hole end that lacks the fewest pages, among those that moved pages can fill. The hole
+  // is null if there is none.
   Site site_after_moves(Bytes size) const;
-  // What that site would cost at these prices; kCannotMove where there is none.
+  // The cost of those moves at these prices; kCannotMove if there is no such site.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
-  // Commits the pages of a block that `user` is to have: those beyond the limit, or beyond what the
-  // machine has, are taken from holes.
+  // Commits the pages of a block for the stream `user`. Pages beyond the limit, or beyond what the
+  // machine has, are moved there from holes.
   void back(Node* block, bool remap, std::int32_t user);
-  // Of a hole that has become larger. The others have no page left: a request that passed the limit
-  // took them first.
+  // Releases pages of a hole that grew, down to the limit. Other holes have none left: a request
+  // that exceeds the limit takes their pages first.
   void give_surplus_back(Node* hole);
-  std::int64_t give_back(std::int64_t most);  // Pages of any hole; returns how many.
+  std::int64_t give_back(std::int64_t most);  // Releases pages of any hole; returns how many.
 
   void poll();              // Asks which old places no work uses any more.
   void finish_all_moves();  // The host waits for the work that uses old places.
 
   const Figures& figures() const { return figures_; }
   void reset_peak() { figures_.peak_committed = pages_.committed_bytes(); }
-  // Throws std::logic_error with a sentence. Adds the fences of old places.
+  // Throws std::logic_error with a sentence. Adds the fences of old places to `fences`.
   void check(bool quarantine, std::vector<Fence>& fences) const;
 
  private:
-  struct OldPlace {  // A run of pages that were moved away, which work may still use there.
+  struct OldPlace {  // A run that pages left, where work may still use them.
     Pages::Run pages;
     Fence fence;
   };

@@ -1,7 +1,7 @@
-// `_core.Pool`: a pool for Python, which knows blocks by address. An address is a number without a
-// lifetime, so the object keeps the set of addresses it handed out: a wrong or second free is an
-// error and not a corrupted pool, and the blocks go with the object. The set is only touched under
-// the GIL; the pool itself is entered without it, because taking pages away can block.
+// Binds `_core.Pool`: a pool for Python, which knows blocks by address. An address has no lifetime,
+// so the object keeps the set of addresses that it handed out: a wrong or second free raises an
+// error and corrupts nothing, and the blocks are freed with the object. The set is only touched
+// under the GIL; the pool is called without it, because taking pages away can block.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -94,7 +94,7 @@ class PyPool {
   std::unordered_set<std::uintptr_t> addresses_;
 };
 
-// A member of the pool as one of PyPool.
+// Binds a member of the pool as one of PyPool.
 template <class Result, class Class, class... Arguments>
 auto of_pool(Result (Class::*member)(Arguments...)) {
   return [member](PyPool& self, Arguments... arguments) {

@@ -1,11 +1,11 @@
-// Where the pool keeps its blocks: outside the arena, found from an address in O(1).
+// Keeps the pool's blocks outside the arena, and finds the block at an address in O(1).
 //
-// Two arrays over the whole arena, both backed by the kernel only where they are touched, so that
-// an arena of 64 GiB costs nothing until it is used: the blocks themselves, 64 bytes (one cache
-// line) each, reused last in first out; and for each granule the index of the live block that
-// starts there, 4 bytes. Neither ever moves, so a Block* is stable and find() needs no lock. Four
-// bytes number 2^32 - 1 blocks, which would take 256 GiB of this table: a request for one more is
-// turned down as the machine's memory being full.
+// Two arrays span the whole arena. The kernel backs them only where they are touched, so an arena
+// of 64 GiB costs nothing until it is used. One array has the blocks, 64 bytes (one cache line)
+// each, reused last in first out. The other has, in 4 bytes for each granule, the index of the live
+// block that starts there. Neither array moves, so a Block* is stable and find() needs no lock. A
+// request for more than 2^32 - 1 blocks, whose indices would take 256 GiB, fails as if memory were
+// full.
 
 #pragma once
 
@@ -80,7 +80,7 @@ class Blocks {
   }
 
   const std::int64_t granules_;
-  const std::int64_t most_;  // Blocks at a time.
+  const std::int64_t most_;  // The most blocks at a time.
   LazyArray<Node> nodes_;
   LazyArray<std::uint32_t> starts_;
   std::int64_t used_ = 0;

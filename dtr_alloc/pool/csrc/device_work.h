@@ -1,9 +1,9 @@
-// What the runtime asks of a device besides memory: to copy within it and to tell how long work
-// took, both in the order of a stream. The host never waits for either.
+// Copies within a device's memory and tells how long work took, both in the order of a stream. The
+// host never waits for either.
 //
-// It goes through the driver that is loaded at run time, as the arena does: so the runtime's device
-// half compiles without a toolkit, and the tests drive it on a fake driver. On host memory there is
-// none: the runtime copies by itself and reads the processor's clock.
+// The class calls the driver that is loaded at run time, as the arena does. So the runtime's code
+// for devices compiles without a toolkit, and the tests run it on a fake driver. Host memory needs
+// no such class: the runtime copies by itself and reads the processor's clock.
 
 #pragma once
 
@@ -25,9 +25,9 @@ class DeviceWork {
 
   virtual void copy(void* to, const void* from, Bytes bytes, Stream stream) = 0;
 
-  // A moment of a stream: when all work that it was given so far is done.
+  // Stamps the moment when all work that the stream was given so far is done.
   virtual void* stamp(Stream stream) = 0;
-  // The time from one moment to another of the same stream; nothing while the later lies ahead.
+  // The time between two stamps of the same stream; nothing until the later one has passed.
   virtual std::optional<Nanos> between(void* first, void* last) = 0;
   virtual void give_back(void* stamp) = 0;
 

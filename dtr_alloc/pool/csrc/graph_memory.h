@@ -1,12 +1,13 @@
-// Memory of captured graphs (and of torch's MemPools, which use the same calls): what is allocated
-// while work of a stream is routed into such a pool.
+// Keeps the memory of captured graphs (and of torch's MemPools, which use the same calls): the
+// blocks that were allocated while requests of a stream were routed to the graph's pool.
 //
 // A captured kernel runs later, again and again, on the addresses it was captured with. So a block
-// allocated in a capture never returns to the pool when it is freed: it waits here, for requests of
-// the same capture on the same stream, whose kernels come later in the graph, until the last user
-// of the graph's pool lets it go. Blocks freed by others meanwhile are the quarantine's (pool.h).
+// allocated in a capture does not return to the pool when it is freed. It waits here until the last
+// user of the graph's pool releases it. Until then requests of the same capture on the same stream
+// may take it: their kernels come later in the graph. Other blocks freed meanwhile wait in the
+// quarantine (pool.h).
 //
-// Requests take the smallest waiting block that holds them and is at most twice as large: a block
+// A request takes the smallest waiting block that holds it and is at most twice as large. A block
 // is not cut, since the rest would need its own bookkeeping for a few bytes.
 
 #pragma once
@@ -29,26 +30,26 @@ class GraphMemory {
 
   explicit GraphMemory(Pool& pool) : pool_(pool) {}
 
-  // Requests of streams that pass the filter belong to `id` from now on; one more use of `id`. The
-  // end keeps the use, release() gives it back.
+  // Routes requests of streams that pass the filter to `id` until end(), and adds a use of `id`,
+  // which lasts until release().
   void begin(Id id, Filter filter);
-  void end(Id id);  // Throws std::invalid_argument where there was no begin.
+  void end(Id id);  // Throws std::invalid_argument without a begin().
   void use(Id id);
-  // The last one frees what waits; what is live becomes ordinary. The graph may still run, on any
-  // stream: all of it waits for every stream that the pool has met.
+  // Ends a use. The last one frees the waiting blocks; live ones become ordinary. The graph may
+  // still run on any stream, so reuse waits for every stream that the pool has met.
   void release(Id id);
   int uses(Id id) const;
 
-  // Whether any request may be ours. Lock-free, so that ordinary programs pay one load.
+  // Whether any stream is routed. Lock-free, so that ordinary programs pay one load.
   bool routing() const { return routing_.load(std::memory_order_acquire) > 0; }
   bool empty() const { return blocks_count_.load(std::memory_order_acquire) == 0; }
 
   // A waiting block for a request of the stream, or null.
   Block* take(Bytes size, Stream stream);
-  void adopt(Block* block, Stream stream);  // Made for the request, if it is ours.
-  bool keep(Block* block);                  // Freed by the program: whether it waits here now.
-  // Other streams of the capture read the block: freed, it is given to nobody, since no event may
-  // be asked about them.
+  void adopt(Block* block, Stream stream);  // Keeps track of a new block if its stream is routed.
+  bool keep(Block* block);  // When the program frees a block: whether it waits here.
+  // Other streams of the capture read the block, too. Once freed, it serves no request, since
+  // events cannot be queried in a capture.
   void share(Block* block);
   std::vector<const Block*> live(Id id) const;
 
@@ -60,7 +61,7 @@ class GraphMemory {
   struct Private {
     int uses = 0;
     std::multimap<Bytes, Waiting> waiting;
-    std::vector<Block*> shared;  // Freed too.
+    std::vector<Block*> shared;  // Freed, but serve no request.
   };
   struct Member {
     Id id;

@@ -1,4 +1,4 @@
-// Insertion, removal and change of place in the order of holes, and its check.
+// Inserts, removes and moves holes in their order, and checks the order.
 
 #include "dtr_alloc/pool/csrc/hole_order.h"
 
@@ -80,7 +80,7 @@ void HoleOrder::erase(Place place) {
   std::copy(chunk.holes + place.at + 1, chunk.holes + chunk.count, chunk.holes + place.at);
   if (--chunk.count > 0) lasts_[place.chunk] = chunk.keys[chunk.count - 1];
   if (chunk.count > kChunk / 8) return;
-  // Nearly empty: what is left goes to the front of the next chunk, if that has room to spare.
+  // Nearly empty: the rest moves to the front of the next chunk, if that has room to spare.
   if (chunk.count > 0) {
     if (place.chunk + 1 == chunks_.size()) return;
     Chunk& next = *chunks_[place.chunk + 1];

@@ -1,11 +1,11 @@
-// Holes in the order of size, then address: an ordered set whose keys are single numbers.
+// Orders holes by size, then by address: an ordered set whose keys are single numbers.
 //
-// Best fit asks it four times a pair of allocate and free, so a red-black tree of pointers, which
-// follows a dozen of them at every step, took a third of the pool's time. Size and offset are one
-// number of 128 bits, as two of 64 together allow arenas of 1 TiB only. Keys lie sorted in chunks
-// of up to 128, found by the last key of each: two binary searches over adjacent numbers, and an
-// insertion moves half a chunk. The list of chunks is itself flat: one insertion in some 64 splits
-// a chunk and moves half of the list, of which a hole has a quarter of a byte.
+// Best fit uses the set four times for each pair of allocate and free. A red-black tree, which
+// follows a dozen pointers each time, took a third of the pool's time. A key has size and offset in
+// 128 bits; in 64 bits they would limit arenas to 1 TiB. Keys lie sorted in chunks of up to 128. A
+// search is two binary searches, over the last keys of all chunks and inside a chunk. An insertion
+// moves half a chunk. About one in 64 splits a chunk and moves half the list of chunks, which is
+// short.
 
 #pragma once
 
@@ -26,7 +26,7 @@ class HoleOrder {
   }
   static Key key(const Node* hole) { return key(hole->size, hole->offset); }
 
-  // A place in the order; steps over all holes as an iterator does.
+  // A position in the order, like an iterator.
   struct Place {
     std::size_t chunk;
     int at;
@@ -34,7 +34,7 @@ class HoleOrder {
 
   void insert(Node* hole);
   void remove(const Node* hole);
-  // Gives a hole another extent. Cheap where its place in the order stays the same.
+  // Changes a hole's extent. Cheap if its place in the order stays the same.
   void resize(Node* hole, Bytes offset, Bytes size);
 
   bool empty() const { return chunks_.empty(); }
@@ -51,8 +51,7 @@ class HoleOrder {
     return nullptr;
   }
 
-  // Calls `visit` with each hole from the last on, until it returns false; returns whether it never
-  // did.
+  // Calls `visit` with each hole, last to first, until it returns false; returns false if it did.
   template <class Visit>
   bool each_backwards(const Visit& visit) const {
     for (std::size_t chunk = chunks_.size(); chunk-- > 0;) {
@@ -64,7 +63,7 @@ class HoleOrder {
   }
 
   std::int64_t check()
-      const;  // Throws std::logic_error with a sentence; returns how many there are.
+      const;  // Throws std::logic_error with a sentence; returns the number of holes.
 
  private:
   static constexpr int kChunk = 128;
@@ -82,7 +81,7 @@ class HoleOrder {
   void erase(Place place);
   void split(std::size_t chunk);
 
-  std::vector<Key> lasts_;                      // Of each chunk.
+  std::vector<Key> lasts_;                      // The last key of each chunk.
   std::vector<std::unique_ptr<Chunk>> chunks_;  // None is empty.
 };
 

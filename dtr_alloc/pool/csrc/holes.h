@@ -1,13 +1,12 @@
-// The free blocks of a pool in the order of best fit.
+// Keeps the free blocks (holes) of a pool in the order of best fit.
 //
-// Small requests are the most frequent (a scalar argument of an operator may be one), and they come
-// back in few sizes: below 64 granules (32 KiB) each size has its own list, and a word with one bit
-// a size finds the smallest that fits in one instruction. Among holes of one size the last one
-// freed comes first: it is in the cache. From 64 granules on, HoleOrder: by size, then the
-// lowest address first.
+// Small requests are the most frequent (a scalar argument of an operator may be one), and have few
+// different sizes. So below 64 granules (32 KiB) each size has its own list, and one instruction on
+// a word with a bit per size finds the smallest list that fits. Each list begins with the hole
+// freed last, which is in the cache. Larger holes are in a HoleOrder: by size, then by address.
 //
-// Of pages it knows their size alone, and so how many lie wholly inside holes: all others hold some
-// byte of a block.
+// The class also counts the pages that lie wholly inside holes. Every other page holds some byte of
+// a live block.
 
 #pragma once
 
@@ -50,7 +49,7 @@ class Holes {
     }
   }
 
-  // Gives a hole another extent. Cheap where its place in the order stays the same.
+  // Changes a hole's extent. Cheap if its place in the order stays the same.
   void resize(Node* hole, Bytes offset, Bytes size) {
     if (small(hole->size) || small(size)) {
       remove(hole);
@@ -95,8 +94,7 @@ class Holes {
 
   std::int64_t count() const { return count_; }
   std::int64_t pages() const { return pages_; }  // That lie wholly inside a hole.
-  // Throws std::logic_error with a sentence. That these are the pool's free blocks, the pool
-  // checks.
+  // Throws std::logic_error with a sentence. Pool::check compares the holes with its free blocks.
   void check() const;
 
  private:

@@ -1,12 +1,12 @@
-// Host memory as an arena: one anonymous private mapping. The kernel backs a page when it is first
-// touched, so commit has nothing to do and release is MADV_DONTNEED. MAP_NORESERVE keeps the range
-// out of the kernel's overcommit count: an arena costs what is touched in it.
+// Makes an arena of host memory: one anonymous private mapping. The kernel backs a page when it is
+// first touched, so commit has nothing to do and release is MADV_DONTNEED. MAP_NORESERVE keeps the
+// range out of the kernel's overcommit count: an arena costs what is touched in it.
 //
-// The unit of commit decides what "committed" is worth. Huge pages make the first touch of large
-// blocks some ten times faster, but the kernel then backs 2 MiB for one byte, and taking 4 KiB out
-// of a huge page gives the machine nothing back. So an arena that asks for huge pages counts in
-// huge pages, and a small one, where 2 MiB is too coarse a unit to move, asks for none even where
-// the system's default is "always". Both ways resident memory never passes the committed bytes.
+// The page size decides what "committed" means. Huge pages make the first touch of large blocks
+// some ten times faster, but the kernel then backs 2 MiB for one byte, and releasing 4 KiB of a
+// huge page gives the machine nothing back. So an arena with huge pages counts in huge pages. A
+// small arena, for which 2 MiB is too coarse, asks for none even if the system's default is
+// "always". Either way resident memory never exceeds the committed bytes.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ class HostArena final : public Arena {
       : page_(host_page(capacity)),
         capacity_(round_up(capacity, page_)),
         reserved_(round_up(capacity_, kArenaAlignment)) {
-    // mmap aligns to pages only: reserve one alignment too much and cut both ends off.
+    // mmap aligns to pages only: reserve one alignment too much and cut off both ends.
     const Bytes excess = reserved_ + kArenaAlignment;
     void* range =
         mmap(nullptr, excess, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -57,12 +57,12 @@ class HostArena final : public Arena {
     if (base_ > begin) munmap(range, base_ - begin);
     munmap(at(reserved_), begin + excess - (base_ + reserved_));
 
-    // What lies between the capacity and the next multiple of the alignment stays without access.
+    // Addresses between the capacity and the next multiple of the alignment stay without access.
     if (mprotect(at(0), capacity_, PROT_READ | PROT_WRITE) != 0) {
       munmap(at(0), reserved_);
       throw no_addresses(excess);
     }
-    // Advice only: a kernel built without huge pages refuses it, and the arena works as well.
+    // Advice only: a kernel built without huge pages refuses it, and the arena works all the same.
     madvise(at(0), capacity_, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     if (page_ != kHugePage) mover_.emplace(base_, capacity_);
   }
@@ -83,8 +83,8 @@ class HostArena final : public Arena {
     }
   }
 
-  // What cannot be moved is released, and faulted in anew at its new place: perf/README.md, "The
-  // pool", has what each way takes.
+  // A page that cannot move is released, and faulted in anew at its new place: perf/README.md, "The
+  // pool", has the time of each way.
   void move(Bytes from, Bytes to, Bytes bytes) override {
     for (const Bytes end = from + bytes; from < end;) {
       Bytes done = 0, rest = end - from;
@@ -110,11 +110,11 @@ class HostArena final : public Arena {
   }
 
  private:
-  // Whether a huge page has moved. The mapping that it leaves stays, without a page.
+  // Whether a huge page has moved. The old mapping stays, without a page.
   bool move_mapping(Bytes from, Bytes to) {
     constexpr int kFlags = MREMAP_MAYMOVE | MREMAP_FIXED | kDontUnmap;
     if (mremap(at(from), page_, page_, kFlags, at(to)) != MAP_FAILED) return true;
-    // A call that fails may have unmapped where it was to move to.
+    // A failed call may have unmapped the new place.
     if (madvise(at(to), page_, MADV_DONTNEED) != 0) map(to);
     return false;
   }
@@ -127,7 +127,7 @@ class HostArena final : public Arena {
     madvise(at(begin), page_, MADV_HUGEPAGE);
   }
 
-  // A process may have too few addresses left to measure with.
+  // Falls back to usual prices if a process has too few addresses left to measure with.
   template <Bytes kPage, bool kMoves>
   static MovePrices prices() {
     static const MovePrices found = [] {
@@ -142,7 +142,7 @@ class HostArena final : public Arena {
     return found;
   }
 
-  // The least of some rounds: moving two lengths of runs, with a touch of every page afterwards.
+  // The least of some rounds, for runs of two lengths, with a touch of every page afterwards.
   static MovePrices measure(Bytes page, bool moves) {
     constexpr int kRounds = 3;
     HostArena arena(page == kHugePage ? kHugeFrom : 1024 * page);

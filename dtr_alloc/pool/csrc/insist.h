@@ -1,4 +1,4 @@
-// The assertion of every check(): a sentence that must hold, thrown where it does not.
+// Throws the given sentence if a condition does not hold: the assertion of every check().
 
 #pragma once
 

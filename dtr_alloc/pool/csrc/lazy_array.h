@@ -1,7 +1,7 @@
-// An array that costs nothing until it is touched: zeroed, never moved, backed by the kernel page
-// by page. The pool's tables have an entry for every 512 bytes of an arena, of which most programs
-// use a part and the simulator hardly any. Huge pages are off: a touch
-// would cost 2 MiB.
+// Keeps an array that costs nothing until it is touched: zeroed, never moved, backed by the kernel
+// page by page. The pool's tables have an entry for every 512 bytes of an arena; most programs
+// touch a part of them, the simulator hardly any. Huge pages are off, because one touch would cost
+// 2 MiB.
 
 #pragma once
 

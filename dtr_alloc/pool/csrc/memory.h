@@ -1,13 +1,13 @@
-// What a session asks of whoever has the bytes of its tensors: blocks within a budget.
+// Gives a session blocks for its tensors within a budget: the interface to all kinds of memory.
 //
 // There are two kinds. A pool (pool.h) owns its memory, and knows holes, pages and the order of
-// streams. Torch's own allocator keeps its memory, which is then only counted: by us on the host
-// (live/machine/guest_memory.h), and by torch itself on a device (live_cuda/native_memory.h). The
-// interface is what both can do. Who chooses victims by holes, or moves pages, asks for the pool
-// itself, and does without where there is none.
+// streams. In the other kind, torch's own allocator keeps the memory, which is only counted: by us
+// on the host (live/machine/guest_memory.h), by torch on a device (live_cuda/native_memory.h). The
+// interface has what both can do. Code that chooses victims by holes, or moves pages, needs pool()
+// to be non-null.
 //
-// A call costs what a call of the pool costs, and the look-up of the function. data() is asked for
-// several times an operator and needs none: a block's address is an offset from one base.
+// A call costs a virtual call more than the pool's own. data(), which runs several times an
+// operator, is not virtual: a block's address is an offset from one base.
 
 #pragma once
 
@@ -29,26 +29,26 @@ struct Block {
   Block* previous = nullptr;
   Block* next = nullptr;
   bool free = true;
-  bool quarantined = false;  // Freed, and to become a hole when the quarantine ends.
+  bool quarantined = false;  // Freed; becomes a hole when the quarantine ends.
   Fence fence = 0;           // The streams that use or used it.
-  void* owner = nullptr;     // Who may be evicted from here (graph/owner.h); null: nobody.
+  void* owner = nullptr;     // Whose content can be evicted from here (graph/owner.h), or null.
 };
 
-// How far a pool goes for its pages (pool.h), and whether torch's device allocator is asked though
-// it was found full (live_cuda/native_memory.h). For others all are the same.
+// How far a pool goes to get pages (pool.h). With kBeyond, torch's device allocator is asked even
+// if it was found full (live_cuda/native_memory.h). Other memory ignores it.
 enum class Fit { kCommitted, kRemap, kBeyond };
 
 struct PoolStats {
   Bytes budget, live, peak, committed;
   Bytes largest_hole;  // Within the budget: min(bytes of the largest hole, budget - live).
-  double external_fragmentation;  // 1 - largest_hole / (budget - live); 0 where nothing is free.
+  double external_fragmentation;  // 1 - largest_hole / (budget - live); 0 if nothing is free.
   std::int64_t live_blocks, allocations, frees;
   std::int64_t failures;      // Requests that allocate answered with null.
   std::int64_t remaps;        // Allocations that took pages away from holes.
-  Bytes quarantined;          // Freed bytes that are still live until the quarantine ends.
-  std::int64_t stream_waits;  // Times that a stream was made to wait for another one's block.
+  Bytes quarantined;          // Freed bytes that count as live until the quarantine ends.
+  std::int64_t stream_waits;  // How often a stream had to wait for another stream's block.
   Bytes allocated;            // Bytes of all blocks ever allocated.
-  Bytes peak_committed;       // Since the pool was made or reset_peak, like the next one.
+  Bytes peak_committed;       // All peaks count from the last reset_peak on.
   std::int64_t peak_blocks;
 };
 
@@ -56,48 +56,48 @@ class Pool;
 
 class Memory {
  public:
-  // Gives the memory up: it destroys itself when its last block is freed, which may be at once.
+  // Releases the object: it destroys itself once its last block is freed, which may be at once.
   struct Retire {
     void operator()(Memory* memory) const { memory->retire(); }
   };
   using Handle = std::unique_ptr<Memory, Retire>;
 
-  // Null where live + size, rounded to granules, would pass the budget, or where a pool has no
-  // place for it. Throws std::bad_alloc, and has allocated nothing, where the machine has no memory
-  // for a block that the budget allows; std::invalid_argument where size is negative.
+  // Returns null if live + size, rounded to granules, would exceed the budget, or if a pool has no
+  // place for the block. Throws std::bad_alloc, with nothing allocated, if the machine has no
+  // memory for a block that the budget allows, and std::invalid_argument if size is negative.
   virtual Block* allocate(Bytes size, Fit fit, Stream stream) = 0;
   virtual void free(Block* block) = 0;
-  // The live block that starts there, or null. A guest on the host finds none that a session
-  // tracks, one on a device no other.
+  // The live block that starts at `data`, or null. Torch's host memory finds only blocks that no
+  // session tracks, torch's device memory only those that a session tracks.
   virtual Block* find(const void* data) const = 0;
-  // Counts the block no longer, for good: it lives on as ordinary memory. False where it cannot.
+  // Stops counting the block for good: it lives on as ordinary memory. False if that is impossible.
   virtual bool let_go(Block*) { return false; }
 
-  // Whether torch's device allocator has the bytes (live_cuda/native_memory.h). It may take
-  // Python's lock, so it is asked, and given memory back, while no lock of ours is held. It knows a
-  // block only while a session tracks what lies there: from adopt() to disown().
+  // Whether torch's device allocator has the bytes (live_cuda/native_memory.h). That allocator may
+  // take Python's lock, so we call it only while no lock of ours is held. A block is then known
+  // only from adopt() to disown(), while a session tracks the tensor in it.
   virtual bool is_torchs() const { return false; }
-  // The live block that starts there, which a session tracks from now on, or null.
+  // Returns the live block that starts at `data`, which a session tracks from now on, or null.
   virtual Block* adopt(void* data, Bytes) { return find(data); }
-  virtual void disown(Block*) {}  // No session tracks it: whoever has the address frees it.
+  virtual void disown(Block*) {}  // No longer tracked: the holder of its address frees it.
 
   void* data(const Block* block) const { return reinterpret_cast<void*>(base_ + block->offset); }
 
   virtual Bytes budget() const = 0;
-  virtual Bytes largest_budget() const = 0;  // That set_limit takes.
+  virtual Bytes largest_budget() const = 0;  // The largest that set_limit takes.
   virtual Bytes live() const = 0;            // An upper bound while other threads allocate.
-  // The same, but waits for such threads while it is above `enough`, a second at most.
+  // live(), but while it exceeds `enough`, waits at most a second for other threads that allocate.
   virtual Bytes settled_live(Bytes /*enough*/) const { return live(); }
-  // What a block of that size counts, at most.
+  // The most bytes that a block of this size counts.
   virtual Bytes charge(Bytes size) const { return round_to_granule(size); }
   virtual PoolStats stats() const = 0;
-  virtual Nanos moving() const { return 0ns; }  // What moving pages has taken the host so far.
+  virtual Nanos moving() const { return 0ns; }  // The host's time for moving pages so far.
   virtual void reset_peak() = 0;
-  virtual void set_limit(Bytes limit) = 0;  // The budget from now on; what is live already stays.
+  virtual void set_limit(Bytes limit) = 0;  // The budget from now on; live blocks stay.
   virtual Bytes trim() = 0;  // Gives free memory to the system; returns the bytes that a pool gave.
   virtual void check() const = 0;  // Walks everything; throws std::logic_error. For tests.
 
-  // Of a device (pool.h). Memory whose work is done when a call returns has nothing to order.
+  // For a device's streams (pool.h). Host memory has none: its work is done when a call returns.
   virtual void record_stream(Block*, Stream) {}
   virtual void record_every_stream(Block*) {}
   virtual void meet_stream(Stream) {}
@@ -106,7 +106,7 @@ class Memory {
   virtual void spread_stream(Stream) {}
   virtual void retire_stream(Stream) {}
 
-  virtual Pool* pool() { return nullptr; }  // This, where it is one.
+  virtual Pool* pool() { return nullptr; }  // This object, if it is a pool.
 
  protected:
   explicit Memory(std::uintptr_t base) : base_(base) {}

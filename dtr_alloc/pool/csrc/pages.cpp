@@ -1,5 +1,5 @@
-// Searches over the bits of pages, a word of 64 at a time. Releases start at the high end of a
-// hole, since blocks are cut from the low end: what stays committed is what the next block needs.
+// Searches the bits of pages, a word of 64 at a time. Releases start at the high end of a hole,
+// since blocks are cut from the low end: the next block finds its pages still committed.
 
 #include "dtr_alloc/pool/csrc/pages.h"
 
@@ -40,7 +40,7 @@ std::int64_t Pages::next(bool committed, Run run) const {
         (committed ? bits_[word] : ~bits_[word]) & mask(word, run.begin, run.end);
     if (bits != 0) return word * 64 + std::countr_zero(bits);
     if (committed) continue;
-    // On to the next word that lacks a page.
+    // Skips to the next word that lacks a page.
     const int at = static_cast<int>(word & 63);
     const std::uint64_t lacking = at == 63 ? 0 : ~full_[word >> 6] >> (at + 1);
     word += lacking == 0 ? 63 - at : std::countr_zero(lacking);

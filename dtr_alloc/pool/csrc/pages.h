@@ -1,11 +1,11 @@
-// Which pages of an arena are committed: one bit a page, a second one for 64 pages that all are;
-// and how many there should be at most.
+// Keeps which pages of an arena are committed, with one bit per page and one per full word of 64
+// pages; and the limit on their number.
 //
-// The limit is the budget rounded up to a page; the pool decides when it is passed. A page may be
-// released only where it lies wholly inside a hole, so the pages that live blocks touch are
-// committed at all times; pages of holes stay committed, too, until somebody needs them elsewhere
-// or trims, because giving a page away and taking it again is a call to the kernel or the driver.
-// Cost: one word for 4,096 committed pages that a block covers.
+// The limit is the budget rounded up to a page; the pool decides when to exceed it. A page may be
+// released only if it lies wholly inside a hole, so pages that live blocks touch are always
+// committed. Pages of holes stay committed, too, until they are needed elsewhere or trimmed,
+// because each release and commit is a call to the kernel or the driver. Cost: a look at one word
+// for every 4,096 committed pages that a block covers.
 
 #pragma once
 
@@ -38,7 +38,7 @@ class Pages {
     return {begin >> shift_, (end + (Bytes{1} << shift_) - 1) >> shift_};
   }
   Run touched(const Block& block) const { return touched(block.offset, block.offset + block.size); }
-  Run inside(const Block& block) const {  // Pages that hold no other byte.
+  Run inside(const Block& block) const {  // Pages wholly inside it.
     const Bytes end = block.offset + block.size;
     return {(block.offset + (Bytes{1} << shift_) - 1) >> shift_, end >> shift_};
   }
@@ -54,7 +54,7 @@ class Pages {
     return headroom > 0 && missing(run, headroom) <= headroom;
   }
   std::int64_t committed(Run run) const;  // Committed pages in the run.
-  // Calls `visit(part, committed)` for the parts of the run that are and those that are not.
+  // Splits the run into committed and missing parts; calls `visit(part, committed)` for each.
   template <class Visit>
   void each_run(Run run, const Visit& visit) const {
     while (run.begin < run.end) {
@@ -69,7 +69,7 @@ class Pages {
     if (!all_committed(run)) commit_missing(run);
   }
   // Moves up to `most` committed pages of `from`, highest first, to where `to` has none; returns
-  // how many. `to` must miss that many. Calls `about(run)` before each run leaves its place.
+  // how many. `to` must lack that many. Calls `about(run)` before each run leaves its place.
   std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& about);
   void leave(Run old) {
     ++calls_;
@@ -78,7 +78,7 @@ class Pages {
   // Releases up to `most` pages of the run, highest first; returns how many.
   std::int64_t release(Run run, std::int64_t most);
 
-  std::int64_t calls() const { return calls_.load(std::memory_order_relaxed); }  // To the arena.
+  std::int64_t calls() const { return calls_.load(std::memory_order_relaxed); }  // Arena calls.
   std::int64_t limit() const { return limit_; }
   void set_limit(Bytes bytes) { limit_ = touched(0, bytes).end; }
   std::int64_t committed() const { return committed_; }
@@ -88,16 +88,16 @@ class Pages {
   void check() const;                                 // Throws std::logic_error with a sentence.
 
  private:
-  // The first page of the run that is (not) committed, or its end.
+  // The first page of the run that is (not) committed, or the run's end.
   std::int64_t next(bool committed, Run run) const;
   Run last_committed(Run run, std::int64_t most) const;  // Up to `most` pages; empty if none.
-  // One past the last page of the run that is (not) committed, or its begin.
+  // One past the last page of the run that is (not) committed, or the run's begin.
   std::int64_t last_end(bool committed, Run run) const;
   // Pages of the run that are not committed; stops counting once there are more than `enough`.
   std::int64_t missing(Run run, std::int64_t enough) const;
   void commit_missing(Run run);
   void set(Run run, bool committed);
-  // After a call about a run has thrown: learns from the arena which pages it still concerns.
+  // After a call about a run threw: asks the arena which of its pages are committed now.
   void look_again(Run run, bool before);
 
   Arena& arena_;
@@ -107,7 +107,7 @@ class Pages {
   std::atomic<std::int64_t> calls_ = 0;
   std::int64_t top_ = 0;  // No page from here on was ever committed.
   const LazyArray<std::uint64_t> bits_;
-  const LazyArray<std::uint64_t> full_;  // Bit i: bits_[i] has all its bits.
+  const LazyArray<std::uint64_t> full_;  // Bit i: all bits of bits_[i] are set.
 };
 
 }  // namespace dtr

@@ -1,11 +1,11 @@
-// Blocks lie in one list in address order; a hole and its free neighbours merge when it appears, so
-// the list alternates as far as it can and its neighbours answer free_neighbours in O(1). Blocks
-// stores them (blocks.h), Holes orders the free ones (holes.h), Pages keeps the page limit
-// (pages.h), Backing takes pages from holes (backing.h). This file cuts, merges and counts. The
-// pool's other members are in pool_streams.cpp (devices) and pool_registry.cpp (all pools).
+// Cuts and merges blocks, and counts. Blocks lie in one list in address order. A new hole merges
+// with its free neighbours, so two holes never touch, and a block's neighbours answer
+// free_neighbours in O(1). Blocks stores blocks (blocks.h), Holes orders the free ones (holes.h),
+// Pages keeps the page limit (pages.h), Backing moves pages (backing.h). More of the pool is in
+// pool_streams.cpp (devices) and pool_registry.cpp (all pools).
 //
-// An allocate and a free of a small block take less time where a hole has its size than where a
-// larger one is cut and merged. perf/peers/throughput.py measures both together.
+// To allocate and free a small block takes less time if a hole has its size than if a larger hole
+// is cut and merged. perf/peers/throughput.py measures both together.
 
 #include "dtr_alloc/pool/csrc/pool.h"
 
@@ -53,7 +53,7 @@ Pool::~Pool() {
   }
 }
 
-// The smallest hole that needs no page moved, or the outermost. One that needs no waiting is first.
+// The smallest hole that needs no page moved, or the outermost; first one that needs no waiting.
 inline Node* Pool::backed_hole(Bytes size, Place place, std::int32_t user) {
   if (order_ != nullptr) [[unlikely]] {
     if (Node* hole = ready_hole(size, user)) return hole;
@@ -64,11 +64,11 @@ inline Node* Pool::backed_hole(Bytes size, Place place, std::int32_t user) {
   });
 }
 
-// A block with pages, and usable by the stream.
+// Makes a block that has pages and that the stream may use.
 inline Node* Pool::usable_block(Site site, Bytes size, std::int32_t user, bool remap) {
   if (order_ != nullptr) [[unlikely]]
     order_->wait(site.hole->fence, user);
-  // Of a hole that is cut the rest keeps the fence: until the block has one of its own, giving it
+  // If a hole is cut, its rest keeps the fence. Until the block has its own fence, giving the block
   // back merges it with the rest.
   Node* block = carve(site, size);
   try {
@@ -196,7 +196,7 @@ void Pool::give_back(Node* block) {
     backing_->give_surplus_back(hole);
 }
 
-// Makes a hole of a live block, one with the holes on either side; returns that.
+// Makes a hole of a live block, together with the holes on either side; returns it.
 Node* Pool::merge(Node* block) {
   block->free = true;
   block->owner = nullptr;

@@ -1,31 +1,31 @@
-// A pool hands out ranges of one arena and never passes its budget. It does not touch the memory:
-// all bookkeeping is outside, so the arena may be on a device.
+// Hands out blocks of one arena and keeps them within a budget. It does not touch the memory: all
+// bookkeeping lies outside the arena, so the arena may be on a device.
 //
-// Sizes are rounded to 512-byte granules, and 0 to one. Free neighbours merge at once, so two free
-// blocks are never adjacent. Placement is best fit, at the low end of the smallest hole that holds
-// the request. Among equal holes: below 64 granules the one freed last, from 64 on the one of the
-// lowest address (holes.h). allocate and free are O(1) for small blocks and O(log holes) for large,
-// plus the holes that are passed over for want of pages.
+// Sizes are rounded up to granules of 512 bytes, at least one. Free neighbours merge at once, so
+// two free blocks are never adjacent. Placement is best fit, at the low end of the smallest hole
+// that holds the request. Among holes of equal size the pool takes the one freed last below 64
+// granules, and the one of the lowest address from 64 on (holes.h). allocate and free are O(1) for
+// small blocks and O(log holes) for large ones, plus the holes skipped for lack of pages.
 //
-// The budget bounds bytes in live blocks, always, and bytes of committed pages (the budget rounded
-// up to a page) for as long as that refuses nobody. The arena reserves more addresses than the
-// budget. Fit::kCommitted only takes a hole that needs no page beyond the budget; Fit::kRemap,
-// where there is none, takes the end of a hole that lacks the fewest pages, and takes those away
-// from other holes, largest first. A page that a live block shares with a hole can do neither, so
-// bytes may be left that no page is allowed for; Fit::kBeyond then passes the limit on pages. Every
-// page is by then one that a live block touches: what lies beyond the budget are the free ends of
-// such pages, on any arena, and it is given back as the blocks on them are freed. Torch's own
-// allocators hold such ends too, and count them as reserved (here: committed); to turn down a
-// request that the budget has bytes for would be worse.
+// The budget always bounds the bytes in live blocks. It also bounds the bytes of committed pages
+// (rounded up to a page), unless a request would fail for that alone. The arena reserves more
+// addresses than the budget. Fit::kCommitted takes only a hole that needs no page beyond the
+// budget. If there is none, Fit::kRemap takes the end of a hole that lacks the fewest pages, and
+// moves the missing pages there from other holes, largest first. A page that a live block shares
+// with a hole cannot move, so the budget may have bytes left but no page. Fit::kBeyond then exceeds
+// the limit on pages. By then a live block touches every committed page, so only the free ends of
+// such pages lie beyond the budget; they are given back when the blocks on them are freed. Torch's
+// own allocators hold such ends, too, and count them as reserved. To refuse a request that fits the
+// budget would be worse.
 //
-// On a device, work that uses a block may still wait in a stream when the block is freed. A block
-// is allocated on a stream; that stream may use its bytes again at once, and any other is made to
-// wait by an event (streams.h). A hole that needs no waiting is taken before one that does. Pages
-// are taken from holes while their streams may still use them where they are (backing.h). Host
-// pools know no streams: every stream is as good as 0, and nothing waits.
+// On a device, work that uses a block may still wait in a stream when the block is freed. The
+// stream that a block was allocated on may reuse its bytes at once; any other stream is made to
+// wait for an event (streams.h). Holes that need no waiting are taken first. Pages may leave a hole
+// while work in a stream still uses them at their old place (backing.h). A host pool ignores the
+// stream of a request, and nothing waits.
 //
-// Every member is thread-safe. One mutex a pool, held for some ten nanoseconds, longer only while
-// pages change hands.
+// Every member is thread-safe. Each pool has one mutex, which is held for about ten nanoseconds, or
+// longer while pages move.
 
 #pragma once
 
@@ -42,9 +42,9 @@
 
 namespace dtr {
 
-// Which hole a block is cut from, and at which end. kLow and kHigh take the first that holds it
-// from that end of the arena, which keeps blocks apart whose fates differ; they cost O(blocks).
-// Pages are moved to the best fit all the same.
+// Which hole a block is cut from, and at which end. kLow and kHigh take the first hole that is
+// large enough from that end of the arena, so that blocks of different lifetimes can be kept apart;
+// they cost O(blocks). If pages must move first, the hole is the same as for kBestFit.
 enum class Place { kBestFit, kLow, kHigh };
 
 struct Node;
@@ -61,76 +61,75 @@ class Pool final : public Memory {
   // Throws std::invalid_argument unless 0 < budget <= the arena's capacity.
   static Handle create(std::unique_ptr<Arena> arena, Bytes budget);
 
-  // Null where no hole is large enough (or, but for Fit::kBeyond, may have the pages), or
-  // live + size would pass the budget. Throws
-  // std::bad_alloc, and has allocated nothing, where the machine has no page for a block that the
-  // budget allows; std::invalid_argument where size is negative; what the device's driver throws.
-  // The pool is then as it was, but for pages that have moved.
+  // Returns null if live + size would exceed the budget, or if no hole is large enough and, except
+  // with Fit::kBeyond, may have the pages. Throws std::bad_alloc if the machine has no page for a
+  // block that the budget allows, std::invalid_argument if size is negative, or what the device's
+  // driver throws. Then nothing is allocated, but pages may have moved.
   Block* allocate(Bytes size, Fit fit, Stream stream, Place place);
   Block* allocate(Bytes size, Fit fit, Stream stream = 0) override {
     return allocate(size, fit, stream, Place::kBestFit);
   }
   void free(Block* block) override;
   Block* find(const void* data) const override;  // O(1).
-  // Free bytes directly left and right. O(1).
+  // Free bytes directly before and after the block. O(1).
   std::pair<Bytes, Bytes> free_neighbours(const Block* block) const;
-  // The same of all blocks: for each hole, its size and the owners of the blocks beside it.
+  // Lists every hole: its size, and the owners of the blocks beside it.
   struct Beside {
     Bytes free;
     void *left, *right;
   };
   void list_holes(std::vector<Beside>& holes) const;
 
-  // Another stream uses the block as well: once freed, it waits for that one's work up to then.
+  // Another stream uses the block, too: its reuse then waits for that stream's work up to free().
   void record_stream(Block* block, Stream stream) override;
-  void record_every_stream(Block* block) override;  // Any that the pool has met may use it.
-  void meet_stream(Stream stream) override;         // It is about to use blocks.
+  void record_every_stream(Block* block) override;  // All streams that the pool has met may use it.
+  void meet_stream(Stream stream) override;         // Call it before a stream uses blocks.
   // Whether the pool has met more than one stream. Lock-free.
   bool many_streams() const override { return many_streams_.load(std::memory_order_relaxed); }
-  // Makes a stream wait for all work the others were given so far, or the others for its own.
+  // Makes the stream wait for all work given to the others so far, or the others for its work.
   void gather_streams(Stream stream) override;
   void spread_stream(Stream stream) override;
-  // A stream that copies blocks for the runtime. It waits for nobody and nobody for it, but for
-  // what the members below and record_stream say. They do nothing where the arena has no streams.
+  // Sets apart a stream that copies blocks for the runtime: record_every_stream, gather_streams and
+  // spread_stream do not count it among the others. Without streams it does nothing.
   void set_stream_apart(Stream stream);
-  void follow_users(const Block* block, Stream stream);  // It waits for their work so far.
-  // The stream has been made to wait for all that uses the block; it alone uses it from now on.
+  void follow_users(const Block* block, Stream stream);  // `stream` waits for their work so far.
+  // The stream already waits for all users of the block, and is its only user from now on.
   void hand_over(Block* block, Stream stream);
-  // Call it before a stream is destroyed: its name may become another stream's.
+  // Call it before a stream is destroyed: a later stream may get the same handle.
   void retire_stream(Stream stream) override;
 
-  // Graph capture: work that is recorded runs later, and no event may be asked. The host first
-  // waits for everything that was freed, so that every hole is ready for every stream; from then on
-  // until the end a freed block stays out of use. Calls nest; call the first before the capture.
+  // For graph capture: captured work runs later, and events cannot be queried meanwhile. So
+  // begin_quarantine() waits on the host until no work uses a hole, and blocks freed before the end
+  // stay out of use until then. Calls nest; make the first one before the capture.
   void begin_quarantine();
   void end_quarantine();
 
-  // Bounds live bytes and pages below the budget from now on; what is live already stays. Throws
+  // Bounds live bytes and pages below the budget from now on; live blocks stay. Throws
   // std::invalid_argument unless 0 <= limit <= largest_budget().
   void set_limit(Bytes limit) override;
-  // The scope is over, and what it leaves must have a place: as much as there are addresses for.
+  // Raises the budget to the arena's capacity, so that all tensors that outlive a scope have room.
   void lift_budget();
 
   Bytes trim() override;  // Gives the pages of holes back; returns the bytes given back.
   void reset_peak() override;
   PoolStats stats() const override;
   Nanos moving() const override;
-  Bytes budget() const override { return limit_; }  // Or the limit set below it.
+  Bytes budget() const override { return limit_; }  // Or the lower limit that was set.
   Bytes largest_budget() const override;
   Bytes live() const override;
   const Arena& arena() const { return *arena_; }
-  // Times that pages were made, moved or given back: the host was busy with them. Lock-free.
+  // How often pages were committed, moved or released, which takes the host's time. Lock-free.
   std::int64_t page_calls() const DTR_UNCHECKED;
   // Committed pages as ranges of offsets [begin, end), in order, none touching the next.
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
-  // What a hole of `bytes` could be made of: all blocks in address order (pool_walk.h). Calls
-  // `visit(bytes, owner)`: free bytes have no owner; no bytes stand for one or more blocks or pages
-  // that nobody can have. `visit` must not call the pool.
+  // Lists what a hole of `bytes` could be made of, in address order (pool_walk.h). Calls
+  // `visit(bytes, owner)` for each block or part of a hole: free bytes have no owner, and 0 bytes
+  // mark blocks or pages that cannot be used. `visit` must not call the pool.
   template <class Visit>
   Visit each_extent(Bytes bytes, Visit visit) const;
-  MovePrices move_prices() const;  // The arena's, as far as they are measured by now.
-  // What Fit::kRemap would cost for this size at these prices; kCannotMove where it would fail.
+  MovePrices move_prices() const;  // The arena's, as measured so far.
+  // What Fit::kRemap would cost for this size at these prices; kCannotMove if it would fail.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
   void check() const override;
   Pool* pool() override { return this; }
@@ -139,10 +138,10 @@ class Pool final : public Memory {
   // pool is live.
   static Pool* owner_of(const void* address);
 
-  // All pools' locks, taken and given around fork() so that a child never inherits a lock that
-  // nobody will open; calls nest. pthread_atfork has them from the time the library is loaded.
-  // Handlers registered later run earlier on the way in, so a lock that is held while a pool is
-  // called needs handlers of its own and is then taken before the pools' locks, as it must be.
+  // Take and release the locks of all pools around fork(), so that a child never inherits a lock
+  // that no thread will release; calls nest. The library registers them with pthread_atfork when it
+  // loads. Handlers registered later run earlier before a fork. So a lock that is held while a pool
+  // is called needs handlers of its own, and is then taken before these locks, as it must be.
   static void lock_all() DTR_UNCHECKED;
   static void unlock_all() DTR_UNCHECKED;
 
@@ -152,7 +151,7 @@ class Pool final : public Memory {
 
   void retire() override;
 
-  // What only devices need is kept out of the way of the rest.
+  // The code that only devices need is in pool_streams.cpp.
   std::int32_t meet(Stream stream) DTR_REQUIRES(mutex_);
   Node* backed_hole(Bytes size, Place place, std::int32_t user) DTR_REQUIRES(mutex_);
   Node* usable_block(Site site, Bytes size, std::int32_t user, bool remap) DTR_REQUIRES(mutex_);
@@ -171,7 +170,7 @@ class Pool final : public Memory {
   mutable Mutex mutex_;
 
   // Guarded by: nothing: const
-  // What they point to is mutex_'s, but for an arena's constants, Blocks::find and Pages::calls.
+  // mutex_ guards what they point to, except an arena's constants, Blocks::find and Pages::calls.
   const std::unique_ptr<Arena> arena_;
   const std::unique_ptr<Blocks> blocks_;
   const std::unique_ptr<Holes> holes_ DTR_POINTS_TO_GUARDED_BY(mutex_);
@@ -181,7 +180,7 @@ class Pool final : public Memory {
 
   // Guarded by: nothing: atomic
   // Written with mutex_ held.
-  std::atomic<Bytes> limit_;  // Up to the budget.
+  std::atomic<Bytes> limit_;  // At most the budget.
   std::atomic<bool> many_streams_ = false;
 
   // Guarded by: mutex_

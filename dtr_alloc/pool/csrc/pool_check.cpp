@@ -1,4 +1,4 @@
-// Everything that must hold of a pool between two calls, walked whole: O(blocks + pages). The tests
+// Checks everything that must hold of a pool between two calls, in O(blocks + pages). The tests
 // call it after each step.
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// All pools of the process: which of them an address belongs to, and their locks around fork().
+// Keeps all pools of the process: finds the pool of an address, and holds all locks around fork().
 //
-// A pool enters when it is created and leaves when its last block is freed, which may be long after
-// its handle is gone. An address finds its pool by one load from a table.
+// A pool is entered when it is created and removed when its last block is freed, which may be long
+// after its handle is gone. A look-up by address is one load from a table.
 
 #include <pthread.h>
 
@@ -17,8 +17,8 @@
 namespace dtr {
 namespace {
 
-// Owner of each kArenaAlignment of the address space: 4 MiB, of which only the used pages have
-// memory.
+// The pool at each kArenaAlignment of the address space: a table of 4 MiB, of which only touched
+// pages have memory.
 std::array<std::atomic<Pool*>, kVirtualEnd / kArenaAlignment> owners;
 
 struct Registry {
@@ -26,8 +26,7 @@ struct Registry {
   std::vector<Pool*> pools DTR_GUARDED_BY(mutex);
 };
 
-// Never destroyed: tensors may give their blocks back after the destructors of this file's statics
-// have run.
+// Never destroyed: tensors may free their blocks after the destructors of this file's statics.
 Registry& registry() {
   static Registry& instance = *new Registry;
   return instance;
@@ -42,7 +41,7 @@ void announce(const Arena& arena, Pool* pool) {
   }
 }
 
-// Not a recursive mutex: that remembers the id of its thread, and the child's is another.
+// Not a recursive mutex: that remembers its thread's id, which is another in a forked child.
 thread_local int lock_all_depth = 0;
 
 // When the library is loaded, so before anyone else's handlers: see lock_all().

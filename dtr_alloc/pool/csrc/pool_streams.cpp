@@ -1,4 +1,4 @@
-// What only a device's pool has to do: its blocks are used by work that waits in streams
+// Has the members that only a device's pool needs: work that waits in streams uses its blocks
 // (streams.h), and a graph capture holds freed blocks back (quarantine).
 
 #include <cstdint>
@@ -83,7 +83,7 @@ void Pool::retire_stream(Stream stream) {
 
 // The first backed hole that the stream may use without waiting.
 Node* Pool::ready_hole(Bytes size, std::int32_t user) {
-  if (quarantine_ == 0 && order_->met() > 1) order_->poll();  // One never waits for itself.
+  if (quarantine_ == 0 && order_->met() > 1) order_->poll();  // A single stream never waits.
   return holes_->best_fit(size, [size, user, &order = *order_, &pages = *pages_](const Node* hole) {
     return order.ready(hole->fence, user) &&
            pages.fits(pages.touched(hole->offset, hole->offset + size));

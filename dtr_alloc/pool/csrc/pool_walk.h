@@ -1,6 +1,6 @@
-// The walk over a pool, for a search for neighbours to evict. The walk is a template in a header of
-// its own, so that the caller's code is inlined into it: a search costs a few nanoseconds a block,
-// and building a list of the blocks first would double that.
+// Walks over the blocks of a pool, for a search for neighbours to evict. The walk is a template in
+// a header of its own, so that the caller's code is inlined: a search costs a few nanoseconds a
+// block, and a list of the blocks would double that.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace dtr {
 
-// All blocks from `first` on.
+// Visits all blocks from `first` on.
 template <class Visit>
 [[gnu::noinline]] Visit each_block(const Block* first, Visit visit) {
   for (const Block* block = first; block != nullptr; block = block->next) {
@@ -20,7 +20,7 @@ template <class Visit>
   return visit;
 }
 
-// The same, where a hole has only the bytes that have pages.
+// The same, but of a hole only the bytes that have pages count.
 template <class Visit>
 [[gnu::noinline]] Visit each_backed_part(const Block* first, const Pages& pages, Visit visit) {
   for (const Block* block = first; block != nullptr; block = block->next) {

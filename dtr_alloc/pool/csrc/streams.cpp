@@ -1,5 +1,5 @@
-// The table of fences and the count of events. Each member is a few loops over the streams of one
-// block, nearly always one or two.
+// Keeps the table of fences and the numbers of events. Each member is a few loops over the streams
+// of a block, nearly always one or two.
 
 #include "dtr_alloc/pool/csrc/streams.h"
 
@@ -71,7 +71,7 @@ void StreamOrder::freed(Fence fence) {
   std::vector<Use>& uses = fences_[fence];
   for (std::size_t i = 0; i < uses.size(); i++) {
     State& state = streams_[uses[i].stream];
-    bool recorded = state.retired;  // All that it was ever given is done.
+    bool recorded = state.retired;  // All its work is done.
     if (i > 0 && !recorded) {
       try {
         record(state);
@@ -187,7 +187,7 @@ bool StreamOrder::passed(Fence fence) const {
       fences_[fence], [&](const Use& use) { return use.number <= streams_[use.stream].done; });
 }
 
-// Makes `then` wait for all that `first` was given so far.
+// Makes `then` wait for all work that `first` was given so far.
 void StreamOrder::order(State& first, State& then) {
   if (first.retired) return;
   record(first);

@@ -1,9 +1,9 @@
-// Which lock guards what, said so that a compiler can hold the code to it.
+// Declares which lock guards what, so that a compiler can check it.
 //
 // Clang's -Wthread-safety finds an access to a guarded field without its lock. libstdc++ does not
-// annotate std::mutex, so a thin type of ours has the annotations; other compilers see none. No
+// annotate std::mutex, so a thin type of ours has the annotations, which other compilers ignore. No
 // cost. Source: clang's documentation, "Thread Safety Analysis". tests/pool/test_thread_safety.py
-// runs it.
+// runs the check.
 
 #pragma once
 

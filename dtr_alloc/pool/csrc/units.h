@@ -1,8 +1,8 @@
-// Units of all figures: bytes, and nanoseconds.
+// Defines the units of all figures: bytes, and nanoseconds.
 //
-// A time is a type of its own, so that no size and no bare number becomes one by mistake. Where one
-// shall, the code says so: Nanos{bytes}, for a logical clock that counts bytes. That keeps the two
-// apart. Sizes stay plain numbers, since all over the pool they are offsets and indices too.
+// Time has a type of its own, so that a size or a bare number does not become a time by mistake. A
+// conversion is explicit: Nanos{bytes}, for a logical clock that counts bytes. Sizes stay plain
+// numbers, since all over the pool they are offsets and indices, too.
 
 #pragma once
 

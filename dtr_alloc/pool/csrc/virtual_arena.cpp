@@ -1,9 +1,9 @@
-// Addresses without memory, for the simulator and for tests: a pool of 80 GB runs on any machine.
-// Nobody may touch them; they lie above every address that a process can map (x86-64 gives it 47
-// bits, arm64 48), so a touch faults and no real pointer is ever taken for one of them.
+// Makes arenas of addresses without memory, for the simulator and for tests: a pool of 80 GB runs
+// on any machine. The addresses lie above all that a process can map (x86-64 gives it 47 bits,
+// arm64 48), so a touch faults and no real pointer is ever taken for one of them.
 //
-// Every live arena has slots of kArenaAlignment to itself. A slot is claimed by one atomic exchange
-// and not under a lock, so that fork() cannot leave a child with a lock that nobody will open.
+// Every live arena has slots of kArenaAlignment to itself. An atomic exchange claims a slot,
+// without a lock, so that fork() cannot leave a child with a lock that no thread will release.
 
 #include <array>
 #include <atomic>

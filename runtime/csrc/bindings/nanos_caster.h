@@ -1,6 +1,6 @@
-// Times are plain integers of nanoseconds in Python. Each file that binds a function or a member of
-// type Nanos includes this; without it pybind11 knows no such type, and says so only when Python
-// comes there.
+// Converts times to plain integers of nanoseconds in Python. Each file that binds a function or a
+// member of type Nanos must include this: otherwise pybind11 does not know the type, and reports
+// that only when Python calls the binding.
 
 #pragma once
 

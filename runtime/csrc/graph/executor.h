@@ -1,5 +1,5 @@
-// What the engine asks of whoever holds the bytes and knows the operators: live torch tensors, or a
-// simulated run.
+// Holds the bytes and runs the operators for the engine: live on torch tensors, or in a simulated
+// run.
 
 #pragma once
 
@@ -13,7 +13,7 @@ namespace dtr {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// Why a value loses its content: to make room, or because the program let it go.
+// Why a value loses its content: to make room, or because the program dropped it.
 enum class Loss { kEvicted, kDropped };
 
 class Executor {
@@ -22,27 +22,27 @@ class Executor {
 
   // Runs `op` again and hands every missing output's content to Engine::restore. All inputs are
   // resident and locked. The engine's lock is held on entry and on return, also by exception, and
-  // must be open while the operator itself runs.
+  // must be released while the operator itself runs.
   virtual void recompute(Op& op, Lock& lock) = 0;
 
-  // Gives the bytes of a resident value back; its storage, if the program still holds one, becomes
-  // the evicted kind.
+  // Frees the bytes of a resident value; its storage, if the program still holds one, becomes an
+  // evicted one.
   virtual void release(Value& value, Loss loss) = 0;
 
-  // `value`, resident, is no longer the engine's to evict: its storage becomes an ordinary one. If
-  // recipes still read it, the executor keeps the content alive until `forget(value)`. The program
-  // may have dropped the storage (Policy::kBanish); only recipes read the content then.
+  // Makes the storage of a resident value an ordinary one, which the engine no longer evicts. If
+  // recipes still read it, the executor keeps the content alive until `forget(value)`. If the
+  // program has dropped the storage (Policy::kBanish), only recipes read the content.
   virtual void make_ordinary(Value& value) = 0;
 
   // Free bytes of the pool directly before and after a resident value.
   virtual std::pair<Bytes, Bytes> free_neighbours(const Value& value) const = 0;
-  virtual const Pool* pool_of_values() const = 0;  // Null where memory is only counted.
+  virtual const Pool* pool_of_values() const = 0;  // Null if memory is only counted.
 
-  // Whether the program has let a constant go, so that its memory is spent for recipes alone.
-  // Only where histories are cut.
+  // Whether the program has dropped a constant, so that only recipes need its memory. Overridden
+  // where histories are cut (engine/histories.h).
   virtual bool kept_for_recipes(const Value&) const { return false; }
 
-  // An Op::reload for a value, with its cost. Null where it cannot be moved.
+  // Makes an Op::reload for a value, with its cost. Null if no second tier can take the value.
   virtual Op* reload_for(const Value& /*value*/) { return nullptr; }
 
   virtual void forget(Value& value) = 0;  // A constant that no recipe reads any more.

@@ -1,5 +1,5 @@
-// Who is next to a storage in the recorded computation: what its operators read, and what is made
-// from it. Views count with the bytes they share, so the graph of storages may have cycles.
+// Visits the neighbours of a storage in the recorded computation: what its operators read, and what
+// is made from it. A view counts as the storage whose bytes it shares, so cycles are possible.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace dtr {
 
 // Calls `visit(storage)` for each input of the operators that made `value` and its views, once for
-// each place where it is read.
+// each place where the input is read.
 template <typename Visit>
 void for_each_input(Value& value, Visit visit) {
   for (Value* member = &value; member; member = member->views) {

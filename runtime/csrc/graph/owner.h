@@ -1,5 +1,5 @@
-// Whose content lies in a block of the pool. The pool knows nothing of values: it keeps an address
-// that it never follows, and hands it out. That the address is a Value's, only this file knows.
+// Tells which value's content lies in a block of the pool. The pool knows nothing of values: it
+// stores a pointer that it never follows. Only this file knows that it points to a Value.
 
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace dtr {
 
-// Each may be null: then nobody may be evicted from the block.
+// All may be null: then nothing can be evicted from the block.
 inline void set_owner(Block& block, Value* value) { block.owner = value; }
-inline Value* as_value(void* owner) { return static_cast<Value*>(owner); }  // As the pool tells it.
+inline Value* as_value(void* owner) { return static_cast<Value*>(owner); }  // From the pool.
 inline Value* owner_of(const Block& block) { return as_value(block.owner); }
 
 }  // namespace dtr

@@ -1,13 +1,13 @@
-// Memory for records: values, recipes, and what else comes and goes with every operator.
+// Allocates records: values, recipes, and other small objects of every operator.
 //
-// Malloc would lay each record between the program's tensors, where these are malloc's too, and
-// could then not join the memory of freed tensors. It would also cost an operator some 50 ns more.
-// So records lie in slabs. A record's size is rounded to granules of 16 bytes. A new record takes
-// the place of the last one of its size that went, or the next place in the slab. Slabs stay until
-// the Records go, since a step needs again what the last one needed. Under the address or the
-// thread sanitizer malloc has each record, so that the sanitizer sees which is used too late.
+// Malloc would put records between the program's tensors, if these are malloc's, too, and could
+// then not merge the memory of freed tensors. It would also cost an operator some 50 ns more. So
+// records lie in slabs. A record's size is rounded to granules of 16 bytes. A new record takes the
+// place of the last freed one of its size, or the next place in the slab. Slabs live as long as the
+// Records, since each step needs as much as the last. Under the address or the thread sanitizer
+// malloc allocates each record, so that the sanitizer sees a use after free.
 //
-// Not thread-safe: whoever owns it has a lock.
+// Not thread-safe: the owner needs a lock.
 
 #pragma once
 
@@ -53,7 +53,7 @@ class Records {
     free(record, sizeof(Record));
   }
 
-  std::int64_t used() const { return used_; }  // Records that are there.
+  std::int64_t used() const { return used_; }  // Live records.
 
  private:
   struct Gone {

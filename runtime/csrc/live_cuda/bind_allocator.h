@@ -1,5 +1,5 @@
-// What Python asks of either of our CUDA allocators: the object that torch takes, requests by device
-// and stream, the session, and for tests the memory's figures.
+// Binds what Python needs of either of our CUDA allocators: the object that torch takes, requests
+// by device and stream, the session, and the memory's figures for tests.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace dtr {
 
-// Torch and tensors hold an allocator for ever; so do we, without ever destroying it.
+// Holds an allocator and never destroys it, since torch and tensors hold it for ever.
 template <class Allocator>
 class PyAllocator {
  public:

@@ -1,10 +1,10 @@
-// The object that torch.cuda.memory.change_current_allocator takes: torch's whole interface of a
-// CUDA allocator over our pools.
+// Implements torch's whole interface of a CUDA allocator over our pools, for
+// torch.cuda.memory.change_current_allocator.
 //
-// It is a CUDAAllocator, not the CUDAPluggableAllocator that torch has for users: that one refuses
-// statistics, snapshots and cacheInfo, turns an out-of-memory error into another, and puts a lock
-// and a table before every request. What we refuse we refuse with a reason and a remedy.
-// docs/allocator.md lists both. Nothing here touches the driver until memory is asked for.
+// It is a CUDAAllocator, not torch's CUDAPluggableAllocator for users, which refuses statistics,
+// snapshots and cacheInfo, changes an out-of-memory error into another, and takes a lock and looks
+// into a table at every request. Calls that we do not support raise an error with a reason and a
+// remedy (docs/allocator.md). No function calls the driver before the first request for memory.
 
 #pragma once
 
@@ -27,14 +27,14 @@ class CudaAllocator final : public caching::CUDAAllocator {
   using DeviceIndex = c10::DeviceIndex;
   using MempoolId = c10::MempoolId_t;
 
-  // `rematerialize` on `device`, or on the first one that memory is asked for where it is -1; the
-  // other devices get a pool of the same budget each.
+  // `rematerialize` applies to `device`, or if that is -1, to the first device that memory is
+  // requested on; every other device gets a pool of the same budget.
   CudaAllocator(const SessionOptions& options, DeviceIndex device, bool rematerialize)
       : options_(options), device_(device), rematerialize_(rematerialize) {}
 
-  // By device and stream, for those who know both: CuPy, RMM, tests.
+  // By device and stream, for callers that know both: CuPy, RMM, tests.
   void* allocate_on(std::size_t bytes, DeviceIndex device, cudaStream_t stream);
-  void retire_stream(Stream stream, DeviceIndex device) {  // It is about to be destroyed.
+  void retire_stream(Stream stream, DeviceIndex device) {  // Before it is destroyed.
     if (DeviceMemory* memory = at(device)) memory->retire_stream(stream);
   }
   DeviceMemory* at(DeviceIndex device) const;  // Null before the first request.
@@ -42,7 +42,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
     const DeviceMemory* memory = at(device);
     return memory ? &memory->pool : nullptr;
   }
-  Session* session() const;  // Null before it, or without rematerialization.
+  Session* session() const;  // Null before the first request, or without rematerialization.
 
   // Requests.
   c10::DataPtr allocate(std::size_t bytes) override;
@@ -80,9 +80,9 @@ class CudaAllocator final : public caching::CUDAAllocator {
   }
   std::string name() override { return "dtr_alloc"; }
 
-  // Figures. A device that nothing was asked of yet has an answer, too, so that statistics work on
-  // a machine without a GPU.
-  // cuDNN's benchmark asks how much it may try; evicting for an experiment would be folly.
+  // Figures. A device without requests so far has an answer, too, so that statistics work on a
+  // machine without a GPU.
+  // cuDNN's benchmark asks how much memory it may use; nothing should be evicted for that.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
     const DeviceMemory* memory = at(device);
     *largest =
@@ -139,7 +139,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
     const std::lock_guard lock(mutex_);
     observers_.push_back(std::move(observer));
   }
-  // Torch 2.12 and later ask for it.
+  // Torch 2.12 and later call it.
   void attachOomRejectionObserver(
       std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)>) {}
 

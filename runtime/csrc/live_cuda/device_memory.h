@@ -1,8 +1,8 @@
-// The memory of one CUDA device as torch's allocator sees it: a pool, the session that evicts from
-// it, the memory of captured graphs, and the counters that torch's statistics start from. Made at
-// the first request for the device, because a driver and a GPU are needed then and not before.
+// Holds the memory of one CUDA device for torch's allocator interface: a pool, the session that
+// evicts from it, the memory of captured graphs, and the counters behind torch's statistics. It is
+// made at the first request for the device, so that no driver or GPU is needed before.
 //
-// It is never destroyed: tensors die after the statics of this library.
+// It is never destroyed, because tensors may die after this library's static objects.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace dtr {
 
-// A CUDA device as a session knows it. `deleter`: of its ordinary tensors.
+// Describes a CUDA device to a session. `deleter` is that of its ordinary tensors.
 SessionDevice session_device(c10::DeviceIndex index, at::Allocator& allocator,
                              c10::DeleterFnPtr deleter);
 
@@ -34,7 +34,7 @@ struct DeviceMemory {
   void end_capture(GraphMemory::Id id);
 
   void retire_stream(Stream stream);
-  // Bounds the pool by a fraction of the device's memory, below its budget.
+  // Bounds the pool by a fraction of the device's memory, and by its budget.
   void set_fraction(double fraction);
 
   c10::CachingDeviceAllocator::DeviceStats stats() const;
@@ -44,7 +44,7 @@ struct DeviceMemory {
   const c10::DeviceIndex device;
   const Bytes budget;
   const std::unique_ptr<Session> session;  // Null without rematerialization.
-  const Pool::Handle own;                  // Null with.
+  const Pool::Handle own;                  // Null with rematerialization.
   Pool& pool;
   GraphMemory graphs;
   double fraction = 1;

@@ -1,14 +1,14 @@
-// Guest mode on CUDA: torch's own allocator stays, and this object stands before it. Every virtual
-// of torch's interface is forwarded to it (tests/torch_memory/test_cuda_guest.py walks torch's
-// headers). Only requests on the session's device are not merely forwarded: they go through the
-// session, which evicts when the budget or the device is full.
+// Stands before torch's own CUDA allocator, which keeps the memory (guest mode). Every virtual
+// function of torch's interface is forwarded to it (tests/torch_memory/test_cuda_guest.py reads
+// them from torch's headers). Requests on the session's device first go through the session, which
+// evicts when the budget or the device is full.
 //
-// What is forwarded keeps torch's own behaviour: expandable segments, memory history, the trees of
-// CUDA graphs, MemPools with allocators of their own, IPC, peer access, NCCL's registration. The
-// object may come late and go again, because the tensors do not carry it (native_memory.h).
+// Forwarded calls behave as torch's: expandable segments, memory history, the trees of CUDA graphs,
+// MemPools with allocators of their own, IPC, peer access, NCCL's registration. The allocator may
+// be installed after tensors exist and removed while they live, because no tensor refers to it.
 //
-// Torch's text of an out-of-memory error is kept, and observers of it hear of it once, when nothing
-// is left to evict. What a later torch declares in addition is forwarded where this torch has it.
+// An out-of-memory error has torch's text, and its observers are called once, when nothing is left
+// to evict. Functions that only a later torch declares are forwarded if this torch has them.
 
 #pragma once
 
@@ -34,25 +34,25 @@ class GuestAllocator final : public caching::CUDAAllocator {
   using OomObserver = caching::OutOfMemoryObserver;
   using Count = std::size_t;
 
-  // Evicts on `device`, or on the first that memory is asked for where it is -1. `native` is never
-  // destroyed. Throws where it keeps no books that can be read.
+  // Evicts on `device`, or if that is -1, on the first device that memory is requested on. `native`
+  // is never destroyed. Throws unless `native` is torch's own allocator and caches memory.
   GuestAllocator(Native& native, const SessionOptions& options, DeviceIndex device,
                  CurrentWork work = current_cuda_work());
 
-  // In place of torch's own, which may be in use already; and torch's own again, with everything
-  // recomputed. Throws where another allocator has been installed.
+  // install() takes the place of torch's own allocator, which may be in use already; remove()
+  // recomputes everything and puts torch's own back. Both throw if another allocator was installed.
   void install();
   void remove();
   bool installed() const { return caching::allocator.load() == this; }
-  void serve(Session& session);  // In place of one of its own, over the same memory. For tests.
+  void serve(Session& session);  // Uses this session, not one of its own. For tests.
 
-  void retire_stream(Stream stream, DeviceIndex device);  // It is about to be destroyed.
+  void retire_stream(Stream stream, DeviceIndex device);  // Call it before the stream is destroyed.
   void* allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream);
   Session* session() const { return session_.load(std::memory_order_acquire); }
   NativeMemory* memory() const;                    // The session's, or null.
-  NativeMemory* memory(DeviceIndex device) const;  // The same, if it is of that device.
+  NativeMemory* memory(DeviceIndex device) const;  // The same, if the session is on `device`.
 
-  // More than a forwarded call: requests, captures, streams, counts.
+  // Functions that do more than forward: requests, captures, streams, counts.
   c10::DataPtr allocate(Count bytes) override;
   void* raw_alloc(Count bytes) override;
   void* raw_alloc_with_stream(Count bytes, cudaStream_t stream) override;
@@ -74,7 +74,7 @@ class GuestAllocator final : public caching::CUDAAllocator {
   void attachOutOfMemoryObserver(OomObserver observer) override;
   c10::DataPtr allocateWithAddress(Count bytes, void* address);  // Of torch 2.12 and later.
 
-  // Handed on as it comes.
+  // Functions that only forward.
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
     return native_.is_simple_data_ptr(data);
   }
@@ -151,8 +151,8 @@ class GuestAllocator final : public caching::CUDAAllocator {
   }
   std::string name() override { return native_.name(); }
 
-  // The same, of torch 2.12 and later: without `override`, because torch 2.11 has none of them. In
-  // a template, what torch lacks is not looked up.
+  // The same for functions of torch 2.12 and later: without `override`, because torch 2.11 has none
+  // of them, and in templates, where a member that torch lacks is no error.
   void markCaptureBegin(DeviceIndex device) {
     [&](auto& native) {
       if constexpr (requires { native.markCaptureBegin(device); }) native.markCaptureBegin(device);
@@ -197,8 +197,8 @@ class GuestAllocator final : public caching::CUDAAllocator {
   }
 
  private:
-  Session* session_for(DeviceIndex device);           // Made if need be, or null.
-  Session* serving(DeviceIndex device, Count bytes);  // That a request goes through, or null.
+  Session* session_for(DeviceIndex device);           // Makes one if needed; may be null.
+  Session* serving(DeviceIndex device, Count bytes);  // For a request; may be null.
   Session* make_session(DeviceIndex device);          // Null while torch's cache is off.
   static void* take(Session& session, Count bytes, Stream stream);
   template <class Ask>
@@ -213,13 +213,13 @@ class GuestAllocator final : public caching::CUDAAllocator {
   std::atomic<Session*> session_{nullptr};  // Never destroyed: tensors outlive it.
   std::atomic<DeviceIndex> serves_{-1};
   std::atomic<bool> removed_{false};
-  Bytes total_ = NativeMemory::kLargest;  // Of the device.
+  Bytes total_ = NativeMemory::kLargest;  // The device's memory.
   std::mutex mutex_;
-  std::vector<MempoolId> captures_;  // That the session was told of.
+  std::vector<MempoolId> captures_;  // Captures that the session was told of.
   std::vector<OomObserver> observers_;
-  // While torch's cache is switched, and while a session begins. Taken before the mutex.
+  // Held while torch's cache is switched, and while a session begins. Locked before mutex_.
   std::recursive_mutex switching_;
-  bool off_ = false;  // Torch's cache, and the session was told.
+  bool off_ = false;  // Torch's cache is off, and the session was told.
 };
 
 }  // namespace dtr

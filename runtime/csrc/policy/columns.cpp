@@ -67,7 +67,7 @@ void ScoreColumns::clear_free() {
   std::fill_n(at_.free_right, count(), 0);
 }
 
-// Doubles the room.
+// Doubles the room for rows.
 void ScoreColumns::grow() {
   std::size_t capacity = std::max<std::size_t>(1024, 2 * capacity_);
   values_.reserve(capacity);

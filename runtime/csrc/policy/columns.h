@@ -1,12 +1,11 @@
-// What scores are made of, as a structure of arrays: one row for each candidate, the same columns
-// for the engine, its tests, and the kernel on a device (kernels/).
+// Stores what scores are computed from as a structure of arrays, with one row for each candidate.
+// The engine, its tests and the kernel on a device (kernels/) use the same columns.
 //
-// The rows of an engine are kept as values come and go: a score then reads nothing but the columns
-// it needs, one after the other, eight rows at once. A row costs a move of its last row when it
-// goes. Rows are dense, in an order that only sampling looks at; all columns lie in one piece of
-// memory, each aligned, and with room for a multiple of 16 rows, which is what kernels want. Where
-// there is a device, that memory is page-locked, and a kernel reads it as it lies
-// (device_scorer.h).
+// The engine updates rows as values come and go. A score then reads only the columns it needs,
+// eight rows at once. Removing a row moves the last row to its place, so rows are dense, and only
+// sampling depends on their order. All columns lie in one piece of memory, each aligned, and with
+// room for a multiple of 16 rows, as kernels need. If there is a device, that memory is
+// page-locked, and a kernel reads it in place (device_scorer.h).
 
 #pragma once
 
@@ -30,8 +29,8 @@ namespace dtr {
 
 struct EvictedClass;
 
-// What a row remembers of the evicted classes next to its value, where they are known and not too
-// many (evicted_classes.h). In an LSTM cell nearly all values have three or four.
+// The evicted classes next to a row's value (evicted_classes.h), cached if they are known and at
+// most kMost. In an LSTM cell nearly all values have three or four.
 struct Near {
   static constexpr std::size_t kMost = 4;
   std::array<EvictedClass*, kMost> classes;
@@ -39,18 +38,18 @@ struct Near {
   bool known = false;
 };
 
-constexpr Nanos kNotWalked{-1};  // For the cost of a lineage.
+constexpr Nanos kNotWalked{-1};  // A lineage's cost that is not cached.
 
-// Each column once: its type, its name, and what it holds of a `value` that gets a row as the
-// `order`th. The widest types come first, so that each column begins at a multiple of 64 bytes.
-// The kernel's arguments (device_scorer.cpp) are these too, in this order, but for `order`.
+// Lists each column: its type, its name, and its content in the row of a new `value`. The widest
+// types come first, so that each column begins at a multiple of 64 bytes. The kernel's arguments
+// (device_scorer.cpp) are these columns in this order, without `order`.
 //
-// last_access, cost and neighbourhood are nanoseconds, as the plain numbers that vectors, a kernel
-// and NumPy want. While a tape foretells (tape.h), last_access is what the value's need is below
-// nothing, and the clock is minus the tape's: the time until the need is computed as staleness is.
+// last_access, cost and neighbourhood are plain numbers of nanoseconds, for vectors, kernels and
+// NumPy. While a tape predicts uses (tape.h), last_access is minus the time of the value's need,
+// and the clock is minus the tape's: so staleness is the time until the need.
 //
 // free_left and free_right are the free bytes directly beside the block. evictable is 1, or 0 while
-// a lock keeps the value. order says when the value last became evictable: the later, the greater.
+// a lock keeps the value. order is greater the later the value last became evictable.
 #define DTR_SCORE_COLUMNS(X)                              \
   X(Bytes, size, value.size)                              \
   X(Bytes, free_left, 0)                                  \
@@ -100,15 +99,15 @@ constexpr std::size_t kRowBytes =
 // Whether a value has a row, and no lock keeps it where it is.
 inline bool evictable(const Value& value) { return value.candidate != kNowhere && !value.locks; }
 
-// Gives memory for rows, zeroed.
+// Allocates zeroed memory for rows.
 using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>;
 
 class ScoreColumns {
  public:
-  void lie_in(RowMemory memory);  // From now on; there is no row yet.
-  // A value need not be recomputed where it can be written elsewhere and read back: what takes
-  // longer to make, or was recomputed before, costs that, its neighbourhood included. There is no
-  // row yet.
+  void lie_in(RowMemory memory);  // Call it before the first row.
+  // Bounds costs by a transfer's, for values that a second tier can take: a value that costs more
+  // to make than to transfer, or was recomputed before, costs at most its transfer, with its
+  // neighbourhood. Call it before the first row.
   void limit_costs(const Transfer& transfer) { transfer_ = transfer; }
   const std::optional<Transfer>& transfer() const { return transfer_; }
 
@@ -118,19 +117,19 @@ class ScoreColumns {
   Value* value(std::size_t row) const { return values_[row]; }
   ColumnsView view() const { return view_of(at_, count()); }
 
-  void add(Value& value, std::uint64_t order);  // It has no row; it has its content and a recipe.
+  void add(Value& value, std::uint64_t order);  // The value has content and a recipe, but no row.
   void remove(Value& value);
 
-  // Each is for a value that has a row.
-  void permit(const Value& value, std::uint64_t order);  // Its last lock is gone.
-  void forbid(const Value& value);                       // It has its first lock.
+  // The next four require that the value has a row.
+  void permit(const Value& value, std::uint64_t order);  // Its last lock was released.
+  void forbid(const Value& value);                       // Its first lock was taken.
   void stamp(const Value& value, std::uint64_t order);
   void copy_times(const Value& value);  // Its cost and last access, which may change.
   void set_all_needs(Nanos need) { std::fill_n(at_.last_access, count(), -need.count()); }
   void set_need(std::size_t row, Nanos need) { at_.last_access[row] = -need.count(); }
 
   Near& near(std::size_t row) { return near_[row]; }
-  Nanos& lineage(std::size_t row) { return lineages_[row]; }  // What it costs (lineages.h).
+  Nanos& lineage(std::size_t row) { return lineages_[row]; }  // Its cost (lineages.h).
   void forget_near(const Value& value) {
     if (value.candidate == kNowhere) return;
     near_[value.candidate] = {};
@@ -152,13 +151,13 @@ class ScoreColumns {
   void set_free_left(std::size_t row, Bytes bytes) { at_.free_left[row] = bytes; }
   void set_free_right(std::size_t row, Bytes bytes) { at_.free_right[row] = bytes; }
 
-  // Each row against its value, but for the last access. Throws std::logic_error with a sentence.
+  // Compares each row with its value, except the last access. Throws std::logic_error.
   void check() const;
   Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
-  // A neighbourhood's cost is an estimate, by which alone a value does not become cheap to evict:
-  // the chain that it counts is often run once for all that is missing in it.
+  // The limit applies only if the value's own cost is high. A neighbourhood's cost is an estimate,
+  // and recomputing what it counts often serves many missing values at once.
   std::int64_t limited(const Value& value, Nanos cost) const {
     if (!transfer_ || !transfer_->takes(value)) return cost.count();
     const Nanos transfer = transfer_->cost(value.size);

@@ -10,7 +10,7 @@ namespace {
 
 // As in kernels/ahead.py.
 constexpr unsigned kThreads = 128, kSharedBytes = 1024;
-constexpr std::size_t kRowsAtOnce = 16;  // Rows are counted up to a multiple; the rest may not go.
+constexpr std::size_t kRowsAtOnce = 16;  // Count rows up to a multiple: the rest is not evictable.
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -22,7 +22,7 @@ const char* kernel_of(const Heuristic& h) {
   return plain(h) ? kPlain : kGeneral;
 }
 
-// The numbers of the formula as the kernel wants them.
+// The numbers of the formula as the kernel's arguments.
 std::vector<double> kernel_settings(const Heuristic& h) {
   std::vector<double> settings;
   for_each_number(h, [&](ParameterRole role, double value) {
@@ -97,7 +97,7 @@ void DeviceScorer::measure() {
   threshold_ = crossover(host_row_, kFew, few, kMany, many);
 }
 
-// The columns that the kernel reads and its answer's place; 0 for what the device does not see.
+// Device addresses of the columns that the kernel reads, and of its answer; 0 if it cannot see one.
 std::vector<cuda::Pointer> DeviceScorer::seen_by_device(const ColumnsView& columns) const {
   std::vector<cuda::Pointer> seen;
   for_each_column(columns, [&](const auto* column) {
@@ -108,8 +108,8 @@ std::vector<cuda::Pointer> DeviceScorer::seen_by_device(const ColumnsView& colum
   return seen;
 }
 
-// Into `least_`. False where the device does not see the columns or the answer's place; throws what
-// the driver throws.
+// Fills `least_`. Returns false if the device cannot see the columns or the answer's place; throws
+// what the driver throws.
 bool DeviceScorer::find_least(const ColumnsView& columns, Nanos clock) {
   std::size_t tiles = up(columns.count, kScoreTile) / kScoreTile;
   if (tiles_ < tiles) {
@@ -120,7 +120,7 @@ bool DeviceScorer::find_least(const ColumnsView& columns, Nanos clock) {
   if (std::find(seen.begin(), seen.end(), 0) != seen.end()) return false;
   std::int64_t rows = static_cast<std::int64_t>(up(columns.count, kRowsAtOnce));
   std::int64_t now = clock.count(), epsilon = heuristic_.epsilon.count();
-  cuda::Pointer scratch[2] = {};  // Triton's own, of no bytes.
+  cuda::Pointer scratch[2] = {};  // Required by Triton, without bytes.
   std::vector<void*> parameters;
   for (cuda::Pointer& place : seen) parameters.push_back(&place);
   for (std::int64_t* number : {&rows, &now, &epsilon}) parameters.push_back(number);
@@ -147,7 +147,7 @@ std::optional<Scorer::Choice> DeviceScorer::choose(Scorer& scorer, const Columns
   return choice;
 }
 
-// Three choices running that the host would have made sooner: fewer are asked of the device.
+// After three choices running that the host would have made sooner, raises the threshold.
 void DeviceScorer::note_time(double seconds, std::size_t rows) {
   const bool late = seconds > host_row_ * static_cast<double>(rows);
   late_ = late ? late_ + 1 : 0;

@@ -1,15 +1,14 @@
-// The paper's relaxed neighbourhood (section 4.1 and appendix C.2): evicted values that touch form
-// a class in a union-find structure with one running sum of costs; a value that comes back is
-// subtracted from its class, which is not split, so classes may hold phantom connections. A query
-// sums the distinct classes next to a value: O(neighbours), where the exact sum is O(region).
+// Keeps the paper's relaxed neighbourhood (section 4.1 and appendix C.2). Evicted neighbours form a
+// class in a union-find structure with one running sum of costs. The cost of a value that comes
+// back is subtracted from its class, which is not split, so classes may hold phantom connections. A
+// query sums the distinct classes next to a value: O(neighbours). The exact sum is O(region).
 //
-// A candidate's row remembers which classes are next to it, since a class changes with each
-// eviction but who is next to whom seldom does: values that go or come back make their neighbours
-// forget. What a row remembers is the node of a missing neighbour, which lives as long as that is
-// missing, and when it comes back the row forgets.
+// A candidate's row caches which classes are next to it: a class changes with each eviction, but
+// neighbours seldom change. A value that is evicted or comes back clears the caches of its
+// neighbours. A cache holds the union-find nodes of missing neighbours, which live until those come
+// back.
 //
-// Classes are counted by their members and by the classes merged into them, so a class goes when
-// its last value does.
+// Members, and classes merged into a class, count as references to it; it is freed with the last.
 
 #pragma once
 
@@ -34,7 +33,7 @@ struct EvictedClass {
   std::int64_t met = 0;    // At a root: where a search for a window last met it (window.cpp).
 };
 
-// Who refers to the class does so no longer; it goes with the last.
+// Removes a reference to the class, and frees it with the last one.
 inline void unreference(Records& nodes, EvictedClass* node) {
   while (node && --node->references == 0) {
     EvictedClass* parent = node->parent;
@@ -47,24 +46,24 @@ class EvictedClasses {
  public:
   explicit EvictedClasses(ScoreColumns& columns) : columns_(columns) {}
 
-  // A value whose operator has yet to run is missing, but nothing has been lost: its class starts
-  // at nothing. Once it is there its cost is subtracted all the same, as the reference simulator
-  // does, which matters only if the class was merged meanwhile.
+  // A value whose operator has not run yet is missing, but not lost, so its class starts with no
+  // cost. When the value appears, its cost is subtracted all the same, as in the reference
+  // simulator; this matters only if the class was merged meanwhile.
   void expected(Value& value) {
     value.evicted_class = start(0ns);
     forget_around(value);
   }
   void lost(Value& value);
   void returned(Value& value);
-  Nanos cost(std::size_t row);  // Of the classes next to the row's value; its column too.
-  void fill();                  // The column of neighbourhoods, for all that may go.
+  Nanos cost(std::size_t row);  // Of the classes next to the row's value; sets its column.
+  void fill();                  // Sets the column of neighbourhoods of all evictable rows.
   Nanos walk(const Value& value, Near& near);
-  // Whether classes that were made from a value count beside those that it rests on.
+  // Whether classes made from a value count, too, and not only those that it was made from.
   void count_readers(bool count);
   // Calls `visit` with each distinct class next to the row's value.
   template <typename Visit>
   void for_each(std::size_t row, Visit visit);
-  // Numbers that no class has been marked with: the first of `count`.
+  // Reserves `count` marks that no class has; returns the first.
   std::int64_t new_marks(std::int64_t count) { return std::exchange(marks_, marks_ + count); }
 
   std::int64_t count() const { return nodes_.used(); }
@@ -78,7 +77,7 @@ class EvictedClasses {
     return parent->parent ? halve(node) : parent;
   }
   EvictedClass* halve(EvictedClass* node);
-  // Calls `visit` with each distinct root of what a row remembers: classes may have merged since.
+  // Calls `visit` with each distinct root of the cached classes, which may have merged since.
   template <typename Visit>
   void for_each_root(const Near& near, Visit visit);
   void forget_around(Value& value);

@@ -20,7 +20,7 @@ void Lineages::linked(Value& value) {
   returned(value);
 }
 
-// What reads the value, directly or through values that were counted.
+// Drops the sums of rows that read the value, directly or through counted values.
 void Lineages::forget_ahead(Value& value) {
   met_.assign(1, &value);
   while (!met_.empty()) {
@@ -72,7 +72,7 @@ Nanos Lineages::cost(std::size_t row) {
   return sum;
 }
 
-// The column of what was walked is right, but where a value's own cost limits it.
+// The column is right for rows with a cached sum, unless a value's own cost limits it.
 void Lineages::fill() {
   const ColumnsView columns = columns_.view();
   const bool limited = columns_.transfer().has_value();
@@ -83,7 +83,7 @@ void Lineages::fill() {
   }
 }
 
-// Changes no mark, which would mend what it looks for.
+// Sets no marks, because that would repair the faults that it looks for.
 void Lineages::check(Value& value) const {
   insist(!value.resident() || !value.counted,
          "engine: only what is missing is counted in lineages");

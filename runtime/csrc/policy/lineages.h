@@ -1,17 +1,17 @@
-// The missing values that a tensor is computed from: its lineage.
+// Sums the costs of the missing values that a tensor is computed from: its lineage.
 //
-// A row keeps its sum. A missing value that a walk came by is marked as counted. When a value goes
-// or comes back, the rows that must count it, or did, are found through marked values, and forget
-// their sums. A change costs as much as there are readers of such values.
+// Each row caches its sum. A walk marks the missing values that it meets as counted. When a value
+// is lost or comes back, the rows whose sums change are found through marked values, and drop their
+// sums. A change visits all readers of such values.
 //
-// A walk costs as much as is missing. That is little in most programs, but behind a long chain, as
-// an LSTM's, thousands of values are missing. So kLineage counts only the kNear values that are the
-// fewest operators away, and more than these as kBeyond times these.
+// A walk visits all missing values. They are few in most programs, but thousands behind a long
+// chain, such as an LSTM's. So kLineage counts only the kNear values that are the fewest operators
+// away, and multiplies the sum by kBeyond if there are more.
 //
-// The times of operators say too little of a long lineage. What is recomputed for one value needs
-// memory at the same time, and pushes out other values, which then are recomputed too. So n missing
-// values cost n * n * kCrowding more. Long chains of cheap operators are so cut into short ones. A
-// few operators that take milliseconds cost next to nothing more. So do bytes, by a logical clock.
+// Times of operators understate a long lineage. Values recomputed together need memory at the same
+// time, and displace values that then are recomputed, too. So n missing values cost n * n *
+// kCrowding more. This cuts long chains of cheap operators into short ones. It adds next to nothing
+// to a few operators that take milliseconds, or to bytes on a logical clock.
 
 #pragma once
 
@@ -33,8 +33,8 @@ class Lineages {
 
   explicit Lineages(ScoreColumns& columns) : columns_(columns) {}
 
-  // From now on a sum is of no more than the nearest `most` values. Where it is of all, it is no
-  // more than their costs.
+  // From now on a sum has at most the nearest `most` values. With kAll, it is just the sum of their
+  // costs.
   void count(std::size_t most) { most_ = most; }
 
   void lost(Value& value);
@@ -42,11 +42,11 @@ class Lineages {
   // The value was given another input.
   void linked(Value& value);
 
-  Nanos cost(std::size_t row);  // Its column too.
-  void fill();                  // The column of neighbourhoods, for all that may go.
+  Nanos cost(std::size_t row);  // Sets its column, too.
+  void fill();                  // Sets the column of neighbourhoods of all evictable rows.
 
   std::int64_t accesses() const { return accesses_; }
-  void check(Value& value) const;  // Against a walk from nothing.
+  void check(Value& value) const;  // Compares with a fresh walk.
 
  private:
   void forget_ahead(Value& value);

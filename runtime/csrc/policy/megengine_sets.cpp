@@ -10,7 +10,7 @@ namespace dtr {
 namespace {
 
 // Calls `visit` with each missing input of the operators that made `value` and its views, once for
-// each place where it is read, and with each missing other output.
+// each place where the input is read, and with each other missing output of these operators.
 template <typename Visit>
 void for_each_missing(Value& value, Visit visit) {
   const auto look = [&](Value& neighbour) {
@@ -28,7 +28,7 @@ void for_each_missing(Value& value, Visit visit) {
 
 }  // namespace
 
-// A value without a node is alone.
+// A value without a node has a set of its own.
 EvictedClass* MegEngineSets::node(Value& value) {
   if (!value.evicted_class) {
     value.evicted_class = nodes_.make(EvictedClass{.cost = value.cost, .references = 1});
@@ -36,8 +36,8 @@ EvictedClass* MegEngineSets::node(Value& value) {
   return value.evicted_class;
 }
 
-// Every node on the way is hung under the root, as theirs does, by recursion: it decides which
-// others are lost when one cuts itself out.
+// Hangs every node on the way under the root, as MegEngine does by recursion: the shape decides
+// which values lose their set when one is cut out.
 EvictedClass* MegEngineSets::find(EvictedClass* node) {
   std::vector<EvictedClass*> way{node};
   while (way.back()->parent) way.push_back(way.back()->parent);

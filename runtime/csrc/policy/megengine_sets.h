@@ -1,9 +1,9 @@
-// MegEngine's neighbourhood as it was published, to be compared with: what must be recomputed so
-// that a value's operator can run, and nothing for that operator itself. Against the paper's
-// relaxation (evicted_classes.h) it lacks what was made from the value, the joining of what the
-// program drops, and sums that hold: a value that comes back cuts itself out of its set, and where
-// others lie below it in the union-find they lose the rest. Neighbours in one set are counted one
-// by one. Source: MegEngine, master of October 2024, imperative/src/impl/interpreter.
+// Computes MegEngine's neighbourhood as it was published, for comparison: what must be recomputed
+// so that a value's operator can run, without that operator. Unlike the paper's relaxation
+// (evicted_classes.h), it leaves out values made from the value, does not join values that the
+// program drops, and its sums drift: a value that comes back leaves its set, and values below it in
+// the union-find lose the rest. A set counts once per neighbour in it. Source: MegEngine, master of
+// October 2024, imperative/src/impl/interpreter.
 
 #pragma once
 
@@ -17,9 +17,9 @@ namespace dtr {
 
 class MegEngineSets {
  public:
-  void evicted(Value& value);   // Chosen, not dropped: it joins what is missing around it.
+  void evicted(Value& value);   // Not dropped: it joins its missing neighbours.
   void returned(Value& value);  // It is back.
-  void cut(Value& value);       // It goes, or is a constant from now on.
+  void cut(Value& value);       // It is removed, or becomes a constant.
   Nanos cost(const Value& value);
 
   std::int64_t count() const { return nodes_.used(); }

@@ -1,15 +1,14 @@
-// The cost of a value's evicted neighbourhood: what must be recomputed besides the value itself if
-// it goes too (paper, section 4.1). Every way in which a value loses its content enters here:
-// evicted, dropped by the program, overwritten by a write, stolen by a replay.
+// Computes the cost of a value's evicted neighbourhood: what must be recomputed besides the value
+// if it is evicted, too (paper, section 4.1). Every loss of content is reported here: an eviction,
+// a drop by the program, an in-place write, a buffer taken over by a replay.
 //
-// Answers, dearer as they get more exact: none; the paper's relaxation by a union-find
-// (evicted_classes.h); the value's missing ancestors, as MSPS wants it (lineages.h); the exact
-// neighbourhood, e* (regions.h). One more is there to be compared with (megengine_sets.h). All see
+// The kinds, from cheap to exact, are: none; the paper's relaxation by a union-find
+// (evicted_classes.h); the value's missing ancestors, as in MSPS (lineages.h); the exact
+// neighbourhood e* (regions.h). MegEngine's (megengine_sets.h) is for comparison. All work on
 // storages: a view counts with the bytes it shares.
 //
-// A scope's default, kLineage, is the nearest of the ancestors. Such sums choose better than
-// classes do: a class also holds what was made from the same inputs, and it is not split when
-// values come back.
+// A scope's default, kLineage, sums the nearest ancestors. Such sums choose better than classes: a
+// class also holds what was made from the same inputs, and it is not split when values come back.
 
 #pragma once
 
@@ -33,32 +32,32 @@ class Neighbourhood {
     lineages_.count(kind == NeighbourhoodKind::kLineage ? Lineages::kNear : Lineages::kAll);
   }
 
-  // Each takes a value that shares no one's bytes. After a run of an operator, refresh() follows
-  // the last added() or returned().
-  void added(Value& value) {  // With content.
+  // None of these values is a view. After a run of an operator, call refresh() after the last
+  // added() or returned().
+  void added(Value& value) {  // A new value with content.
     if (by_regions()) regions_.returned(value);
   }
-  void expected(Value& value) {  // New, and its operator has yet to run for the first time.
+  void expected(Value& value) {  // A new value whose operator has not run yet.
     if (by_classes()) classes_.expected(value);
   }
   void lost(Value& value, Loss loss);  // It has just lost its content.
   void returned(Value& value);         // It is back.
   void refresh() { regions_.refresh(); }
-  void cut(Value& value);  // Its recipe is about to be forgotten, or it is itself.
+  void cut(Value& value);  // The value, or its recipe, is about to be removed.
 
-  // While the next use of each value is known, that of what was made from it is in the value's need
-  // (engine/needs.cpp): then a neighbourhood is what the value rests on.
+  // Whether next uses are predicted. If so, a value's need covers what was made from it
+  // (engine/needs.cpp), and its neighbourhood is only what it was made from.
   void foretold(bool is);
 
-  // Two values that have been before became neighbours.
+  // Two existing values became neighbours.
   void linked(Value& one, Value& other);
 
-  void discard(Value& value);  // It goes, and so does all that knows it.
+  void discard(Value& value);  // Removes all that is kept of a value.
 
   Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
-  void fill();                  // The column of these costs, for all rows that may go.
+  void fill();                  // Sets the column of these costs for all evictable rows.
 
-  // Null where it has none.
+  // Null unless the kind is kEvictedClass.
   EvictedClasses* evicted_classes() { return by_classes() ? &classes_ : nullptr; }
 
   std::int64_t classes() const { return classes_.count() + sets_.count(); }
@@ -66,7 +65,7 @@ class Neighbourhood {
     return classes_.accesses() + lineages_.accesses() + regions_.accesses() + sets_.accesses();
   }
   void check(Value& value);
-  void check_classes(const std::unordered_set<Value*>& values) const;  // `values`: all there are.
+  void check_classes(const std::unordered_set<Value*>& values) const;  // `values`: all of them.
 
  private:
   bool by_regions() const { return kind_ == NeighbourhoodKind::kFull; }

@@ -27,7 +27,7 @@ void Regions::for_each_neighbour(Direction direction, Value& value, Visit visit)
   }
 }
 
-// `is_new` says of a neighbour whether it was not met before.
+// `is_new` tells whether a neighbour was not met before.
 template <typename IsNew>
 void Regions::walk(Direction direction, Value& value, Region::Side& side, IsNew is_new) {
   side.interior.clear();
@@ -64,7 +64,7 @@ void Regions::rebuild(Direction direction, Value& value) {
 template <typename Add>
 void Regions::for_each_new(const std::vector<Value*>& into, const std::vector<Value*>& from,
                            Add add) {
-  constexpr std::size_t kFew = 8;  // Then to search costs less than to mark: no record is visited.
+  constexpr std::size_t kFew = 8;  // Up to here a search costs less than marks.
   std::size_t known = into.size();
   if (from.size() <= kFew) {
     for (Value* value : from) {
@@ -123,7 +123,7 @@ void Regions::refresh() {
   rebuild_each(&Region::backward, descendants);
 }
 
-// Whoever knows `value` must forget it.
+// Every region that has `value` must forget it.
 void Regions::cut(Value& value) {
   if (!value.resident()) cut_missing(value);
   if (!value.region) return;
@@ -132,7 +132,7 @@ void Regions::cut(Value& value) {
   forget(value);
 }
 
-// A missing value that goes has no readers left, so only regions of its ancestors hold it.
+// A missing value that is removed has no readers, so only its ancestors' regions hold it.
 void Regions::cut_missing(Value& value) {
   Region::Side backward;
   collect_missing(&Region::backward, value, backward);
@@ -149,7 +149,7 @@ void Regions::cut_missing(Value& value) {
 void Regions::check(const Value& value) const {
   if (!value.resident() || value.constant()) return;
   for (Direction direction : {&Region::forward, &Region::backward}) {
-    Region::Side walked;  // Without a trace on what it visits.
+    Region::Side walked;  // Without marks on visited values.
     std::unordered_set<const Value*> seen{&value};
     walk(direction, const_cast<Value&>(value), walked,
          [&](const Value& neighbour) { return seen.insert(&neighbour).second; });

@@ -1,15 +1,15 @@
-// The exact evicted neighbourhood e* (paper, section 4.1), maintained step by step. Each resident
-// value has two regions: the missing values reachable from it through missing ones alone, forward
-// (what would have to be recomputed again because of it) and backward (what it rests on). A score
-// reads a running sum; the work is done when a value goes or comes back:
+// Maintains the exact evicted neighbourhood e* (paper, section 4.1) incrementally. Each resident
+// value has two regions, of the missing values that it reaches through missing ones alone: forward
+// (made from it) and backward (needed to compute it). The rim of a region is the resident values
+// around it. A score reads a running sum. The work is done when a value is lost or comes back:
 //
-// - goes: every resident value on the rim of its regions takes over its region beyond it;
-// - comes back: its own regions, and those of all on their rims, are walked anew.
+// - lost: each resident value on one of its rims absorbs it and its region on the other side;
+// - comes back: its own regions, and those of all values on their rims, are walked again.
 //
-// A value reached both ways counts twice, and costs are those at the time of adding (they grow when
-// a view is attached to a missing value): both as in the reference simulator. Constants never go,
-// so they have no region and are on no rim. Cost: O(region) for each change, against O(neighbours)
-// for evicted classes; for studies and small graphs.
+// A value reached both ways counts twice, and a cost is that at the time of adding (it grows when a
+// view is attached to a missing value): both as in the reference simulator. Constants are never
+// evicted, so they have no region and are on no rim. Cost: O(region) for each change, against
+// O(neighbours) for evicted classes; for studies and small graphs.
 
 #pragma once
 
@@ -46,7 +46,7 @@ class Regions {
   static void forget(Value& value) { delete std::exchange(value.region, nullptr); }
 
   std::int64_t accesses() const { return accesses_; }
-  void check(const Value& value) const;  // Against a walk from nothing.
+  void check(const Value& value) const;  // Compares with a fresh walk.
 
  private:
   using Direction = Region::Side Region::*;
@@ -62,7 +62,7 @@ class Regions {
   void collect_missing(Direction direction, Value& value, Region::Side& side);
   void cut_missing(Value& value);
 
-  std::vector<Value*> back_;  // Since the last refresh.
+  std::vector<Value*> back_;  // Values that came back since the last refresh.
   std::uint64_t stamp_ = 0;
   std::int64_t accesses_ = 0;
 };

@@ -1,4 +1,4 @@
-// The parametric score. Its presets are the known heuristics; the lowest score is evicted first.
+// Computes the parametric score: the lowest is evicted first. Presets are the known heuristics.
 //
 //     score = (c + n + epsilon)^cost_exp * recompute_penalty^recomputes
 //             / ((size + fragmentation * free_neighbours)^size_exp
@@ -6,8 +6,8 @@
 //
 // c is the value's own cost, n that of its evicted neighbourhood (paper, section 4.1: h_DTR is all
 // exponents 1). The penalty and the free neighbours are MegEngine's. An epsilon of one nanosecond
-// keeps zero costs and just-touched values comparable; the paper's simulator has none, and takes a
-// quotient by nothing as infinite, as is one of two infinities, which large exponents can make.
+// keeps zero costs and just-touched values comparable; the paper's simulator has none. A quotient
+// by 0, or of two infinities (by large exponents), counts as infinite.
 //
 // The parameters are listed once, below. The fields of Heuristic, Python's view of them
 // (bindings/bind_heuristic.cpp), the checks of runtime/heuristic.py, the space that
@@ -48,7 +48,7 @@ enum class ParameterRole {
   kWeight,    // 0 or more. 0 takes the term out.
   kSwitch,    // True or false.
   kFactor,    // Above 0, raised to a count. 1 takes the term out. A kernel gets its log2.
-  kNanos,     // Not a user's: 1 live, 0 in the paper's simulator.
+  kNanos,     // Not for users: 1 live, 0 in the paper's simulator.
   kSeed,      // Of random numbers.
 };
 
@@ -103,7 +103,7 @@ template <typename Visit>
   });
 }
 
-// Whether no power is taken and no weight or factor counts. All terms are integers then.
+// Whether no power is needed, and no weight or factor has an effect. All terms are integers then.
 [[gnu::always_inline]] constexpr bool plain(const Heuristic& h) {
   bool plain = true;
   for_each_number(h, [&](ParameterRole role, double value) {
@@ -113,7 +113,7 @@ template <typename Visit>
   return plain;
 }
 
-// What a score is made of.
+// The inputs of a score.
 struct Terms {
   Nanos cost;  // c + n.
   Bytes size;
@@ -126,7 +126,7 @@ struct Terms {
 inline double raise(double base, double exponent) {
   if (exponent == 1) return base;
   if (exponent == 0) return 1;
-  return std::pow(std::max(base, 0.0), exponent);  // The drift of evicted classes may pass zero.
+  return std::pow(std::max(base, 0.0), exponent);  // Sums of classes may drift below 0.
 }
 
 inline double score(const Heuristic& h, const Terms& t) {
@@ -144,9 +144,9 @@ inline double score(const Heuristic& h, const Terms& t) {
                                                  : std::numeric_limits<double>::infinity();
 }
 
-// The same quotient rounded once, as exact arithmetic gives it, of a plain heuristic. Rounding the
-// product of size and staleness first can put two near scores in the wrong order, and the reference
-// simulator's integers don't.
+// The same quotient of a plain heuristic, computed exactly and rounded once. score() also rounds
+// the product of size and staleness, which can put two near scores in the wrong order; the
+// reference simulator's integers do not.
 double exact_score(const Heuristic& heuristic, const Terms& terms);
 
 }  // namespace dtr

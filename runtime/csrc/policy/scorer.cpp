@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-// How a vector would be returned depends on the processor; none is, all of it is inlined.
+// A returned vector would depend on the processor; all functions here are inlined, so none is.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #include "runtime/csrc/policy/vector_power.h"
 
@@ -23,7 +23,7 @@ template <typename Vector, typename T>
   std::memcpy(&vector, from, sizeof(Vector));
 }
 
-// Which terms a score has: with exponents of 1, or `general`, all with any.
+// The terms of a score: with exponents of 1 only, or any (`general`).
 struct Shape {
   bool cost, size, staleness, general;
 };
@@ -96,7 +96,7 @@ struct Tile {
   double* scores;
 };
 
-// For each processor below, one function with all terms in it.
+// A function with all shapes, for each processor below.
 [[gnu::always_inline]] inline double score_any(const Tile& tile) {
   const auto with = [&]<bool... kTerms>() __attribute__((always_inline)) {
     return score_rows<kTerms...>(tile.columns, tile.row, tile.count, tile.heuristic, tile.clock,
@@ -152,7 +152,7 @@ Shape shape_of(const Heuristic& h) {
           .general = !plain(h)};
 }
 
-// Whether powers have the accuracy that choosing needs.
+// Whether the vectors' powers are accurate enough to choose by.
 bool has_vectors(const Heuristic& h) {
   bool accurate = true;
   for_each_number(h, [&](ParameterRole role, double value) {
@@ -167,7 +167,7 @@ double least_of(const double* scores, std::size_t count) {
   return least;
 }
 
-// Whether all that is in an integral score is equal.
+// Whether all inputs of an integral score are equal.
 bool alike(const Heuristic& h, const Terms& a, const Terms& b) {
   return (h.cost_exp == 0 || a.cost == b.cost) && (h.size_exp == 0 || a.size == b.size) &&
          (h.staleness_exp == 0 || a.staleness == b.staleness);
@@ -175,7 +175,7 @@ bool alike(const Heuristic& h, const Terms& a, const Terms& b) {
 
 }  // namespace
 
-// The score of `terms`, beside which score_ is as exact as the comparison of the two needs.
+// The score of `terms`, as exact as a comparison with score_ needs.
 inline double Least::comparable_score(const Terms& terms) {
   const double score = dtr::score(heuristic_, terms);
   const bool comparable = integral_ && row_ != kNoRow;
@@ -246,8 +246,8 @@ Scorer::Choice Scorer::choose(const ColumnsView& columns, Nanos clock) {
   return choose_scored(columns, clock);
 }
 
-// Another's scores may be off by kNear, and so may the least of them: rows that might be least here
-// lie within four times that. What cannot be right, or depends on all rows, is done here.
+// Given scores may be off by kNear, and so may the least of them: rows that might be least lie
+// within four times that. If given scores must be wrong, or all rows count, the host scores all.
 Scorer::Choice Scorer::choose_near(const ColumnsView& columns, Nanos clock,
                                    const double* least_of_tiles) {
   const std::size_t tiles = (columns.count + kScoreTile - 1) / kScoreTile;

@@ -1,15 +1,15 @@
-// The choice of a victim among many: the row of least score. Among equals, what became evictable
-// last goes.
+// Chooses a victim among many: the row of least score. Among equals, the value that became
+// evictable last.
 //
-// Eight rows are scored at once by the compiler's vectors, in a version for each of AVX-512, AVX2
-// and the rest, chosen when the program starts; all round alike, so choices are the same
-// everywhere, and where exponents are 0 and 1 as the scalar score does. Powers (vector_power.h)
-// don't, by 1e-13: the scalar score decides among rows that are as near as that.
+// Eight rows are scored at once by the compiler's vectors, in a version for AVX-512, AVX2 or other
+// processors, chosen when the program starts. All versions round alike, so choices are the same
+// everywhere. With exponents 0 and 1 they round as the scalar score. Other powers (vector_power.h)
+// differ from it by up to 1e-13, so the scalar score decides among rows that are that near.
 //
-// Where terms are integers, near scores are compared as exact quotients (score.h), so that the
-// order of candidates is never that of rounding. The reference simulator scans from what became
-// evictable first and stops at a score of zero; that decides between free values (zero), and those
-// that the drift of evicted classes has put below nothing.
+// If terms are integers, near scores are compared as exact quotients (score.h), so that rounding
+// decides nothing. The reference simulator scans from the value that became evictable first, and
+// stops at a score of zero. We do the same among scores of zero or less (sums of evicted classes
+// may drift below 0).
 
 #pragma once
 
@@ -40,7 +40,7 @@ class Least {
   std::uint64_t order_ = 0;
   double score_ = std::numeric_limits<double>::infinity();
   Terms terms_{};
-  bool exact_ = false;  // Whether `score_` is.
+  bool exact_ = false;  // Whether `score_` is exact.
 };
 
 class Scorer {
@@ -50,7 +50,7 @@ class Scorer {
   Terms terms(const ColumnsView& columns, std::size_t row, Nanos clock) const;
   Least least() const { return Least(heuristic_, integral_); }
 
-  // Of every row, powers to 1e-13; not a number where it is not evictable.
+  // Scores every row, powers to 1e-13; NaN for a row that is not evictable.
   void score(const ColumnsView& columns, Nanos clock, double* scores);
 
   struct Choice {
@@ -59,8 +59,8 @@ class Scorer {
   };
   Choice choose(const ColumnsView& columns, Nanos clock);
 
-  // The same choice, where somebody else has found the least score of each tile as nearly as
-  // rounding lets him: only the tiles that are near the least of all are scored here.
+  // The same choice, given the least score of each tile up to rounding: scores only the tiles near
+  // the least of all.
   Choice choose_near(const ColumnsView& columns, Nanos clock, const double* least_of_tiles);
 
  private:

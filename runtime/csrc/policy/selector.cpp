@@ -36,10 +36,10 @@ Value* Selector::choose_among_all(Nanos clock) {
 }
 
 // The sampling rule. A choice among all rows is the best choice, and with little memory one choice
-// in thirty can be the one that makes a program recompute for ever. It costs n scores. So all rows
-// are looked at while scoring has taken less than a fiftieth of the operators' time. Eviction must
-// stay cheap where operators are short and candidates are thousands: beyond that share, a choice
-// looks at sqrt(n) rows.
+// in thirty can decide whether a program recomputes for ever. It costs n scores. So we look at all
+// rows while scoring has taken less than a fiftieth of the operators' time. Eviction must stay
+// cheap if operators are short and candidates are thousands: beyond that share, a choice looks at
+// sqrt(n) rows.
 bool Selector::all_are_affordable(Nanos computed) const {
   constexpr Nanos kScore = 6ns;
   constexpr int kShare = 50;
@@ -57,7 +57,7 @@ inline void Selector::consider(Least& least, const ColumnsView& columns, std::si
                  scorer_.terms(columns, row, clock));
 }
 
-// At least kSampleAtLeast rows. Tensors below a hundredth of the mean size are passed over.
+// Draws at least kSampleAtLeast rows. Tensors below a hundredth of the mean size are skipped.
 Value* Selector::choose_from_sample(Nanos clock) {
   constexpr std::size_t kSampleAtLeast = 32;
   const ColumnsView columns = columns_.view();
@@ -98,8 +98,8 @@ std::size_t Selector::draw(std::size_t rows) {
   return (random_ >> 32) * rows >> 32;
 }
 
-// MegEngine looks for the right hole where the bytes of a value end. Blocks end at a granule, so
-// MegEngine sees a right hole only of values whose size is a whole number of granules.
+// MegEngine looks for the right hole where a value's bytes end. Blocks end at a granule, so it sees
+// a right hole only beside values whose size is a whole number of granules.
 bool Selector::sees_right(const Value& value) const {
   return heuristic_.neighbourhood != NeighbourhoodKind::kMegEngine ||
          value.size == round_to_granule(value.size);
@@ -111,7 +111,7 @@ void Selector::look_beside(std::size_t row) {
   columns_.set_free(row, {left, sees_right(value) ? right : 0});
 }
 
-// Most values have nothing free beside them, so the walk is over the holes.
+// Most values have no hole beside them, so the walk is over the holes.
 void Selector::look_beside_all() {
   const Pool* pool = executor_.pool_of_values();
   if (!pool) return;

@@ -1,15 +1,15 @@
-// Who is evicted: everything that chooses a victim is here.
+// Chooses the values to evict; all ways of choosing are here.
 //
 //   all      The row of least score. Exact, and n scores a choice.
 //   sample   The least of about sqrt(n) rows, where looking at all would take too long (paper,
 //            appendix E.2).
 //   random   Any row, for comparison (paper, appendix C.1).
-//   waiting  The least among values that only waiting recomputations hold: a last resort.
+//   waiting  The least among values that only waiting recomputations lock: a last resort.
 //   window   A run of neighbours in memory whose eviction leaves one hole (window.h).
 //
-// `choose` follows Heuristic::selection. Eviction asks for the other two by name. Scores come
-// from the columns (columns.h), which are brought up to date here before they are read: the cost
-// of the evicted neighbourhood and the free bytes beside a block change with other values' fates.
+// `choose` follows Heuristic::selection. Eviction calls the last two by name. Scores come from the
+// columns (columns.h). The selector first updates those that change with other values: the cost of
+// the evicted neighbourhood and the free bytes beside a block.
 //
 // To add a way of choosing: a name in Selection (score.h), a method here, a case in `choose`, its
 // name in heuristic.py, and a paragraph in docs/scoring.md.
@@ -39,12 +39,12 @@ class Selector {
         executor_(executor),
         scorer_(heuristic) {}
 
-  // Before the first value: candidates lie where the device sees them, and it may score them.
+  // Lets a device score candidates, in memory that it sees. Call it before the first value.
   void score_on(std::unique_ptr<DeviceScorer> device);
   const DeviceScorer* device() const { return device_.get(); }  // Null without.
 
-  // By the heuristic's selection; null where nothing may be evicted. `clock` is that of the
-  // columns, `computed` how long operators took so far.
+  // By the heuristic's selection; null if nothing may be evicted. `clock` is that of the columns,
+  // `computed` the time that operators took so far.
   Value* choose(Nanos clock, Nanos computed);
   Value* choose_waiting(Nanos clock);
   Window cheapest_window(const Pool& pool, Bytes bytes, Nanos clock) {

@@ -16,7 +16,7 @@ void mix(std::uint64_t& hash, std::int64_t number) {
 
 void Tapes::begin_operator() {
   if (written_.begins.size() >= kLongest) return;
-  // One that raised did not end.
+  // An operator that raised has no end.
   if (written_.hashes.size() < written_.begins.size()) written_.hashes.push_back(hash());
   written_.begins.push_back(written_.length);
 }
@@ -69,7 +69,7 @@ bool Tapes::end_operator(Nanos cost) {
   return found != before;
 }
 
-// A step like an earlier one takes its place: the times are newer.
+// A step like an earlier one replaces that tape, because its times are newer.
 void Tapes::keep() {
   const auto alike = std::ranges::find_if(kept_, [this](const Tape& tape) {
     return tape.hashes.size() == written_.hashes.size() &&
@@ -94,7 +94,7 @@ void Tapes::keep() {
 }
 
 bool Tapes::end_step() {
-  if (written_.begins.empty()) return false;  // As an optimizer's that has nothing to do.
+  if (written_.begins.empty()) return false;  // As for an optimizer without parameters to update.
   const bool foretold = followed_ != nullptr;
   const bool whole = !written_.hashes.empty() && written_.begins.size() < kLongest;
   Tape* const before = kept_.empty() ? nullptr : &kept_.front();

@@ -1,20 +1,20 @@
-// When a value is needed again, as far as the program repeats itself.
+// Predicts when a value is used next, as far as the program repeats itself.
 //
-// A tape is what one step of a program did. It has an entry for each access: each argument and each
+// A tape records one step of a program. It has an entry for each access: each argument and each
 // result of each operator, in order. The entry says when the same value was accessed next. In a
-// step that does what an earlier one did, the entry at the same place foretells the next use of the
-// value at hand. The step is known by two hashes: one of the order of accesses (how many accesses
-// ago each value was last met), and one of the bytes of each. At the first operator whose hashes
-// differ, another tape that began alike is followed. Where no tape has the bytes, one of the same
-// order is followed: a batch of another length is used in the order of those before. Where there is
-// none, nothing is foretold until the step is over. So a wrong tape costs time, and never a result.
+// step that repeats an earlier one, the entry at the same place predicts the value's next use. Two
+// hashes identify a step: of the order of accesses (how many accesses ago each value was last met),
+// and of each value's bytes. At the first operator whose hashes differ, we follow another tape that
+// began alike. If none has the bytes, we follow one of the same order: a batch of another length is
+// used in the same order. If there is none, nothing is predicted until the step is over. A wrong
+// tape costs time, and never changes a result.
 //
-// All times are the tape's own: the costs of what ran before, from the begin of the step. A
-// step that takes longer than the tape's does not come late, because both are at the same operator.
+// All times are on the tape's own clock: the costs of the operators since the step began. A step
+// that takes longer than its tape is not late, because the clock goes by operators.
 //
-// What a step leaves to the next one, such as the state of an optimizer, has no entry in that one
-// yet. So for the last access of each value the tape remembers when the next step came to the
-// value. Only who brings values back ahead of their use asks for it (engine/ahead.cpp).
+// A value that a step leaves to the next one, such as an optimizer's state, has no entry in the
+// next step yet. So for the last access of each value the tape also stores when the next step first
+// accessed it. Only the code that brings values back ahead of use needs this (engine/ahead.cpp).
 //
 // Recomputations are not on a tape: they depend on what was evicted. Cost: 16 bytes an operator and
 // 16 an access; some nanoseconds each. Source: Belady's rule (1966) in the score of DTR; Capuchin
@@ -33,26 +33,26 @@ namespace dtr {
 
 class Tapes {
  public:
-  // Of what the tape has no further use for. Longer than any step.
+  // The next use of a value that the tape does not use again. Longer than any step.
   static constexpr Nanos kNever{Nanos::rep{1} << 44};
 
-  // Each operator of the program that accesses values, in order; accessed() for its arguments, then
-  // for its results. An operator that accesses none has only an end.
+  // For each operator of the program that accesses values, in order: begin_operator(), accessed()
+  // for its arguments and then its results, end_operator(). Other operators only have an end.
   void begin_operator();
   void accessed(Value& value);
-  // These two return whether what is foretold has changed, of any value.
+  // These two return whether any prediction may have changed.
   [[nodiscard]] bool end_operator(Nanos cost);
   [[nodiscard]] bool end_step();
-  void outlives(const Value& value);                     // The step that is about to end.
-  void advance(Nanos time) { written_.length += time; }  // Between two operators.
+  void outlives(const Value& value);  // The value outlives the step that now ends.
+  void advance(Nanos time) { written_.length += time; }  // Time between two operators.
 
   bool foretell() const { return followed_ != nullptr; }
-  // Of the tape that is followed: the time now, and that of a value's next use. A value of which
-  // the tape knows nothing is taken to be needed behind the end of the step.
+  // Times on the followed tape: now; the begin of an operator, if called between operators; a
+  // value's next use, or the end of the step if the tape does not know the value.
   Nanos now() const;
-  Nanos begin_of(std::size_t operators) const;  // Between two: of the one so many after the next.
+  Nanos begin_of(std::size_t operators) const;  // `operators` after the next one.
   Nanos next_use(const Value& value) const;
-  // Of a value that the step before accessed and this one has not, as far as is known; else kNever.
+  // First use of a value that the step before accessed and this one has not; kNever if unknown.
   Nanos first_use(const Value& value) const;
   Nanos length() const { return followed_ ? followed_->length : 0ns; }
 
@@ -64,16 +64,16 @@ class Tapes {
   struct Tape {
     std::vector<Hash> hashes;         // Of the step up to the end of each operator.
     std::vector<Nanos> begins;        // Of each operator.
-    std::vector<Nanos> next;          // Of each access.
-    std::vector<Nanos> in_next_step;  // Of a value's last access: its first one in that step.
+    std::vector<Nanos> next;          // By access: the next use of its value.
+    std::vector<Nanos> in_next_step;  // By a value's last access: its first use there.
     Nanos length = 0ns;
-    // What the step after it is taken to be like, and was like the last time. The first successor
-    // stays until another comes twice in a row: a step with a validation is only seldom the next.
+    // The tapes of the step expected after this one, and of the last such step. The successor
+    // changes only when another comes twice in a row: a step with a validation is seldom the next.
     const Tape *successor = nullptr, *latest = nullptr;
   };
-  // Few kinds of steps: a generator's and a critic's, some lengths of sequences.
+  // Programs have few kinds of steps: a generator's and a critic's, or some lengths of sequences.
   static constexpr std::size_t kKept = 4;
-  // Operators. A program that ends no step has no tape.
+  // In operators. A longer step, as of a program that never ends one, gets no tape.
   static constexpr std::size_t kLongest = std::size_t{1} << 20;
 
   bool agrees(const Tape& tape) const;
@@ -84,7 +84,7 @@ class Tapes {
 
   std::list<Tape> kept_;    // The step before is the first.
   Tape written_;            // Of the step that is under way.
-  Tape* before_ = nullptr;  // Of the step before, the first of the kept ones; null: it is not kept.
+  Tape* before_ = nullptr;  // Of the step before, first of the kept; null: not kept.
   const Tape* followed_ = nullptr;
   bool other_bytes_ = false;  // No tape has the step's bytes any more,
   bool lost_ = false;         // nor its order.

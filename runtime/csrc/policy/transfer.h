@@ -1,5 +1,5 @@
-// What it takes to bring a value out of memory and back, where there is somewhere to go. It is
-// reckoned as if the program waited for each transfer.
+// Computes the time to move a value to a second tier of memory and back, if there is one, as if the
+// program waited for each transfer.
 
 #pragma once
 
@@ -10,9 +10,9 @@ namespace dtr {
 struct Transfer {
   double nanoseconds_per_byte = 0;  // Both ways together.
   Nanos latency = 0ns;
-  Bytes smallest = 1;  // A smaller value stays.
+  Bytes smallest = 1;  // A smaller value is not moved.
 
-  // Outputs that are evicted together are recomputed together.
+  // Outputs that are evicted together are not moved: one run recomputes them all.
   bool takes(const Value& value) const {
     return value.size >= smallest && !(value.producer && value.producer->together);
   }

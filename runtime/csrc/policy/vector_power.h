@@ -1,11 +1,11 @@
-// Powers of eight numbers at once, by the compiler's vectors.
+// Computes powers of eight numbers at once, by the compiler's vectors.
 //
-// A call of the library's pow() takes 15 ns a number, and there is none for vectors that a plain
-// compiler links. base^exponent = 2^(exponent * log2(base)): the logarithm of the mantissa is the
-// series of the inverse hyperbolic tangent, the power of the fraction that of the exponential, both
-// cut where a term is below a double's last bit. For exponents up to kGreatestExponent, of what 64
-// bits hold, the result is off by 6e-14 at most, which is what choosing needs (scorer.h); and it is
-// the same on every processor, since each step rounds alike.
+// The library's pow() takes 15 ns a number, and a plain compiler links no version for vectors.
+// base^exponent = 2^(exponent * log2(base)): the logarithm of the mantissa uses the series of the
+// inverse hyperbolic tangent, 2 to the power of the fraction uses that of the exponential, and both
+// end where terms fall below a double's last bit. For exponents up to kGreatestExponent and bases
+// of 64 bits, the error is at most 6e-14, which is enough to choose (scorer.h). The result is the
+// same on every processor, since each step rounds alike.
 
 #pragma once
 
@@ -52,11 +52,11 @@ namespace vector_power {
 
 // From 2^-1000 to 2^1000.
 [[gnu::always_inline]] inline Reals exp2(const Reals& number) {
-  // 1.5 * 2^52: what is added to it loses its fraction.
+  // 1.5 * 2^52: a number added to it is rounded to an integer.
   constexpr double kRounds = 6755399441055744.0;
   constexpr double kLog = 0.69314718055994531;  // ln(2)
   Reals shifted = number + kRounds;
-  Wholes whole = bits_of(shifted) << 52;  // Its last bits, where a double has its exponent.
+  Wholes whole = bits_of(shifted) << 52;               // The integer, moved to a double's exponent.
   Reals rest = (number - (shifted - kRounds)) * kLog;  // Up to 0.347 to both sides.
   constexpr double kFactorials[] = {1,    1,     2,      6,       24,       120,       720,
                                     5040, 40320, 362880, 3628800, 39916800, 479001600, 6227020800};

@@ -10,8 +10,8 @@
 namespace dtr {
 namespace {
 
-// Prefix sums over blocks in address order. They start again after every block that can be neither
-// used nor evicted, so that the sums of a run are the difference of two entries.
+// Prefix sums over blocks in address order. They restart behind every block that is neither free
+// nor evictable, so that the difference of two entries is the sum of a run.
 struct Sums {
   Bytes bytes = 0;  // Free or evictable.
   double evicted = 0, cost = 0, stale_bytes = 0;
@@ -22,15 +22,15 @@ bool simple(const Heuristic& h) {
   return h.cost_exp == 1 && h.staleness_exp == 1 && h.recompute_penalty == 1;
 }
 
-// Takes a pool's extents in address order; sums[i] is of the first i. What is in it stays in
-// registers, so it calls nothing where kSimple.
+// Adds up a pool's extents in address order; sums[i] is of the first i. Its members stay in
+// registers, so it calls no function if kSimple.
 template <bool kSimple>
 struct AddUp {
   const ColumnsView columns;
   const Nanos now;
   const double penalty;
-  const bool shared;  // Neighbourhoods are counted later, once for all of a run.
-  Sums *last, *end;   // What lies beyond the end is not taken.
+  const bool shared;  // Neighbourhoods are counted later, once per run.
+  Sums *last, *end;   // Blocks beyond the end are ignored.
   Bytes bytes = 0;
   double evicted = 0, cost = 0, stale_bytes = 0;
 
@@ -64,9 +64,9 @@ struct AddUp {
   }
 };
 
-// What the missing neighbours of a run cost, each class once. Runs are asked for in order, and not
-// all of them, so that most of a pool is never looked at: a class remembers at which block it was
-// met last, which says whether it is in a run already, and whether its last member leaves.
+// The cost of a run's missing neighbours, each class once. Runs come in order, but not all of them,
+// so most of a pool is never looked at. A class stores the last block at which it was met, which
+// tells whether the class is in the run already, and whether its last member leaves.
 class SharedCost {
  public:
   SharedCost(EvictedClasses* classes, const Sums* first, const Sums* last)
@@ -76,7 +76,7 @@ class SharedCost {
         right_(first),
         mark_(classes ? classes->new_marks(last - first + 1) : 0) {}
 
-  // Of the blocks beyond `left` up to `right`; neither may lie before that of the last time.
+  // For the blocks beyond `left` up to `right`; neither may lie before that of the last call.
   [[gnu::noinline]] double of(const Sums* left, const Sums* right) {
     if (!classes_) return 0;
     if (left >= right_) {
@@ -104,13 +104,13 @@ class SharedCost {
     });
   }
 
-  EvictedClasses* const classes_;  // Null where there are none.
+  EvictedClasses* const classes_;  // Null if there are none.
   const Sums *const first_, *left_, *right_;
   const std::int64_t mark_;  // Of the first block.
   Nanos cost_ = 0ns;
 };
 
-// All of a pool; returns the last one. `sums` grows to hold them.
+// Adds up all of a pool; returns the last sum. `sums` grows to hold them.
 template <bool kSimple>
 const Sums* add_up(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
   const Heuristic& h = from.heuristic;
@@ -137,7 +137,7 @@ struct Run {
   double cost;
 };
 
-// By itself, since its few variables must not leave the registers.
+// Not inlined, since its few variables must stay in registers.
 template <bool kSimple>
 [[gnu::noinline]] Run cheapest_run(const Sums* const first, const Sums* const last,
                                    const Bytes bytes, const double lacking, const Heuristic& h,
@@ -146,7 +146,7 @@ template <bool kSimple>
   double best = std::numeric_limits<double>::infinity();
   Run run{first, first, 0};
   const Sums* left = first;
-  bool holds = false;  // Whether what lies beyond left holds the request.
+  bool holds = false;  // Whether the blocks beyond left hold the request.
   for (const Sums* right = first + 1; right <= last; ++right) {
     if (right->bytes == 0) [[unlikely]] {
       left = right;
@@ -162,12 +162,12 @@ template <bool kSimple>
     holds = true;
     while (enough(left[1])) ++left;
     const double evicted = right->evicted - left->evicted;
-    double cost = right->cost - left->cost + epsilon;  // Exact but for a penalty.
+    double cost = right->cost - left->cost + epsilon;  // Exact except for a penalty.
     if constexpr (!kSimple) cost = std::max(cost, epsilon);
     double under = right->stale_bytes - left->stale_bytes;
     if constexpr (!kSimple) under = raise(under / evicted, h.staleness_exp);
     double over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
-    if (over < best * under) [[unlikely]] {  // So far without what is shared, which can only add.
+    if (over < best * under) [[unlikely]] {  // Without shared costs, which only add.
       cost += shared.of(left, right);
       over = kSimple ? cost * evicted : raise(cost, h.cost_exp);
       if (over >= best * under) continue;
@@ -181,7 +181,7 @@ template <bool kSimple>
 template <bool kSimple>
 Window search(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
   const PoolStats stats = from.pool.stats();
-  // Bytes that the budget lacks must come from values, wherever holes may be.
+  // Bytes that the budget lacks must come from evicted values, wherever holes are.
   const Bytes lacking = std::max(stats.live + bytes - stats.budget, Bytes{1});
   const Sums* last = add_up<kSimple>(from, bytes, sums);
   SharedCost shared(from.neighbourhood.evicted_classes(), sums.data(), last);
@@ -198,7 +198,7 @@ Window search(const WindowSearch& from, Bytes bytes, std::vector<Sums>& sums) {
 }  // namespace
 
 Window cheapest_window(const WindowSearch& from, Bytes bytes) {
-  static thread_local std::vector<Sums> sums;  // To ask for their memory anew costs half a search.
+  static thread_local std::vector<Sums> sums;  // To allocate them anew costs half a search.
   bytes = round_to_granule(std::max(bytes, Bytes{1}));
   return (simple(from.heuristic) ? search<true> : search<false>)(from, bytes, sums);
 }

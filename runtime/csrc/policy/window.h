@@ -1,15 +1,14 @@
-// Which neighbours in memory to evict, so that one hole holds the request.
+// Finds neighbours in memory to evict, so that one hole holds the request.
 //
-// Victims that are chosen one by one lie anywhere: they free bytes that the request cannot use, and
-// the next victim pays again. A window is a run of free and evictable blocks; pinned ones break
-// runs. For each block the shortest run that ends there and holds the request is looked at, by two
-// pointers over sums in address order, and the cheapest is taken. Its score is that of one value
-// (score.h) for the run as a whole, but for size, which is the request's: what all of it costs,
-// missing neighbours that several members share counted once, over the staleness of its bytes in
-// the mean. What is shared is only counted for runs that would be the cheapest without it, which
-// are few. Cost: O(blocks and their neighbours), about 5 ns a block (perf/choice/decision_cost.py).
-// Source: Zhang et al., Coop, NeurIPS 2023 (one pass); shared neighbours and the score of the whole
-// are ours.
+// Victims chosen one by one lie anywhere in memory: they free bytes that the request cannot use,
+// and more must follow. A window is a run of free and evictable blocks; a pinned block ends a run.
+// For each block we look at the shortest run that ends there and holds the request, by two pointers
+// over sums in address order, and take the cheapest run. A run is scored as one value (score.h),
+// with the request's size: the cost of its members, with shared missing neighbours counted once,
+// over the mean staleness of its bytes. Shared neighbours are looked up only for runs that would be
+// cheapest without them, which are few. Cost: O(blocks and their neighbours), about 5 ns a block
+// (perf/choice/decision_cost.py). Source: Zhang et al., Coop, NeurIPS 2023 (one pass); shared
+// neighbours and the score of the whole are ours.
 
 #pragma once
 
@@ -23,11 +22,11 @@
 namespace dtr {
 
 struct Window {
-  std::vector<Value*> values;  // Empty where there is none.
+  std::vector<Value*> values;  // Empty if there is no window.
   Nanos cost = 0ns;            // Of recomputing them.
 };
 
-// What a search reads. The engine's lock is held.
+// The inputs of a search. The engine's lock is held.
 struct WindowSearch {
   const Pool& pool;
   const ScoreColumns& columns;
@@ -36,7 +35,7 @@ struct WindowSearch {
   Nanos clock;
 };
 
-// To evict the window's values leaves a run of `bytes` or more, and the budget room for them.
+// Evicting the window's values leaves a hole of `bytes` or more, and room for it in the budget.
 Window cheapest_window(const WindowSearch& from, Bytes bytes);
 
 }  // namespace dtr

@@ -1,13 +1,13 @@
-// A recorded run under the live runtime's rules: the engine, the pool and the way memory is made
-// are those of a session, on addresses alone. A trace that the runtime recorded
-// (live/trace/trace_recorder.h) gives the same evictions here as the program has, one by one; any
-// other log is taken at its word.
+// Simulates a recorded run under the live runtime's rules: with the engine, the pool and the
+// requests of a session, on addresses without memory. A trace that the runtime recorded
+// (live/trace/trace_recorder.h) gives the same evictions as in the program, one by one; any other
+// log is trusted to be right.
 //
-// What differs from the paper's simulator, and why: views share their storage (they cost nothing
-// live); writing in place keeps the block (a copy would need memory that the program does not ask
-// for); results that no one would recompute are constants (gradients, DESIGN.md rule 1, and small
-// tensors); records go when nothing can ask for them (memory); operators allocate block by block,
-// with temporaries (that is what kernels do).
+// Differences from the paper's simulator, with reasons: views share their storage (live views cost
+// nothing); an in-place write keeps the block (a copy would need memory that the program does not
+// request); gradients (DESIGN.md rule 1) and small tensors are constants (the runtime does not
+// recompute them); records that nothing needs are freed (to save memory); operators allocate block
+// by block, with temporaries (as kernels do).
 
 #pragma once
 
@@ -35,7 +35,7 @@ class LiveSimulation final : public Executor {
   SimulationCounts counts() const;
   PoolStats pool_stats() const { return pool_->stats(); }
   const std::vector<std::int64_t>& events() const { return events_; }  // As PaperSimulation's.
-  // Rows of a picture's number, an offset, bytes, and what they are.
+  // Rows of four: the picture's number, an offset, bytes, and a Kind.
   enum Kind : std::int64_t { kBacked, kEvictable, kFixed };
   const std::vector<std::int64_t>& layouts() const { return layouts_; }
   void check() const;
@@ -55,7 +55,7 @@ class LiveSimulation final : public Executor {
   struct Payload {
     std::int64_t op;
   };
-  struct Away {  // What an Op::reload has for a payload.
+  struct Away {  // The payload of an Op::reload.
     std::int64_t tensor;
     bool written = false;
   };
@@ -77,12 +77,12 @@ class LiveSimulation final : public Executor {
   void restore_outputs(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
-  Nanos cost_of(std::int64_t op) const;  // To the engine.
+  Nanos cost_of(std::int64_t op) const;  // The cost that the engine gets.
   void picture();
   void free(void* data);
   void log(std::int64_t tensor, std::int64_t event);
   std::int64_t tensor_of(const Value& value) const;
-  // What leaves by the link and comes back (simulated_swap.cpp).
+  // Values that leave memory by the link and come back (simulated_swap.cpp).
   bool may_move(Bytes size) const { return link_ && size >= link_->smallest; }
   Op& begin_reload(std::int64_t tensor, Bytes size);
   void adopt_movable(std::int64_t tensor, Bytes size, void* data);
@@ -90,8 +90,8 @@ class LiveSimulation final : public Executor {
   void store(Value& value);
   void reload(Op& op);
   void check_thrash() const;
-  void own(void* data, Value* value);  // The block there is `value`'s; null: nobody may evict it.
-  void* nowhere() { return this; }     // The content of what lies outside the pool.
+  void own(void* data, Value* value);  // Makes `value` the owner of the block; null: not evictable.
+  void* nowhere() { return this; }     // Stands for content outside the pool.
   void add_constant(std::int64_t root, Bytes size, void* data);
   Value& value_of(std::int64_t tensor) const {
     if (Value* value = values_[roots_[tensor]]) return *value;
@@ -110,7 +110,7 @@ class LiveSimulation final : public Executor {
   const SimulationOptions options_;
   Pool::Handle pool_;
   Engine engine_;
-  std::vector<Value*> values_;       // By root; null once the program let it go.
+  std::vector<Value*> values_;       // By root; null once the program dropped it.
   std::vector<Held> constants_;      // By root: the program's hold on it, if it is a constant.
   std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;   // By root: references of the program.

@@ -1,4 +1,4 @@
-// What a simulation runs: a trace as flat columns.
+// Holds what a simulation runs: a trace as flat columns.
 
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace dtr {
 
-// runtime/trace/schedule.py makes it, and says what each column is. Tensors are numbered in the
-// order of the operators that make them; the results of one operator are consecutive.
+// runtime/trace/schedule.py makes the columns and explains them. Tensors are numbered in the order
+// of the operators that make them; the results of one operator are consecutive.
 #define DTR_SCHEDULE_COLUMNS(X) \
   X(tensor_size)                \
   X(tensor_alias)               \

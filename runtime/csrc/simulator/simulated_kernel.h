@@ -1,5 +1,5 @@
-// One run of an operator's kernel in a simulation: what it allocates and frees, in order. A trace
-// that the runtime recorded has every request; of another log, each fresh result is one.
+// Runs an operator's kernel in a simulation: allocates and frees its memory, in order. A trace that
+// the runtime recorded lists every request; in another log each fresh result is one request.
 
 #pragma once
 
@@ -12,13 +12,13 @@ namespace dtr {
 
 struct LiveSimulation::Kernel {
   Kernel(LiveSimulation& simulation, std::int64_t op) : simulation(simulation), op(op) {}
-  ~Kernel() {  // What nobody took: temporaries of a run that failed.
+  ~Kernel() {  // Frees blocks that nobody took: temporaries of a failed run.
     for (Block* block : blocks) {
       if (block) simulation.free(block);
     }
   }
 
-  // `releases`: storages of the program die meanwhile, the first time.
+  // `releases`: whether storages of the program die during the run, as in the first run.
   void run(bool releases) {
     const Schedule& schedule = simulation.schedule_;
     simulation.placement_.learn(op);
@@ -36,7 +36,7 @@ struct LiveSimulation::Kernel {
           if (releases) simulation.let_go(simulation.roots_[value]);
           break;
         case Schedule::kCopied:
-          break;  // Before it runs again.
+          break;  // Allocated before a rerun.
       }
     }
     if (first == end) {
@@ -60,7 +60,7 @@ struct LiveSimulation::Kernel {
     return TwoEndedPlacement::kTemporary;
   }
 
-  // The block of a fresh result, or what stands for none.
+  // The block of a fresh result, or nowhere() if the result has no bytes.
   void* take(std::int64_t tensor) {
     const Schedule& schedule = simulation.schedule_;
     if (schedule.tensor_size[tensor] == 0) return simulation.nowhere();

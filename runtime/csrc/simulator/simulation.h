@@ -1,4 +1,4 @@
-// What every simulation is asked, and what it tells.
+// Defines the options and the results of every simulation.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace dtr {
 // Where the pool puts a block (two_ended_placement.h).
 enum class Placement { kBestFit, kTwoEnded };
 
-// How a value leaves memory where there is a link to a second tier.
+// How a value leaves memory if there is a link to a second tier.
 enum class Leaving { kDrop, kSwap, kBoth };
 
 struct SimulationOptions {
@@ -20,28 +20,28 @@ struct SimulationOptions {
   Heuristic heuristic;
   Policy policy = Policy::kEager;
   // The paper's simulator recomputes views as operators of their own, and keeps every record. Live,
-  // views share their storage and need no operator, and a record that nothing can ask for goes.
+  // views share their storage and need no operator, and a record that nothing needs is freed.
   bool free_views = false;
   KeepRecords records = KeepRecords::kAll;
-  Nanos remat_limit = 0ns;  // Thrash: more recomputation than this. 0 for no limit.
+  Nanos remat_limit = 0ns;  // Thrash: more recomputation than this. 0: no limit.
   bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
-  std::optional<MovePrices> prices;  // Of moving them; else the usual ones.
+  std::optional<MovePrices> prices;  // Of moving pages; else the usual ones.
   Placement placement = Placement::kBestFit;
-  std::int64_t layouts = 0;    // How many pictures of the pool to take, evenly over the run.
-  bool logical_clock = false;  // Victims are chosen as if operators cost the bytes they touch.
-  bool pin_outputs = true;  // What the program still holds at the end must be in memory together.
-  bool log_events = false;  // Keep what was evicted and computed, in order.
-  std::optional<Transfer> link;  // To a second tier, as large as need be.
+  std::int64_t layouts = 0;      // How many pictures of the pool to take, evenly over the run.
+  bool logical_clock = false;    // Victims are chosen as if operators cost the bytes they touch.
+  bool pin_outputs = true;       // Outputs held at the end must be in memory together.
+  bool log_events = false;       // Keep what was evicted and computed, in order.
+  std::optional<Transfer> link;  // To a second tier of any size.
   Leaving leaving = Leaving::kBoth;
 };
 
-// What a run is measured by: type, and name for Python, too. In their order:
-//   Bytes at most at once; time of the operators, and of those that ran again.
-//   Values that lost their content, and those of them that the program let go. Operators that ran
-//   again, and other outputs that these brought back. Scores computed, and what was visited.
-//   Of requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
-//   free before, and of free / budget after; bytes evicted, and beyond what was asked; time to
-//   find room; what moving pages would take, at SimulationOptions::prices.
+// The results of a run: type, and name, also in Python. In their order:
+//   The most bytes at once; the time of the operators, and of their reruns.
+//   Values that lost their content, and those of them that the program dropped. Reruns of
+//   operators, and other outputs that these brought back. Scores computed, and records visited.
+//   For requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
+//   free bytes before, and of free bytes / budget after; bytes evicted, and those beyond the
+//   request; time to find room; time to move pages, at SimulationOptions::prices.
 //   Over the link: bytes each way, how often a value came back, how long the program waited.
 #define DTR_SIMULATION_COUNTS(X)      \
   X(Bytes, peak_bytes)                \
@@ -74,7 +74,7 @@ struct SimulationCounts {
 
 enum class SimulationStatus { kOk, kOutOfMemory, kThrash };
 
-// What a log of events tells of a tensor.
+// What happened to a tensor, in a log of events.
 enum SimulationEvent : std::int64_t { kComputed, kEvicted, kDropped };
 
 }  // namespace dtr

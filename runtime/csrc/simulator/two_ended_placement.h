@@ -1,6 +1,6 @@
-// Two-ended placement, for studies: what cannot be evicted and what is expensive for its bytes lies
-// at the high end of the memory, what is cheap at the low end, so that cheap neighbours go
-// together. Expensive is what costs more time a byte than the running median of all results.
+// Places blocks at either end of the memory, for studies: values that are expensive for their bytes
+// or cannot be evicted at the high end, cheap ones at the low end, so that cheap neighbours can be
+// evicted together. Expensive values cost more time a byte than the running median of all results.
 
 #pragma once
 
@@ -19,7 +19,7 @@ class TwoEndedPlacement {
   TwoEndedPlacement(const Schedule& schedule, Placement placement)
       : schedule_(schedule), placement_(placement) {}
 
-  // For memory that an operator asks for, as that of a tensor.
+  // Where to place memory that an operator requests for a tensor.
   Place of(std::int64_t op, std::int64_t tensor) const {
     if (placement_ == Placement::kBestFit) return Place::kBestFit;
     if (tensor == kTemporary) return Place::kLow;
@@ -27,7 +27,7 @@ class TwoEndedPlacement {
     return price(op) > median_ ? Place::kHigh : Place::kLow;
   }
 
-  // A step of a fiftieth towards each operator leaves as many above as below.
+  // A step of up to a fiftieth towards each operator's price keeps as many above as below.
   void learn(std::int64_t op) {
     const double now = price(op);
     if (median_ == 0) median_ = now;
@@ -47,7 +47,7 @@ class TwoEndedPlacement {
 
   const Schedule& schedule_;
   const Placement placement_;
-  double median_ = 0;  // Running, of nanoseconds a byte.
+  double median_ = 0;  // The running median, in nanoseconds a byte.
 };
 
 }  // namespace dtr

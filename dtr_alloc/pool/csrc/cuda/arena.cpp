@@ -1,17 +1,16 @@
-// Memory of a CUDA device as an arena: one reserved range of addresses, in which every page is a
-// physical allocation of the driver of its own (2 MiB), created when the page is committed. So a
-// page can be taken to another address without a copy, and what other processes hold is respected
-// as it changes: the driver says no, and commit throws std::bad_alloc.
+// Makes an arena of a CUDA device's memory: one reserved range of addresses, in which every page is
+// a separate physical allocation of the driver (2 MiB), created when the page is committed. So a
+// page can move to another address without a copy. If other processes hold the device's memory, the
+// driver refuses, and commit throws std::bad_alloc.
 //
-// A move maps the pages at the new place and leaves them mapped at the old one (the driver allows a
-// page two addresses), where work that is under way may still use them. The pool says when it is
-// past (backing.h), since a call to unmap does not wait for it. Whatever call fails, no page
-// is lost and every page that cannot be put back is written down: `pages_` holds what the driver
-// was told, and backed() answers from it. A page whose mapping could not be undone stays as a
-// remnant, which the next commit there clears.
+// A move maps the pages at the new place and leaves them mapped at the old one (the driver allows
+// two addresses for a page), where work under way may still use them. The pool calls leave() once
+// that work is done (backing.h), since an unmapping does not wait for it. Whatever call fails, no
+// page is lost: `pages_` holds what the driver was told, and backed() answers from it. A page whose
+// mapping could not be undone stays as a remnant, which the next commit there clears.
 //
-// What a page costs is not known before it is measured: mapping and giving access as pages are
-// committed, which nobody pays for, then whole moves.
+// The price of a page is measured: first the mapping and access of committed pages, which are
+// needed anyway, then whole moves.
 
 #include "dtr_alloc/pool/csrc/arena.h"
 
@@ -33,7 +32,7 @@ using cuda::release_at_last;
 using cuda::Scope;
 using cuda::succeeds;
 
-// What a page is to be. Throws std::runtime_error where the device makes no such pages.
+// The properties of a page. Throws std::runtime_error if the device makes no such pages.
 cuda::AllocationProp page_for(const cuda::PrimaryContext& context, PageUses uses) {
   const auto insist = [&](int attribute, const char* what, const char* option) {
     if (context.has(attribute)) return;
@@ -70,7 +69,7 @@ class CudaArena final : public Arena {
         prop_(page_for(*context_, uses)),
         page_(granularity(*context_, prop_)),
         capacity_(round_up(capacity, page_)),
-        // An alignment is a wish that drivers have not always granted: reserve one too much.
+        // Drivers have not always granted a requested alignment: reserve one too much.
         reserved_(round_up(capacity_, kArenaAlignment) + kArenaAlignment),
         pages_(capacity_ / page_) {
     const Scope scope(*context_);
@@ -154,7 +153,7 @@ class CudaArena final : public Arena {
     unmap(begin / page_, end / page_);
   }
 
-  // Before the first move: to take a page away costs about what it costs to map it.
+  // Before the first move, we assume that unmapping a page costs about as much as mapping it.
   MovePrices move_prices() const override {
     const Nanos page = moves_.pages > 0 ? moves_.mean() : 2 * mappings_.mean();
     return {.call = 0ns, .page = page};
@@ -172,7 +171,7 @@ class CudaArena final : public Arena {
     bool accessible;
   };
 
-  // What a page takes, in the mean of the last few thousand.
+  // The mean time per page, over the last few thousand pages.
   struct Price {
     std::int64_t pages = 0;
     Nanos took{0};
@@ -226,8 +225,8 @@ class CudaArena final : public Arena {
     pages_[i].mapped = pages_[i].accessible = false;
   }
 
-  // A run in one call, which costs little more than a page. Where the driver turns that down, page
-  // by page.
+  // Unmaps a run in one call, which costs little more than for a page; if the driver refuses that,
+  // page by page.
   void unmap(std::int64_t first, std::int64_t last) {
     const auto is_mapped = [](const Page& page) { return page.mapped; };
     const bool whole = std::all_of(&pages_[first], &pages_[first] + (last - first), is_mapped);
@@ -241,14 +240,14 @@ class CudaArena final : public Arena {
     }
   }
 
-  // Releases what an unmapped page of addresses owns, now or later.
+  // Releases the physical page of an unmapped place, now or later.
   void give_up(std::int64_t i) {
     const Physical physical = pages_[i].physical;
     pages_[i].physical = 0;
     if (physical != 0 && !succeeds(driver_.cuMemRelease, physical)) unreleased_.push_back(physical);
   }
 
-  // Undoes what was done at a page of addresses; where that fails, a remnant stays.
+  // Undoes what was done at a place of a page; if that fails, a remnant stays.
   void drop(std::int64_t i) {
     pages_[i].accessible = false;
     if (pages_[i].mapped && !succeeds(driver_.cuMemUnmap, at(i), size())) return;
@@ -279,7 +278,7 @@ class CudaArena final : public Arena {
   std::int64_t top_ = 0;              // No page from here on was ever mapped.
   Price mappings_;                    // To map a page and give access to it.
   Price moves_;                       // To move one: the host's part.
-  std::vector<Physical> unreleased_;  // For the next page, unless the next release succeeds.
+  std::vector<Physical> unreleased_;  // Reused by create(), unless a retry releases them.
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Opens the driver and looks its symbols up: once for each path, and never closes it, because the
-// driver keeps threads of its own. A failure is not remembered, so that a test or a user can set
-// $DTR_ALLOC_LIBCUDA right and try again.
+// Opens the driver and looks up its symbols, once for each path. The driver is never closed,
+// because it keeps threads of its own. A failure is not remembered, so that a test or a user can
+// set $DTR_ALLOC_LIBCUDA right and try again.
 
 #include "dtr_alloc/pool/csrc/cuda/driver.h"
 
@@ -107,7 +107,7 @@ Scope::Scope(const PrimaryContext& context) : driver_(context.driver()) {
   driver_.call(driver_.cuCtxGetCurrent, &current);
   pushed_ = current != context.context();
   if (pushed_) driver_.call(driver_.cuCtxPushCurrent_v2, context.context());
-  // A driver that refuses this one still does the rest.
+  // A driver that refuses this call still does the rest.
   if (!succeeds(driver_.cuThreadExchangeStreamCaptureMode, &capture_mode_)) capture_mode_ = -1;
 }
 

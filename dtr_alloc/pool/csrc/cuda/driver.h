@@ -1,13 +1,12 @@
-// The part of CUDA's driver API that the pool needs, declared by hand and loaded at run time.
+// Declares the part of CUDA's driver API that the pool needs, and loads the driver at run time.
 //
-// A build against <cuda.h> and libcuda would tie the package to machines with a toolkit or a GPU;
-// so the prototypes are written down here, and the library is opened when the first CUDA arena is
-// made. What cannot be wrong in a build can be wrong here: tests/fake_cuda/declarations.cpp holds
-// every size, value and prototype against <cuda.h> where there is one. Two traps it guards:
-// <cuda.h> renames by macro, so the symbol of cuEventDestroy is cuEventDestroy_v2 (an older
-// function keeps the plain name; of cuEventElapsedTime we want that one, since drivers before CUDA
-// 12.8 have no other); and with per-thread default streams it names other symbols again,
-// so that here stream 0 is always the legacy default stream.
+// A build against <cuda.h> and libcuda would need a machine with a toolkit or a GPU. So we write
+// the prototypes down here, and open the library when the first CUDA arena is made. No compiler
+// checks them, so tests/fake_cuda/declarations.cpp compares every size, value and prototype with
+// <cuda.h> where there is one. It guards against two traps. <cuda.h> renames functions by macro:
+// the symbol of cuEventDestroy is cuEventDestroy_v2, and the plain name is an older function (which
+// we want of cuEventElapsedTime: drivers before CUDA 12.8 have no other). And <cuda.h> names other
+// symbols for per-thread default streams; with ours, stream 0 is always the legacy default stream.
 
 #pragma once
 
@@ -119,7 +118,7 @@ struct AccessDesc {  // CUmemAccessDesc
   CALL(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
        unsigned, StreamHandle, void**, void**)
 
-// A call that the driver turned down: its name, and the driver's name for the error.
+// A call that the driver refused: its name, and the driver's name for the error.
 class Error : public std::runtime_error {
  public:
   Error(const std::string& text, Result code) : std::runtime_error(text), code(code) {}
@@ -137,8 +136,8 @@ struct Driver {
   DTR_CUDA_CALLS(DTR_CUDA_MEMBER)
 #undef DTR_CUDA_MEMBER
 
-  // Throws Error unless the driver answers success, or MachineIsFull: another process may have the
-  // memory.
+  // Throws MachineIsFull if memory is lacking (another process may have it), Error if the driver
+  // answers anything else but success.
   template <class... Parameters, class... Arguments>
   void call(const Call<Parameters...>& call, Arguments... arguments) const {
     const Result result = call.function(arguments...);
@@ -146,36 +145,36 @@ struct Driver {
   }
   [[noreturn]] void fail(const char* call, Result result) const;
 
-  // By what calls are timed. A driver may bring a clock of its own, as a symbol dtr_alloc_clock:
-  // the tests' driver does, and then no figure depends on the machine.
+  // The clock that times calls. A driver may have its own, as a symbol dtr_alloc_clock: the tests'
+  // fake driver has, so that no figure depends on the machine.
   std::int64_t (*clock)() = nullptr;
   Nanos now() const {
     return clock != nullptr ? Nanos(clock()) : std::chrono::steady_clock::now().time_since_epoch();
   }
 };
 
-// Where an error has nowhere to go: whether the call succeeded.
+// For callers that cannot report an error: returns whether the call succeeded.
 template <class... Parameters, class... Arguments>
 bool succeeds(const Call<Parameters...>& call, Arguments... arguments) {
   return call.function(arguments...) == kSuccess;
 }
 
-// For destructors: a call that is turned down once gets a second chance, since nobody comes after.
+// For destructors: repeats a call that fails once, since nobody can repeat it later.
 template <class... Parameters, class... Arguments>
 void release_at_last(const Call<Parameters...>& call, Arguments... arguments) {
   if (!succeeds(call, arguments...)) succeeds(call, arguments...);
 }
 
-// The driver at $DTR_ALLOC_LIBCUDA, else libcuda.so.1, initialized; it stays loaded. Throws
+// Loads the driver at $DTR_ALLOC_LIBCUDA, else libcuda.so.1, for good, and initializes it. Throws
 // std::runtime_error that says what is missing.
 const Driver& load();
 
-// The primary context of a device, which torch and CuPy use as well, held as long as this lives. A
-// forked child must not call the driver: there the context is dead and is not given back.
+// Holds the primary context of a device, which torch and CuPy use as well. A forked child must not
+// call the driver: its context is dead, and is not released.
 class PrimaryContext {
  public:
-  // Throws std::invalid_argument where there is no such device, std::runtime_error where it cannot
-  // map memory by pages.
+  // Throws std::invalid_argument if there is no such device, std::runtime_error if the device
+  // cannot map memory by pages.
   PrimaryContext(const Driver& driver, int device);
   ~PrimaryContext();
   PrimaryContext(const PrimaryContext&) = delete;
@@ -194,9 +193,9 @@ class PrimaryContext {
   Context context_ = nullptr;
 };
 
-// Makes the primary context current for a scope, and lets the scope make calls that a graph capture
-// of another thread would forbid: none of ours touches a captured stream. Throws std::runtime_error
-// in a forked child.
+// Makes the primary context current while it lives, and allows calls that a graph capture of
+// another thread would forbid, since none of ours touches a captured stream. Throws
+// std::runtime_error in a forked child.
 class Scope {
  public:
   explicit Scope(const PrimaryContext& context);
@@ -206,12 +205,12 @@ class Scope {
 
  private:
   const Driver& driver_;
-  bool pushed_ = false;  // Or it was current already, as it is where torch runs operators.
+  bool pushed_ = false;  // False if it was current already, as in torch's operators.
   int capture_mode_ = kCaptureRelaxed;
 };
 
-// For destructors: acts with the context current, and once more where that throws. Whether it was
-// done; nothing is in a forked child, nor as a process ends, when the context is gone.
+// For destructors: calls `act` with the context current, and again if it throws. Returns whether it
+// succeeded: not in a forked child, nor at the end of a process, when the context is gone.
 template <class Act>
 bool act_at_last(const PrimaryContext& context, const Act& act) {
   for (int attempt = 0; attempt < 2 && !context.forked(); ++attempt) {

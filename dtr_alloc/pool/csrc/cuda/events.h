@@ -1,8 +1,8 @@
-// Events of the driver: for the order of the pool's streams (streams.h), and for time stamps.
+// Records events of the driver: to order the pool's streams (streams.h), and as time stamps.
 //
 // An event is made once and recorded many times: creating one costs some microseconds, recording it
-// about one. An event may be recorded anew while a stream still waits for its former place: the
-// driver takes the place at the call.
+// about one. An event may be recorded again while a stream still waits for it: a wait refers to the
+// last recording before its call.
 
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace dtr::cuda {
 
-// Gives events of one kind, and keeps those that are given back. Thread-safe.
+// Gives events of one kind, and keeps returned ones for reuse. Thread-safe.
 class EventStore {
  public:
-  // `flags`: kEventDefault, or kEventDisableTiming, since time stamps make recording dearer.
+  // `flags`: kEventDefault for time stamps, else kEventDisableTiming: cheaper to record.
   EventStore(std::shared_ptr<PrimaryContext> context, unsigned flags)
       : context_(std::move(context)), flags_(flags) {}
   ~EventStore();

@@ -1,24 +1,24 @@
-// Page-locked memory of the host as a second tier of a device's (tier.h).
+// Makes page-locked memory of the host the second tier of a device's memory (tier.h).
 //
 // Copies run in two streams, one for each direction, so that both directions of the bus and the
-// device's own work go on side by side. What order they need is made by events, and the host waits
-// for one only where the pool takes pages away that a copy still uses.
+// device's own work go on side by side. Events order them. The host waits for an event only if the
+// pool takes away pages that a copy still uses.
 //
-// A place that is free and past its use is taken first, so a value may come back while the device
-// is still busy with operators that the host gave it before. For that its memory is allocated for
-// the stream of the copy (streams.h). Where the place was just evicted, the copy comes after all
-// that the device was given so far.
+// A value that comes back takes first a free place that no work uses any more, so the copy may run
+// while the device is still busy with earlier operators. For that, its memory is allocated on the
+// stream of the copy (streams.h). If the place was just evicted, the copy waits for all work that
+// the device was given so far.
 //
-// The host runs ahead of the device. So a copy out waits for no more than a part of what the device
-// was given: what made the bytes, and no more than 400 us of operators behind it. Then it is over
-// long before the device comes to the work that needs the place. For that an event is recorded in
-// the program's stream each 400 us of its operators. More of them cost the host more than they save
-// the device (perf/cost/swap_overlap.py). With several streams there are no such events, and a copy
-// out comes after all that they were given.
+// The host runs ahead of the device. So a copy out waits only for a part of the work that the
+// device was given: what made the bytes, and up to 400 us of operators behind it. Then it ends long
+// before the device comes to the work that needs the place. For that, we record an event in the
+// program's stream each 400 us of its operators. More events cost the host more than they save the
+// device (perf/cost/swap_overlap.py). With several streams there are no such events, and a copy out
+// waits for all work that they were given.
 //
-// The rooms are blocks of a pool over the page-locked range. Its fences keep a room that was given
-// back from being written while a copy still reads it. Page-locking costs some hundred milliseconds
-// a GiB, so it happens once, when the tier is made.
+// The rooms are blocks of a pool over the page-locked range. The fences of that pool protect a
+// freed room while a copy still reads it. Page-locking costs some hundred milliseconds a GiB, so it
+// happens once, when the tier is made.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -42,7 +42,7 @@ using cuda::Pointer;
 using cuda::Scope;
 using Context = std::shared_ptr<cuda::PrimaryContext>;
 
-// Advice to the system: a failure is none.
+// Advice to the system: a failure is no error.
 void prefer_node_of(const cuda::PrimaryContext& context, void* begin, Bytes bytes) {
   constexpr int kPreferred = 1;  // MPOL_PREFERRED
   constexpr int kBits = 8 * sizeof(unsigned long);
@@ -56,8 +56,8 @@ void prefer_node_of(const cuda::PrimaryContext& context, void* begin, Bytes byte
   syscall(SYS_mbind, begin, bytes, kPreferred, nodes, 16ul * kBits, 0u);
 }
 
-// Memory of the host that is page-locked while it lives. It has all of its pages all the time, and
-// an order of streams.
+// Host memory that is page-locked while it lives. All of its pages are always committed, and its
+// pool has an order of streams.
 class LockedArena final : public Arena {
  public:
   LockedArena(Context context, Bytes bytes)
@@ -72,7 +72,7 @@ class LockedArena final : public Arena {
 
   ~LockedArena() override {
     if (context_->forked()) {
-      static_cast<void>(host_.release());  // A child has nothing there, or something else.
+      static_cast<void>(host_.release());  // In the child the range is unmapped, or reused.
       return;
     }
     const cuda::Driver& driver = context_->driver();
@@ -94,7 +94,7 @@ class LockedArena final : public Arena {
   std::unique_ptr<Arena> host_;
 };
 
-// A stream of our own.
+// A stream of the tier's own.
 class CopyStream {
  public:
   explicit CopyStream(Context context) : context_(std::move(context)) {
@@ -140,7 +140,7 @@ class HostTier final : public Tier {
 
   ~HostTier() override { leave(); }
 
-  // Whoever asks has run an operator, which is no time for an error of the driver's.
+  // Never throws: the caller has just run an operator, and must not fail for a driver error.
   Room reserve(Bytes bytes) override {
     try {
       return {.block = rooms_->allocate(bytes, Fit::kCommitted, out())};
@@ -197,8 +197,7 @@ class HostTier final : public Tier {
     if (before) events_->give_back(before);
   }
 
-  // The reader waits for the copy. So whoever comes after the reader comes after the copy, and need
-  // not be told of it.
+  // The reader waits for the copy. So later users of the block need only wait for the reader.
   void finish_read(Room& room, void* to, Stream reader) override {
     const std::lock_guard lock(mutex_);
     spans_.measure(reader, times_.waited, [&] { events_->wait(reader, room.read); });
@@ -254,8 +253,8 @@ class HostTier final : public Tier {
     });
   }
 
-  // The least of some rounds, of a small copy and a large one. A pool without room for them leaves
-  // what is assumed of a bus.
+  // Measures the least of some rounds, with a small copy and a large one. If the pool has no room
+  // for them, the assumed speed of a bus stays.
   void measure() {
     constexpr Bytes kLarge = Bytes{16} << 20;
     constexpr int kRounds = 3;
@@ -300,7 +299,7 @@ class HostTier final : public Tier {
     }
   }
 
-  // Nobody has a room any more. Blocks of the pool may still name the streams.
+  // No room is in use any more. Blocks of the pool may still name the streams.
   void leave() {
     if (context_->forked()) return;
     while (!passed_.empty()) forget_oldest_mark();

@@ -8,7 +8,7 @@ namespace dtr {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr int kFirst = -1 << 20;  // A priority below all that there are is taken for the greatest.
+constexpr int kFirst = -1 << 20;  // The driver clamps it to its greatest priority.
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void CudaKernel::Device::map(std::byte* begin, std::size_t bytes) {
   mapped.push_back({begin, bytes, device});
 }
 
-// Whether the driver has nothing to do with it any more.
+// Returns whether the driver no longer knows the memory.
 bool CudaKernel::Device::unmap(const std::byte* begin) {
   const auto found = std::ranges::find(mapped, begin, &Mapped::begin);
   if (found == mapped.end()) return true;
@@ -66,7 +66,7 @@ std::shared_ptr<std::byte[]> CudaKernel::memory(std::size_t bytes) {
   std::memset(begin, 0, bytes);
   try {
     device_->map(begin, bytes);
-  } catch (const std::exception&) {  // The host's alone, then.
+  } catch (const std::exception&) {  // Then only the host can use it.
   }
   return {begin, [device = device_](std::byte* gone) {
             if (device->unmap(gone)) std::free(gone);

@@ -1,11 +1,10 @@
-// A kernel of ours on a CUDA device, and memory of the host that both sides see.
+// Runs a kernel of ours on a CUDA device, and gives memory of the host that the device can read.
 //
-// It is launched from C++ through the driver, so that whoever needs its answer inside an allocation
-// takes no lock of Python's, and on a stream of its own, which waits for none of the program's work
-// and whose work the program's does not wait for. What it reads lies in the host's memory,
-// page-locked: nothing is copied, and it is as fast as the bus. The memory is registered with the
-// driver, not allocated by it: where the driver refuses, it is still memory, and a forked child
-// keeps it.
+// C++ launches the kernel through the driver, so that an allocation that needs its answer takes no
+// lock of Python's. The kernel has its own stream, which does not wait for the program's streams,
+// nor they for it. It reads page-locked host memory, without a copy, as fast as the bus. The memory
+// is registered with the driver, not allocated by it: if the driver refuses, the host can still use
+// it, and a forked child keeps it.
 
 #pragma once
 
@@ -29,11 +28,11 @@ class CudaKernel {
   // Zeroed, at the beginning of a page; it may outlive the kernel.
   std::shared_ptr<std::byte[]> memory(std::size_t bytes);
 
-  // Where the device sees what lies at `address`; 0 where it does not.
+  // The device's address of what lies at `address`; 0 if the device cannot read it.
   cuda::Pointer seen(const void* address) const;
 
-  // Returns when it is done. Throws what the driver throws; `parameters` are addresses of values of
-  // the sizes that the image declares.
+  // Returns when the kernel is done. Throws what the driver throws. `parameters` are addresses of
+  // values of the sizes that the image declares.
   void run(unsigned blocks, unsigned threads, unsigned shared_bytes, void** parameters);
 
  private:
@@ -42,7 +41,7 @@ class CudaKernel {
     std::size_t bytes;
     cuda::Pointer device;
   };
-  struct Device {  // Lives as long as any memory does.
+  struct Device {  // Lives as long as any of its memory.
     explicit Device(int device) : context(cuda::load(), device), driver(context.driver()) {}
     void map(std::byte* begin, std::size_t bytes);
     bool unmap(const std::byte* begin);

@@ -1,6 +1,6 @@
-// How long pieces of work took in their streams, as a swap tells of its copies and of who waits for
-// them. Two events with time stand around each piece, and are read when the device has passed them:
-// the host never waits. Cost: two events a piece. A piece that cannot be measured is not counted.
+// Measures how long pieces of work took in their streams: a swap's copies, and the waits for them.
+// Two timed events surround each piece, and are read once the device has passed them: the host
+// never waits. Cost: two events a piece. A piece that cannot be measured is not counted.
 
 #pragma once
 
@@ -15,14 +15,14 @@ namespace dtr {
 
 class Spans {
  public:
-  static constexpr std::size_t kMostUnderWay = 1024;  // Above that the device is far behind.
+  static constexpr std::size_t kMostUnderWay = 1024;  // Beyond it nothing is measured.
 
   explicit Spans(int device) : work_(make_cuda_work(device)) {}
   ~Spans() {
     for (const Span& span : under_way_) drop(span);
   }
 
-  // Runs `act` and adds what it takes in the stream to `sum`. What cannot be measured is not.
+  // Runs `act` and adds its time in the stream to `sum`, if that can be measured.
   template <class Act>
   void measure(Stream stream, Nanos& sum, const Act& act) {
     collect();

@@ -1,5 +1,5 @@
-// Copies and time stamps of a CUDA device. Events that carry time are as many as samples under way,
-// a few hundred at most (operator_costs.h).
+// Copies and takes time stamps on a CUDA device. There are as many timed events as samples under
+// way, a few hundred at most (operator_costs.h).
 
 #include "dtr_alloc/pool/csrc/cuda/driver.h"
 #include "dtr_alloc/pool/csrc/cuda/events.h"

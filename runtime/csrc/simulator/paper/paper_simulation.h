@@ -1,6 +1,6 @@
-// A recorded run, replayed without tensors: what would the engine have done under this budget?
+// Replays a recorded run without tensors: what would the engine have done under this budget?
 //
-// It is the engine of the live runtime on an executor that only counts, by the rules of the paper's
+// The live runtime's engine runs on an executor that only counts, by the rules of the paper's
 // simulator: memory is a number, and an operator needs room for all its outputs at once. The live
 // runtime's rules are in live_simulation.h. Source: the paper, section 4.2 and appendix C.6.
 
@@ -23,12 +23,12 @@ class PaperSimulation final : public Executor {
 
   SimulationStatus run();
   SimulationCounts counts() const;
-  // Pairs of a tensor and a SimulationEvent. Filled where log_events is set.
+  // Pairs of a tensor and a SimulationEvent. Empty unless log_events is set.
   const std::vector<std::int64_t>& events() const { return events_; }
   void check() const { engine_.check(); }
 
-  // The bytes and time of the whole run without a budget: what is released goes at once, constants
-  // too. `largest_operator` is the most bytes that one operator reads and makes.
+  // The bytes and time of the whole run without a budget. Released tensors, also constants, are
+  // freed at once. `largest_operator` is the most bytes that one operator reads and makes.
   struct Baseline {
     Bytes peak, constants, largest_operator;
     Nanos cost;
@@ -46,7 +46,7 @@ class PaperSimulation final : public Executor {
 
  private:
   struct Payload {
-    std::int64_t op, first;  // Its number and its first result's.
+    std::int64_t op, first;  // Numbers of the operator and its first result.
   };
   struct OutOfBudget : std::exception {};
   struct Thrash : std::exception {};
@@ -65,12 +65,12 @@ class PaperSimulation final : public Executor {
   const Schedule schedule_;
   const SimulationOptions options_;
   Engine engine_;
-  std::vector<Value*> values_;        // By tensor; by root where views are free.
+  std::vector<Value*> values_;        // By tensor; by root if views are free.
   std::vector<std::int64_t> roots_;   // By tensor: the one whose bytes it shares.
   std::vector<std::int64_t> held_;    // By tensor, at roots: references of the program.
   std::vector<Held> pinned_;          // By tensor, at roots.
-  std::vector<Held> held_constants_;  // By tensor: while the program holds it, and records may go.
-  std::vector<Op*> ops_;              // These two where every record is kept.
+  std::vector<Held> held_constants_;  // By tensor: the program's hold, unless all records are kept.
+  std::vector<Op*> ops_;              // This and the next only if every record is kept.
   std::vector<Value*> constants_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_;
