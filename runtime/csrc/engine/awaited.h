@@ -1,6 +1,6 @@
-// Missing values that a copy brings back (Value::movable), and when each is needed. In no order: a
-// need changes more often than anybody asks, who mostly learns from one number that it is too
-// early.
+// Lists the missing values that a copy brings back (Value::movable), each with the time when it is
+// needed. Unsorted: times change more often than the list is searched, and most searches end at
+// once because the soonest time is still far off.
 
 #pragma once
 
@@ -19,9 +19,9 @@ class Awaited {
     Value* value;
   };
 
-  // Nothing where there is no memory for it: the value then comes back when it is touched.
+  // Does nothing if the list cannot grow: the value then comes back when it is used.
   void add(Value& value, Nanos need);
-  void remove(Value& value);  // Nothing where it is not here.
+  void remove(Value& value);  // Does nothing if it is not listed.
   void set(Value& value, Nanos need);
   template <class Need>
   void set_all(const Need& need) {
@@ -30,14 +30,14 @@ class Awaited {
   }
 
   bool has(const Value& value) const { return value.need.awaited != kNowhere; }
-  // What is needed in that time, by its needs; what should have been needed before it, never is.
+  // Entries with a need up to `until`, sorted by it. Sets needs before `from` to `never`.
   std::vector<Entry> needed(Nanos from, Nanos until, Nanos never);
   const std::vector<Entry>& entries() const { return entries_; }
-  void check() const;  // Throws std::logic_error with a sentence.
+  void check() const;  // Throws std::logic_error if inconsistent.
 
  private:
   std::vector<Entry> entries_;
-  Nanos soonest_ = Nanos::max();  // No need is before it.
+  Nanos soonest_ = Nanos::max();  // A lower bound of all needs.
 };
 
 }  // namespace dtr

@@ -1,7 +1,7 @@
-// Bytes below a smaller budget can lie on more pages than it has: a page goes back whole, and where
-// pages have 2 MiB, one small tensor keeps each. So pages are emptied, those with the fewest bytes
-// first, as far as all on a page may be evicted. Which values go is not a question of their score:
-// what counts is that a page goes with them. O(blocks + pages log pages) for each pass; a pass ends
+// Empties pages when the budget shrinks. Bytes within the new budget can lie on more pages than it
+// allows: a page is given back as a whole, and one small tensor keeps a page of 2 MiB. So pages on
+// which all blocks may be evicted are emptied, those with the fewest bytes first. Scores play no
+// part: a value is evicted to free its page. Cost: O(blocks + pages log pages) a pass; a pass ends
 // after 64 MiB, so that other threads get the lock.
 
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace dtr {
 
-// One pass: evicts what lies on the emptiest pages, until those that are left fit the budget. False
-// where nothing went. The engine's lock is held.
+// One pass: evicts the values on the emptiest pages until the other pages fit the budget. Returns
+// false if it evicted nothing. Called with the engine's lock held.
 bool clear_pages(const Pool& pool, Engine& engine, Bytes budget);
 
 }  // namespace dtr

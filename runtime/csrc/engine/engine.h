@@ -1,14 +1,14 @@
-// The DTR engine: which values are resident, and how a missing one comes back (paper, section 3 and
-// Figure 1). Which one goes next, Eviction decides (eviction.h). It knows neither torch nor memory;
-// an Executor does both for it, so live training and simulation share it.
+// The DTR engine: knows which values are resident, and rematerializes missing ones (paper, section
+// 3 and Figure 1). Class Eviction chooses the victims (eviction.h). The engine knows neither torch
+// nor memory: an Executor handles both, so live training and simulation share the engine.
 //
-// Deallocation is eager: a value the program drops loses its content at once, unless it is a
-// stepping stone, and its recipe stays for as long as something reads it. Materializing walks
-// producers with an explicit stack, so a chain of any length works; every input of a pending
+// Deallocation is eager: a value that the program drops loses its content at once, unless it is a
+// stepping stone, but its recipe stays as long as another recipe reads the value. Materializing
+// walks producers with an explicit stack, so a chain may have any length; every input of a pending
 // operator is locked, as in the paper's recursion.
 //
-// One lock guards all of it. Methods want it held unless they say otherwise; it is open whenever an
-// operator runs.
+// One lock guards the engine. Methods are called with the lock held unless they say otherwise, and
+// it is released while an operator runs.
 
 #pragma once
 
@@ -30,27 +30,27 @@
 namespace dtr {
 
 struct EngineStats {
-  // To make room, by hand or in evict_always mode; not what the program drops.
+  // Includes those by hand and in evict_always mode, but not values that the program drops.
   std::int64_t evictions = 0;
   std::int64_t rematerializations = 0;            // Operators run again, and reloads.
   std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
   Bytes evictable = 0, largest_operator = 0;
-  std::int64_t foretold = 0;  // Operators of the program at which a tape was followed.
-  // By recorded costs, and by what compiled code took.
+  std::int64_t foretold = 0;  // Operators during which a tape was followed (policy/tape.h).
+  // Sums of operators' costs and of the time in compiled code: all, first runs, and replays.
   Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;
   std::int64_t evaluations = 0;  // Scores computed.
-  std::int64_t accesses = 0;     // Those, and edges and records visited for them (appendix D.3).
+  std::int64_t accesses = 0;     // Evaluations, and edges and records visited (appendix D.3).
 };
 
 // What happens to a value that the program drops (paper, appendices C.4 and C.5).
 enum class Policy {
-  kEager,   // Its content goes at once, or stays as a stepping stone (stepping_stones.h).
-  kBanish,  // It goes for good once all that was made from it is resident; that is then constant.
-  kIgnore,  // Nothing: it goes when it has the least score.
+  kEager,   // Its content is freed at once, unless it is a stepping stone (stepping_stones.h).
+  kBanish,  // It is erased once all values made from it are resident; these become constants.
+  kIgnore,  // Nothing: it is evicted when it has the least score.
 };
 
-// Which records are kept. Live, those that something may need. The paper's simulator keeps all, so
-// that values nobody can ask for again still count as evicted neighbours.
+// Which records are kept. The live runtime keeps only records that may be needed. The paper's
+// simulator keeps all, so that unreachable values still count as evicted neighbours.
 enum class KeepRecords { kNeeded, kAll };
 
 class Engine {
@@ -72,28 +72,27 @@ class Engine {
 
   std::mutex& mutex() const { return mutex_; }
 
-  // Recording. begin() takes memory for a recipe; read() links its inputs; write() adds what it
-  // made, resident; finish() gives it its cost and makes the outputs evictable, or throws the
-  // recipe away where it made nothing to evict.
+  // Recording. begin() allocates a recipe; read() links an input; write() adds a resident output;
+  // finish() sets the cost and makes the outputs evictable, or discards a recipe without outputs.
   Op* begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes);
   void read(Op& op, std::uint32_t index, Value& value);
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
-  void abandon(Op& op);        // As if it had never been begun.
-  void finish_reload(Op& op);  // As finish(), of an Op::reload: nothing ran, and it has its cost.
-  void reprice(Value& value, Nanos cost);  // Of a reload, whose value is resident.
+  void abandon(Op& op);        // Discards the recipe.
+  void finish_reload(Op& op);  // finish() for an Op::reload: nothing ran, and its cost is set.
+  void reprice(Value& value, Nanos cost);  // Sets the cost of a resident movable value.
   Value& constant(Bytes size, void* home, void* data);
 
-  // The other way to record, where the outputs are known before the operator runs: expect() links
-  // them, missing, instead of write(), and compute() runs the operator. view() adds an output that
-  // shares the bytes of `base`. The first output is the one asked for.
+  // Another way to record, if the outputs are known before the operator runs: instead of write(),
+  // expect() adds a missing output, and compute() runs the operator to materialize the first
+  // output. view() adds an output that shares the bytes of `base`.
   Value& expect(Op& op, std::uint16_t output, Bytes size, void* home);
   Value& view(Op& op, std::uint16_t output, Value& base, void* home);
   void compute(Op& op, Nanos cost, Lock& lock);
 
-  // An operator ran that is not recorded.
+  // Counts an operator that is not recorded.
   void advance(Nanos cost) { stats_.clock += cost, stats_.base_cost += cost; }
-  // Compiled code ran so long, beside the operators that it called.
+  // Counts the time of compiled code, without the operators that it called.
   void worked(Nanos time) {
     advance(time);
     needs_.advance(time);
@@ -121,28 +120,27 @@ class Engine {
   void end_operator(Nanos cost) { stats_.foretold += needs_.end_operator(cost); }
   void end_step() { needs_.end_step(); }
 
-  void dropped(Value& value);        // The program let its storage go.
-  void overwritten(Value& value);    // Its storage was written: the content is another value's now.
-  void* reuse_buffer(Value& value);  // A replay takes its content as the buffer it writes.
-  void freeze(Value& value);         // Resident: a constant from now on, its recipe forgotten.
-  // The same where it cannot be moved. Otherwise it may be, and is no constant.
+  void dropped(Value& value);        // The program dropped the value's storage.
+  void overwritten(Value& value);    // The value's storage was written, and holds a new value now.
+  void* reuse_buffer(Value& value);  // Gives the value's memory to a replay that overwrites it.
+  void freeze(Value& value);         // Makes a resident value a constant, without a recipe.
+  // Makes a resident value movable (live/storages/swap.h), or freezes it if that fails.
   void settle(Value& value);
-  void restore(Value& value,
-               void* data);  // From Executor::recompute: content for a missing output.
+  void restore(Value& value, void* data);  // The recomputed content of a missing output.
 
-  // Takes back all records at once, where all are kept: `ops` and `constants` are all there are.
-  // Nothing is done to the engine afterwards.
+  // Frees all records at once, if all are kept (KeepRecords::kAll): `ops` and `constants` are
+  // complete lists. The engine must not be used afterwards.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
   void evict(Value& value);             // Resident, recomputable and not locked.
-  void move(Value& value, Op& reload);  // Such a value gets another recipe, an Op::reload.
-  bool let_all_stones_go();  // Of what the program has dropped; false where nothing had stayed.
-  // Lets values be moved. Before there are any.
+  void move(Value& value, Op& reload);  // Replaces such a value's recipe by an Op::reload.
+  bool let_all_stones_go();             // Frees all stepping stones; false if there were none.
+  // Allows values to be moved. Called before any value exists.
   void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
   bool moves() const { return columns_.transfer().has_value(); }
 
-  // Recomputes `target`, which the caller has locked. Throws what an operator throws (out of memory
-  // above all) with all locks given back and every value as exact as before.
+  // Recomputes `target`, which the caller has locked. Throws what an operator throws (mostly out of
+  // memory), after all locks are released and with every value intact.
   void materialize(Value& target, Lock& lock);
 
   const Heuristic& heuristic() const { return heuristic_; }
@@ -150,12 +148,12 @@ class Engine {
   Histories& histories() { return histories_; }
   Eviction& eviction() { return eviction_; }
   const Eviction& eviction() const { return eviction_; }
-  // Recomputable and held by the program; resident or not.
+  // Recomputable values that the program holds, resident or not.
   const std::vector<Value*>& owned() const { return owned_; }
   EngineStats stats() const;
-  void note_operator(Bytes bytes);  // Bytes of all distinct inputs and outputs of one operator.
-  // Walks everything; throws std::logic_error with a sentence. For tests. `idle`: no operator is
-  // under way, and nobody holds a value, so that none may be locked.
+  void note_operator(Bytes bytes);  // The bytes of an operator's inputs and outputs.
+  // For tests: checks all records, and throws std::logic_error if any is wrong. `idle`: no
+  // operator runs and no code holds a value, so none may be locked.
   void check(bool idle = false) const;
 
  private:
@@ -171,9 +169,9 @@ class Engine {
   void lose(Value& value, Loss loss);
   void let_go(Value& value);
   void recompute(Op& op, Value& wanted, Lock& lock);
-  void unlink(Value& value);  // From its producer, which goes with its last output.
+  void unlink(Value& value);  // Unlinks it from its producer, which is erased with its last output.
   void erase(Op& op);
-  void collect(Value& value);  // Frees it, and whatever only it kept, if nothing needs it.
+  void collect(Value& value);  // If it is not needed, frees it and all that only it kept.
   void collect_or_banish(Value& value);
 
   // Guarded by: nothing: const
@@ -187,8 +185,8 @@ class Engine {
   // Guarded by: mutex_
   Records values_and_ops_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
-  mutable Neighbourhood neighbourhood_;  // Who looks shortens paths.
-  std::vector<Value*> owned_;            // Recomputable and held by the program; resident or not.
+  mutable Neighbourhood neighbourhood_;  // A lookup compresses union-find paths.
+  std::vector<Value*> owned_;            // Recomputable values of the program, resident or not.
   SteppingStones stones_;
   Needs needs_;
   Orphans orphans_;

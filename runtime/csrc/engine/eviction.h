@@ -1,6 +1,6 @@
-// Which values leave memory to make room, and how: the victim is evicted, moved outside of memory
-// where that costs less than to recompute it, or what was kept for its recipe alone goes instead.
-// The selector (policy/selector.h) has the score; orphans go before all that has one.
+// Chooses values that leave memory to make room. A victim is evicted, or moved to the swap if that
+// costs less than recomputing it, or stays if constants kept only for its recipe can go instead.
+// The selector (policy/selector.h) computes scores; orphans (orphans.h) go before all others.
 
 #pragma once
 
@@ -29,19 +29,19 @@ class Eviction {
         orphans_(orphans),
         selector_(heuristic, columns, neighbourhood, executor) {}
 
-  // The value of least score, or what is shed instead of it; false where nothing may go.
+  // Evicts the value of least score, or sheds constants instead; false if nothing may go.
   enum class Shed { kBehindVictim, kNothing };
   bool evict_one(Shed shed = Shed::kBehindVictim);
-  bool evict_orphan();   // What goes before all; false where there is none.
-  bool evict_waiting();  // Among what only waiting recomputations hold; false where none may go.
+  bool evict_orphan();   // Evicts an orphan; false if there is none.
+  bool evict_waiting();  // Evicts a value that only waiting recomputations lock; or false.
   void evict_all();
-  // Evicts, but where that costs no more than to recompute the value, it goes outside of memory,
-  // and its recipe is forgotten. Others that the program has let go may go with the recipe.
+  // Evicts the value. If recomputing it costs as much as a transfer, moves it to the swap and
+  // forgets its recipe; dropped values that only the recipe kept may be freed with it.
   void evict_or_move(Value& value);
   void move_all();
 
-  // From now on what is kept for a victim's recipe alone goes instead of the victim (settle.h): a
-  // small result must not go, and leave a batch for its recipe.
+  // From now on constants kept only for a victim's recipe go instead of the victim (settle.h):
+  // evicting a small result must not keep a whole batch in memory for its recipe.
   void shed_before_evicting() { sheds_ = true; }
   void begin_rematerialization(std::int64_t runs_before) { runs_before_ = runs_before; }
 
@@ -62,7 +62,7 @@ class Eviction {
   Needs& needs_;
   Orphans& orphans_;
   Selector selector_;
-  std::int64_t runs_before_ = 0;  // Rematerializations when the one under way began.
+  std::int64_t runs_before_ = 0;  // Rematerializations before the current one began.
   bool sheds_ = false;
 };
 

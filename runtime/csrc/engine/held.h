@@ -1,4 +1,4 @@
-// A lock on one value, as an object: while it lives, the value is not evicted.
+// Locks a value for the lifetime of an object, so that the value is not evicted.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace dtr {
 
 // The caller must hold the engine's mutex when it constructs and when it destroys this object. In
-// between the mutex may be open.
+// between the mutex may be released.
 class Held {
  public:
   Held() = default;
@@ -33,8 +33,8 @@ class Held {
   Value* value_ = nullptr;
 };
 
-// The result of `empty` is locked until an operator reads or fills it, which calls used(): a kernel
-// may fill it through a pointer, and must not find it evicted.
+// Locks the result of `empty` until an operator reads or fills it; that operator calls used(). A
+// kernel may fill the result through a pointer, so it must not be evicted before.
 inline void keep_until_used(Engine& engine, Value& value) {
   value.unfilled = true;
   engine.lock(value);
@@ -45,8 +45,8 @@ inline void used(Engine& engine, Value& value) {
   engine.unlock(value);
 }
 
-// A value whose storage is dying in another thread: its deleter has a pointer to the value, and
-// calls died().
+// Locks a value whose storage is being destroyed in another thread: the storage's deleter has a
+// pointer to the value, and will call died().
 inline void keep_until_died(Engine& engine, Value& value) {
   value.dying = true;
   engine.lock(value);

@@ -1,5 +1,5 @@
-// How a request that the pool cannot serve at once gets its memory: who is evicted, and when pages
-// are brought together instead. The live runtime and the simulator of its rules share it.
+// Finds memory for a request that the pool cannot serve at once: evicts values, or moves pages
+// together instead. The live runtime and the simulator of its rules share this code.
 
 #pragma once
 
@@ -10,32 +10,32 @@
 
 namespace dtr {
 
-// Addresses of a scope's arena under `budget`.
+// The size of a scope's address space under `budget`.
 Bytes scope_addresses(Bytes budget);
 
-// The budget has the bytes and no hole holds them. Two remedies end in a hole: pages are moved
-// together, at a price that was measured on this machine (Arena::move_prices; above all page tables
-// on a host, calls of the driver on a device), or neighbours are evicted, which costs what it will
-// take to recompute them. Evicting single victims is no remedy: they free bytes, of which there are
-// enough. Cheap pages always move: to search for the neighbours, block by block, costs more than it
-// saves. Only where pages are dear is the cheaper remedy looked for.
+// Chooses a remedy if enough bytes are free within the budget, but not in one hole. Pages can be
+// moved together, at a price that was measured on this machine (Arena::move_prices; mostly page
+// tables on a host, driver calls on a device); or neighbours in memory can be evicted, at the cost
+// of recomputing them. Evicting single victims is no remedy: it frees bytes, of which there are
+// enough. Cheap pages always move, because the search for neighbours, block by block, costs more
+// than it saves. So this function is called only if pages are expensive to move.
 //
-// Moves have a price that is not on the label: they leave holes without pages behind, so that the
-// next requests need moves in turn. Where a page is dear, a few moves make all that follow dearer
-// than either remedy alone. Then windows are evicted, as if pages could not move, until the program
-// recomputes so much that windows must be wrong for it, and the prices decide after all. The
-// published U-Net, at half of its peak and 80 us a page, so takes less time than where pages always
-// move (`python perf/memory/page_prices.py`).
+// Moves have a hidden price, too: they leave holes without pages, so that the next requests need
+// moves in turn. With expensive pages, a few moves can make both remedies cost more than either
+// alone. So windows (runs of neighbours) are evicted, as if pages could not move, until the program
+// spends so much time recomputing that windows must be wrong for it; then the prices decide. So the
+// published U-Net, at half of its peak and 80 us a page, takes less time than if pages always move
+// (`python perf/memory/page_prices.py`).
 enum class Remedy { kMove, kEvict };
 Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
                       const std::function<Nanos()>& recompute);
 
-// `take` asks the pool for `asked` bytes; `at_last` where nothing is left to evict. Null where
-// nothing is, or nothing may be. The engine's lock is held.
+// Evicts until `take` succeeds, which asks the pool for `asked` bytes (`at_last`: nothing is left
+// to evict). Returns null if it cannot succeed. Called with the engine's lock held.
 using Take = std::function<Block*(Fit, bool at_last)>;
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
                          const Take& take, bool may_evict);
-// The same where memory is only counted: there are no holes, so single victims are the remedy.
+// The same for memory that is only counted: it has no holes, so single victims suffice.
 Block* allocate_evicting(Engine& engine, const Take& take, bool may_evict);
 
 }  // namespace dtr

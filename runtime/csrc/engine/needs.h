@@ -1,14 +1,14 @@
-// When values are needed again.
+// Predicts when each value is needed again.
 //
-// A value is needed when the program uses it next, which the tape foretells, or when a missing
-// value that was made from it is needed, whichever comes first. `behind` is the least of the
-// latter, so that a use of the value itself costs nothing more. A loss, a return or another need
-// goes to the inputs, and on through those that are missing, as long as it changes something. A
-// stepping stone (stepping_stones.h) is needed when what it stays for is, resident or not. Nobody
-// asks while no tape foretells, and constants have no need.
+// A value is needed when the program uses it next, which the tape predicts (policy/tape.h), or when
+// a missing value made from it is needed, whichever comes first. Need::behind is the least need of
+// such missing values, so that a use of the value itself costs no search. When a value is lost,
+// returns or changes its need, its inputs are updated, and through missing inputs theirs, until
+// nothing changes. A stepping stone (stepping_stones.h) is needed when its larger value is,
+// resident or not. Needs are not used while no tape is followed, and constants have none.
 //
-// A step begins with all needs alike: nothing was accessed in it, so all are behind its end. What
-// is of another round is such a value.
+// When a step begins, no value was accessed in it yet, so all needs are the end of the step. A new
+// round says so at once: any value of an older round has that need.
 
 #pragma once
 
@@ -34,8 +34,8 @@ class Needs {
         stones_(stones),
         owned_(owned) {}
 
-  // The program's operators and steps (tape.h): each operator that OperatorCall leads and each call
-  // of compiled code, each argument of it, and the end of each step.
+  // Called for each operator of the program (by OperatorCall) and each call of compiled code, for
+  // each of its arguments, and at the end of each step (tape.h).
   void begin_operator() {
     if (on_) tapes_.begin_operator();
   }
@@ -44,7 +44,7 @@ class Needs {
     tapes_.accessed(value);
     if (tapes_.foretell()) update(value);
   }
-  bool end_operator(Nanos cost);  // Whether a tape foretold it.
+  bool end_operator(Nanos cost);  // Returns whether a tape predicted the operator.
   void end_step();
   void advance(Nanos time) {  // Between two operators.
     if (on_) tapes_.advance(time);
@@ -53,24 +53,24 @@ class Needs {
   bool foretells() const { return tapes_.foretell(); }
   Nanos now() const { return tapes_.now(); }
   Nanos of(const Value& value) const;
-  void show(const Value& value) {  // Its times, in its row.
+  void show(const Value& value) {  // Copies its times to its row.
     columns_.copy_times(value);
     if (tapes_.foretell()) columns_.set_need(value.candidate, of(value));
   }
-  void renew(Value& value);     // What it counts is not what it was.
-  void lost(Value& value);      // Its content.
-  void returned(Value& value);  // It is back, or goes for good.
+  void renew(Value& value);     // Computes its need anew.
+  void lost(Value& value);      // It has lost its content.
+  void returned(Value& value);  // It is resident again, or will be erased.
 
-  // Bringing back ahead of use (ahead.cpp). The missing values whose copies are to begin between
-  // two operators, in order, where a tape foretells. `most`: how long all takes that may be on its
-  // way. Who begins a copy says so, and says if it was given up. A value that is passed over comes
-  // when it is touched.
+  // Copies ahead of use (ahead.cpp). due() returns the missing values whose copies should begin
+  // now, between two operators, in order. `most`: how long all copies under way may take together.
+  // Call begins_copy() when a copy begins, and await() if it is cancelled. A value that is passed
+  // over comes back when it is used.
   std::vector<Value*> due(Nanos most);
   void begins_copy(Value& value);
   void pass_over(Value& value) { awaited_.remove(value); }
   void await(Value& value);
 
-  void check() const;  // Throw std::logic_error with a sentence.
+  void check() const;  // Both throw std::logic_error if inconsistent.
   void check(const Value& value) const;
 
  private:
@@ -95,9 +95,9 @@ class Needs {
   const SteppingStones& stones_;
   const std::vector<Value*>& owned_;
   Tapes tapes_;
-  std::uint32_t round_ = 1;  // Of needs that began together.
+  std::uint32_t round_ = 1;  // Needs of an older round are out of date.
   Awaited awaited_;
-  Nanos link_free_at_ = 0ns;  // On the tape's time: when all copies are done that have begun.
+  Nanos link_free_at_ = 0ns;  // In the tape's time: when all copies begun so far are done.
 };
 
 }  // namespace dtr

@@ -1,21 +1,21 @@
-// One operator on its way through the engine.
+// Leads one operator through the engine.
 //
-// Whoever runs operators (the live runtime, the simulation of its rules, the harness of tests) does
-// the same steps in the same order:
+// All code that runs operators (the live runtime, the simulation of its rules, the tests' harness)
+// takes the same steps in the same order:
 //
 //   OperatorCall call(engine);
-//   call.argument(value);         // For each: it is locked, and has been used now.
-//   call.bring_back(lock);        // What is missing is recomputed.
+//   call.argument(value);         // For each argument: locks it and notes the access.
+//   call.bring_back(lock);        // Recomputes the missing arguments.
 //   call.begin(op);               // The recipe, made before the operator consumes its arguments.
-//   ...                           // The operator runs. Its results: engine.write(op, ...).
+//   ...                           // The operator runs; engine.write(op, ...) adds its results.
 //   call.overwritten(value);      // For each storage that was written: its old value.
 //   call.finish(cost);
 //   call.let_overwritten_go();
-//   call.unlock();                // These two, if not called, are the destructor's.
+//   call.unlock();                // The destructor calls these two if you do not.
 //
-// The destructor gives every lock back. Where an exception comes before finish(), the destructor
-// also undoes the call: old values of what may be half written lose their content, and the recipe
-// is abandoned. The engine's lock is held in all of it, the destructor included.
+// The destructor releases every lock on a value. After an exception before finish() it also undoes
+// the call: old values of storages that may be half written lose their content, and the recipe is
+// abandoned. All calls, the destructor included, are made with the engine's lock held.
 
 #pragma once
 
@@ -39,16 +39,16 @@ class OperatorCall {
     engine_.accessed(value);
     missing_ |= !value.resident();
   }
-  // Locks what the recipe reads in an argument's stead.
+  // Locks a value that the recipe reads instead of an argument.
   void hold(Value& value) {
     count_ < kFew ? void(few_[count_] = &value) : more_.push_back(&value);
     ++count_;
     engine_.lock(value);
   }
-  void release(Value& value);  // Gives one of its locks back now.
+  void release(Value& value);  // Releases one of this call's locks on it.
 
   bool lacks_arguments() const { return missing_; }
-  // `materialize(value)` must bring it back.
+  // Calls `materialize(value)`, which must bring the value back, for each missing argument.
   template <class Materialize>
   void bring_back(const Materialize& materialize) {
     for (std::size_t i = 0; missing_ && i < count_; ++i) {
@@ -64,13 +64,13 @@ class OperatorCall {
     op_ = &op;
     begin_on_tape();
   }
-  Op* op() const { return op_; }  // Null where the call is not recorded.
+  Op* op() const { return op_; }  // Null if the call is not recorded.
 
   void overwritten(Value& old) { overwritten_.push_back(&old); }
   Op* finish(Nanos cost);  // Returns the recipe if it is kept.
   void let_overwritten_go();
   void undo();
-  void unlock();  // The arguments. To unlock one may banish it, and with it the recipe.
+  void unlock();  // Unlocks the arguments. That may banish one, and erase the recipe.
 
  private:
   void begin_on_tape() {
@@ -84,7 +84,7 @@ class OperatorCall {
   Op* op_ = nullptr;
   bool missing_ = false, on_tape_ = false;
   std::size_t count_ = 0;
-  Value* few_[kFew];  // Locked, in order; null once released. The rest is in `more_`.
+  Value* few_[kFew];  // Locked, in order; null once released. `more_` has those beyond kFew.
   std::vector<Value*> more_, overwritten_;
 };
 

@@ -1,16 +1,16 @@
-// Orphans: what the program has let go, and what nothing that is still wanted rests on. With
-// Heuristic::orphans_first they go before everything else, because nobody will miss them unless
-// another value goes first. The largest goes first, of 256 at most.
+// Finds orphans: resident values that the program has dropped and from which no wanted value was
+// made. With Heuristic::orphans_first they are evicted before all others, because they are needed
+// again only if another value is evicted. The largest goes first, of 256 at most.
 //
 // A missing value is wanted while the program holds it, or while a wanted value was made from it.
-// So a value counts the wanted values that were made from it, and the count of a missing one goes
-// on to its inputs. For example, C was made from B and B from A, the program holds C alone, and C
-// is missing. Then A and B are wanted. When A and B have been computed again, A is an orphan.
+// Each value counts the wanted values that were made from it. For example, C was made from B and B
+// from A, all are missing, and the program holds C alone. Then A and B are wanted. When A and B
+// have been computed again, A is an orphan; B is not, because C is wanted.
 //
-// A loss, a return or a drop costs a count for each input, and an eviction a look at 256 orphans
-// from the end of their list: a long recomputation of small tensors leaves tens of thousands.
-// Where values are views of each other their graph may have cycles (graph/neighbours.h), in which
-// values that nobody wants keep each other wanted: such orphans go by their score. A stepping stone
+// Cost: one count for each input when a value is lost, returns or is dropped; for an eviction, a
+// look at the last 256 orphans of the list: a long recomputation of small tensors leaves tens of
+// thousands. Views of each other may form cycles in the graph (graph/neighbours.h), in which
+// unwanted values keep each other wanted; such orphans are evicted by their score. A stepping stone
 // (stepping_stones.h) is no orphan.
 
 #pragma once
@@ -25,20 +25,20 @@ class Orphans {
  public:
   Orphans(const ScoreColumns& candidates, bool on) : columns_(candidates), on_(on) {}
 
-  // Something about it has changed: whether it is there, or held, or what wants it.
+  // Call when the value became resident, missing or dropped, or what wants it changed.
   void changed(Value& value);
-  // An operator that is about to run for the first time has linked its inputs to missing outputs.
+  // Call before an operator's first run, with its inputs linked to missing outputs.
   void linked(Op& op);
-  void file(Value& value);  // Puts it into the list of orphans, or takes it out.
-  // The largest of some that may go, or null; among equals the one that became evictable last.
+  void file(Value& value);  // Adds it to the list of orphans, or removes it.
+  // The largest of up to 256 evictable ones, or null; of equals, the last to become evictable.
   Value* next() const;
-  void check(const Value& value) const;  // Throws std::logic_error with a sentence.
+  void check(const Value& value) const;  // Throws std::logic_error if inconsistent.
 
  private:
   const ScoreColumns& columns_;
   const bool on_;
-  std::vector<Value*> orphans_;  // Among the candidates.
-  std::vector<Value*> changed_;  // What changed() has yet to look at.
+  std::vector<Value*> orphans_;  // All of them are candidates.
+  std::vector<Value*> changed_;  // Values that changed() has yet to visit.
 };
 
 }  // namespace dtr

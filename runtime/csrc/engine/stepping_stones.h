@@ -1,18 +1,18 @@
-// Stepping stones: what the program drops, and what makes something larger cheap to bring back.
+// Keeps stepping stones: small dropped values, from which larger ones are cheap to recompute.
 //
-// What the program drops goes at once (paper, appendix C.5), and whatever was made from it is dear
-// from then on. For example, a layer of DenseNet makes 64 KiB of new channels by two convolutions,
-// concatenates them to 960 KiB, and drops them. To evict the 960 KiB then costs the convolutions
-// too. With Heuristic::stepping_stones the channels stay as a candidate, a stone, while the program
-// holds what was made from them, if that is much larger and much cheaper for each byte.
+// A dropped value is freed at once (paper, appendix C.5), so values made from it are expensive to
+// recompute. For example, a layer of DenseNet makes 64 KiB of new channels by two convolutions,
+// concatenates them to 960 KiB, and drops them. Recomputing the 960 KiB then costs the
+// convolutions. With Heuristic::stepping_stones the channels stay as a candidate, a stone, while
+// the program holds a value made from them that is much larger and much cheaper for each byte.
 //
-// Nothing stays before the first eviction: a program that has room needs no stones. A stone is
-// needed when what it stays for is, which the tape foretells (needs.h). It goes when the program
-// drops or overwrites that, or that becomes a constant; where nothing may be evicted; and as any
-// candidate when it has the least score. Once lost it is a stone no more, and no swap takes it.
-// Cost: a look at the readers of what is dropped; and while there is a stone, at the inputs of what
-// the program lets go or will need at another time. Source: our own, found by what DTR recomputes
-// in DenseNet.
+// No stone is kept before the first eviction: a program that has room needs none. A stone is needed
+// again when its larger value is, which the tape predicts (needs.h). It is evicted by its score
+// like other candidates, and then is no stone any more; swap does not take stones. It is freed when
+// the program drops or overwrites the larger value, when that becomes a constant, and when room is
+// needed where nothing may be evicted. Cost: a look at the readers of a dropped value; while there
+// are stones, also at the inputs of values that are dropped or needed at another time. Source: our
+// own, from what DTR recomputes in DenseNet.
 
 #pragma once
 
@@ -28,11 +28,11 @@ class SteppingStones {
 
   bool any() const { return count_ > 0; }
   std::int64_t count() const { return count_; }
-  // Of a resident value that the program has dropped: whether it leads to something larger.
+  // Whether a resident value that the program has dropped leads to a larger one.
   static bool leads_on(const Value& value);
-  bool lay(Value& value);  // Whether it is one now.
+  bool lay(Value& value);  // Makes it a stone if it leads on, else returns false.
   void lift(Value& value);
-  void check(const Value& value) const;  // Throws std::logic_error with a sentence.
+  void check(const Value& value) const;  // Throws std::logic_error if inconsistent.
 
  private:
   const bool on_;

@@ -1,16 +1,16 @@
-// What happens to one operator inside a scope. The order matters:
+// Handles one operator inside a scope. The order matters:
 //
 //   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
-//   2. Where the operator writes a constant that recipes read: keep the old content for them
+//   2. If the operator writes a constant that recipes read, keep the old content for them
 //      (writes.cpp).
 //   3. Record the recipe, before the call: the call consumes its arguments and advances the
 //      generator.
-//   4. Run the operator, with the lock open and interception off for what it calls.
+//   4. Run the operator, with the lock released and its own calls not intercepted.
 //   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
 //
-// Not recorded, so that their results are constants: first-order backward, whose gradients look
-// large and cheap but need the whole backward pass again; optimizer steps, whose state would drag
-// its history along; operators that we cannot keep.
+// Not recorded, so that their results are constants: first-order backward passes, whose gradients
+// look large and cheap but need the whole pass again; optimizer steps, whose state would keep its
+// whole history; operators that cannot be recorded.
 
 #pragma once
 
@@ -30,7 +30,7 @@ class Interception {
 
  private:
   bool execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
-                        torch::jit::Stack* stack);  // Whether it has: itemwise.cpp.
+                        torch::jit::Stack* stack);  // Returns whether it did: itemwise.cpp.
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
@@ -47,7 +47,7 @@ class Interception {
   void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
-  void settle(Call& call, OperatorCall& engaged, Value& value);  // The same, or movable.
+  void settle(Call& call, OperatorCall& engaged, Value& value);  // Makes it movable or constant.
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void link_reads(Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
@@ -57,7 +57,7 @@ class Interception {
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
 
-  // What a write asks for, in writes.cpp.
+  // What writes need beforehand, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
   void freeze_written(TensorArgument& argument, OperatorCall& engaged);
   void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
@@ -70,7 +70,7 @@ class Interception {
   void look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const;
   void tell_what_stays(Call& call, const torch::jit::Stack& stack, bool lacks_recipe);
 
-  // Its last stage, in results.cpp.
+  // The last stage of execute(), in results.cpp.
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
   void adopt_result(Call& call, Op& op, std::uint16_t output, c10::StorageImpl* storage);
   template <class Visit>
@@ -83,7 +83,7 @@ class Interception {
   void after_failure(Call& call, OperatorCall& engaged);
   void arm_again(const Call& call);
 
-  // What tests and debug mode ask for, in instruments.cpp.
+  // For tests and debug mode, in instruments.cpp.
   void apply_instruments(Op* kept, Lock& lock);
   void verify_repeats(const Call& call, Op& op, Lock& lock);
   std::string difference(Op& op, Lock& lock);

@@ -1,8 +1,7 @@
-// What a session has to know of the device its tensors lie on. There are two: the host, whose
-// tensors torch's CPU allocator makes and whose work is done when a call returns; and a CUDA
-// device, where work waits in streams (DeviceWork). A third combination exists for tests: CPU
-// tensors on memory of the fake CUDA driver, so that all of the runtime's device half runs without
-// a GPU.
+// Describes the device of a session's tensors. There are two: the host, whose tensors torch's CPU
+// allocator makes and whose work is done when a call returns; and a CUDA device, where work waits
+// in streams (DeviceWork). A third combination exists for tests: CPU tensors on memory of the fake
+// CUDA driver, so that all of the runtime's device half runs without a GPU.
 
 #pragma once
 
@@ -38,16 +37,15 @@ inline Bytes bytes_of(const c10::StorageImpl* storage) {
 using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 inline StoragePtr share(c10::StorageImpl* storage) { return StoragePtr::reclaim_copy(storage); }
 
-// Whether nothing but its storage holds a tensor's content: not sparse, quantized, nested, ...
+// Whether a tensor's content lies in its storage alone: not sparse, quantized, nested, ...
 inline bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
 }
 
-// Where in its 64 bytes memory begins. By that a product of a matrix and a vector, and a dot
-// product, choose the order in which they add up (torch 2.13 on x86-64: by the address modulo 16),
-// and thus their last bits. Allocators begin at 0; safetensors, a mapped file and rows of NumPy
-// need not. So a copy that recipes read begins where the original does
-// (tests/live/test_alignment.py).
+// The address modulo 64. Products of a matrix and a vector, and dot products, choose by it the
+// order in which they add up (torch 2.13 on x86-64: by the address modulo 16), and thus their last
+// bits. Allocators' memory has remainder 0; safetensors, a mapped file and rows of NumPy need not.
+// So a copy that recipes read has the remainder of the original (tests/live/test_alignment.py).
 inline Bytes remainder_of(const void* data) {
   return static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data) % 64);
 }
@@ -56,11 +54,11 @@ struct SessionDevice {
   c10::Device device;
   at::Allocator* allocator;       // Makes the tensors of this device, in a replay too.
   c10::DeleterFnPtr deleter;      // Of an ordinary tensor; its context is the data pointer.
-  Stream (*stream)(c10::Device);  // To which this thread gives work.
-  at::Generator (*generator)(c10::Device);  // The default one.
+  Stream (*stream)(c10::Device);  // This thread's current stream.
+  at::Generator (*generator)(c10::Device);  // The default generator.
   std::unique_ptr<DeviceWork> work;         // Null on the host.
 
-  // A dense tensor of this device, or a number on the host, which a recipe keeps itself.
+  // Whether it is dense and on this device, or a number on the host that a recipe keeps itself.
   bool holds(const c10::TensorImpl& tensor) const {
     if (!is_dense(tensor)) return false;
     if (tensor.device() == device) return true;
@@ -76,6 +74,6 @@ struct SessionDevice {
 // The host. With `on_cuda`, CPU tensors on the memory of CUDA device 0, for tests on a driver whose
 // memory the host can touch.
 SessionDevice host_device(bool on_cuda);
-void set_host_stream(Stream stream);  // To which this thread then gives its work, in such tests.
+void set_host_stream(Stream stream);  // In such tests: this thread's current stream.
 
 }  // namespace dtr

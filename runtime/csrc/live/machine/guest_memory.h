@@ -1,18 +1,18 @@
-// Memory that torch's own CPU allocator keeps, and that is only counted here. For programs whose
-// tensors must stay ordinary ones, each an allocation of its own.
+// Counts memory that torch's own CPU allocator provides, for programs whose tensors must stay
+// ordinary ones, each an allocation of its own.
 //
-// A block is what that allocator gave, and is freed by the deleter that it came with. In between
-// the tensor carries our deleter (cpu_allocator.h), which finds the block by its address in a
-// table: a DataPtr's context must stay the data pointer, which torch compares, and a header before
-// the data would break whoever frees by the pointer alone. While a session tracks the tensor, from
-// adopt() to disown(), the context is the value, which knows the block, and the table does without
-// it. All scopes share the table, since tensors outlive scopes.
+// A block is one allocation of that allocator, and is freed by the deleter that came with it.
+// Meanwhile the tensor has our deleter (cpu_allocator.h), which finds the block by its address in a
+// table: a DataPtr's context must stay the data pointer, since torch compares the two, and a header
+// before the data would break code that frees by the pointer alone. While a session tracks the
+// tensor, from adopt() to disown(), the context is the value, which knows the block, so the table
+// has no entry. All scopes share the table, since tensors outlive scopes.
 //
-// The budget bounds bytes, rounded to granules as a pool rounds them. It does not bound what malloc
-// holds besides: its headers, and what it keeps of freed blocks. Nothing is known of holes.
+// The budget bounds bytes, rounded to granules as a pool rounds them. It does not bound malloc's
+// own overhead: its headers, and freed blocks that it keeps. Holes are unknown.
 //
-// Every member is thread-safe. One mutex for the table, never held while memory is asked for or
-// given back.
+// Every member is thread-safe. One mutex guards the table; it is never held while memory is
+// allocated or freed.
 
 #pragma once
 
@@ -27,12 +27,12 @@ namespace dtr {
 
 class GuestMemory final : public Memory {
  public:
-  // Of a budget up to kLargest.
+  // `budget`: up to kLargest.
   static Handle create(at::Allocator& allocator, Bytes budget);
 
-  // Whether a live block of any guest starts there, which no session tracks.
+  // Whether a live block of any guest that no session tracks starts at `data`.
   static bool holds(const void* data);
-  static void free(const void* data);  // ... which must be so.
+  static void free(const void* data);  // Frees such a block.
   // Around fork(), so that a child does not inherit the table's lock.
   static void lock_all();
   static void unlock_all();

@@ -1,5 +1,5 @@
-// What this thread is doing: torch calls back into us from inside operators, and what a call means
-// depends on it.
+// Tells what this thread is doing: torch calls us from inside operators, too, and what such a call
+// means depends on the operator.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace dtr {
 
-// What an operator has allocated and not freed: its results so far, and temporaries. Of more than
-// sixteen at once the rest are taken for results: that one of them goes again is not noticed.
+// Counts what an operator has allocated and not freed: its results so far, and temporaries.
+// Allocations beyond sixteen at once count as results: their release is not noticed.
 class MadeSoFar {
  public:
   void start() { count_ = rest_ = 0; }
@@ -43,8 +43,8 @@ class MadeSoFar {
   std::int64_t count_ = 0, rest_ = 0;
 };
 
-// This thread runs an operator: pointers that torch hands out now go to a kernel, not to the
-// program.
+// While it lives, this thread runs an operator: pointers that torch hands out go to a kernel, not
+// to the program.
 class InOperator {
  public:
   explicit InOperator(bool by_handler = false) : before_(state.handled) {
@@ -62,15 +62,15 @@ class InOperator {
 
   struct State {
     int depth = 0;
-    // Python code runs whose operators torch hides from us: what they read is not locked.
+    // Python code runs whose operators torch hides from us, so their arguments are not locked.
     bool handled = false;
-    bool replaying = false;     // The operator is a recomputation, and not the program's doing.
-    bool first_run = false;     // The operator never ran before, and does more than later.
-    bool making_room = false;   // What is evicted goes for want of memory.
-    bool indices_stay = false;  // A composite kernel reads what integers it makes (composites.cpp).
+    bool replaying = false;     // The operator is a recomputation, not the program's call.
+    bool first_run = false;     // The operator runs for the first time, with extra work.
+    bool making_room = false;   // Evictions now are for lack of memory.
+    bool indices_stay = false;  // A composite kernel reads its integer results (composites.cpp).
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
-    // The largest request in vain since this operator began, and a budget that would have served
-    // all of them; 0 where none would.
+    // The largest request refused since this operator began, and a budget that would have served
+    // all of them; 0 if no budget would.
     std::int64_t refused = 0, at_least = 0;
     MadeSoFar made;
   };
@@ -80,7 +80,7 @@ class InOperator {
   bool before_;
 };
 
-// A variable has another value for as long as this lives.
+// Sets a variable to another value for the lifetime of an object.
 template <typename T>
 class Meanwhile {
  public:

@@ -1,17 +1,17 @@
-// What an operator costs on a device, where the host's clock only sees the launch.
+// Measures what an operator costs on a device, where the host's clock only sees the launch.
 //
-// The same operator on the same shapes costs the same, so its time is measured a few times and then
-// known: two time stamps around it, read later, when the device has passed them. Nobody ever waits
-// for the device, and a program in its steady state makes no stamp at all. Until a time is known,
-// the caller's estimate stands in.
+// The same operator on the same shapes costs the same, so its time is measured only a few times: by
+// two time stamps around it, read later, when the device has passed them. No thread ever waits for
+// the device, and a program in its steady state makes no stamp at all. Until a time is known, the
+// caller's estimate is used.
 //
-// Between two stamps the device may stand idle because the host is busy; the stamps cannot tell.
-// Three rules keep that out. The first run of an operator is not measured: it loads the kernel. A
-// run in which the host made or moved pages or evicted does not count, unless nearly all runs are
-// such. The samples come from different steps, since all layers of one step may be disturbed alike;
-// the least of them is taken.
+// Between two stamps the device may be idle because the host is busy, which the stamps do not show.
+// Three rules exclude such times. The first run of an operator is not measured: it loads the
+// kernel. A run in which the host made or moved pages or evicted does not count, unless nearly all
+// runs are such. The samples come from different steps, since all layers of one step may be
+// disturbed alike, and the least sample is the cost.
 //
-// Looking a cost up takes a lock and one probe, 20 to 30 ns.
+// To look a cost up takes a lock and one probe of a hash table, 20 to 30 ns.
 
 #pragma once
 
@@ -29,16 +29,16 @@ namespace dtr {
 
 class Costs {
  public:
-  using Key = std::uint64_t;  // Of an operator and the shapes it sees.
+  using Key = std::uint64_t;  // A hash of an operator and its shapes.
   struct Sample {
     Key key = 0;
     void* first = nullptr;  // Null: this run is not measured.
   };
   static constexpr int kSamples = 3;
-  static constexpr int kRunsApart = 64;  // In a program that knows no steps.
-  static constexpr int kPatience = 8;    // Disturbed runs, until one that is disturbed counts.
-  static constexpr std::size_t kMostUnderWay = 256;  // Above that the device is far behind.
-  static constexpr std::size_t kMost = 1 << 16;      // Keys. Then all is forgotten.
+  static constexpr int kRunsApart = 64;  // Runs between samples, in a program without steps.
+  static constexpr int kPatience = 8;    // The last of so many disturbed runs counts.
+  static constexpr std::size_t kMostUnderWay = 256;  // Unread samples; then we take no more.
+  static constexpr std::size_t kMost = 1 << 16;      // Keys; then all are erased.
 
   explicit Costs(DeviceWork& work) : work_(work) {}
   ~Costs() {
@@ -48,7 +48,7 @@ class Costs {
     }
   }
 
-  // Around a run. They throw nothing: a run that cannot be measured is not.
+  // Called around a run. They throw nothing: a run that cannot be measured is skipped.
   Sample begin(Key key, Stream stream, std::int64_t step) {
     const std::lock_guard lock(mutex_);
     collect();
@@ -103,11 +103,11 @@ class Costs {
 
  private:
   struct Known {
-    int runs = 0;  // Until there are enough samples.
+    int runs = 0;  // Counted until there are enough samples.
     int samples = 0, disturbed = 0;
-    int run = 0;             // Of the last sample.
-    std::int64_t step = -1;  // Likewise.
-    Nanos least = 0ns;       // 0: none has arrived.
+    int run = 0;             // The last one with a sample,
+    std::int64_t step = -1;  // and its step.
+    Nanos least = 0ns;       // The least sample; 0: none yet.
   };
   struct UnderWay {
     Key key;
@@ -115,8 +115,8 @@ class Costs {
     void* last;
   };
 
-  // Samples of one stream arrive in order; of several, the first in the queue may hold others up,
-  // which costs nothing but time.
+  // Reads the samples that the device has passed. With several streams, the first sample in the
+  // queue may hold up others, which does no harm.
   void collect() {
     while (!under_way_.empty()) {
       const UnderWay sample = under_way_.front();
@@ -126,7 +126,7 @@ class Costs {
         if (!measured) return;
         passed = std::max<Nanos>(*measured, 1ns);
       } catch (const std::exception&) {
-        // The device reports an error of its own; whoever ran the work is told.
+        // The code that ran the work gets the device's error.
       }
       under_way_.pop_front();
       work_.give_back(sample.first);

@@ -1,5 +1,5 @@
-// Locks a recursive mutex; a thread that waits for it gives Python's lock away meanwhile, since the
-// owner may need that lock.
+// Locks a recursive mutex. A thread that waits for it releases Python's lock (the GIL) meanwhile,
+// since the mutex's owner may need that lock.
 
 #pragma once
 

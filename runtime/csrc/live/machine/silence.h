@@ -1,11 +1,11 @@
-// A replay warns of nothing. The program has seen the warning when the operator ran first, by the
-// filters that it had set then. Again it would come from a line that does not warn, and where
+// Silences warnings in a replay. The program has seen the warning when the operator ran first, by
+// the filters that it had set then. A second warning would name an unrelated line, and where
 // warnings are errors it would fail backward(), which the program's catch_warnings() does not
 // cover.
 //
-// What C++ warns goes to the handler of the thread (c10/util/Exception.cpp, torch 2.11 to 2.15),
-// and here to none. Operators in Python, and torch's functions that they call, warn by Python's
-// module: bindings/bind_silence.cpp. What the runtime itself has to say is said when no replay is
+// C++ warnings go to the thread's handler (c10/util/Exception.cpp, torch 2.11 to 2.15), for which
+// this class puts an empty one. Operators in Python, and torch's functions that they call, warn by
+// Python's module: bindings/bind_silence.cpp. The runtime's own warnings wait until no replay is
 // under way (session/notes.h).
 
 #pragma once
@@ -21,7 +21,7 @@ class Silence {
   }
   Silence(const Silence&) = delete;
 
-  static inline void (*silence_python)() = nullptr;  // Set as the module is imported.
+  static inline void (*silence_python)() = nullptr;  // Set when the module is imported.
 
  private:
   class Nobody final : public c10::WarningHandler {

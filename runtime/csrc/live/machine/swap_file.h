@@ -1,11 +1,11 @@
-// Places for the bytes of tensors in a file, when memory has none.
+// Keeps the bytes of tensors in a file, when memory has no room.
 //
-// The file has no name: the system takes it back when the process ends, however it ends. All of it
-// is reserved at the start, so that a full disk is an error then, and not when a tensor must go. A
-// place is a block of a pool whose addresses are those of the file (pool.h). Bytes go through the
-// system's own cache, which keeps as much of the file in memory as the machine has to spare.
+// The file has no name, so the system deletes it when the process ends, however it ends. All of it
+// is reserved at the start, so that a full disk is an error then, and not at an eviction. A
+// tensor's place is a block of a pool whose addresses are those of the file (pool.h). Reads and
+// writes use the system's page cache, which keeps as much of the file in memory as fits.
 //
-// The session's lock is held in all calls but begin_read().
+// Functions are called with the engine's lock held, except begin_read().
 
 #pragma once
 
@@ -18,8 +18,8 @@ namespace dtr {
 
 class SwapFile final : public Tier {
  public:
-  // A file of so many bytes, rounded up to granules, in `folder`. Throws std::runtime_error with a
-  // text that says what to do where the system refuses.
+  // Makes a file of `asked` bytes, rounded up to granules, in `folder`. If the system refuses,
+  // throws std::runtime_error that says what to do.
   SwapFile(const std::string& folder, Bytes asked);
   ~SwapFile() override;
 

@@ -1,18 +1,18 @@
-// What kernels look at besides their arguments, and not through the dispatcher: the switches of the
-// process (torch's global context, the default type) and two of the thread's (how many threads it
-// computes with, whether it flushes denormal numbers to zero). An operator that ran with oneDNN
-// switched off has other last bits with it, so a recipe keeps the switches, and a replay puts them
-// back while it runs.
+// Saves and restores what kernels read besides their arguments, past the dispatcher: the switches
+// of the process (torch's global context, the default type) and two of the thread (its number of
+// threads to compute with, whether it flushes denormal numbers to zero). An operator gives other
+// last bits with oneDNN on than off, so a recipe keeps the switches, and a replay restores them
+// while it runs.
 //
-// Programs change switches rarely, so states that are equal are stored once, and a recipe has a
-// number. Whether one has changed is seen by comparing torch's context byte for byte with what it
-// was (some 10 ns an operator): it has no version, and each setter is its own.
+// Programs change switches rarely, so equal states are stored once, and a recipe has a number. To
+// notice a change, we compare torch's context byte for byte with the last copy (some 10 ns an
+// operator): the context has no version counter, and its setters share no function that we could
+// hook.
 //
-// Of torch 2.11 to 2.14 (aten/src/ATen/Context.h, ParallelOpenMP.cpp): the context has no lock;
-// what its setters check, such as whether a library is there, holds of every state that it was in
-// before. The number of threads is the calling thread's, in OpenMP and in MKL.
-// torch.set_num_threads() sets it, and the number that other threads take at their first parallel
-// operator.
+// In torch 2.11 to 2.14 (aten/src/ATen/Context.h, ParallelOpenMP.cpp) the context has no lock. Its
+// setters check, for example, that a library is there, which is true of every state that once was
+// set. The number of threads is the calling thread's, in OpenMP and in MKL. torch.set_num_threads()
+// sets it, and the number that other threads take at their first parallel operator.
 
 #pragma once
 
@@ -26,19 +26,19 @@ class Switches {
  public:
   using Number = std::uint16_t;
 
-  // As they are. The engine's lock must be held, here and in the next.
+  // The current switches. Called with the engine's lock held, as is the next.
   static Number now();
   static bool deterministic(Number number);  // Torch's deterministic mode.
 
-  // For tests. Names are as programs say them; the one refused cannot be put, none by "".
+  // For tests. Names are as in programs. The refused switch cannot be set; "" refuses none.
   static std::vector<std::string> names();
   static void refuse(const std::string& name);
 };
 
-// Puts the process in the state `wanted`, from the state `there`, as long as it lives. Throws
-// c10::Error, for Python a RuntimeError, that names a switch which cannot be put; nothing has
-// changed then. The engine's lock must be held at both ends, and no operator of the scope may run
-// beside it (under_way.h).
+// Puts the process in the state `wanted`, from the state `there`, for the lifetime of an object. If
+// a switch cannot be set, changes nothing and throws c10::Error (a RuntimeError in Python) that
+// names it. Constructed and destroyed with the engine's lock held; no other operator of the scope
+// may run meanwhile (under_way.h).
 class SwitchesPut {
  public:
   SwitchesPut(Switches::Number there, Switches::Number wanted);
@@ -49,9 +49,9 @@ class SwitchesPut {
   const Switches::Number there_, wanted_;
 };
 
-// The calling thread's.
+// The switches of the calling thread.
 struct ThreadSwitches {
-  std::int32_t threads = 0;    // That OpenMP computes with; 0 in a torch without it.
+  std::int32_t threads = 0;    // OpenMP's number of threads; 0 in a torch without OpenMP.
   std::uint32_t flushing = 0;  // Bits of the processor's control word.
   bool operator==(const ThreadSwitches&) const = default;
 

@@ -1,7 +1,7 @@
-// A budget far below what the program needs does not fail by itself: the program recomputes for
-// ever. So the time of recomputations is compared with that of the program's own operators, over
-// windows of two seconds and a hundred operators: a single long chain that is recomputed once is no
-// thrashing.
+// Detects a budget far below the program's need: the program does not fail by itself, but
+// recomputes for ever. So the time of recomputations is compared with that of the program's own
+// operators, in windows of two seconds and a hundred operators, so that a long chain that is
+// recomputed once does not count as thrashing.
 
 #pragma once
 
@@ -14,13 +14,13 @@ namespace dtr {
 
 class ThrashWatch {
  public:
-  // Time of recomputing over time of computing that is an error; 0 for no limit.
+  // `limit`: the largest ratio of recomputing to computing time that is no error; 0: any.
   explicit ThrashWatch(double limit) : limit_(limit) {}
 
   void computed(std::int64_t ticks) { computed_ += ticks, ++operators_; }
   void recomputed(std::int64_t ticks) { recomputed_ += ticks; }
 
-  // The ratio, where a window has passed in which it was above the limit. A passed window ends.
+  // Ends the window if it is complete; then returns its ratio if that is above the limit.
   std::optional<double> exceeded() {
     constexpr std::int64_t kOperators = 100;
     constexpr Nanos kTime = 2s;

@@ -1,5 +1,5 @@
-// Time in the processor's own ticks, turned into nanoseconds only when somebody asks. An operator
-// needs four readings; the system clock costs 24 ns each where it was measured, the counter 10.
+// Reads time in the processor's own ticks, and converts it to nanoseconds on request. An operator
+// needs four readings; the system clock took 24 ns each where it was measured, the ticks 10.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace dtr {
 
 inline std::int64_t ticks() { return static_cast<std::int64_t>(c10::getApproximateTime()); }
 
-// Nanoseconds a tick, measured once over about two milliseconds.
+// Nanoseconds per tick, measured once over about two milliseconds.
 inline double nanoseconds_per_tick() {
   static const double ratio = [] {
     using Clock = std::chrono::steady_clock;

@@ -1,12 +1,12 @@
-// Which operators of a scope run at this moment, so that a replay can run alone. A replay that has
-// to change a switch of the process (switches.h) must not do so beside an operator of another
-// thread, which would see it. It waits until those under way have ended. An operator that begins
-// meanwhile waits for the replay. In a program of one thread nothing ever waits.
+// Counts the operators of a scope that are running, so that a replay can run alone. A replay that
+// has to change a switch of the process (switches.h) must not do so beside an operator of another
+// thread, which would see the change. So the replay waits until these have ended, and operators
+// that begin meanwhile wait for the replay. A program of one thread never waits.
 //
-// Composite kernels and Python code are no operators that we see, and read switches too. So who
-// runs alone has Python's lock as well, unless the operator is written in Python and gives it away.
+// Composite kernels and Python code read switches, too, but are no operators that we see. So a
+// thread that runs alone also holds Python's lock, unless its operator in Python releases it.
 //
-// The engine's lock is held in all calls. Waiting opens it, and gives Python's lock away.
+// Functions are called with the engine's lock held. Waiting releases it, and Python's lock.
 
 #pragma once
 
@@ -21,12 +21,12 @@ namespace dtr {
 
 class UnderWay {
  public:
-  // `turn` is the session's: who runs alone has it (locks.h).
+  // `turn`: the session's (locks.h). A thread that runs alone holds it.
   explicit UnderWay(std::recursive_mutex& turn) : turn_(turn) {}
   struct PythonLock;
 
-  // One that runs as long as this lives. Where the lock is not held, or `apart`, it is not counted:
-  // what waits for another process must not be waited for.
+  // An operator runs for the lifetime of this object. It is not counted if the lock is not held, or
+  // if `apart`: an operator that waits for another process must not be waited for.
   class Operator {
    public:
     Operator(UnderWay& all, Lock& lock, bool apart);
@@ -38,7 +38,7 @@ class UnderWay {
     const bool counted_;
   };
 
-  // As long as this lives, this thread waits in the middle of its operators, and they do not count:
+  // While this lives, the thread waits in the middle of its operators, and they are not counted:
   // none of them computes.
   class Aside {
    public:
@@ -51,7 +51,7 @@ class UnderWay {
     const int counted_;
   };
 
-  // As long as this lives, in the session's turn, no operator of another thread runs.
+  // While this lives, no operator of another thread runs. Needs the session's turn.
   class Alone {
    public:
     Alone(UnderWay& all, Lock& lock);
@@ -73,9 +73,9 @@ class UnderWay {
   std::recursive_mutex& turn_;
   int running_ = 0;
   bool alone_ = false;
-  Switches::Number switches_ = 0;  // While a replay is alone.
+  Switches::Number switches_ = 0;  // The program's, while a replay is alone.
   std::condition_variable ended_;
-  // This thread's, of the one session that there is at a time: operators that run, whether alone.
+  // Of this thread, in the one session that is active: its operators that run, whether alone.
   static constinit thread_local int here;
   static constinit thread_local bool alone_here;
 };

@@ -1,4 +1,4 @@
-// Opens a held lock for a while: a session's, while an operator runs.
+// Releases a held lock for the lifetime of an object: the engine's, while an operator runs.
 
 #pragma once
 

@@ -1,11 +1,11 @@
-// What an operator costs on the host: the time that it usually takes.
+// Tells what an operator costs on the host: the time that it usually takes.
 //
-// A single time is of the operator and of the machine's moment: an interrupt, a cold cache, memory
-// that the kernel clears first. By such times no two steps are alike: a policy evicts other tensors
-// each time, and none of what a simulation found holds. But the same operator on the same shapes
-// costs the same. So the least of its times counts, of the first three steps in which it ran, or of
-// a thousand runs where there are no steps. Then it stays, and steps that do the same evict the
-// same. Costs a key of the shapes, and a probe of a table.
+// A single time also depends on the machine's moment: an interrupt, a cold cache, memory that the
+// kernel clears first. With such times no two steps would evict the same tensors, and a
+// simulation's results would not hold. But the same operator on the same shapes costs the same. So
+// its cost is the least time of the first three steps in which it ran, or of a thousand runs if
+// there are no steps. Then the cost stays, and equal steps evict the same tensors. Costs a hash of
+// the shapes, and a lookup in a table.
 
 #pragma once
 
@@ -18,12 +18,12 @@ namespace dtr {
 
 class UsualTimes {
  public:
-  using Key = std::uint64_t;  // Of an operator and the shapes it sees.
+  using Key = std::uint64_t;  // A hash of an operator and its shapes.
   static constexpr int kSteps = 3;
   static constexpr int kRuns = 1000;
-  static constexpr std::size_t kMost = 1 << 16;  // Operators and shapes. Then all is forgotten.
+  static constexpr std::size_t kMost = 1 << 16;  // Keys; then all are erased.
 
-  // Where it took `ticks` this time, in a step of this number.
+  // The usual time, after a run that took `ticks` in this step.
   std::int64_t of(Key key, std::int64_t ticks, std::int64_t step) {
     if (known_.size() >= kMost && !known_.contains(key)) known_.clear();
     const auto [at, is_new] = known_.try_emplace(key, Known{.least = ticks, .step = step});

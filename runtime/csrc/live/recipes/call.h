@@ -1,5 +1,5 @@
-// One operator on its way through a session (intercept.cpp), and the tensors among its arguments or
-// results.
+// Holds one operator's call on its way through a session (intercept.cpp), and visits the tensors
+// among its arguments or results.
 
 #pragma once
 
@@ -34,7 +34,7 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
-// Whether a result is a value of its own. Smaller ones are constants at birth (engine/rules.h).
+// Whether a result is large enough to be evicted. Smaller ones are constants (engine/rules.h).
 inline bool worth_evicting(const c10::TensorImpl& tensor) {
   const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
   const bool index = c10::isIntegralType(type, /*includeBool=*/true);
@@ -44,9 +44,9 @@ inline bool worth_evicting(const c10::TensorImpl& tensor) {
 
 struct Call {
   const OperatorInfo& info;
-  c10::DispatchKeySet keys;  // Of the call below ours.
+  c10::DispatchKeySet keys;  // For the next kernel below ours.
   TensorArguments arguments;
-  c10::SmallVector<Value*, 8> sources;  // By argument the copy it reads; empty: none does.
+  c10::SmallVector<Value*, 8> sources;  // By argument: the copy that its recipe reads; or empty.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
   bool handled = false;  // By a mode or a subclass, which torch 2.11 calls below kKey.
@@ -54,23 +54,23 @@ struct Call {
   bool tracked = false;
   bool recording = false;
   bool first_run = false;          // It loads or tunes what it runs.
-  bool recordable = false;         // The same where nothing is recorded, for a trace.
+  bool recordable = false;         // Whether a recipe could be kept, for a trace.
   const char* stays = nullptr;     // Why a library's operator or a graph is not recorded.
-  c10::SmallVector<bool, 4> kept;  // Of its results, whether it keeps their memory.
-  std::shared_ptr<const RandomState> random;  // Before the call, if it may draw and is recorded.
-  std::unique_ptr<RandomState> host_random;   // The host's beside it, of a device's operator.
-  // The arguments' storages, for a trace: one may be gone after the call, by `set_` for example.
+  c10::SmallVector<bool, 4> kept;  // By result: the operator keeps its memory.
+  std::shared_ptr<const RandomState> random;  // State before a recorded call that may draw.
+  std::unique_ptr<RandomState> host_random;   // The host's state, too, on a device.
+  // The arguments' storages, for a trace: a call such as `set_` may drop them.
   c10::SmallVector<StoragePtr, 4> held;
-  // Of arguments that were movable before they were written (swap.h).
+  // Written storages to make movable after the call (swap.h).
   c10::SmallVector<StoragePtr, 2> movable;
-  std::int64_t begin_ticks = 0, inside_hold = 0;  // At the begin; Hold::inside() then.
+  std::int64_t begin_ticks = 0, inside_hold = 0;  // ticks() and Hold::inside() at the start.
   std::int64_t remat_ticks = 0;                   // Spent bringing arguments back.
   std::int64_t inside_ticks = 0;                  // Spent in the operator,
   std::int64_t kernel_ticks = 0;                  // without the search for its memory.
-  std::int64_t usual_ticks = 0;                   // What it is held to cost.
-  Costs::Key cost = 0;                            // None where what it reads has no plain shape.
+  std::int64_t usual_ticks = 0;                   // The cost that its recipe gets.
+  Costs::Key cost = 0;                            // 0 if an argument has no plain shape.
   Costs::Sample sample;
-  std::exception_ptr undeclared;  // A write that the operator did not declare (debug mode).
+  std::exception_ptr undeclared;  // About a write that the schema does not declare.
 
   Value* source(std::size_t i) const { return sources.empty() ? nullptr : sources[i]; }
   // Whether a result is a new value.
@@ -79,7 +79,7 @@ struct Call {
     return device.holds(result) && worth_evicting(result) &&
            std::ranges::none_of(arguments, is_over);
   }
-  // Before the call consumes its arguments, and after it.
+  // The arguments until the call consumes them, and the results after it.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);
   }

@@ -1,8 +1,8 @@
-// The state of a random generator before a call, for the recipe of the call.
+// Keeps the state of a random generator before a call, for the recipe of the call.
 //
-// Of a CPU generator it is copied field by field, in about 0.2 us. Its clone() would seed a new
-// generator first, which takes 1 us, and get_state() makes a tensor, which may fail for want of
-// memory. Another device's generator is a seed and an offset, and is cloned.
+// A CPU generator's state is copied field by field, in about 0.2 us. Its clone() would seed a new
+// generator first, which takes 1 us, and get_state() makes a tensor, which may run out of memory.
+// Another device's generator has only a seed and an offset, and is cloned.
 
 #pragma once
 
@@ -17,7 +17,7 @@ namespace dtr {
 
 class RandomState {
  public:
-  // The generator's mutex must be held, here and in the next two.
+  // Called with the generator's mutex held, as are the next two.
   explicit RandomState(const at::Generator& generator) {
     if (generator.device().is_cpu()) {
       cpu_.emplace(*generator.get<at::CPUGeneratorImpl>());
@@ -26,8 +26,8 @@ class RandomState {
     }
   }
 
-  // The generator goes on from this state. A CUDA generator's is swapped whole: to set its seed
-  // would make cuDNN's dropout start anew.
+  // Sets the generator to this state. A CUDA generator's state is replaced as a whole: setting its
+  // seed would make cuDNN's dropout start anew.
   void put(const at::Generator& generator) const {
     if (!cpu_) {
       generator.unsafeGetGeneratorImpl()->graphsafe_set_state(other_.clone().getIntrusivePtr());
@@ -39,7 +39,7 @@ class RandomState {
     target.set_next_double_normal_sample(cpu_->next_double);
   }
 
-  bool is_of(const at::Generator& generator) const {  // It has not moved since.
+  bool is_of(const at::Generator& generator) const {  // Whether it is still in this state.
     if (!cpu_) {
       return other_.current_seed() == generator.current_seed() &&
              other_.get_offset() == generator.get_offset();
@@ -52,7 +52,7 @@ class RandomState {
            cpu_->next_double == now.next_double_normal_sample();
   }
 
-  at::Generator generator() const {  // One that goes on from this state.
+  at::Generator generator() const {  // A new one in this state.
     if (!cpu_) return other_.clone();
     at::Generator made = at::make_generator<at::CPUGeneratorImpl>();
     put(made);
@@ -60,7 +60,7 @@ class RandomState {
   }
 
  private:
-  // Two and a half kilobytes, built where they stay.
+  // 2.5 kilobytes, constructed in place.
   struct Cpu {
     explicit Cpu(at::CPUGeneratorImpl& source)
         : engine(source.engine()),
@@ -74,10 +74,10 @@ class RandomState {
   at::Generator other_;
 };
 
-// While it lives, a generator draws from a recorded state. Afterwards it goes on from its own.
+// Sets a generator to a recorded state; the destructor restores the generator's own state.
 class DrawingFrom {
  public:
-  // `state` may be null: nothing happens.
+  // Does nothing if `state` is null.
   DrawingFrom(at::Generator generator, const RandomState* state)
       : generator_(std::move(generator)) {
     if (!state) return;

@@ -1,10 +1,10 @@
-// How to run one torch operator again: the live executor's part of an Op.
+// Keeps how to run one torch operator again: the live executor's part of an Op.
 //
 // Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj
 // and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, the switches
-// of process and thread (switches.h), and the state of the random generator. What many recipes
-// share (all that is not of the tensors; key set, dtype and device of a tensor) is kept once and
-// named by a 16-bit index.
+// of process and thread (switches.h), and the state of the random generator. Data that many recipes
+// share (CallState; a tensor's key set, dtype and device) is stored once, and recipes have its
+// 16-bit index.
 
 #pragma once
 
@@ -32,17 +32,17 @@ namespace dtr {
 
 class Engine;
 
-// One tensor among the arguments of a call. The pointers are good until the operator runs, which
+// One tensor among the arguments of a call. The pointers are valid until the operator runs, which
 // consumes the arguments.
 struct TensorArgument {
   c10::TensorImpl* tensor = nullptr;
   c10::StorageImpl* storage = nullptr;
-  Value* value = nullptr;  // Null where the storage is not tracked.
+  Value* value = nullptr;  // Null if the storage is not tracked.
   std::uint8_t argument = 0;
   bool written = false;
   bool scratch = false;    // Written, and no result depends on it (kRunningStatistics).
   std::uint16_t item = 0;  // Position in its list.
-  bool armed = false;      // A constant that recipes read (storage_access.h).
+  bool armed = false;      // A constant with an access hook (storage_access.h).
 
   bool writes_constant() const { return written && !value && !scratch; }
   // Whether a recipe keeps the content itself instead of reading a Value.
@@ -55,27 +55,27 @@ inline bool is_defined_tensor(const c10::IValue& value) {
 }
 using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 
-// The types that autocast casts to, on the host and on CUDA. Only the operators of other libraries
-// look: torch's run below autocast, while a library's kernel may call operators above it.
+// The types that autocast casts to, on the host and on CUDA. Only replays of other libraries'
+// operators set them: torch's run below autocast, but a library's may call operators above it.
 using AutocastTypes = std::array<c10::ScalarType, 2>;
 
-// What an operator saw besides its arguments.
+// What influences an operator besides its arguments.
 struct CallState {
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
   AutocastTypes autocast;
-  Switches::Number switches;  // Who runs it again puts these: it may have to be alone for them.
+  Switches::Number switches;  // Set by Replayer, which may have to run alone for that.
   ThreadSwitches thread;
   bool operator==(const CallState&) const = default;
 };
 
-// A recipe made ready to run.
+// A recipe, ready to run.
 struct Replay {
   const OperatorInfo* info;
   CallState state;
   torch::jit::Stack stack;                  // The arguments.
   c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
-  // For a random operator that takes none: the one it draws from, and the state to draw from.
+  // If a random operator takes no generator: the default one, and its recorded state.
   at::Generator default_generator;
   std::optional<RandomState> recorded_state;
 
@@ -87,18 +87,18 @@ class Recipe {
  public:
   // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Its uses are
   // the `arguments` that are not inlined, in order, or none for an operator that reads only shapes;
-  // the caller links them. Outputs are the returns, then the written arguments. Null for a call
-  // that cannot be kept. The engine's lock must be held, here and in prepare().
+  // the caller links them. Outputs are the returns, then the written arguments. Returns null if the
+  // call cannot be recorded. Called with the engine's lock held, as is prepare().
   static Op* record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
                     std::shared_ptr<const RandomState> random, Switches::Number switches);
 
-  // The operator has run. With how many threads a thread computes is known once it has.
+  // Call after the operator has run, which may set the number of threads of this thread.
   void has_run();
 
-  // The generator's state before a random call, for record(). Taken without the engine's lock:
-  // kernels allocate while they hold the generator's. Where the call is given none, it is the
-  // device's.
+  // The generator's state before a random call, for record(). Called without the engine's lock,
+  // because kernels allocate memory while they hold the generator's lock. If the call has no
+  // generator argument, uses the device's.
   static std::shared_ptr<const RandomState> snapshot(const OperatorInfo& info,
                                                      const torch::jit::Stack& stack,
                                                      const SessionDevice& device);
@@ -109,11 +109,11 @@ class Recipe {
   bool writes() const { return info_->writes != 0; }
   bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
 
-  // Bytes of the memory that a replay may write as it likes, for each such argument.
+  // The size of each scratch argument, whose content does not matter to a replay.
   c10::SmallVector<Bytes, 2> scratch() const;
 
-  // Arguments over `storages`: one for each of the `uses`, those of one value being the same, then
-  // one for each of scratch().
+  // Makes the arguments over `storages`: one for each of the `uses` (the same one for uses of the
+  // same value), then one for each of scratch().
   Replay prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
                  const SessionDevice& device) const;
 
@@ -126,10 +126,10 @@ class Recipe {
   c10::ArrayRef<TensorRecipe> tensors() const { return {parts().tensor, tensors_}; }
 
   const OperatorInfo* info_;
-  std::shared_ptr<const RandomState> random_;  // Before the call; null where it is not random.
-  std::uint16_t state_;                        // Interned.
+  std::shared_ptr<const RandomState> random_;  // Before the call; null if not random.
+  std::uint16_t state_;                        // The index of the CallState.
   std::uint16_t tensors_;
-  // Arguments that are not tensors, in order; of a list of tensors, its length.
+  // Number of arguments that are not tensors. A list of tensors counts as one: its length.
   std::uint16_t plain_;
 };
 

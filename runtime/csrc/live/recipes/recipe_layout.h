@@ -1,10 +1,10 @@
-// Where the parts of a recipe lie in its one block of memory. Whoever writes a recipe and whoever
-// reads it moves by the steps that stand here, so the two cannot disagree.
+// Defines where the parts of a recipe lie in its one block of memory. The writer and the reader of
+// a recipe advance by the same functions, so they cannot disagree.
 //
-//   Recipe | TensorRecipe, one a tensor | IValue, one a plain argument | words, 64 bits each
+//   Recipe | TensorRecipe per tensor | IValue per plain argument | words, 64 bits each
 //
 // The words of a tensor are its sizes, then its strides unless the sizes imply them, then its
-// content where the recipe keeps it. Everything is a multiple of eight bytes, so nothing is padded.
+// content if the recipe keeps it. Everything is a multiple of eight bytes, so nothing is padded.
 
 #pragma once
 
@@ -24,22 +24,22 @@
 namespace dtr {
 
 struct TensorRecipe {
-  std::int32_t use;  // Index of the Op's Use it reads, or one of the three below.
+  std::int32_t use;  // Index of its Use in the Op, or one of the constants below.
   std::uint16_t item;
-  std::uint16_t kind;  // Interned key set, dtype and device.
+  std::uint16_t kind;  // Index of its key set, dtype and device.
   std::uint8_t argument;
   std::uint8_t dims;
   bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
-  std::uint8_t remainder;  // Where its storage began (device.h), of one that is kept in the recipe.
+  std::uint8_t remainder;  // For kInline: the remainder_of() its storage (device.h).
   std::int64_t offset;
 };
 constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
-constexpr std::int32_t kInline = -2;     // Its storage is kept in the recipe.
+constexpr std::int32_t kInline = -2;     // The recipe keeps its content.
 constexpr std::int32_t kScratch = -3;    // Any memory will do.
 
 static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
 
-// The words of one tensor: at which word each of its three parts begins, and the end of the last.
+// The layout of one tensor's words: at which word each of its three parts begins, and the end.
 struct TensorWords {
   explicit TensorWords(const TensorRecipe& tensor)
       : strides(tensor.dims),
@@ -49,7 +49,7 @@ struct TensorWords {
   std::size_t sizes = 0, strides, content, end;
 };
 
-// A cursor on each part of a recipe, at its begin. `begin` is the end of the Recipe.
+// A cursor at the start of each part of a recipe. `begin`: the address after the Recipe.
 struct RecipeParts {
   RecipeParts(void* begin, std::size_t tensor_count, std::size_t plain_count)
       : tensor(static_cast<TensorRecipe*>(begin)),
@@ -95,8 +95,8 @@ class RecipeReader {
   struct Tensor {
     const TensorRecipe& recipe;
     c10::IntArrayRef sizes;
-    c10::IntArrayRef strides;  // Empty where the sizes imply them.
-    const void* content;       // kLargestInline bytes, where the recipe keeps it.
+    c10::IntArrayRef strides;  // Empty if the sizes imply them.
+    const void* content;       // kLargestInline bytes, if the recipe keeps it.
   };
 
   RecipeReader(const RecipeParts& parts, std::size_t tensor_count)

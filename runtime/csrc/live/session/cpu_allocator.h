@@ -1,6 +1,6 @@
-// Torch's CPU allocator while a scope is open: tensors come from the session's memory. It is
-// installed once, at import, and never taken out, because storages remember their allocator;
-// outside a scope it hands every request to torch's own.
+// Replaces torch's CPU allocator, so that in a scope tensors come from the session's memory. It is
+// installed once, at import, and never removed, because storages remember their allocator; outside
+// a scope it passes every request to torch's own.
 
 #pragma once
 
@@ -9,8 +9,8 @@
 namespace dtr {
 
 void install_cpu_allocator();
-at::Allocator& ordinary_cpu_allocator();  // The one that was there before.
-// Of every ordinary tensor made in a scope; its context is the data pointer.
+at::Allocator& ordinary_cpu_allocator();  // The allocator that was replaced.
+// The deleter of every ordinary tensor made in a scope; `data` is the data pointer.
 void scope_deleter(void* data);
 
 }  // namespace dtr

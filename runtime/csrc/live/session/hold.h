@@ -1,19 +1,19 @@
-// What code reads past the dispatcher, through pointers, for as long as it runs.
+// Keeps tensors in memory while code reads them through pointers, past the dispatcher.
 //
-// Reading: Python copies a tensor's content through a pointer (`tolist`), or a composite
-// kernel reads one, which is no reason to make it a constant.
+// Reading: Python copies a tensor's content through a pointer (`tolist`), or a composite kernel
+// reads it, which is no reason to make the tensor a constant.
 //
-// Hold: torch.compile's kernels take the address of every tensor that they are given, and
-// run many operators' work between two looks at us. All of it is brought back first and locked.
-// What the code itself lets go, as compiled code does with its arguments once it has read them, is
-// free at once. Afterwards it can be evicted again. What the code writes becomes a constant, and
-// recipes that read it keep the old content, as where memory is handed out. Nothing is recorded
-// meanwhile: between two operators compiled code writes over its own buffers, and a recipe would
-// read what is there then.
+// Hold: torch.compile's kernels take the address of every tensor that they are given, and do the
+// work of many operators without calling us. So all tensors are first brought back and locked. A
+// tensor that the code itself drops, as compiled code drops arguments that it has read, is freed at
+// once. Afterwards the tensors can be evicted again. A tensor that the code writes becomes a
+// constant, and recipes that read it keep the old content (hand_out in by_hand.h). Nothing is
+// recorded meanwhile: between two operators compiled code writes over its own buffers, so a recipe
+// would read wrong content.
 //
-// On the tape the code is an operator that accesses all of it, so that the next step is foretold.
-// Its cost is what it takes beside the operators that it runs, which count for themselves, and it
-// counts once they have: how many they are is not known before.
+// On the tape (policy/tape.h) the code is one operator that accesses all the tensors, so that the
+// next step can be predicted. Its cost is its time without the operators that it runs, which are
+// counted themselves. It is counted after these, because their number is not known before.
 
 #pragma once
 
@@ -31,14 +31,14 @@
 
 namespace dtr {
 
-// It ends in the thread in which it began.
+// It must be destroyed in the thread that made it.
 class Reading {
  public:
-  // Throws torch.OutOfMemoryError where the tensors do not fit together.
+  // Throws torch.OutOfMemoryError if the tensors do not fit together.
   Reading(Session& session, c10::ArrayRef<at::Tensor> tensors);
   ~Reading();
   Reading(const Reading&) = delete;
-  static bool covers(const c10::StorageImpl* storage);  // This thread reads it.
+  static bool covers(const c10::StorageImpl* storage);  // Whether this thread reads it.
 
  private:
   static thread_local std::vector<const c10::StorageImpl*> storages;
@@ -49,26 +49,26 @@ class Reading {
 
 class Hold {
  public:
-  // `code` names it: on arguments of the same sizes it costs the same. Throws
-  // torch.OutOfMemoryError; where they do not fit together, no tensor has become a constant.
+  // `code` identifies the code, which costs the same on arguments of the same sizes. Throws
+  // torch.OutOfMemoryError if the tensors do not fit together; then none has become a constant.
   Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
        c10::ArrayRef<at::Tensor> written);
   ~Hold();
   Hold(const Hold&) = delete;
 
-  void ended();  // The code did not fail: what it took counts.
-  // It returned `result`, perhaps over memory that it was given: a compiled backward graph may
-  // write over a saved tensor that nobody else has, and says so nowhere.
+  void ended();  // The code did not fail, so its time counts.
+  // The code returned `result`, perhaps in memory that it was given: a compiled backward graph may
+  // write over a saved tensor that nothing else holds, and does not declare it.
   void returned(const at::Tensor& result);
 
-  static bool here() { return innermost != nullptr; }  // This thread runs such code.
-  // ... and may read a tensor of this value, null for a constant, through a pointer.
+  static bool here() { return innermost != nullptr; }  // Whether this thread runs such code.
+  // Whether that may read a tensor of this value (null: of a constant) through a pointer.
   static bool covers(const Value* value);
-  static void died(Value& value);  // The program let it go. The engine's lock is held.
+  static void died(Value& value);  // The program dropped it. Needs the engine's lock.
 
-  // For this thread's innermost call, in ticks. inside(): what its operators, its calls and its
-  // searches for memory have taken so far, which count for themselves. ran(): an operator took
-  // `passed`, and computed for `cost` of it; `inside` is from when it began.
+  // For this thread's innermost Hold, in ticks. inside(): the time so far of its operators, of
+  // Holds in it and of its searches for memory, which are counted themselves. ran(): an operator
+  // took `passed`, and computed for `cost` of it; `inside` is inside() from when it began.
   static std::int64_t inside() { return innermost ? innermost->inside_ticks_ : 0; }
   static void ran(std::int64_t inside, std::int64_t passed, std::int64_t cost);
   static void searched(std::int64_t passed);
@@ -86,14 +86,14 @@ class Hold {
 
   Session& session_;
   Hold* const outer_ = innermost;
-  // Within an operator, which has its own cost and is an operator on the tape, or is a replay.
+  // Within an operator, which has its own cost and place on the tape, or is a replay.
   const bool apart_ = InOperator::state.depth > 0;
-  std::vector<Held> values_;              // Once for each time that a value is there.
-  std::vector<c10::StorageImpl*> armed_;  // Constants, which may be gone by the end.
+  std::vector<Held> values_;              // One for each tensor, even of the same value.
+  std::vector<c10::StorageImpl*> armed_;  // Constants; they may die before the end.
   Bytes bytes_ = 0;
   bool on_tape_ = false;
 
-  Costs::Key cost_;  // Of the code and the sizes that it sees.
+  Costs::Key cost_;  // A hash of the code and the tensors' sizes.
   Costs::Sample sample_;
   Stream stream_{};
   bool first_run_ = false;

@@ -1,16 +1,16 @@
 // The locks of a session, in the order in which they are taken:
 //
-//   Turn    One thread at a time recomputes, so that each value is recomputed once; writes in
-//           place, because a recomputation may be reading what is there before; draws random
-//           numbers, because the recipe must have the state that they were drawn from; or commits.
-//           It is given back while another process is waited for.
-//           All other operators run side by side.
-//   Guard   The engine's lock: it guards the engine and every table of the session. It is open
-//           while an operator runs.
+//   Turn    Only the thread that holds it recomputes, so that each value is recomputed once; writes
+//           in place, because a recomputation may be reading the old content; draws random numbers,
+//           because the recipe must have the state that they were drawn from; or commits. It is
+//           released while the thread waits for another process. All other operators run side by
+//           side.
+//   Guard   Holds the engine's lock, which guards the engine and every table of the session. The
+//           lock is released while an operator runs.
 //
-// Python's lock may be taken before a Turn, and never after a Guard. A resize has a mutex of its
-// own, after its Turn and before a Guard (memory_requests.h). Last come those of the notes, of the
-// trace recorder and of the operators' costs, under which nothing else is locked.
+// Python's lock may be taken before a Turn, and never after a Guard. A resize has its own mutex,
+// taken after its Turn and before a Guard (memory_requests.h). Last come the mutexes of the notes,
+// the trace recorder and the operators' costs: their holder takes no other lock.
 
 #pragma once
 
@@ -30,8 +30,8 @@ struct Locks {
   UnderWay under_way{turn};
 };
 
-// Holds the engine's lock. Storages that die meanwhile are released after the lock: a storage may
-// run any code when it dies, such as Python's, which waits for locks of its own.
+// Holds the engine's lock. Storages that die meanwhile are destroyed after its release: that may
+// run any code, such as Python's, which waits for locks of its own.
 class Guard {
  public:
   explicit Guard(Locks& locks, bool locked = true)
@@ -41,7 +41,7 @@ class Guard {
   ~Guard() { open(); }
   Lock& lock() { return lock_; }
 
-  // Opens the lock, if it is not open, for as long as this lives; afterwards it is held.
+  // Releases the lock, if it is held, for the lifetime of this object; afterwards it is held.
   class Opened {
    public:
     explicit Opened(Guard& guard) : guard_(guard) { guard.open(); }
@@ -64,8 +64,8 @@ class Guard {
   Lock lock_;
 };
 
-// A thread that waits gives Python's lock away meanwhile, and its operators do not count: the owner
-// of the turn may need the lock, or may wait until no operator computes (under_way.h).
+// A thread that waits for the turn releases Python's lock, and its operators do not count as
+// running: the turn's owner may need that lock, or wait until no operator computes (under_way.h).
 class Turn {
  public:
   explicit Turn(Locks& locks);

@@ -1,6 +1,6 @@
-// How a session gets memory, and how much it may have: a request, which evicts where the budget or
-// the machine has no room; the budget, which may change at any time (resize.cpp); and the streams
-// for whose work memory is.
+// Serves a session's requests for memory, and evicts if the budget or the machine has no room.
+// Keeps the budget, which may change at any time (resize.cpp), and the streams whose work uses the
+// memory.
 
 #pragma once
 
@@ -32,37 +32,37 @@ class MemoryRequests {
         recorder_(recorder),
         budget_(options.budget) {}
 
-  // For work of a stream. Throws torch.OutOfMemoryError.
+  // Allocates for work of a stream. Throws torch.OutOfMemoryError.
   void* allocate(std::size_t bytes, Stream stream);
-  // The same without evicting. Null where there is no room; `shortage`: what the machine said.
+  // The same without evicting. Null if there is no room; `shortage`: the machine's error text.
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
-  void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // For tests: the k-th.
+  void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // Tests: the k-th fails.
   std::int64_t search_ticks() const { return search_ticks_; }
-  Nanos moving() const { return moving_; }  // Of the search: pages.
+  Nanos moving() const { return moving_; }  // Part of the search: moving pages.
 
-  // A new limit, up to the largest that the memory can have (resize.cpp). Evicts what is above it.
-  // Throws torch.OutOfMemoryError, and the budget is as before, where too much may not be evicted
-  // now.
+  // Sets the budget, up to the largest that the memory can have (resize.cpp), and evicts what is
+  // above it. If too much cannot be evicted now, throws torch.OutOfMemoryError and keeps the old
+  // budget.
   void resize(Bytes budget);
-  void lend(Bytes bytes);  // The same, relative to the budget there is. Below 0: takes back.
-  void bound(Bytes most);  // Whatever the budget is: a second limit.
-  Bytes give_back();       // Evicts all that may be, and returns the bytes of pages given back.
+  void lend(Bytes bytes);  // Reduces the budget by `bytes`; below 0: increases it.
+  void bound(Bytes most);  // Sets a second limit beside the budget.
+  Bytes give_back();       // Evicts all that it can; returns the bytes of pages given back.
 
-  // While a graph is captured nothing is evicted for a request (Session::begin_capture).
+  // While a CUDA graph is captured, requests evict nothing (Session::begin_capture).
   void capture_began() { ++captures_; }
   void capture_ended() { --captures_; }
   bool capturing() const { return captures_ > 0; }
 
-  bool follow_stream();     // This thread's. Whether the memory has met several.
-  void meet_this_stream();  // Who is handed memory may use it there.
-  bool may_be_new() const;  // This thread's stream.
+  bool follow_stream();     // Notes this thread's stream. Whether there are several.
+  void meet_this_stream();  // The same, unless in a capture.
+  bool may_be_new() const;  // Whether this thread's stream may be new.
   void read_on_stream(const Value& value);
-  void retire_stream(Stream stream);  // It is about to be destroyed.
+  void retire_stream(Stream stream);  // The stream is about to be destroyed.
 
  private:
   class Resizing;
   struct Resizes {
-    std::recursive_mutex mutex;  // Whoever has it may set a limit that is then refused.
+    std::recursive_mutex mutex;  // Held while a limit is set that may be refused.
     std::atomic<int> under_way{0};
     std::atomic<std::int64_t> ended{0};
   };
@@ -71,7 +71,7 @@ class MemoryRequests {
   Block* make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock);
   MovePrices move_prices(const Pool& pool) const;
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
-  bool give_up_ahead() { return swap_ && swap_->give_up_ahead(); }  // Whether there was any.
+  bool give_up_ahead() { return swap_ && swap_->give_up_ahead(); }  // Cancels copies.
   void refuse_what_cannot_fit(Bytes budget);
   void insist_on(Bytes budget, Bytes stays) const;
   void shrink(Bytes budget);
@@ -88,13 +88,13 @@ class MemoryRequests {
   Swap* const swap_;
   const std::atomic<TraceRecorder*>& recorder_;
 
-  Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The limit is the smaller of them.
+  Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The limit is their minimum.
   Resizes resizes_;
   std::int64_t search_ticks_ = 0;
   Nanos moving_{0};
   static constexpr Stream kNoStream = ~Stream{0};
-  std::vector<Stream> streams_;                   // That have run operators,
-  std::atomic<Stream> latest_stream_{kNoStream};  // and the one that did last.
+  std::vector<Stream> streams_;                   // Those that ran operators,
+  std::atomic<Stream> latest_stream_{kNoStream};  // and the last to do so.
   std::atomic<int> captures_{0};
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
 };

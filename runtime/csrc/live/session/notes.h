@@ -1,8 +1,8 @@
-// What a session has to tell: memory that was handed out, what is not recorded and why, and
-// operators that were refused memory, caught the error and went on with less. cuDNN takes another
-// algorithm then, whose results may differ in their last bits. No error reaches the program, so it
-// is warned, once for each operator, when the operator is over and no lock of ours is held. A
-// replay's warning waits for that, too.
+// Collects what a session has to tell: memory that was handed out, what is not recorded and why,
+// and operators that were refused memory, caught the error and went on with less. cuDNN then takes
+// another algorithm, whose results may differ in their last bits. No error reaches the program, so
+// it gets a warning, once for each operator, when the operator is over and none of our locks is
+// held. A replay's warning waits until then, too.
 
 #pragma once
 
@@ -23,10 +23,10 @@
 
 namespace dtr {
 
-// Any thread may call it, with our locks or without. Of those its own is the last.
+// Any thread may call it, with or without our locks. Its own mutex is taken last.
 class Notes {
  public:
-  // For the texts of errors: by which call memory was handed out, and where.
+  // For error texts: which call handed memory out, and where.
   void note_exposure(std::string text) {
     std::lock_guard guard(mutex_);
     exposures_.push_back(std::move(text));
@@ -35,7 +35,7 @@ class Notes {
     std::lock_guard guard(mutex_);
     return exposures_;
   }
-  void note_stayed(std::string what_and_why) {  // It is not recorded.
+  void note_stayed(std::string what_and_why) {  // Of an operator that is not recorded.
     std::lock_guard guard(mutex_);
     stayed_.insert(std::move(what_and_why));
   }
@@ -44,7 +44,7 @@ class Notes {
     return {stayed_.begin(), stayed_.end()};
   }
 
-  // An operator of this thread has ended well. If it was refused something it caught the error.
+  // An operator of this thread succeeded. If it was refused memory, it has caught the error.
   void note_caught(const OperatorInfo& info) {
     const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
     if (asked == 0) return;
@@ -57,7 +57,7 @@ class Notes {
     }
     most = std::max(most, asked);
   }
-  std::map<std::string, Bytes> caught() const {  // The most that each was refused.
+  std::map<std::string, Bytes> caught() const {  // The most that each operator was refused.
     std::lock_guard guard(mutex_);
     return caught_;
   }
@@ -65,7 +65,7 @@ class Notes {
     if (!some_untold_) return;
     for (const std::string& text : take_untold()) TORCH_WARN(text);
   }
-  std::vector<std::string> take_untold() {  // Warnings that no operator came to give.
+  std::vector<std::string> take_untold() {  // Warnings that were not given yet.
     std::lock_guard guard(mutex_);
     some_untold_ = false;
     return std::exchange(untold_, {});

@@ -1,4 +1,4 @@
-// What a session is opened with.
+// Defines the options of a session.
 
 #pragma once
 
@@ -11,33 +11,33 @@
 
 namespace dtr {
 
-// Each of them once: X(type, name, default). Python gives those that differ by their names
-// (bindings/bind_session.cpp), and runtime/scope/scope.py makes them of what a user says.
+// Lists each option once: X(type, name, default). Python passes those that differ from the default
+// by name (bindings/bind_session.cpp); runtime/scope/scope.py makes them from the user's arguments.
 #define DTR_SESSION_OPTIONS(X)                                                              \
   X(Bytes, budget, 0)                                                                       \
-  /* False: there is no budget, and `budget` is as much as the machine may have use for. */ \
+  /* False: there is no budget; then `budget` is the size of the memory's address space. */ \
   X(bool, limited, true)                                                                    \
   X(Heuristic, heuristic, {})                                                               \
   /* Operators that the user vouches for: libraries.h. */                                   \
   X(std::vector<std::string>, recordable, {})                                               \
-  /* False: the memory serves and counts, nothing is recorded. */                           \
+  /* False: memory is provided and counted, nothing is recorded. */                         \
   X(bool, record, true)                                                                     \
   /* An operator costs the bytes it touches instead of its time. */                         \
   X(bool, logical_clock, false)                                                             \
   X(bool, timeline, false)                                                                  \
-  /* Look for writes that nobody declared. */                                               \
+  /* Look for undeclared writes. */                                                         \
   X(bool, debug, false)                                                                     \
   X(double, thrash_limit, 0) /* thrash_watch.h */                                           \
-  /* Bytes of the host's memory for a device, else of a file in `swap_folder`; 0: none. */  \
+  /* Bytes of swap: host memory for a device, else a file in `swap_folder`; 0: none. */     \
   X(Bytes, swap, 0)                                                                         \
   X(std::string, swap_folder, {})                                                           \
   /* Whether the memory is a CUDA device's. */                                              \
   X(bool, on_cuda, false)                                                                   \
-  /* Where victims are chosen: on the host there is no choice. */                           \
+  /* Where scores are computed: for a host's memory always on the host. */                  \
   X(ScorerPlace, scorer, ScorerPlace::kAuto)                                                \
-  /* PTX of what scores on a device; empty: nothing does. */                                \
+  /* PTX of the kernel that scores on a device; empty: none does. */                        \
   X(std::string, image, {})                                                                 \
-  /* Instruments of tests, after every operator: evict everything; replay what was */       \
+  /* For tests, after every operator: evict everything; replay what was */                  \
   /* recorded, and compare; move everything to the swap. */                                 \
   X(bool, evict_always, false)                                                              \
   X(bool, verify, false)                                                                    \

@@ -1,16 +1,16 @@
 // A session: the live executor of one scope. It owns the memory and the engine, and holds together
 // the parts that give each operator of the program its memory and its recipe:
 //
-//   Scope           when it begins and ends
-//   MemoryRequests  a request for memory, and the budget
-//   StorageTable    which storage holds which value
-//   Constants       what recipes read besides
+//   Scope           when and for which threads it is active
+//   MemoryRequests  serves requests for memory, and keeps the budget
+//   StorageTable    maps storages to values
+//   Constants       keeps the untracked storages that recipes read
 //   Replayer        runs a recipe again
-//   SessionSwap     what goes to the host's memory or to a file, and comes back
-//   SessionTrace    what is recorded of the program
-//   Notes, Tally    what it has to tell, and what it has counted
+//   SessionSwap     moves values to the host's memory or to a file, and back
+//   SessionTrace    records traces of the program
+//   Notes, Tally    texts for the user, and counters
 //
-// The way of one operator is Interception's, and of what a user calls by hand by_hand.h's.
+// Class Interception handles an operator; by_hand.h has what a user calls by hand.
 
 #pragma once
 
@@ -58,11 +58,11 @@ class Session final : public Executor {
   EventLog& events() { return events_; }
   Notes& notes() { return notes_; }
   Tally& tally() { return tally_; }
-  // Of a generator whose lock is held, in a Turn; the last one where it has not moved since.
+  // The state of a generator whose lock is held, in a Turn. An unchanged state is shared.
   std::shared_ptr<const RandomState> random_state(at::Generator& generator);
 
   void bring_back(Value& value, Lock& lock);
-  void freed(const void* data);  // By the deleter of ordinary tensors.
+  void freed(const void* data);  // Called by the deleter of ordinary tensors.
   void watch_for_thrash();
   void begin_capture();
   void end_capture() { requests_.capture_ended(); }
@@ -71,9 +71,9 @@ class Session final : public Executor {
 
   void watch();  // Records the first steps from now on (session_trace.h).
   SessionTrace::Seen seen() const;
-  void start_trace();  // Throws std::runtime_error where one is being recorded.
+  void start_trace();  // Throws c10::Error if a trace is being recorded.
   TraceRecorder::Records take_trace();
-  // An optimizer step is over: a mark in a trace. Nothing where this thread is not the scope's.
+  // Ends an optimizer's step, and marks it in a trace. Does nothing in a thread outside the scope.
   std::optional<StepCosts> step();
 
   SessionStats stats() const;
@@ -106,22 +106,22 @@ class Session final : public Executor {
   const Memory::Handle memory_;
 
   // Guarded by: nothing: set before the scope opens
-  // What is in them changes, and each says in its header what guards that.
+  // Their contents change; each header says what guards them.
   SessionTrace trace_;
   Notes notes_;
   Locks locks_{engine_, storages_};
 
   // Guarded by: the engine's mutex
-  // But for the costs and steps of the tally.
+  // Except the costs and steps of the tally.
   Engine engine_;
   StorageTable storages_;
   Tally tally_;
   EventLog events_{*memory_};
-  const std::unique_ptr<Swap> swap_;  // Null where there is none.
+  const std::unique_ptr<Swap> swap_;  // Null if there is none.
   Constants constants_;
   Replayer replayer_;
   SessionSwap session_swap_;
-  TraceRecorder* locked_recorder_ = nullptr;  // For a fork.
+  TraceRecorder* locked_recorder_ = nullptr;  // Locked for a fork.
 
   // Guarded by: nothing: set before the scope opens
   // As above.

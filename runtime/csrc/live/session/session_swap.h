@@ -1,5 +1,5 @@
-// What a session does with its swap (swap.h): which tensors may go there, what happens when they
-// are written, and how they come and go.
+// Uses a session's swap (swap.h): decides which tensors may go there, sees to those that are
+// written, and stores and reloads them.
 
 #pragma once
 
@@ -16,16 +16,16 @@ class Session;
 
 class SessionSwap {
  public:
-  SessionSwap(Session& session, Swap* swap);  // `swap`: null where there is none.
+  SessionSwap(Session& session, Swap* swap);  // `swap`: null if there is none.
 
   bool is_there() const { return swap_ != nullptr; }
   void close();  // The session is over.
 
-  // What an operator made, or wrote and made before it was written, may go to the swap.
+  // Make movable, after an operator: its results, or the storages noted by note_movable().
   void adopt_what_was_made(const Call& call, const torch::jit::Stack& stack);
   void adopt_what_was_written(const Call& call);
-  void note_movable(Call& call, c10::StorageImpl* storage);  // It is about to be written.
-  void let_write(Value& value, c10::StorageImpl& storage);   // Behind our back, from now on.
+  void note_movable(Call& call, c10::StorageImpl* storage);  // To be made movable after the call.
+  void let_write(Value& value, c10::StorageImpl& storage);   // From now on, unseen by us.
 
   void store(Value& value);
   void reload(Op& op, Lock& lock);

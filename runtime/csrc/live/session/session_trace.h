@@ -1,14 +1,14 @@
-// The traces of a session: which storages an operator has for arguments and results
-// (trace_recorder.h), who asked for the recording, and when it ends.
+// Records a session's traces: tells the recorder (trace_recorder.h) which storages are an
+// operator's arguments and results, and begins and ends recordings.
 //
-// Besides the traces that the user asks for, the first steps of every scope are recorded, and kept
-// for an error that is to say which budget would do (runtime/scope/advice.py). That watch ends
-// after some steps or operators, so a long run pays little for it. Where nothing is recorded by
-// recipes (measure), the operators, their results and what is made of what say what a scope with a
-// budget could recompute, and which constants it would copy before they are written.
+// Besides the traces that the user asks for, the first steps of every scope are recorded, so that
+// an error can say which budget would do (runtime/scope/advice.py). That watch ends after some
+// steps or operators, so a long run pays little for it. In a session without recipes (measure), the
+// recorder works out from the operators and their results what a scope with a budget could
+// recompute, and which constants it would copy before they are written.
 //
-// The engine's lock is held where a recording begins or ends, or is asked what it saw. Any thread
-// sees without it whether there is one, and a recorder has a mutex of its own.
+// Functions that begin or end a recording, or return what it saw, are called with the engine's lock
+// held. Any thread may call recorder() without it; a recorder has its own mutex.
 
 #pragma once
 
@@ -28,17 +28,17 @@ class StorageTable;
 class SessionTrace {
  public:
   enum class Watch { kOff, kOn, kOver, kThreads, kLong, kTraced };
-  // Of optimizers: a generator may have one for several of its critic's.
+  // Of optimizers: a GAN's generator may step once for several steps of its critic.
   static constexpr std::int64_t kWatchedSteps = 12;
 
-  // `recipes`: whether the session records any.
+  // `recipes`: whether the session records recipes.
   SessionTrace(bool recipes, const StorageTable& storages)
       : recipes_(recipes), storages_(storages) {}
 
   TraceRecorder* recorder() const { return recorder_; }  // Null while nothing is recorded.
   const std::atomic<TraceRecorder*>& now() const { return recorder_; }
 
-  void start();  // Throws std::runtime_error where a trace is being recorded.
+  void start();  // Throws c10::Error if a trace is being recorded.
   TraceRecorder::Records take();
 
   void watch();
@@ -51,10 +51,10 @@ class SessionTrace {
   Seen seen() const;
   void stepped();
 
-  // Whether a storage is tracked, or would be where nothing is recorded by recipes.
+  // Whether a storage is tracked, or would be in a session with recipes.
   bool tracks(const c10::StorageImpl* storage) const;
 
-  // Around a run of an operator, in the thread that runs it.
+  // Called before and after an operator runs, in its thread.
   void begin(const Call& call, TraceRecorder& recorder);
   void end(const Call& call, TraceRecorder& recorder, Nanos cost, const torch::jit::Stack& stack);
 
@@ -76,9 +76,9 @@ class SessionTrace {
 
   // Guarded by: the engine's mutex
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
-  TraceRecorder::Name last_name_ = 0;                      // Of the recordings before.
-  TraceRecorder* watched_ = nullptr;                       // Null before.
-  std::int64_t steps_ = 0;                                 // That were watched.
+  TraceRecorder::Name last_name_ = 0;                      // The last name of earlier recordings.
+  TraceRecorder* watched_ = nullptr;                       // Null before the watch.
+  std::int64_t steps_ = 0;                                 // Watched so far.
   Watch watch_ = Watch::kOff;
 };
 

@@ -1,4 +1,4 @@
-// What a session has done so far. Each statistic once: X(type, name, value), where the value is an
+// Lists the statistics of a session, each once: X(type, name, value), where the value is an
 // expression over the local names of Session::stats(). Python reads them by name
 // (bindings/bind_session.cpp); those that users see are fields of SessionStats in
 // runtime/scope/session.py.
@@ -20,22 +20,22 @@
   X(Nanos, search_ns, searching - moving)                                                          \
   X(Nanos, move_ns, moving)                                                                        \
   X(Nanos, bookkeeping_ns, to_nanoseconds(tally_.bookkeeping_ticks))                               \
-  X(Nanos, base_cost, engine.base_cost)      /* As EngineStats has it. */                          \
-  X(std::int64_t, foretold, engine.foretold) /* Operators at which a tape was followed. */         \
-  X(std::int64_t, classes, engine.classes) /* Of missing values, for a neighbourhood with them. */ \
+  X(Nanos, base_cost, engine.base_cost)      /* As in EngineStats. */                              \
+  X(std::int64_t, foretold, engine.foretold) /* Operators while a tape was followed. */            \
+  X(std::int64_t, classes, engine.classes) /* Of missing values, if the neighbourhood has them. */ \
   X(std::int64_t, verified, tally_.verified) /* Recipes that verify mode replayed. */              \
   X(std::int64_t, time_stamps, tally_.costs ? tally_.costs->stamps() : 0)                          \
-  /* Victims chosen by scores that the device found, and from how many candidates on it is */      \
-  /* asked; -1: never. */                                                                          \
+  /* Victims chosen by the device's scores, and the number of candidates from which it is */       \
+  /* used; -1: never. */                                                                           \
   X(std::int64_t, device_choices, device ? device->choices() : 0)                                  \
   X(std::int64_t, device_scores_from, device ? device->scores_from() : -1)                         \
   X(Bytes, live_bytes, pool.live)                                                                  \
   X(Bytes, peak_bytes, pool.peak)                                                                  \
   X(Bytes, evictable_bytes, engine.evictable)                                                      \
-  /* To make room: not by hand, by a resize, or by what tests ask for. */                          \
+  /* Evicted to make room for requests: not by hand, a resize or tests. */                         \
   X(Bytes, evicted_bytes, tally_.evicted_for_room)                                                 \
   X(Bytes, largest_operator_bytes, engine.largest_operator)                                        \
-  /* Of values that a call of compiled code held together. */                                      \
+  /* The most that one call of compiled code held. */                                              \
   X(Bytes, largest_hold_bytes, tally_.largest_hold)                                                \
   X(Bytes, swapped_out_bytes, swap.out)                                                            \
   X(Bytes, swapped_in_bytes, swap.in)                                                              \

@@ -1,5 +1,5 @@
-// What a session has counted so far, and what it knows of the time that operators take. The
-// engine's lock guards it, but for `costs` and `steps`.
+// Counts what a session does, and knows how long operators take. The engine's lock guards it,
+// except `costs` and `steps`.
 
 #pragma once
 
@@ -17,21 +17,21 @@
 
 namespace dtr {
 
-// What tensors were evicted and recomputed for, since the step of an optimizer before.
+// What the budget has cost since the previous step of an optimizer.
 struct StepCosts {
   Bytes evicted = 0;  // To make room.
-  Nanos added = 0ns;  // Recomputing and finding memory.
+  Nanos added = 0ns;  // Time to recompute and to find memory.
 };
 
-// Until a time is known: five microseconds to launch, and memory at 2 TB/s. Products of matrices
-// and convolutions come out too cheap, for the first step only.
+// The cost until it is measured: five microseconds to launch, and memory traffic at 2 TB/s. It is
+// too low for products of matrices and convolutions, but only in the first step.
 inline Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
 
 struct Tally {
   Tally(DeviceWork* work, double thrash_limit)
       : costs(work ? std::make_unique<Costs>(*work) : nullptr), thrash(thrash_limit) {}
 
-  // What `bytes` usually take: by what the operators so far took for each byte.
+  // The time for `bytes`, by the average time for a byte so far.
   std::int64_t usual_ticks(Bytes bytes) const {
     if (touched_bytes == 0) return to_ticks(estimate(bytes));
     return static_cast<std::int64_t>(static_cast<double>(kernel_ticks) * bytes / touched_bytes);
@@ -39,7 +39,7 @@ struct Tally {
 
   const std::unique_ptr<Costs> costs;          // Of a device; null on the host.
   UsualTimes usual;                            // On the host.
-  std::unordered_set<std::uint64_t> compiled;  // Code that has run (hold.h).
+  std::unordered_set<std::uint64_t> compiled;  // Compiled code that has run (hold.h).
   ThrashWatch thrash;
   std::int64_t operators = 0, recorded = 0, verified = 0;
   std::int64_t kernel_ticks = 0, remat_ticks = 0, bookkeeping_ticks = 0;
@@ -47,7 +47,7 @@ struct Tally {
   StepCosts at_last_step;
   std::vector<std::int64_t> timeline;
   std::atomic<std::int64_t> steps{0};  // Of optimizers.
-  // The size of the largest call that debug mode has run twice.
+  // The bytes of the largest call of each operator that debug mode has run twice.
   std::unordered_map<const OperatorInfo*, Bytes> repeated;
 };
 }  // namespace dtr

@@ -1,7 +1,7 @@
-// Whether memory is what it was: two contents have the same checksum by a chance of 2^-64 or so.
-// wyhash's way: the product of two words, each mixed with a constant or with what came before, and
-// its halves folded (https://github.com/wangyi-fudan/wyhash). A multiplication for 16 bytes, so
-// memory sets the pace. Of host memory alone.
+// Computes a checksum of memory, to tell whether it has changed: two contents agree by a chance of
+// 2^-64 or so. As in wyhash (https://github.com/wangyi-fudan/wyhash), two words, mixed with a
+// constant and with the sum so far, are multiplied, and the halves of the product are combined. A
+// multiplication for 16 bytes, so memory bandwidth sets the speed. For host memory only.
 
 #pragma once
 
@@ -18,7 +18,7 @@ inline std::uint64_t folded_product(std::uint64_t one, std::uint64_t other) {
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
-inline std::uint64_t checksum(const c10::StorageImpl* storage) {  // 0 where it has no memory.
+inline std::uint64_t checksum(const c10::StorageImpl* storage) {  // 0 if it has no memory.
   constexpr std::uint64_t kFirst = 0xa0761d6478bd642f, kSecond = 0xe7037ed1a0b428db;
   const auto* bytes = static_cast<const char*>(pointer_of(storage).get());
   if (!bytes) return 0;

@@ -1,15 +1,15 @@
-// The constants that recipes read: storages that we do not track (parameters, inputs, results that
-// are not recorded), kept alive while a recipe may need them.
+// Keeps the constants that recipes read: storages that we do not track (parameters, inputs, results
+// that are not recorded), which stay in memory while a recipe may need them.
 //
-// A constant can be written, or handed out to be written at any time. The recipes that read it must
-// still find what was there. They get a copy, or what rests on them is computed and becomes
-// constant itself: whichever is smaller, and the copies that recipes hold already count. Otherwise
-// a program that changes its parameters could keep one of each for the sake of a small result.
+// A program may write a constant, or hand its memory out to be written at any time, but recipes
+// still need the old content. So either recipes get a copy, or the values that rest on the constant
+// are computed and become constants: whichever takes less memory, earlier copies included.
+// Otherwise a program that changes its parameters could keep a copy of each for one small result.
 //
 // A constant is found by its storage. A library may have handed the same memory out twice
-// (from_numpy, DLPack): its constants are also found by the addresses that they cover.
+// (from_numpy, DLPack), so constants in its memory are also found by their addresses.
 //
-// The engine's lock is held in all calls.
+// All functions are called with the engine's lock held.
 
 #pragma once
 
@@ -27,27 +27,27 @@ class Constants {
   Constants(StorageTable& storages, MutationDetector* detector)
       : storages_(storages), detector_(detector) {}
 
-  Value& of(c10::StorageImpl* storage);  // Made where there was none.
+  Value& of(c10::StorageImpl* storage);  // Makes it if there is none.
   Value* find(const c10::StorageImpl* storage) const;
-  void add(Value& value, c10::StorageImpl* storage);  // It has become one.
-  // Those of the storages that recipes read still: others may be gone, or are the program's alone.
+  void add(Value& value, c10::StorageImpl* storage);  // It has become a constant.
+  // Arms (storage_access.h) the storages that recipes still read; other pointers may be invalid.
   void arm(c10::ArrayRef<c10::StorageImpl*> storages) const;
   void forget(Value& constant);  // No recipe reads it any more.
 
-  // What recipes read of the memory that `storage` covers, through it or another storage, is about
-  // to be written. Returns the bytes of copies, and of values that can no longer be evicted.
+  // Call before the memory that `storage` covers is written: keeps what recipes read of it, through
+  // this or another storage. Returns the bytes of copies, and of values no longer evictable.
   struct Kept {
     Bytes copied = 0, kept = 0;
   };
   Kept keep_content(c10::StorageImpl* storage, Lock& lock);
-  // Others take the content of `storage`, and bring it back: FSDP frees a layer's parameters
-  // between its passes. Meanwhile the storage may be resized and written, and no recipe reads it.
-  // Where other content comes back, as after a step of the optimizer, no recipe reads it ever
-  // again.
+  // Other code frees the content of `storage`, and restores it later: FSDP does so with a layer's
+  // parameters between its passes. Meanwhile the storage may be resized and written, and no recipe
+  // reads it. If different content comes back, as after an optimizer's step, no recipe reads it
+  // ever again.
   //
-  // The program may hold what was computed from it and is evicted. That stays where nothing will
-  // bring the content back in time: all of it after the last use, and what was made or read since
-  // the content came where nothing is differentiated.
+  // The program may hold evicted values that were computed from it. Those that would be needed
+  // before the content is back stay in memory: all after the last use; only those made or read
+  // since the content came, if nothing is differentiated.
   enum class Stays { kNothing, kSinceItCame, kAll };
   void content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock);
   void content_is_back(c10::StorageImpl* storage);
@@ -56,12 +56,12 @@ class Constants {
   // Gives the recipes that read a constant, locked by the caller, a copy of their own.
   void give_copy(Value& constant, Lock& lock);
 
-  // Whether the program has let a constant go, so that its memory is spent for recipes alone.
+  // Whether the program has dropped a constant, so that only recipes keep it in memory.
   static bool kept_for_recipes(const Value& constant) {
     return c10::raw::intrusive_ptr::use_count(constant_storage(constant)) == 1;
   }
-  // Lets go of constants that a small result is worth less than, once for each doubling of their
-  // number: a program may keep a small result of each batch, and never want for memory.
+  // Calls shed() (settle.h) for constants that only recipes hold, each time the constants have
+  // doubled: a program may keep a small result of each batch, and never lack memory.
   void shed_sometimes();
 
  private:
@@ -78,10 +78,10 @@ class Constants {
   const SessionDevice& device_ = storages_.device();
   MutationDetector* const detector_;
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
-  ska::flat_hash_set<c10::StorageImpl*> of_libraries_;      // Those whose memory is a library's.
-  Bytes copies_ = 0;                                        // Held by recipes.
-  ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // The checksums of their contents.
-  std::size_t shed_at_ = kFirstShedding;                    // Constants.
+  ska::flat_hash_set<c10::StorageImpl*> of_libraries_;      // Constants in a library's memory.
+  Bytes copies_ = 0;                                        // Bytes that recipes hold.
+  ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // Checksums of absent contents.
+  std::size_t shed_at_ = kFirstShedding;                    // Number of constants.
 };
 
 }  // namespace dtr

@@ -1,13 +1,13 @@
-// Debug mode: finds writes that nobody declared. A recipe trusts that what it reads is what the
-// operator read. The dispatcher tells us who writes, but for NumPy arrays over the same memory, raw
-// pointers, other processes, threads outside the scope, and operators that write an argument
-// without saying so.
+// Debug mode: finds undeclared writes. A recipe trusts that its inputs are as the operator read
+// them. The dispatcher shows us writes, except those through NumPy arrays over the same memory, raw
+// pointers, other processes, threads outside the scope, and operators whose schemas do not declare
+// their writes.
 //
 // Contents are compared by a checksum: of each constant when a recipe begins to read it and
-// whenever one reads it again, of each argument before and after an operator that does not say that
-// it writes it. A version counter alone would not do: it counts no write past torch, and counts
-// changes of shape. It tells in the message which of the two it was. The cost is a pass over every
-// argument for every operator, hence a mode of its own.
+// whenever a recipe reads it again; of each argument before and after an operator that does not
+// declare to write it. Torch's version counter alone would not do: it misses writes outside of
+// torch, and counts changes of shape. It only tells the error message whether torch saw the write.
+// The cost is a pass over every argument of every operator, so this is a mode of its own.
 
 #pragma once
 
@@ -25,7 +25,7 @@ namespace dtr {
 
 class MutationDetector {
  public:
-  // An argument that the operator does not say it writes, before it runs.
+  // An argument that the operator does not declare to write, before it runs.
   struct Seen {
     StoragePtr storage;
     std::uint64_t checksum;
@@ -33,13 +33,13 @@ class MutationDetector {
   using Arguments = c10::SmallVector<Seen, 8>;
 
   Arguments look(const OperatorInfo& info, const TensorArguments& arguments) const;
-  // Throws std::runtime_error where an argument is not what it was.
+  // Throws c10::Error if an argument has changed.
   void compare(const OperatorInfo& info, const Arguments& before) const;
 
   void made(const c10::TensorImpl& result, const OperatorInfo& by);
   void watch(const Value& constant, const c10::TensorImpl* tensor);
   void forget(const Value& constant);
-  // Throws std::runtime_error where a watched constant is not what it was.
+  // Throws c10::Error if a watched constant has changed.
   void verify(const Value& constant, const OperatorInfo& reader) const;
 
  private:
@@ -49,7 +49,7 @@ class MutationDetector {
     std::uint32_t version;
     std::string origin;
   };
-  // A weak pointer keeps the address from being given to another storage.
+  // The weak pointer prevents another storage from getting the same address.
   struct Origin {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::string text;

@@ -1,8 +1,8 @@
-// Runs a recipe again. Arguments are laid over the memory of the values that the recipe reads; an
-// argument that the operator writes gets a copy, or the memory itself where nothing else wants the
+// Runs a recipe again. The arguments use the memory of the values that the recipe reads; an
+// argument that the operator writes gets a copy, or that memory itself if nothing else needs the
 // old content.
 //
-// The engine's lock is held in all calls, and open while the operator runs.
+// Functions are called with the engine's lock held; it is released while the operator runs.
 
 #pragma once
 
@@ -23,8 +23,8 @@ class Replayer {
   // Recomputes the missing outputs of `op`; returns their bytes.
   Bytes recompute(Op& op, Lock& lock);
 
-  // For tests: compares what a replay makes with what the program got. Returns a text that names
-  // the first difference, or none. All inputs and outputs of `op` are resident and held.
+  // For tests and debug mode: compares a replay's results with the program's. Returns a text that
+  // names the first difference, or "". All inputs and outputs of `op` are resident and locked.
   std::string difference(Op& op, Lock& lock);
 
  private:

@@ -1,7 +1,7 @@
-// Who may look at a storage's memory. An evicted storage refuses raw access. A resident one that we
-// track, and a constant that recipes read, tell us when a mutable pointer is about to leave torch,
-// where torch can (from 2.13 on: StorageMaterializer.h). It tells once, a kernel's access included,
-// so a storage is armed again after each operator.
+// Controls access to a storage's memory. An evicted storage refuses raw access. A resident tracked
+// storage, and a constant that recipes read, call a hook before a mutable pointer leaves torch
+// (from 2.13 on: StorageMaterializer.h). Torch calls it only once, even for a kernel's access, so a
+// storage is armed with it again after each operator.
 
 #pragma once
 
@@ -28,7 +28,7 @@ bool is_armed(const Storage* storage) {
   return false;
 }
 
-// A lazy clone and its original have a hook of torch's instead, which copies before a write.
+// A lazy clone and its original keep their own hook of torch's, which copies before a write.
 template <typename Storage>
 void disarm(Storage* storage) {
   if constexpr (requires { storage->clear_materializer(); }) {
@@ -46,7 +46,7 @@ struct AccessFlag {
 };
 template struct AccessFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-// The storage is resident again.
+// Allows access again: the storage is resident.
 template <typename Storage>
 void readmit(Storage& storage) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {

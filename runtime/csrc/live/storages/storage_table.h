@@ -1,18 +1,17 @@
-// Which storage holds which value.
+// Maps storages to values, and values to storages.
 //
 // Whether resident or evicted, a tracked storage carries its Value in its DataPtr (context = Value,
-// deleter = storage_died), and the Value points back at the storage. So neither needs a table to
-// find the other. When the storage dies, torch calls the deleter. An evicted storage has a null
-// pointer and refuses raw access with a text that says what to do. Storages that we do not track
-// are constants (constants.h).
+// deleter = storage_died), and the Value points back at the storage, so no lookup is needed. When
+// the storage dies, torch calls the deleter. An evicted storage has a null pointer and refuses raw
+// access with a text that says what to do. Untracked storages are constants (constants.h).
 //
-// A storage may die in any thread, Python's collector's included, while another thread evicts it.
-// So a tracked storage is held weakly. Torch then calls the deleter while the object is still
-// whole, and the deleter waits for the engine's lock. Until the deleter has the lock, the pointer
-// that it was called through belongs to it: home_of() is the only way to a value's storage
-// (DESIGN.md, rule 9).
+// A storage may die in any thread, even in Python's garbage collector, while another thread evicts
+// it. So the Value has only a weak pointer to it. Torch then calls the deleter while the object
+// still exists, and the deleter waits for the engine's lock. Until then the pointer that it was
+// called through belongs to the deleter: home_of() is the only way to a value's storage (DESIGN.md,
+// rule 9).
 //
-// The engine's lock is held in all calls but those that are static or const.
+// Functions are called with the engine's lock held, unless they are static or const.
 
 #pragma once
 
@@ -35,8 +34,8 @@ namespace dtr {
 
 class TraceRecorder;
 
-// What a live Value's `home` and `data` point at. `home` is a weak pointer while the value is
-// tracked, and a strong one of a constant. Of a constant, `data` is its storage too.
+// What the live runtime keeps in a Value's `home` and `data`. `home` is a weak pointer for a
+// tracked value, and a strong one for a constant, whose `data` is its storage, too.
 inline c10::StorageImpl* home_storage(const Value& value) {
   return static_cast<c10::StorageImpl*>(value.home);
 }
@@ -45,7 +44,7 @@ inline c10::StorageImpl* constant_storage(const Value& value) {
 }
 inline Block* block_of(const Value& value) { return static_cast<Block*>(value.data); }
 
-// A storage whose pointer had a value for its context, or a new storage, points there.
+// Replaces the pointer of a tracked or new storage, without calling its deleter.
 inline void repoint(c10::StorageImpl* storage, at::DataPtr to) {
   at::DataPtr& pointer = pointer_of(storage);
   pointer.release_context();
@@ -55,7 +54,7 @@ inline StoragePtr storage_over(at::DataPtr data, Bytes bytes, at::Allocator* all
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                std::move(data), allocator, false);
 }
-inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null where it has none.
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {  // Null if it has none.
   return storage_of(*tensor.unsafeGetTensorImpl());
 }
 
@@ -71,7 +70,7 @@ class StorageTable {
   };
   using Adopted = std::unique_ptr<Block, Disown>;
 
-  // `allocate` gives memory, with the lock open; it throws torch.OutOfMemoryError.
+  // `allocate` is called without the lock; it throws torch.OutOfMemoryError.
   using Allocate = std::function<void*(Bytes)>;
   StorageTable(Engine& engine, Memory& memory, const SessionDevice& device, Allocate allocate,
                const std::atomic<TraceRecorder*>& recorder)
@@ -81,51 +80,51 @@ class StorageTable {
         allocate_(std::move(allocate)),
         recorder_(recorder) {}
 
-  // Needs no lock: of a tracked storage, evicted or not, the deleter stays as it is.
+  // Needs no lock: a tracked storage keeps its deleter, evicted or not.
   static bool tracked(const c10::StorageImpl* storage);
-  static Value* value_of(const c10::StorageImpl* storage);  // Null of one that is not tracked.
+  static Value* value_of(const c10::StorageImpl* storage);  // Null if it is not tracked.
   static Value* value_of(const at::Tensor& tensor);
   // The block of an ordinary storage that lies in this session's memory, else null.
   Block* block_of(const c10::StorageImpl* storage) const;
-  // The same, of a storage about to be tracked. The block is disowned again unless it is released
-  // to attach() or fill().
+  // The same, for a storage about to be tracked. The result disowns the block in the end, unless it
+  // is released to attach() or fill().
   Adopted adopt(const c10::StorageImpl* storage);
-  at::DataPtr ordinary(Block* block);  // Its memory, which nobody tracks from now on.
+  at::DataPtr ordinary(Block* block);  // The block's memory, from now on untracked.
   void* data_of(const Block& block) const { return memory_.data(&block); }
-  void* data_of(const Value& value) const;                    // Resident; a constant's too.
-  const void* key_of(const c10::StorageImpl* storage) const;  // Of a trace (trace_recorder.h).
+  void* data_of(const Value& value) const;                    // Of a resident value or a constant.
+  const void* key_of(const c10::StorageImpl* storage) const;  // For a trace (trace_recorder.h).
   Engine& engine() const { return engine_; }
   Memory& memory() const { return memory_; }
   const SessionDevice& device() const { return device_; }
 
-  // The storage of a value, alive until the lock is next opened. Null where the program has let it
-  // go: its deleter may be waiting for the lock in another thread, and what the deleter would do
-  // is done at once.
+  // The storage of a value, alive until the lock is next released. Null if the program has dropped
+  // it: its deleter may wait for the lock in another thread, so this function does the deleter's
+  // work.
   c10::StorageImpl* home_of(Value& value);
   void forget_home(Value& value);
 
   void attach(c10::StorageImpl* storage, Value& value, Block* block);  // Tracked from now on.
   void detach(c10::StorageImpl* storage, Block* block);                // Ordinary from now on.
   void empty(c10::StorageImpl* storage, Value& value);  // Tracked, and evicted from now on.
-  void lose(Value& value);  // Missing, and never to be there again: this is a forked child.
-  // A missing value has the content of `block`; where the program holds it, its storage shows it.
+  void lose(Value& value);  // A missing value, in a forked child: it never comes back.
+  // Gives a missing value, and its storage if the program holds it, the content of `block`.
   void fill(Value& value, Block* block);
-  // Tells of raw access again, if the value is one that the program holds.
+  // Arms its storage again (storage_access.h), if the program holds it.
   void arm(const Value& value);
   static void arm(c10::StorageImpl* constant) { dtr::arm(constant, &raw_access); }
-  // The program may write a storage from now on without telling: it is an ordinary one. Its value
+  // Makes the storage an ordinary one, which the program may write without our notice. Its value
   // stays for the recipes that read it, without memory.
   void let_write(Value& value, c10::StorageImpl& storage);
   void free(Block* block);
 
-  // New memory, and some with the same content; with the lock open.
+  // New memory, and memory with a copy of `content`. Called without the lock.
   at::DataPtr new_memory(Bytes bytes) const { return device_.ordinary(allocate_(bytes)); }
   at::DataPtr copy_of(const void* content, Bytes bytes) const;
-  // A storage with so many bytes of another. Opens the lock meanwhile.
+  // A copy of the storage's first `bytes`. Releases the lock meanwhile.
   StoragePtr copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) const;
 
-  // What must not die under the lock does once it is open: storages, and tensors that Python has
-  // seen.
+  // Keeps storages, and tensors that Python has seen, until the lock is released, because they must
+  // not die while it is held.
   void bury(StoragePtr storage) { dead_.storages.push_back(std::move(storage)); }
   void bury(at::Tensor tensor) { dead_.tensors.push_back(std::move(tensor)); }
   bool has_dead() const { return !dead_.storages.empty() || !dead_.tensors.empty(); }

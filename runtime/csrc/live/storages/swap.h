@@ -1,22 +1,22 @@
-// Values that go to a second tier of memory (tier.h), a file or a device's host, and come back.
-// Movable are those that no operator can make again: gradients, the state of an optimizer, results
-// of operators that are not recorded. What can be recomputed becomes movable as it is evicted,
-// where it takes longer to recompute.
+// Moves values to a second tier of memory (tier.h), a file or a device's host, and back. Movable
+// are values that cannot be recomputed: gradients, an optimizer's state, results of operators that
+// are not recorded. A recomputable value becomes movable when it is evicted, if recomputing it
+// takes longer than a transfer.
 //
-// A movable value has a recipe like any other, an Op::reload. It reads nothing, its cost is that of
-// the transfer, and to run it brings the bytes back. So the engine chooses between dropping and
-// swapping by the score that it has. The bytes are written when the value is first evicted; from
-// then on they are there, and another eviction costs nothing. A value never changes: what the
-// program writes is constant while it is written, and a new value afterwards.
+// The recipe of a movable value is an Op::reload. It reads nothing, costs as much as the transfer,
+// and brings the bytes back when it runs. So the engine chooses between dropping and swapping by
+// its usual score. The bytes are written when the value is first evicted and stay in the tier, so
+// another eviction costs nothing. They never change: a storage is a constant while the program
+// writes it, and a new value afterwards.
 //
-// Each movable value has its room in the tier while it lives, in memory or not, so that an eviction
-// never finds the tier full. Where there is no room, a value stays what it would be without swap.
+// Each movable value has room in the tier for its whole life, resident or not, so that an eviction
+// never finds the tier full. If there is no room, the value is treated as without swap.
 //
-// Where copies run beside the program's work, a copy is begun before the program touches the value
-// (engine/ahead.cpp). Until then the value is missing as before, and the memory that the copy goes
-// to is the swap's: nobody evicts it, and who finds no other memory lets the swap give it up.
+// If copies run beside the program's work, a copy begins before the program uses the value
+// (engine/ahead.cpp). Until that use the value counts as missing, and the copy's memory belongs to
+// the swap: it is not evicted, but a request that finds no other memory cancels the copies.
 //
-// The engine's lock is held in all calls but those that say otherwise.
+// Functions are called with the engine's lock held unless they say otherwise.
 
 #pragma once
 
@@ -33,51 +33,51 @@ namespace dtr {
 
 struct SwapStats {
   Bytes out = 0, in = 0;  // Written and read so far.
-  Bytes ahead = 0;        // Of it, what was on its way before it was asked for.
+  Bytes ahead = 0;        // Part of `in`: begun before the program asked.
   std::int64_t reloads = 0;
-  Bytes full = 0;  // Its size, if something found no room in it.
+  Bytes full = 0;  // The tier's size, if a value found no room in it.
   Tier::Times times;
 };
 
 class Swap {
  public:
-  // `repeatable`: a transfer costs its bytes instead of its time. `always`: it costs less than any
-  // recomputation, for tests.
+  // `repeatable`: a transfer's cost depends on its bytes, not on measured times. `always`, for
+  // tests: it costs less than any recomputation.
   Swap(StorageTable& storages, std::unique_ptr<Tier> tier, bool repeatable, bool always);
 
-  // The content of an ordinary storage of this session's memory may go to the tier from now on.
-  // Returns null where it may not.
+  // Makes an ordinary storage of this session's memory movable. Returns its new value, or null if
+  // it cannot be moved.
   Value* adopt(c10::StorageImpl* storage);
-  // The recipe of what has room in the tier. Null where there is none.
+  // Reserves room in the tier, and makes its Op::reload. Null if there is no room.
   Op* place_for(Bytes bytes);
   Bytes full() const { return stats_.full; }
   const Transfer& transfer() const { return transfer_; }
-  // Writes a resident value. False where the tier has it already. Throws what the tier throws.
+  // Writes a resident value. False if the tier has it already. Throws what the tier throws.
   bool store(Value& value);
   void mark(Stream stream, Nanos now) { tier_->mark(stream, now); }
-  void let_overwrite() { tier_->let_overwrite(); }  // What was stored, where it lay.
-  // Reads the output of an Op::reload, which nobody else can evict meanwhile, into memory of its
-  // size, for work of a stream. The memory is allocated for arrives_on() of it. Needs no lock.
+  void let_overwrite() { tier_->let_overwrite(); }  // The memory of stored values.
+  // Reads the output of an Op::reload, which no other thread can evict meanwhile, to `to`, for work
+  // of the stream `reader`. `to` was allocated for arrives_on(reader). Needs no lock.
   void read(Op& op, void* to, Stream reader) const;
   Stream arrives_on(Stream reader) const { return tier_->arrives_on(reader); }
-  void fill(Op& op, at::DataPtr memory);  // It is back, in that memory.
+  void fill(Op& op, at::DataPtr memory);  // The value is back, in `memory`.
   void forget(Op& op);
 
-  // Ahead of its use, where copies run beside. begin_ahead() takes the block, or throws what the
-  // tier throws. Then arrive() fills the value, for work of a stream, when `order` has made other
-  // streams wait for that one; false where nothing was begun.
+  // Copies ahead of use, if runs_beside(). begin_ahead() takes the block, or throws what the tier
+  // throws. Then arrive() fills the value, for work of the stream `reader`, after `order` has made
+  // other streams wait for `reader`; it returns false if no copy was begun.
   bool runs_beside() const { return runs_beside_; }
   Bytes under_way() const { return under_way_; }
   void begin_ahead(Op& op, Block* block);
   bool arrive(Op& op, Stream reader, c10::function_ref<void()> order);
-  bool give_up_ahead();  // All of it. Whether there was any.
-  void end_step();       // Gives up what was begun before the step that ends, and is not touched.
+  bool give_up_ahead();  // Cancels all such copies; returns whether there were any.
+  void end_step();       // Cancels copies begun before this step whose values are unused.
 
   SwapStats stats() const;
-  std::unique_ptr<Tier> close();  // Gives the tier back. There are no values any more.
+  std::unique_ptr<Tier> close();  // Returns the tier. No values exist any more.
 
  private:
-  struct Away;  // What an Op::reload has for a payload.
+  struct Away;  // The payload of an Op::reload.
   static Away& away(Op& op) { return *static_cast<Away*>(op.payload()); }
   Block* leave_ahead(Op& op);
   void give_up(Op& op);

@@ -1,6 +1,6 @@
-// What was evicted, recomputed and swapped, and when, for a person who looks at a profile
-// (runtime/scope/chrome_trace.py). Nothing is kept until somebody asks; then about 60 bytes an
-// event.
+// Logs what is evicted, recomputed and swapped, and when, for display beside a profile
+// (runtime/scope/chrome_trace.py). Logs nothing until keep() is called; then an event takes about
+// 60 bytes.
 
 #pragma once
 
@@ -18,9 +18,9 @@ class EventLog {
   struct Event {
     Kind kind;
     Nanos at, duration;           // By the system's clock, as a profiler's times are.
-    const OperatorInfo* made_by;  // Null of what was swapped.
+    const OperatorInfo* made_by;  // Null for a swap.
     Bytes size;                   // Of the value.
-    Bytes live = 0;               // Of the pool, afterwards.
+    Bytes live = 0;               // In use in the pool, afterwards.
   };
 
   explicit EventLog(const Memory& memory) : memory_(memory) {}
@@ -44,7 +44,7 @@ class EventLog {
 
  private:
   void add(Event event) {
-    event.live = memory_.live();  // Under the pool's lock: not asked where nothing is kept.
+    event.live = memory_.live();  // Takes the pool's lock, so not called needlessly.
     events_.push_back(event);
   }
 

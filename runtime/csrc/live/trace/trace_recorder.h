@@ -1,10 +1,10 @@
-// Writes down what a scope's program does, so that the simulator can do it again.
+// Records what a scope's program does, so that the simulator can do it again.
 //
-// What decides an eviction is on record: which storages an operator reads and makes, what it costs,
-// every allocation and release inside it, when storages die, and what stops being recomputable.
-// It goes into one vector of integers; runtime/scope/record.py makes lines of it afterwards. Names
-// follow the program, not the evictions: a trace is the same at every budget. Replays are left out.
-// Cost: 0.2 to 0.4 us for an operator of few tensors (perf/cost/trace_overhead.py).
+// The record has all that influences evictions: which storages an operator reads and makes, what it
+// costs, every allocation and release inside it, when storages die, and what stops being
+// recomputable. It is one vector of integers, which runtime/scope/record.py later turns into lines.
+// Storages are named in program order, and replays are left out, so a trace is the same at every
+// budget. Cost: 0.2 to 0.4 us for an operator of few tensors (perf/cost/trace_overhead.py).
 
 #pragma once
 
@@ -26,17 +26,17 @@ class TraceRecorder {
  public:
   using Name = std::int32_t;
 
-  // Names go on from `last`, so that no two recordings of a scope share one.
+  // Names continue after `last`, so that two recordings of a scope never share a name.
   TraceRecorder(Name last, bool recipes) : recipes_(recipes), first_(last + 1), last_(last) {}
   Name last() const { return last_; }
 
-  // Each record is its kind, its length without these two, and
-  //   kOperator: operator, cost, then four lists with their lengths: names of the arguments;
-  //     positions of those that are written; results as (name, bytes, block, tracked), for written
-  //     ones (name, 0, -1, tracked); what happened to memory meanwhile, as (MemoryEvent, value).
+  // A record is its kind, the number of its fields, and the fields:
+  //   kOperator: operator, cost, then four lists, each after its length: names of the arguments;
+  //     positions of the written ones; results (name, bytes, block, tracked), and written arguments
+  //     (name, 0, -1, tracked); what happened to memory meanwhile (MemoryEvent, number).
   //   kConstant: name, bytes in the pool.
   //   kRelease, kFreeze: name.
-  //   kStep, kOptimizing: nothing. A step of an optimizer ends; begins.
+  //   kStep, kOptimizing: no fields. A step of an optimizer ends; begins.
   enum Kind : std::int64_t { DTR_RECORD_KINDS(DTR_ENUMERATOR) };
   enum MemoryEvent : std::int64_t { DTR_MEMORY_EVENTS(DTR_ENUMERATOR) };
 
@@ -46,12 +46,12 @@ class TraceRecorder {
     bool tracked;
   };
 
-  // A storage's key is the storage itself where it is tracked or not from the pool, else its data.
-  // `copies`: bytes that are copied each time before it runs again.
+  // A storage's key is its data pointer if it is untracked memory of the pool, else the storage
+  // itself. `copies`: bytes that each replay of the operator copies before it runs.
   void begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<std::int64_t> written,
              c10::ArrayRef<Bytes> copies);
   void end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results);
-  void abandon();  // The operator raised.
+  void abandon();  // The operator threw an exception.
 
   void found(const void* key, Bytes bytes);  // In memory before the recording began.
   void allocated(const void* data, Bytes size);
@@ -61,24 +61,24 @@ class TraceRecorder {
   void froze(const void* key);
   void mark(Kind kind);  // kStep or kOptimizing.
   void evicted(const Value& value);
-  // Where no recipes are made that would tell: a constant of so many bytes is about to be written.
-  // What is tracked and was made of it, however indirectly, gets a copy to rest on, or stops being
-  // recomputable, as in Constants::keep_content.
+  // For a session without recipes: a constant of `bytes` is about to be written. The tracked values
+  // made from it, even indirectly, either get a copy as their source, or stop being recomputable,
+  // as in Constants::keep_content.
   void overwritten(const void* key, Bytes bytes);
-  Name name_of(const void* key);  // 0 where it has none.
-  // Whether it is a result that was said to be tracked, where no recipes tell.
+  Name name_of(const void* key);  // 0 if it has none.
+  // For a session without recipes: whether end() recorded it as a tracked result.
   bool tracks(const void* key);
 
-  // Everything so far.
+  // Everything recorded so far.
   struct Records {
     std::vector<std::int64_t> records;
     std::vector<std::string> operators;
-    // Pairs (name, version), in order; not of what was there before.
+    // Pairs (name, version), in order, of values named in this recording.
     std::vector<std::int64_t> evictions;
   };
   Records take();
   Records copy();
-  std::size_t length();  // Of the records, in integers.
+  std::size_t length();  // Of the records, as a number of integers.
   std::mutex& mutex() { return mutex_; }
 
  private:
@@ -88,11 +88,11 @@ class TraceRecorder {
     bool alive;
   };
 
-  // A constant's content from before a write, which recipes would read.
+  // The content of a constant before a write, which recipes would read.
   struct Copy {
     Name name;
     Bytes bytes;
-    Name needed_by;  // One of the values that rest on it.
+    Name needed_by;  // One of the values made from it.
   };
   struct Resting {
     Bytes bytes = 0;
@@ -107,8 +107,8 @@ class TraceRecorder {
   Resting resting_on(Name constant, Bytes enough) const;
   void retire(Name constant);
   void put(Kind kind, std::initializer_list<std::int64_t> fields);
-  // These add to `made_` what the operator leaves: the memory of a result, an argument that it
-  // wrote, or memory that it allocated.
+  // These add an entry to `made_`: the memory of a result, a written argument, or other memory that
+  // the operator allocated and did not free.
   void name_result(const Result& result);
   void name_written(Name name, bool tracked);
   void name_local(std::size_t index, const void* key, bool tracked);
@@ -121,13 +121,13 @@ class TraceRecorder {
   Records out_;
   ska::flat_hash_map<const void*, Name> names_;
   ska::flat_hash_map<Name, Bytes> tracked_;
-  ska::flat_hash_map<Name, std::vector<Name>> made_of_;  // The tracked results of what reads it.
+  ska::flat_hash_map<Name, std::vector<Name>> made_of_;  // Tracked results of the name's readers.
   std::vector<Copy> copies_;
-  Bytes copied_ = 0;  // The bytes of them.
+  Bytes copied_ = 0;  // Sum of their bytes.
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
-  const bool recipes_;  // Whether the session has them.
+  const bool recipes_;  // Whether the session records recipes.
   Name first_, last_;
-  // Of the operator that runs.
+  // Data of the operator that is running.
   bool running_ = false;
   std::vector<std::int64_t> arguments_, written_, made_, memory_;
   std::vector<Local> locals_;
