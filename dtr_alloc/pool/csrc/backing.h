@@ -1,15 +1,15 @@
 // Decides which physical pages lie behind a pool's blocks (Fit::kRemap): finds a hole that can be
 // filled with pages of other holes, estimates the cost, and moves the pages.
 //
-// All rests on one fact: a page without a byte of a live block lies wholly inside one hole, because
-// adjacent holes merge. So the pages that live blocks need are all pages less those inside holes,
-// and a few numbers tell whether a block can have its pages in a given hole.
+// The class relies on one fact: a page without a byte of a live block lies wholly inside one hole,
+// because adjacent holes merge. So live blocks need all pages except those inside holes, and a few
+// numbers tell whether a given hole can be filled.
 //
-// On a device, work in a stream may still use a page at its old place. The host seldom waits for
-// that: the page is mapped at its new place as well, the stream that gets it waits, and a later
-// request unmaps the old place once the work is done. The host waits only to release pages, or if a
-// block needs pages at an old place. The fence of the old work goes with the page: to the block,
-// which is a hole again if the request fails, and to a hole that shares the page with the block.
+// On a device, work in a stream may still use a moved page at its old address. The host seldom
+// waits for such work: the page is mapped at its new address as well, the stream that gets the page
+// waits, and a later request unmaps the old address once the work is done. The host waits only to
+// release pages, or if a block needs pages at an old address. The fence (streams.h) of the old work
+// is passed on to the block that gets the page, and to a hole that shares the page with the block.
 //
 // All members are called with the pool's lock held.
 
@@ -36,29 +36,29 @@ class Backing {
   Backing(Arena& arena, const Holes& holes, Pages& pages, StreamOrder* order)
       : arena_(arena), holes_(holes), pages_(pages), order_(order) {}
 
-  // Finds the hole end that lacks the fewest pages, among those that moved pages can fill. The hole
-  // is null if there is none.
+  // Finds the end of a hole that lacks the fewest pages, among ends that moved pages can fill. If
+  // there is no such end, the Site's hole is null.
   Site site_after_moves(Bytes size) const;
-  // The cost of those moves at these prices; kCannotMove if there is no such site.
+  // The cost of moving pages to site_after_moves(size); kCannotMove without a site.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
-  // Commits the pages of a block for the stream `user`. Pages beyond the limit, or beyond what the
-  // machine has, are moved there from holes.
+  // Gives a block its pages, for the stream `user`. Moves pages from holes instead of exceeding the
+  // limit (if `remap`), or if the machine has no more.
   void back(Node* block, bool remap, std::int32_t user);
-  // Releases pages of a hole that grew, down to the limit. Other holes have none left: a request
-  // that exceeds the limit takes their pages first.
+  // Releases pages of a hole that grew, until the limit holds again. Other holes have none left:
+  // requests take the pages of holes before they exceed the limit.
   void give_surplus_back(Node* hole);
   std::int64_t give_back(std::int64_t most);  // Releases pages of any hole; returns how many.
 
-  void poll();              // Asks which old places no work uses any more.
-  void finish_all_moves();  // The host waits for the work that uses old places.
+  void poll();              // Asks the driver which work at old places is done.
+  void finish_all_moves();  // The host waits for work at old places.
 
   const Figures& figures() const { return figures_; }
   void reset_peak() { figures_.peak_committed = pages_.committed_bytes(); }
-  // Throws std::logic_error with a sentence. Adds the fences of old places to `fences`.
+  // Throws std::logic_error if inconsistent. Adds the fences of old places to `fences`.
   void check(bool quarantine, std::vector<Fence>& fences) const;
 
  private:
-  struct OldPlace {  // A run that pages left, where work may still use them.
+  struct OldPlace {  // Pages moved away from here; work may still use them.
     Pages::Run pages;
     Fence fence;
   };

@@ -1,11 +1,10 @@
 // Keeps the pool's blocks outside the arena, and finds the block at an address in O(1).
 //
 // Two arrays span the whole arena. The kernel backs them only where they are touched, so an arena
-// of 64 GiB costs nothing until it is used. One array has the blocks, 64 bytes (one cache line)
-// each, reused last in first out. The other has, in 4 bytes for each granule, the index of the live
-// block that starts there. Neither array moves, so a Block* is stable and find() needs no lock. A
-// request for more than 2^32 - 1 blocks, whose indices would take 256 GiB, fails as if memory were
-// full.
+// of 64 GiB costs nothing until it is used. One array holds the blocks, 64 bytes (one cache line)
+// each; a new block takes the entry freed last. The other holds, in 4 bytes for each granule, the
+// index of the live block that starts there. Neither array moves, so a Block* is stable and find()
+// needs no lock. Beyond 2^32 - 1 blocks (256 GiB of entries), make() fails as if memory were full.
 
 #pragma once
 
@@ -20,14 +19,14 @@
 
 namespace dtr {
 
-// A block with its links among the holes of its size (holes.h).
+// A block and its links in the list of holes of its size (holes.h).
 struct Node : Block {
   Node* hole_previous = nullptr;
   Node* hole_next = nullptr;
 };
 static_assert(sizeof(Node) == 64);
 
-// Where a block can be cut from a hole: at its low end, or at its high one.
+// A hole, and whether to cut a block from its low or its high end.
 struct Site {
   Node* hole = nullptr;
   bool high = false;
@@ -54,7 +53,7 @@ class Blocks {
     return new (node) Node{{.offset = offset, .size = size}};
   }
 
-  // The links are cleared, so that a stale pointer finds no neighbours.
+  // Clears the node, so that a stale pointer finds no neighbours.
   void drop(Node* node) {
     *node = Node{};
     node->hole_next = unused_;

@@ -1,9 +1,9 @@
-// Copies within a device's memory and tells how long work took, both in the order of a stream. The
-// host never waits for either.
+// Puts copies within a device's memory into a stream, and measures how long work in a stream took.
+// The host never waits.
 //
 // The class calls the driver that is loaded at run time, as the arena does. So the runtime's code
-// for devices compiles without a toolkit, and the tests run it on a fake driver. Host memory needs
-// no such class: the runtime copies by itself and reads the processor's clock.
+// for devices compiles without CUDA's toolkit, and tests run this code on a fake driver. Host
+// memory needs no such class: the runtime itself copies and reads the clock.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace dtr {
 
-// Members throw what the driver throws.
+// Members throw if a driver call fails.
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
@@ -25,9 +25,9 @@ class DeviceWork {
 
   virtual void copy(void* to, const void* from, Bytes bytes, Stream stream) = 0;
 
-  // Stamps the moment when all work that the stream was given so far is done.
+  // Records a time stamp: the moment when the stream has done all work given to it so far.
   virtual void* stamp(Stream stream) = 0;
-  // The time between two stamps of the same stream; nothing until the later one has passed.
+  // The time between two stamps of one stream; nothing until the stream has reached both.
   virtual std::optional<Nanos> between(void* first, void* last) = 0;
   virtual void give_back(void* stamp) = 0;
 

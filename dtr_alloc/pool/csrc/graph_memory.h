@@ -2,9 +2,9 @@
 // blocks that were allocated while requests of a stream were routed to the graph's pool.
 //
 // A captured kernel runs later, again and again, on the addresses it was captured with. So a block
-// allocated in a capture does not return to the pool when it is freed. It waits here until the last
-// user of the graph's pool releases it. Until then requests of the same capture on the same stream
-// may take it: their kernels come later in the graph. Other blocks freed meanwhile wait in the
+// allocated in a capture does not return to the pool when it is freed. The block waits here until
+// the last use of the graph's pool ends. Until then requests of the same capture on the same stream
+// may take it: their kernels come later in the graph. Other blocks freed in the capture wait in the
 // quarantine (pool.h).
 //
 // A request takes the smallest waiting block that holds it and is at most twice as large. A block
@@ -35,8 +35,8 @@ class GraphMemory {
   void begin(Id id, Filter filter);
   void end(Id id);  // Throws std::invalid_argument without a begin().
   void use(Id id);
-  // Ends a use. The last one frees the waiting blocks; live ones become ordinary. The graph may
-  // still run on any stream, so reuse waits for every stream that the pool has met.
+  // Ends a use. With the last use, frees the waiting blocks; live blocks become ordinary. The graph
+  // may still run on any stream, so reuse waits for all known streams.
   void release(Id id);
   int uses(Id id) const;
 
@@ -47,9 +47,9 @@ class GraphMemory {
   // A waiting block for a request of the stream, or null.
   Block* take(Bytes size, Stream stream);
   void adopt(Block* block, Stream stream);  // Keeps track of a new block if its stream is routed.
-  bool keep(Block* block);  // When the program frees a block: whether it waits here.
-  // Other streams of the capture read the block, too. Once freed, it serves no request, since
-  // events cannot be queried in a capture.
+  bool keep(Block* block);  // For a block that the program frees: returns whether it waits here.
+  // Notes that other streams read the block. Once freed, it serves no request, since events cannot
+  // be queried in a capture.
   void share(Block* block);
   std::vector<const Block*> live(Id id) const;
 

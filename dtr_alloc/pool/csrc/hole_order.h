@@ -2,10 +2,10 @@
 //
 // Best fit uses the set four times for each pair of allocate and free. A red-black tree, which
 // follows a dozen pointers each time, took a third of the pool's time. A key has size and offset in
-// 128 bits; in 64 bits they would limit arenas to 1 TiB. Keys lie sorted in chunks of up to 128. A
-// search is two binary searches, over the last keys of all chunks and inside a chunk. An insertion
-// moves half a chunk. About one in 64 splits a chunk and moves half the list of chunks, which is
-// short.
+// 128 bits; 64 bits would limit arenas to 1 TiB. Keys lie sorted in chunks of up to 128. A search
+// is two binary searches: over the last keys of all chunks, then in one chunk. An insertion moves
+// half a chunk. About one insertion in 64 splits a chunk and moves half the list of chunks, which
+// is short.
 
 #pragma once
 
@@ -34,14 +34,13 @@ class HoleOrder {
 
   void insert(Node* hole);
   void remove(const Node* hole);
-  // Changes a hole's extent. Cheap if its place in the order stays the same.
+  // Changes a hole's extent. Cheap if the hole keeps its place in the order.
   void resize(Node* hole, Bytes offset, Bytes size);
 
   bool empty() const { return chunks_.empty(); }
   Node* last() const { return chunks_.back()->holes[chunks_.back()->count - 1]; }
 
-  // Calls `visit` with each hole of at least `size` in order, until it returns true; returns that
-  // hole, or null.
+  // Returns the first hole of at least `size`, in order, for which `visit(hole)` is true, or null.
   template <class Visit>
   Node* first_from(Bytes size, const Visit& visit) const {
     for (Place place = lower_bound(key(size, 0)); place.chunk < chunks_.size(); step(place)) {
@@ -51,7 +50,7 @@ class HoleOrder {
     return nullptr;
   }
 
-  // Calls `visit` with each hole, last to first, until it returns false; returns false if it did.
+  // Calls `visit` with each hole, last to first, until `visit` returns false. Returns false then.
   template <class Visit>
   bool each_backwards(const Visit& visit) const {
     for (std::size_t chunk = chunks_.size(); chunk-- > 0;) {
@@ -62,8 +61,8 @@ class HoleOrder {
     return true;
   }
 
-  std::int64_t check()
-      const;  // Throws std::logic_error with a sentence; returns the number of holes.
+  // Returns the number of holes. Throws std::logic_error if inconsistent.
+  std::int64_t check() const;
 
  private:
   static constexpr int kChunk = 128;
@@ -82,7 +81,7 @@ class HoleOrder {
   void split(std::size_t chunk);
 
   std::vector<Key> lasts_;                      // The last key of each chunk.
-  std::vector<std::unique_ptr<Chunk>> chunks_;  // None is empty.
+  std::vector<std::unique_ptr<Chunk>> chunks_;  // No chunk is empty.
 };
 
 }  // namespace dtr

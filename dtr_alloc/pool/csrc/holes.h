@@ -1,9 +1,9 @@
 // Keeps the free blocks (holes) of a pool in the order of best fit.
 //
-// Small requests are the most frequent (a scalar argument of an operator may be one), and have few
-// different sizes. So below 64 granules (32 KiB) each size has its own list, and one instruction on
-// a word with a bit per size finds the smallest list that fits. Each list begins with the hole
-// freed last, which is in the cache. Larger holes are in a HoleOrder: by size, then by address.
+// Small requests (such as scalar arguments of operators) are the most frequent, and have few sizes.
+// So below 64 granules (32 KiB) each size has its own list, and one instruction on a word with a
+// bit per size finds the smallest size that fits. The hole freed last comes first in its list,
+// since it is in the cache. Larger holes are in a HoleOrder: by size, then by address.
 //
 // The class also counts the pages that lie wholly inside holes. Every other page holds some byte of
 // a live block.
@@ -49,7 +49,7 @@ class Holes {
     }
   }
 
-  // Changes a hole's extent. Cheap if its place in the order stays the same.
+  // Changes a hole's extent. Cheap if the hole keeps its position in the order.
   void resize(Node* hole, Bytes offset, Bytes size) {
     if (small(hole->size) || small(size)) {
       remove(hole);
@@ -61,7 +61,7 @@ class Holes {
     large_.resize(hole, offset, size);
   }
 
-  // The first hole in the order of best fit that holds `size` and that `accept` takes, or null.
+  // The first hole of at least `size`, in order, for which `accept(hole)` is true, or null.
   template <class Accept>
   Node* best_fit(Bytes size, const Accept& accept) const {
     if (small(size)) {
@@ -74,7 +74,7 @@ class Holes {
     return large_.first_from(size, accept);
   }
 
-  // Calls `visit` with every hole, largest first, until it returns false.
+  // Calls `visit` with each hole, largest first, until `visit` returns false.
   template <class Visit>
   void largest_first(const Visit& visit) const {
     if (!large_.each_backwards(visit)) return;
@@ -93,8 +93,8 @@ class Holes {
   }
 
   std::int64_t count() const { return count_; }
-  std::int64_t pages() const { return pages_; }  // That lie wholly inside a hole.
-  // Throws std::logic_error with a sentence. Pool::check compares the holes with its free blocks.
+  std::int64_t pages() const { return pages_; }  // Pages wholly inside holes.
+  // Throws std::logic_error if inconsistent. Pool::check compares the holes with its free blocks.
   void check() const;
 
  private:

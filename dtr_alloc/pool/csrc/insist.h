@@ -1,4 +1,4 @@
-// Throws the given sentence if a condition does not hold: the assertion of every check().
+// Throws std::logic_error with the given sentence if a condition is false. For check() functions.
 
 #pragma once
 

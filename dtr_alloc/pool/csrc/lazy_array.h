@@ -1,7 +1,6 @@
-// Keeps an array that costs nothing until it is touched: zeroed, never moved, backed by the kernel
-// page by page. The pool's tables have an entry for every 512 bytes of an arena; most programs
-// touch a part of them, the simulator hardly any. Huge pages are off, because one touch would cost
-// 2 MiB.
+// Keeps a zeroed array whose pages cost no memory until they are touched, and which never moves.
+// The pool's tables have an entry for every 512 bytes of an arena. Most programs touch a part of
+// the tables, the simulator hardly any. Huge pages are off, because one touch would cost 2 MiB.
 
 #pragma once
 

@@ -1,11 +1,11 @@
-// Keeps which pages of an arena are committed, with one bit per page and one per full word of 64
-// pages; and the limit on their number.
+// Keeps a bit for each page of an arena, set while the page is committed, and a bit for each full
+// word of 64 pages. Keeps the limit on committed pages, too.
 //
 // The limit is the budget rounded up to a page; the pool decides when to exceed it. A page may be
 // released only if it lies wholly inside a hole, so pages that live blocks touch are always
-// committed. Pages of holes stay committed, too, until they are needed elsewhere or trimmed,
-// because each release and commit is a call to the kernel or the driver. Cost: a look at one word
-// for every 4,096 committed pages that a block covers.
+// committed. Pages of holes stay committed, too, until the pool needs them elsewhere or trims them,
+// because each release or commit calls the kernel or the driver. Cost: a look at one word for every
+// 4,096 committed pages of a block.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace dtr {
 
 class Pages {
  public:
-  // A half-open run of page numbers.
+  // The pages with numbers in [begin, end).
   struct Run {
     std::int64_t begin, end;
     std::int64_t size() const { return begin < end ? end - begin : 0; }
@@ -38,7 +38,7 @@ class Pages {
     return {begin >> shift_, (end + (Bytes{1} << shift_) - 1) >> shift_};
   }
   Run touched(const Block& block) const { return touched(block.offset, block.offset + block.size); }
-  Run inside(const Block& block) const {  // Pages wholly inside it.
+  Run inside(const Block& block) const {  // Pages wholly inside the block.
     const Bytes end = block.offset + block.size;
     return {(block.offset + (Bytes{1} << shift_) - 1) >> shift_, end >> shift_};
   }
@@ -47,7 +47,7 @@ class Pages {
     if (run.size() == 1) return (bits_[run.begin >> 6] >> (run.begin & 63) & 1) != 0;
     return next(false, run) == run.end;
   }
-  // Whether committing the run stays within the limit.
+  // Whether committing the run keeps to the limit.
   bool fits(Run run) const {
     const std::int64_t headroom = limit_ - committed_;
     if (run.size() <= headroom || all_committed(run)) return true;
@@ -68,8 +68,8 @@ class Pages {
   void commit(Run run) {
     if (!all_committed(run)) commit_missing(run);
   }
-  // Moves up to `most` committed pages of `from`, highest first, to where `to` has none; returns
-  // how many. `to` must lack that many. Calls `about(run)` before each run leaves its place.
+  // Moves up to `most` committed pages of `from`, highest first, to gaps in `to`, which must lack
+  // that many. Returns how many moved. Calls `about(run)` before each run moves.
   std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& about);
   void leave(Run old) {
     ++calls_;
@@ -84,20 +84,20 @@ class Pages {
   std::int64_t committed() const { return committed_; }
   Bytes committed_bytes() const { return committed_ << shift_; }
   Bytes bytes(std::int64_t pages) const { return pages << shift_; }
-  std::vector<std::pair<Bytes, Bytes>> runs() const;  // Of committed pages, as offsets.
-  void check() const;                                 // Throws std::logic_error with a sentence.
+  std::vector<std::pair<Bytes, Bytes>> runs() const;  // Offsets of committed pages.
+  void check() const;                                 // Throws std::logic_error if inconsistent.
 
  private:
-  // The first page of the run that is (not) committed, or the run's end.
+  // The first page of the run whose bit is `committed`, or the run's end.
   std::int64_t next(bool committed, Run run) const;
-  Run last_committed(Run run, std::int64_t most) const;  // Up to `most` pages; empty if none.
-  // One past the last page of the run that is (not) committed, or the run's begin.
+  Run last_committed(Run run, std::int64_t most) const;  // The highest, up to `most`.
+  // One past the last page of the run whose bit is `committed`, or the run's begin.
   std::int64_t last_end(bool committed, Run run) const;
-  // Pages of the run that are not committed; stops counting once there are more than `enough`.
+  // Counts pages of the run that are not committed, until there are more than `enough`.
   std::int64_t missing(Run run, std::int64_t enough) const;
   void commit_missing(Run run);
   void set(Run run, bool committed);
-  // After a call about a run threw: asks the arena which of its pages are committed now.
+  // After a failed call: asks the arena which pages of the run are committed now.
   void look_again(Run run, bool before);
 
   Arena& arena_;

@@ -1,6 +1,6 @@
-// Walks over the blocks of a pool, for a search for neighbours to evict. The walk is a template in
-// a header of its own, so that the caller's code is inlined: a search costs a few nanoseconds a
-// block, and a list of the blocks would double that.
+// Walks over the blocks of a pool, to find neighbours to evict. The walk is a template, so that the
+// caller's code is inlined: a search costs a few nanoseconds a block, and a list of blocks would
+// double this.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace dtr {
 
-// Visits all blocks from `first` on.
+// Calls visit(bytes, owner) for all blocks from `first` on.
 template <class Visit>
 [[gnu::noinline]] Visit each_block(const Block* first, Visit visit) {
   for (const Block* block = first; block != nullptr; block = block->next) {
@@ -20,7 +20,7 @@ template <class Visit>
   return visit;
 }
 
-// The same, but of a hole only the bytes that have pages count.
+// The same, but visits the parts of a hole, with 0 bytes for a part without pages.
 template <class Visit>
 [[gnu::noinline]] Visit each_backed_part(const Block* first, const Pages& pages, Visit visit) {
   for (const Block* block = first; block != nullptr; block = block->next) {

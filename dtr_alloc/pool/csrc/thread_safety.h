@@ -1,7 +1,7 @@
-// Declares which lock guards what, so that a compiler can check it.
+// Defines annotations, checked by clang, that say which mutex guards which data.
 //
-// Clang's -Wthread-safety finds an access to a guarded field without its lock. libstdc++ does not
-// annotate std::mutex, so a thin type of ours has the annotations, which other compilers ignore. No
+// Clang's -Wthread-safety warns of an access to a guarded field without its mutex. libstdc++ does
+// not annotate std::mutex, so the class Mutex wraps it. Other compilers ignore annotations. No
 // cost. Source: clang's documentation, "Thread Safety Analysis". tests/pool/test_thread_safety.py
 // runs the check.
 
@@ -30,7 +30,7 @@ class DTR_ANNOTATION(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
-// Holds a mutex while it lives.
+// Locks a mutex while the object lives.
 class DTR_ANNOTATION(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) DTR_ANNOTATION(acquire_capability(mutex)) : mutex_(mutex) {

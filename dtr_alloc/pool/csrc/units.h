@@ -1,8 +1,8 @@
 // Defines the units of all figures: bytes, and nanoseconds.
 //
-// Time has a type of its own, so that a size or a bare number does not become a time by mistake. A
-// conversion is explicit: Nanos{bytes}, for a logical clock that counts bytes. Sizes stay plain
-// numbers, since all over the pool they are offsets and indices, too.
+// Time has a type of its own, so that a size or a bare number does not become a time by mistake.
+// Conversions are explicit: Nanos{bytes}, for a logical clock that counts bytes. Sizes stay plain
+// numbers, since the pool also uses them as offsets and indices.
 
 #pragma once
 
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 using Bytes = std::int64_t;
 using Nanos = std::chrono::nanoseconds;
 
-// The next multiple of a unit.
+// Rounds up to a multiple of `unit`.
 template <class Number>
 constexpr Number round_up(Number number, std::type_identity_t<Number> unit) {
   return (number + unit - 1) / unit * unit;

@@ -1,17 +1,17 @@
 // Records the computation: which contents the runtime may evict, and how to compute them again.
 //
-// A Value is the content of a storage at one version, an Op is the recipe that made it. A storage
-// that is written in place gets a new Value; the old one lives on, without a storage, while a
-// recipe reads it. Ownership runs Value -> producer -> inputs and so has no cycle, which a graph
-// over storages would have under in-place writes.
+// A Value is the content of a storage at one version. An Op is the recipe that made it: an operator
+// with its inputs. A storage that is written in place gets a new Value; the old Value lives on,
+// without a storage, while a recipe reads it. Ownership runs Value -> producer -> inputs, and has
+// no cycle. In a graph over storages, in-place writes would make cycles.
 //
 // An Op is one block of memory: the struct, its uses, its outputs, then what the executor needs to
 // run it. Records cost memory beyond the budget, so they are kept small (176 bytes a Value, 384
 // with the recipe of an addition) and lie in slabs (records.h).
 //
-// In a simulated trace, a view has a recipe of its own, as in the paper's simulator: a Value
-// without bytes, linked to the Value whose bytes it shares. It is lost with that Value, and must be
-// recomputed by itself. Live views are free and have no Value.
+// By the rules of the paper's simulator, a view is a Value without bytes, with its own recipe,
+// linked to the Value whose bytes it shares. A view is lost with that Value, but recomputed
+// separately. Live views are free and have no Value.
 
 #pragma once
 
@@ -27,7 +27,7 @@ struct Value;
 struct EvictedClass;
 struct Region;
 
-// One place where an Op reads a Value: a link of the Value's list of readers.
+// One place where an Op reads a Value: an entry in the Value's list of readers.
 struct Use {
   Value* value;
   Op* op;
@@ -39,7 +39,7 @@ constexpr std::int32_t kNowhere = -1;
 
 // What the class Needs (engine/needs.h) knows of a value. Times are the tape's, if one is followed.
 struct Need {
-  Nanos next = 0ns, behind = 0ns;   // Its next need; the first need of missing values made from it.
+  Nanos next = 0ns, behind = 0ns;   // Its next need; the next need of missing values made from it.
   std::uint32_t round = 0;          // The round in which both were set.
   std::int32_t awaited = kNowhere;  // Its index in Awaited (engine/awaited.h).
 };
@@ -50,15 +50,15 @@ struct Want {
   std::int32_t orphan = kNowhere;  // Its index in the list of orphans.
 };
 
-// What the class Histories (engine/histories.h) knows of a value: an estimate of the number of
-// recipes behind it, and the number at the last count.
+// What the class Histories (engine/histories.h) knows of a value: about how many recipes lead to
+// it, now and at the last count.
 struct History {
   std::uint16_t recipes = 0, walked = 0;
 };
 
 struct Value {
   Bytes size = 0;
-  Nanos cost = 0ns;         // Sum of the distinct operators that made it and its views.
+  Nanos cost = 0ns;         // Sum over the distinct operators that made it and its views.
   Nanos last_access = 0ns;  // On the engine's clock, which each operator's cost advances.
   Op* producer = nullptr;   // Null: a constant. It is never evicted.
   Use* uses = nullptr;
@@ -66,31 +66,31 @@ struct Value {
   Value* views = nullptr;                 // The first view of these bytes; of a view, the next one.
   EvictedClass* evicted_class = nullptr;  // With neighbourhood eqclass: its class while missing.
   Region* region = nullptr;               // With neighbourhood full: its regions while resident.
-  std::uint64_t mark = 0;                 // Stamp of the last graph walk that met it.
+  std::uint64_t mark = 0;                 // Stamp of the last graph walk that visited it.
   void* home = nullptr;                   // Executor's: the program's storage; null once dropped.
   void* data = nullptr;                   // Executor's: the content; null while evicted.
   std::int32_t candidate = kNowhere;      // Its row in the engine's columns.
   // Index in the engine's list of recomputable values that the program holds.
   std::int32_t owned = kNowhere;
   std::int32_t locks = 0;    // Running and pending operators that need the content where it is.
-  std::int32_t waiting = 0;  // Those of the locks whose recomputation has not begun.
+  std::int32_t waiting = 0;  // Locks of recomputations that have not begun.
   std::int32_t recomputes = 0;
-  std::int32_t access = kNowhere;  // Of the last access: its index in the tape,
+  std::int32_t access = kNowhere;  // The index of the last access in the tape,
   std::uint32_t step = 0;          // and its step.
-  std::int32_t name = 0;           // In the trace that is being recorded.
+  std::int32_t name = 0;           // Its number in the trace that is being recorded.
   Need need;
   Want want;
   History history;
   std::uint16_t output = 0;           // Which output of its producer.
   std::uint16_t version = 0;          // In-place writes since the storage was fresh.
-  bool dropped_while_locked = false;  // The content is freed with the last lock.
-  bool wanted = false;                // Missing, and its inputs count it (engine/orphans.h).
+  bool dropped_while_locked = false;  // The last lock's release frees the content.
+  bool wanted = false;                // Missing, and counted by its inputs' `want`.
   bool stone = false;                 // Dropped, but kept (engine/stepping_stones.h).
   bool unfilled = false;              // Executor's: locked until an operator fills or reads it.
-  bool copied = false;   // Executor's: a constant's old content, copied for recipes alone.
-  bool absent = false;   // Executor's: a constant whose content is away for now.
+  bool copied = false;   // Executor's: a copy of a constant's old content, for recipes.
+  bool absent = false;   // Executor's: a constant whose content is not in memory.
   bool dying = false;    // Executor's: locked until its storage's deleter is called.
-  bool counted = false;  // Lineages': missing, and counted by a walk.
+  bool counted = false;  // For Lineages: missing, and counted by a walk.
 
   bool constant() const { return producer == nullptr; }
   bool movable() const;

@@ -1,5 +1,5 @@
-// Visits the neighbours of a storage in the recorded computation: what its operators read, and what
-// is made from it. A view counts as the storage whose bytes it shares, so cycles are possible.
+// Visits a storage's neighbours in the recorded computation: its operators' inputs, and storages
+// made from it. A view counts as the storage whose bytes it shares, so cycles are possible.
 
 #pragma once
 

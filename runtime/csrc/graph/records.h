@@ -1,11 +1,11 @@
 // Allocates records: values, recipes, and other small objects of every operator.
 //
-// Malloc would put records between the program's tensors, if these are malloc's, too, and could
-// then not merge the memory of freed tensors. It would also cost an operator some 50 ns more. So
-// records lie in slabs. A record's size is rounded to granules of 16 bytes. A new record takes the
-// place of the last freed one of its size, or the next place in the slab. Slabs live as long as the
-// Records, since each step needs as much as the last. Under the address or the thread sanitizer
-// malloc allocates each record, so that the sanitizer sees a use after free.
+// Records from malloc would lie between the program's tensors, if these are malloc's, too, and keep
+// it from merging the memory of freed tensors. Operators would also take some 50 ns more. So
+// records lie in slabs. A record's size is rounded up to 16 bytes. A new record takes the place of
+// the last freed record of its size, or the slab's next place. Slabs live as long as the Records
+// object, since each step needs as much as the last. Under the address or the thread sanitizer,
+// malloc allocates each record, so that a use after free is found.
 //
 // Not thread-safe: the owner needs a lock.
 
@@ -76,12 +76,12 @@ class Records {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static constexpr std::size_t kMost = 0;
 #else
-  static constexpr std::size_t kMost = 64;  // Granules; larger records are few.
+  static constexpr std::size_t kMost = 64;  // In granules; larger records are few.
 #endif
 
   std::array<Gone*, kMost + 1> gone_{};
   std::vector<std::unique_ptr<std::byte[]>> slabs_;
-  std::size_t left_ = 0;  // Of the last slab.
+  std::size_t left_ = 0;  // Bytes left in the last slab.
   std::int64_t used_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Binds what Python needs of either of our CUDA allocators: the object that torch takes, requests
-// by device and stream, the session, and the memory's figures for tests.
+// Binds to Python what both our CUDA allocators have: the object that torch installs, requests by
+// device and stream, the session, and the memory's figures for tests.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace dtr {
 
-// Holds an allocator and never destroys it, since torch and tensors hold it for ever.
+// Holds an allocator and never destroys it, since torch and tensors refer to it for ever.
 template <class Allocator>
 class PyAllocator {
  public:

@@ -1,9 +1,9 @@
 // Implements torch's whole interface of a CUDA allocator over our pools, for
 // torch.cuda.memory.change_current_allocator.
 //
-// It is a CUDAAllocator, not torch's CUDAPluggableAllocator for users, which refuses statistics,
-// snapshots and cacheInfo, changes an out-of-memory error into another, and takes a lock and looks
-// into a table at every request. Calls that we do not support raise an error with a reason and a
+// The class derives from CUDAAllocator, not from torch's CUDAPluggableAllocator for users: that
+// refuses statistics, snapshots and cacheInfo, replaces an out-of-memory error by another, and
+// locks and searches a table at every request. Unsupported calls raise an error with a reason and a
 // remedy (docs/allocator.md). No function calls the driver before the first request for memory.
 
 #pragma once
@@ -32,9 +32,9 @@ class CudaAllocator final : public caching::CUDAAllocator {
   CudaAllocator(const SessionOptions& options, DeviceIndex device, bool rematerialize)
       : options_(options), device_(device), rematerialize_(rematerialize) {}
 
-  // By device and stream, for callers that know both: CuPy, RMM, tests.
+  // For callers that know device and stream: CuPy, RMM, tests.
   void* allocate_on(std::size_t bytes, DeviceIndex device, cudaStream_t stream);
-  void retire_stream(Stream stream, DeviceIndex device) {  // Before it is destroyed.
+  void retire_stream(Stream stream, DeviceIndex device) {  // Call it before the stream dies.
     if (DeviceMemory* memory = at(device)) memory->retire_stream(stream);
   }
   DeviceMemory* at(DeviceIndex device) const;  // Null before the first request.
@@ -80,9 +80,9 @@ class CudaAllocator final : public caching::CUDAAllocator {
   }
   std::string name() override { return "dtr_alloc"; }
 
-  // Figures. A device without requests so far has an answer, too, so that statistics work on a
-  // machine without a GPU.
-  // cuDNN's benchmark asks how much memory it may use; nothing should be evicted for that.
+  // Figures. They work before the first request, and so on a machine without a GPU.
+  // cuDNN's benchmark asks cacheInfo how much memory it may use. We name the largest hole, so that
+  // nothing is evicted for a benchmark.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
     const DeviceMemory* memory = at(device);
     *largest =
@@ -143,7 +143,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   void attachOomRejectionObserver(
       std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)>) {}
 
-  // Refused.
+  // Refused calls.
   std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex, MempoolId) override {
     TORCH_CHECK(false, "dtr_alloc keeps no checkpoints of a graph's memory, which CUDA graph trees "
                        "(torch.compile with mode=\"reduce-overhead\") need: use mode=\"default\" "

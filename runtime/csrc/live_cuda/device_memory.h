@@ -15,19 +15,19 @@
 
 namespace dtr {
 
-// Describes a CUDA device to a session. `deleter` is that of its ordinary tensors.
+// Describes a CUDA device to a session. Tensors that the session does not track have `deleter`.
 SessionDevice session_device(c10::DeviceIndex index, at::Allocator& allocator,
                              c10::DeleterFnPtr deleter);
 
 struct DeviceMemory {
-  // Throws what the driver throws. With `rematerialize` it claims the process's one session.
+  // Throws if a driver call fails. With `rematerialize`, claims the process's one session.
   DeviceMemory(const SessionOptions& options, c10::DeviceIndex device, at::Allocator& allocator,
                bool rematerialize);
 
   void* allocate(std::size_t bytes, Stream stream);
   void free(void* data);
-  static DeviceMemory* owner_of(const void* data);  // Lock-free; null for memory of others.
-  static void deleter(void* data);                  // Of every ordinary tensor.
+  static DeviceMemory* owner_of(const void* data);  // Lock-free; null for others' memory.
+  static void deleter(void* data);                  // Of untracked tensors.
 
   // Graph capture and MemPools: see GraphMemory.
   void begin_capture(GraphMemory::Id id, GraphMemory::Filter filter);

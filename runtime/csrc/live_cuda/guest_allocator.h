@@ -1,14 +1,14 @@
-// Stands before torch's own CUDA allocator, which keeps the memory (guest mode). Every virtual
-// function of torch's interface is forwarded to it (tests/torch_memory/test_cuda_guest.py reads
-// them from torch's headers). Requests on the session's device first go through the session, which
-// evicts when the budget or the device is full.
+// Wraps torch's own CUDA allocator, which keeps the memory (guest mode). The class forwards every
+// virtual function of torch's interface (tests/torch_memory/test_cuda_guest.py reads these from
+// torch's headers). Requests on the session's device first go through the session, which evicts
+// when the budget or the device is full.
 //
-// Forwarded calls behave as torch's: expandable segments, memory history, the trees of CUDA graphs,
-// MemPools with allocators of their own, IPC, peer access, NCCL's registration. The allocator may
-// be installed after tensors exist and removed while they live, because no tensor refers to it.
+// Forwarded features behave as in torch: expandable segments, memory history, trees of CUDA graphs,
+// MemPools with their own allocators, IPC, peer access, NCCL's registration. The allocator may be
+// installed after tensors exist and removed while they live, because no tensor refers to it.
 //
-// An out-of-memory error has torch's text, and its observers are called once, when nothing is left
-// to evict. Functions that only a later torch declares are forwarded if this torch has them.
+// An out-of-memory error has torch's text, and the error's observers are called once, when nothing
+// is left to evict. Functions of later versions of torch are forwarded if this torch has them.
 
 #pragma once
 
@@ -35,21 +35,21 @@ class GuestAllocator final : public caching::CUDAAllocator {
   using Count = std::size_t;
 
   // Evicts on `device`, or if that is -1, on the first device that memory is requested on. `native`
-  // is never destroyed. Throws unless `native` is torch's own allocator and caches memory.
+  // is never destroyed. Throws unless `native` is torch's own allocator, with its cache on.
   GuestAllocator(Native& native, const SessionOptions& options, DeviceIndex device,
                  CurrentWork work = current_cuda_work());
 
   // install() takes the place of torch's own allocator, which may be in use already; remove()
-  // recomputes everything and puts torch's own back. Both throw if another allocator was installed.
+  // recomputes everything and restores torch's own. Both throw if another allocator was installed.
   void install();
   void remove();
   bool installed() const { return caching::allocator.load() == this; }
-  void serve(Session& session);  // Uses this session, not one of its own. For tests.
+  void serve(Session& session);  // Uses this session instead of making one. For tests.
 
   void retire_stream(Stream stream, DeviceIndex device);  // Call it before the stream is destroyed.
   void* allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream);
   Session* session() const { return session_.load(std::memory_order_acquire); }
-  NativeMemory* memory() const;                    // The session's, or null.
+  NativeMemory* memory() const;                    // The session's memory, or null.
   NativeMemory* memory(DeviceIndex device) const;  // The same, if the session is on `device`.
 
   // Functions that do more than forward: requests, captures, streams, counts.
@@ -151,8 +151,8 @@ class GuestAllocator final : public caching::CUDAAllocator {
   }
   std::string name() override { return native_.name(); }
 
-  // The same for functions of torch 2.12 and later: without `override`, because torch 2.11 has none
-  // of them, and in templates, where a member that torch lacks is no error.
+  // These forward, too, but are new in torch 2.12: so they lack `override`, and call in templates,
+  // where a member that torch lacks is no error.
   void markCaptureBegin(DeviceIndex device) {
     [&](auto& native) {
       if constexpr (requires { native.markCaptureBegin(device); }) native.markCaptureBegin(device);
@@ -217,9 +217,9 @@ class GuestAllocator final : public caching::CUDAAllocator {
   std::mutex mutex_;
   std::vector<MempoolId> captures_;  // Captures that the session was told of.
   std::vector<OomObserver> observers_;
-  // Held while torch's cache is switched, and while a session begins. Locked before mutex_.
+  // Held while torch's cache is switched on or off, or a session begins. Locked before mutex_.
   std::recursive_mutex switching_;
-  bool off_ = false;  // Torch's cache is off, and the session was told.
+  bool off_ = false;  // Torch's cache is off, and the session knows.
 };
 
 }  // namespace dtr

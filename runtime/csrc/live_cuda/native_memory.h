@@ -1,29 +1,29 @@
 // Keeps a budget for memory of a CUDA device that torch's own allocator hands out. The session
-// above evicts and recomputes (docs/torch_memory.md).
+// evicts and recomputes (docs/torch_memory.md).
 //
 // A tensor keeps the DataPtr and deleter of torch's allocator, because torch compares deleters in
-// many places (Tensor.record_stream, the trees of CUDA graphs). So blocks from before we are
-// installed or after we are removed need no care. But we do not learn when an untracked block is
-// freed. So live bytes are those of torch's statistics (allocated_bytes), plus requests not counted
-// there yet. We read them only if an upper bound of ours does not settle a request. Only memory
-// that torch gave without us can exceed the bound (resize_ of an older storage). A Block exists
-// while a session tracks the tensor in it.
+// many places (Tensor.record_stream, the trees of CUDA graphs). So blocks from before our
+// installation or after our removal need no care. But we do not learn when an untracked block is
+// freed. So live bytes are torch's allocated_bytes, plus requests that torch has not counted yet.
+// We read torch's statistics only if our upper bound of the live bytes leaves no room for a
+// request. The bound misses only memory that torch gave without us (resize_ of an older storage). A
+// Block exists while a session tracks the tensor in it.
 //
-// A request that torch refuses is expensive: torch first waits for streams and frees all that it
-// had cached. So from then on the live bytes of that moment, less a surplus, are a second limit,
-// the cap, and tensors are evicted before torch is asked. The surplus is 1/64 of the live bytes,
-// and four times more after each failure in a row, so that the fourth evicts all. Then torch is
-// asked a last time, and the cap is dropped if torch refuses. A request that torch serves raises
-// the cap by a thousandth of its size, since other users of the device may leave. If none leaves,
-// the cap only rises to the next refusal, which on a GPU takes as long as some training steps. So
-// it rises half as fast after each refusal, sixteen times slower at last, and twice as fast again
+// A request that torch refuses is expensive: torch first waits for streams and frees all its cached
+// memory. So a refusal sets a second limit, the cap, and from then on tensors are evicted before
+// torch is asked. The cap is the live bytes at the refusal, less a surplus: 1/64 of the live bytes,
+// and four times more after each refusal in a row, so that the fourth evicts all. Then torch is
+// asked a last time; if it refuses, the cap is dropped. A request that torch serves raises the cap
+// by a thousandth of the request's size, since other users of the device may leave. If none leaves,
+// the cap only rises to the next refusal, which on a GPU costs as much time as some training steps.
+// So the cap rises half as fast after each refusal, down to a sixteenth, and twice as fast again
 // once it is 1/64 above the refused amount. We evict single victims, not neighbours: torch frees
 // whole segments, and large tensors have their own.
 //
 // A block of more than 1 MiB may be up to 1 MiB larger than requested (torch splits off no less),
-// and is charged so. roundup_power2_divisions and max_split_size may exceed the budget by more.
+// and is charged so. Torch's options roundup_power2_divisions and max_split_size may add more.
 //
-// Every member is thread-safe, and holds no lock while torch is asked for memory. Source: torch's
+// Every member is thread-safe, and holds no lock while it asks torch for memory. Source: torch's
 // c10/cuda/CUDACachingAllocator.cpp for what an allocation, a free and a failure do.
 
 #pragma once
@@ -53,7 +53,7 @@ class NativeMemory final : public Memory {
   using Native = c10::cuda::CUDACachingAllocator::CUDAAllocator;
   static constexpr Bytes kLargest = Bytes{16} << 40;  // LARGEST_BUDGET (size.py): no budget.
 
-  // `native` is never destroyed. `deleter`: that of blocks from its cache.
+  // `native` is never destroyed. `deleter` is the deleter of its cached blocks.
   static Handle create(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
                        c10::DeleterFnPtr deleter);
 
@@ -67,7 +67,7 @@ class NativeMemory final : public Memory {
 
   Bytes budget() const override { return limit_; }
   Bytes largest_budget() const override { return kLargest; }
-  Bytes live() const override;  // Includes requests under way, perhaps twice.
+  Bytes live() const override;  // Counts requests under way, some perhaps twice.
   Bytes settled_live(Bytes enough) const override;
   Bytes charge(Bytes size) const override;
   PoolStats stats() const override;
@@ -86,20 +86,20 @@ class NativeMemory final : public Memory {
 
   // Tells torch that a stream uses the block of a tracked tensor.
   void use_on(void* data, c10::cuda::CUDAStream stream);
-  // Something other than a request changed the live bytes, or the memory that the device has free.
+  // Call these if anything but a request changed the live bytes, or the device's free memory.
   void forget_bound();
   void forget_cap();
-  // Requests that torch refused, but that were served after an eviction.
+  // The number of requests that torch refused, but served after an eviction.
   std::int64_t recovered() const { return recovered_; }
   void forget_recovered() { recovered_ = 0; }
-  // Torch's error at this thread's last request, or null. The caller raises it as a failure.
+  // Torch's error at this thread's last request, or null. The caller throws it.
   std::exception_ptr take_failure();
 
  private:
   static constexpr int kFastestRise = 10, kSlowestRise = 14;
 
   struct Tracked : Block {
-    std::vector<Stream> streams;  // That use it, besides the one it was made for.
+    std::vector<Stream> streams;  // Users, besides the stream it was made for.
   };
 
   NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
@@ -111,7 +111,7 @@ class NativeMemory final : public Memory {
   bool reserve(Bytes charge, Fit fit);
   void served(Bytes charge, Fit fit);
   void turned_down(Bytes charge, Fit fit);
-  // With the mutex held: look() returns live bytes and requests under way; answer() ends a request.
+  // Call with the mutex held. look() returns live bytes with requests under way; answer() ends one.
   Bytes look(std::unique_lock<std::mutex>& lock) const;
   void answer(Bytes charge);
   void raise_cap(Bytes charge);
@@ -127,13 +127,13 @@ class NativeMemory final : public Memory {
   mutable std::mutex mutex_;  // Never held while memory is requested or freed.
   Bytes bound_ = kLargest;    // An upper bound of the live bytes.
   Bytes in_flight_ = 0;       // Requested, but perhaps not yet in torch's statistics.
-  std::int64_t changes_ = 0;  // Counts changes to in_flight_ and statistics, but no new requests.
+  std::int64_t changes_ = 0;  // Counts ended requests and calls of forget_bound().
   Bytes cap_ = kLargest;
   int failures_in_a_row_ = 0;
   int rise_ = kFastestRise;  // The cap rises by a request's size >> rise_.
-  Bytes refused_at_ = 0;     // Live bytes with the last refused request.
+  Bytes refused_at_ = 0;     // Live bytes and request at the last refusal.
   std::unordered_map<const void*, Tracked> tracked_;
-  std::vector<Stream> streams_;         // That got memory or use tracked tensors.
+  std::vector<Stream> streams_;         // Streams that got memory or use tracked tensors.
   std::unique_ptr<StreamOrder> order_;  // Made with the first stream.
   std::atomic<bool> many_streams_{false};
   std::atomic<std::int64_t> failures_{0}, recovered_{0};

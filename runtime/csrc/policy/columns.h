@@ -1,11 +1,11 @@
-// Stores what scores are computed from as a structure of arrays, with one row for each candidate.
+// Stores the inputs of scores in arrays (columns), with one row for each candidate for eviction.
 // The engine, its tests and the kernel on a device (kernels/) use the same columns.
 //
 // The engine updates rows as values come and go. A score then reads only the columns it needs,
-// eight rows at once. Removing a row moves the last row to its place, so rows are dense, and only
-// sampling depends on their order. All columns lie in one piece of memory, each aligned, and with
-// room for a multiple of 16 rows, as kernels need. If there is a device, that memory is
-// page-locked, and a kernel reads it in place (device_scorer.h).
+// eight rows at once. Removing a row moves the last row to its place, so rows are dense; only
+// sampling depends on their order. All columns lie in one range of memory, each aligned, with room
+// for a multiple of 16 rows, as kernels need. If there is a device, this memory is page-locked, and
+// a kernel reads it in place (device_scorer.h).
 
 #pragma once
 
@@ -29,8 +29,8 @@ namespace dtr {
 
 struct EvictedClass;
 
-// The evicted classes next to a row's value (evicted_classes.h), cached if they are known and at
-// most kMost. In an LSTM cell nearly all values have three or four.
+// Caches the evicted classes next to a row's value (evicted_classes.h), if there are at most kMost.
+// In an LSTM cell nearly all values have three or four.
 struct Near {
   static constexpr std::size_t kMost = 4;
   std::array<EvictedClass*, kMost> classes;
@@ -38,18 +38,18 @@ struct Near {
   bool known = false;
 };
 
-constexpr Nanos kNotWalked{-1};  // A lineage's cost that is not cached.
+constexpr Nanos kNotWalked{-1};  // Means that a lineage's cost is not cached.
 
 // Lists each column: its type, its name, and its content in the row of a new `value`. The widest
 // types come first, so that each column begins at a multiple of 64 bytes. The kernel's arguments
 // (device_scorer.cpp) are these columns in this order, without `order`.
 //
 // last_access, cost and neighbourhood are plain numbers of nanoseconds, for vectors, kernels and
-// NumPy. While a tape predicts uses (tape.h), last_access is minus the time of the value's need,
-// and the clock is minus the tape's: so staleness is the time until the need.
+// NumPy. While a tape predicts uses (tape.h), last_access is minus the time of the value's next
+// need, and the clock is minus the tape's clock: so staleness is the time until that need.
 //
 // free_left and free_right are the free bytes directly beside the block. evictable is 1, or 0 while
-// a lock keeps the value. order is greater the later the value last became evictable.
+// a lock keeps the value. order grows with the time when the value last became evictable.
 #define DTR_SCORE_COLUMNS(X)                              \
   X(Bytes, size, value.size)                              \
   X(Bytes, free_left, 0)                                  \
@@ -105,9 +105,9 @@ using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>
 class ScoreColumns {
  public:
   void lie_in(RowMemory memory);  // Call it before the first row.
-  // Bounds costs by a transfer's, for values that a second tier can take: a value that costs more
-  // to make than to transfer, or was recomputed before, costs at most its transfer, with its
-  // neighbourhood. Call it before the first row.
+  // Bounds the costs of values that a second tier can take: a value that costs more to make than to
+  // transfer, or was recomputed before, costs at most its transfer, neighbourhood included. Call it
+  // before the first row.
   void limit_costs(const Transfer& transfer) { transfer_ = transfer; }
   const std::optional<Transfer>& transfer() const { return transfer_; }
 
@@ -117,19 +117,19 @@ class ScoreColumns {
   Value* value(std::size_t row) const { return values_[row]; }
   ColumnsView view() const { return view_of(at_, count()); }
 
-  void add(Value& value, std::uint64_t order);  // The value has content and a recipe, but no row.
+  void add(Value& value, std::uint64_t order);  // The value must have content and a recipe.
   void remove(Value& value);
 
-  // The next four require that the value has a row.
+  // The next four functions require that the value has a row.
   void permit(const Value& value, std::uint64_t order);  // Its last lock was released.
   void forbid(const Value& value);                       // Its first lock was taken.
   void stamp(const Value& value, std::uint64_t order);
-  void copy_times(const Value& value);  // Its cost and last access, which may change.
+  void copy_times(const Value& value);  // Updates its cost and last access.
   void set_all_needs(Nanos need) { std::fill_n(at_.last_access, count(), -need.count()); }
   void set_need(std::size_t row, Nanos need) { at_.last_access[row] = -need.count(); }
 
   Near& near(std::size_t row) { return near_[row]; }
-  Nanos& lineage(std::size_t row) { return lineages_[row]; }  // Its cost (lineages.h).
+  Nanos& lineage(std::size_t row) { return lineages_[row]; }  // The lineage's cost (lineages.h).
   void forget_near(const Value& value) {
     if (value.candidate == kNowhere) return;
     near_[value.candidate] = {};
@@ -147,17 +147,17 @@ class ScoreColumns {
     at_.free_left[row] = bytes.first;
     at_.free_right[row] = bytes.second;
   }
-  void clear_free();  // Of all rows.
+  void clear_free();  // For all rows.
   void set_free_left(std::size_t row, Bytes bytes) { at_.free_left[row] = bytes; }
   void set_free_right(std::size_t row, Bytes bytes) { at_.free_right[row] = bytes; }
 
-  // Compares each row with its value, except the last access. Throws std::logic_error.
+  // Throws std::logic_error if a row differs from its value's fields, last access excepted.
   void check() const;
   Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
   // The limit applies only if the value's own cost is high. A neighbourhood's cost is an estimate,
-  // and recomputing what it counts often serves many missing values at once.
+  // and recomputing the neighbourhood often serves many missing values at once.
   std::int64_t limited(const Value& value, Nanos cost) const {
     if (!transfer_ || !transfer_->takes(value)) return cost.count();
     const Nanos transfer = transfer_->cost(value.size);

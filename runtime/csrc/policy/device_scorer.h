@@ -1,15 +1,15 @@
-// Scores candidates on a CUDA device, if there are so many that this is faster.
+// Scores candidates on a CUDA device, if they are many enough that the device is faster.
 //
 // The engine's columns lie in memory that the device can read. One launch of a Triton kernel,
 // compiled ahead of time (kernels/ahead.py), finds the least score of each tile of rows. The host
-// scores the tiles near the least of all, and chooses among their rows as it would among all. So
-// the victim is the host's choice, whatever the last bits of the device's powers are.
+// scores the tiles whose least score is near the lowest, and chooses among their rows as it would
+// among all. So the victim is the host's choice, however the device rounds powers.
 //
-// Which side is faster depends on the bus and on the score: the host scores a row without powers
-// faster than the bus carries it, and a row with powers several times slower. So both are timed at
-// the start, and the device scores from the crossover on. The program's own kernels may slow the
-// device later: if it is slower than the host would be three times running, the threshold becomes
-// twice the present number of rows. After a failed driver call only the host scores.
+// Whether the host or the device is faster depends on bus and score: the host scores a row without
+// powers faster than the bus carries it, and a row with powers several times slower. So both are
+// timed at the start, and the device scores from the crossover on: the row count where it becomes
+// faster. Later, the program's kernels may slow it: after three slower choices in a row, this
+// threshold becomes twice the present count. After a failed driver call only the host scores.
 
 #pragma once
 
@@ -30,7 +30,7 @@ enum class ScorerPlace { kAuto, kHost, kDevice };
 
 constexpr std::size_t kNever = SIZE_MAX;
 
-// The number of rows from which the device is faster; it was timed with `few` and `many` rows.
+// The row count from which the device, timed with `few` and `many` rows, is faster.
 std::size_t crossover(double host_row, std::size_t few, double device_few, std::size_t many,
                       double device_many);
 
@@ -45,11 +45,11 @@ struct LooseColumns : ColumnPointers {
 
 class DeviceScorer {
  public:
-  // The device scores from the crossover on, or always if `place` is kDevice. Throws what the
-  // driver throws.
+  // The device scores from the crossover on, or always if `place` is kDevice. Throws if a driver
+  // call fails.
   DeviceScorer(int device, const std::string& image, const Heuristic& heuristic, ScorerPlace place);
 
-  std::shared_ptr<std::byte[]> memory(std::size_t bytes);  // For rows.
+  std::shared_ptr<std::byte[]> memory(std::size_t bytes);  // For columns.
 
   // Returns nothing if the host must choose: rows are few, or the driver has failed.
   std::optional<Scorer::Choice> choose(Scorer& scorer, const ColumnsView& columns, Nanos clock);
@@ -70,10 +70,10 @@ class DeviceScorer {
   std::vector<double> settings_;        // The kernel's arguments.
   std::unique_ptr<CudaKernel> kernel_;  // Null after a failure.
   std::shared_ptr<std::byte[]> least_;  // A double for each tile.
-  std::size_t tiles_ = 0;               // That least_ has room for.
+  std::size_t tiles_ = 0;               // How many least_ has room for.
   std::size_t threshold_ = 0;
   double host_row_ = 0;  // The host's seconds per row; 0: not timed.
-  int late_ = 0;         // How often running the device was slower.
+  int late_ = 0;         // How often in a row the device was slower.
   std::int64_t choices_ = 0;
 };
 

@@ -1,14 +1,14 @@
 // Keeps the paper's relaxed neighbourhood (section 4.1 and appendix C.2). Evicted neighbours form a
 // class in a union-find structure with one running sum of costs. The cost of a value that comes
-// back is subtracted from its class, which is not split, so classes may hold phantom connections. A
-// query sums the distinct classes next to a value: O(neighbours). The exact sum is O(region).
+// back is subtracted from its class, but the class is not split, so it may hold phantom
+// connections. A query sums the distinct classes next to a value: O(neighbours). The exact sum
+// (regions.h) is O(region).
 //
-// A candidate's row caches which classes are next to it: a class changes with each eviction, but
-// neighbours seldom change. A value that is evicted or comes back clears the caches of its
-// neighbours. A cache holds the union-find nodes of missing neighbours, which live until those come
-// back.
+// A candidate's row (columns.h) caches which classes are next to its value, since neighbours change
+// less often than sums. The eviction or return of a value clears its neighbours' caches. A cache
+// holds union-find nodes of missing neighbours, which live until these come back.
 //
-// Members, and classes merged into a class, count as references to it; it is freed with the last.
+// A class counts its members and the classes merged into it as references.
 
 #pragma once
 
@@ -30,7 +30,7 @@ struct EvictedClass {
   Nanos cost = 0ns;  // At the root: the sum over members.
   std::int64_t references = 0;
   std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
-  std::int64_t met = 0;    // At a root: where a search for a window last met it (window.cpp).
+  std::int64_t met = 0;    // At a root: marks the block where a window search last met it.
 };
 
 // Removes a reference to the class, and frees it with the last one.
@@ -46,8 +46,8 @@ class EvictedClasses {
  public:
   explicit EvictedClasses(ScoreColumns& columns) : columns_(columns) {}
 
-  // A value whose operator has not run yet is missing, but not lost, so its class starts with no
-  // cost. When the value appears, its cost is subtracted all the same, as in the reference
+  // Adds a value whose operator has not run yet: missing, but not lost, so its class starts with no
+  // cost. After the run, the value's cost is subtracted all the same, as in the reference
   // simulator; this matters only if the class was merged meanwhile.
   void expected(Value& value) {
     value.evicted_class = start(0ns);
@@ -55,10 +55,10 @@ class EvictedClasses {
   }
   void lost(Value& value);
   void returned(Value& value);
-  Nanos cost(std::size_t row);  // Of the classes next to the row's value; sets its column.
-  void fill();                  // Sets the column of neighbourhoods of all evictable rows.
+  Nanos cost(std::size_t row);  // Of the classes next to the row's value; sets the column.
+  void fill();                  // Sets the column `neighbourhood` of all evictable rows.
   Nanos walk(const Value& value, Near& near);
-  // Whether classes made from a value count, too, and not only those that it was made from.
+  // Sets whether classes made from a value count, or only the classes of its inputs.
   void count_readers(bool count);
   // Calls `visit` with each distinct class next to the row's value.
   template <typename Visit>

@@ -1,17 +1,17 @@
 // Sums the costs of the missing values that a tensor is computed from: its lineage.
 //
-// Each row caches its sum. A walk marks the missing values that it meets as counted. When a value
-// is lost or comes back, the rows whose sums change are found through marked values, and drop their
-// sums. A change visits all readers of such values.
+// Each row caches its sum. A walk computes a sum, and marks the missing values that it counts. When
+// a value is lost or comes back, we follow its readers through marked values, and drop the sums of
+// the rows that we reach. This visits all their readers.
 //
-// A walk visits all missing values. They are few in most programs, but thousands behind a long
-// chain, such as an LSTM's. So kLineage counts only the kNear values that are the fewest operators
-// away, and multiplies the sum by kBeyond if there are more.
+// A walk would visit all missing values: few in most programs, but thousands in a long chain, such
+// as an LSTM's. So NeighbourhoodKind::kLineage counts only the kNear values that are the fewest
+// operators away, and multiplies the sum by kBeyond if there are more.
 //
-// Times of operators understate a long lineage. Values recomputed together need memory at the same
-// time, and displace values that then are recomputed, too. So n missing values cost n * n *
-// kCrowding more. This cuts long chains of cheap operators into short ones. It adds next to nothing
-// to a few operators that take milliseconds, or to bytes on a logical clock.
+// Operators' times understate a long lineage: values recomputed together need memory at the same
+// time, and displace values that are then recomputed, too. So n missing values cost n * n *
+// kCrowding more. This term cuts long chains of cheap operators. It hardly matters for a few
+// operators of milliseconds, or on a logical clock, which counts bytes.
 
 #pragma once
 
@@ -33,20 +33,20 @@ class Lineages {
 
   explicit Lineages(ScoreColumns& columns) : columns_(columns) {}
 
-  // From now on a sum has at most the nearest `most` values. With kAll, it is just the sum of their
+  // From now on a sum has at most the nearest `most` values. With kAll, it is the plain sum of
   // costs.
   void count(std::size_t most) { most_ = most; }
 
   void lost(Value& value);
   void returned(Value& value);
-  // The value was given another input.
+  // Call it after adding an input to the value.
   void linked(Value& value);
 
-  Nanos cost(std::size_t row);  // Sets its column, too.
-  void fill();                  // Sets the column of neighbourhoods of all evictable rows.
+  Nanos cost(std::size_t row);  // Sets the row's column, too.
+  void fill();                  // Sets the column `neighbourhood` of all evictable rows.
 
   std::int64_t accesses() const { return accesses_; }
-  void check(Value& value) const;  // Compares with a fresh walk.
+  void check(Value& value) const;  // Throws if a new walk differs.
 
  private:
   void forget_ahead(Value& value);

@@ -1,9 +1,9 @@
-// Computes MegEngine's neighbourhood as it was published, for comparison: what must be recomputed
-// so that a value's operator can run, without that operator. Unlike the paper's relaxation
-// (evicted_classes.h), it leaves out values made from the value, does not join values that the
-// program drops, and its sums drift: a value that comes back leaves its set, and values below it in
-// the union-find lose the rest. A set counts once per neighbour in it. Source: MegEngine, master of
-// October 2024, imperative/src/impl/interpreter.
+// Computes MegEngine's neighbourhood as it was published, for comparison: the cost of recomputing
+// the missing inputs of a value's operator. Unlike the paper's relaxation (evicted_classes.h), it
+// leaves out values made from the value, and does not join values that the program drops. Its sums
+// drift: when a value comes back, nodes below it in the union-find lose the rest of their set. A
+// set counts once per neighbour in it. Source: MegEngine, master of October 2024,
+// imperative/src/impl/interpreter.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace dtr {
 class MegEngineSets {
  public:
   void evicted(Value& value);   // Not dropped: it joins its missing neighbours.
-  void returned(Value& value);  // It is back.
+  void returned(Value& value);  // Its content is back.
   void cut(Value& value);       // It is removed, or becomes a constant.
   Nanos cost(const Value& value);
 

@@ -1,14 +1,14 @@
-// Computes the cost of a value's evicted neighbourhood: what must be recomputed besides the value
-// if it is evicted, too (paper, section 4.1). Every loss of content is reported here: an eviction,
-// a drop by the program, an in-place write, a buffer taken over by a replay.
+// Computes the cost of a value's evicted neighbourhood: the missing values that would be recomputed
+// along with it (paper, section 4.1). The engine reports each loss of content here: an eviction, a
+// drop by the program, an in-place write, a buffer that a recomputation overwrites.
 //
 // The kinds, from cheap to exact, are: none; the paper's relaxation by a union-find
 // (evicted_classes.h); the value's missing ancestors, as in MSPS (lineages.h); the exact
-// neighbourhood e* (regions.h). MegEngine's (megengine_sets.h) is for comparison. All work on
+// neighbourhood e* (regions.h). MegEngine's (megengine_sets.h) is for comparison. All kinds work on
 // storages: a view counts with the bytes it shares.
 //
 // A scope's default, kLineage, sums the nearest ancestors. Such sums choose better than classes: a
-// class also holds what was made from the same inputs, and it is not split when values come back.
+// class also holds values made from the same inputs, and is not split when values come back.
 
 #pragma once
 
@@ -32,27 +32,27 @@ class Neighbourhood {
     lineages_.count(kind == NeighbourhoodKind::kLineage ? Lineages::kNear : Lineages::kAll);
   }
 
-  // None of these values is a view. After a run of an operator, call refresh() after the last
-  // added() or returned().
+  // The values below are never views. After an operator's last added() or returned(), call
+  // refresh().
   void added(Value& value) {  // A new value with content.
     if (by_regions()) regions_.returned(value);
   }
   void expected(Value& value) {  // A new value whose operator has not run yet.
     if (by_classes()) classes_.expected(value);
   }
-  void lost(Value& value, Loss loss);  // It has just lost its content.
-  void returned(Value& value);         // It is back.
+  void lost(Value& value, Loss loss);  // It just lost its content.
+  void returned(Value& value);         // Its content is back.
   void refresh() { regions_.refresh(); }
   void cut(Value& value);  // The value, or its recipe, is about to be removed.
 
-  // Whether next uses are predicted. If so, a value's need covers what was made from it
-  // (engine/needs.cpp), and its neighbourhood is only what it was made from.
+  // Sets whether next uses are predicted. If so, a value's need covers values made from it
+  // (engine/needs.cpp), and its neighbourhood has only values that it is made from.
   void foretold(bool is);
 
   // Two existing values became neighbours.
   void linked(Value& one, Value& other);
 
-  void discard(Value& value);  // Removes all that is kept of a value.
+  void discard(Value& value);  // Removes all data about a value.
 
   Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
   void fill();                  // Sets the column of these costs for all evictable rows.
@@ -65,7 +65,7 @@ class Neighbourhood {
     return classes_.accesses() + lineages_.accesses() + regions_.accesses() + sets_.accesses();
   }
   void check(Value& value);
-  void check_classes(const std::unordered_set<Value*>& values) const;  // `values`: all of them.
+  void check_classes(const std::unordered_set<Value*>& values) const;  // `values`: all values.
 
  private:
   bool by_regions() const { return kind_ == NeighbourhoodKind::kFull; }

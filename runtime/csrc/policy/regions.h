@@ -1,15 +1,15 @@
 // Maintains the exact evicted neighbourhood e* (paper, section 4.1) incrementally. Each resident
-// value has two regions, of the missing values that it reaches through missing ones alone: forward
+// value has two regions: the missing values that it reaches through missing values alone, forward
 // (made from it) and backward (needed to compute it). The rim of a region is the resident values
-// around it. A score reads a running sum. The work is done when a value is lost or comes back:
+// around it. A score reads a region's running sum. Regions are updated when a value
 //
-// - lost: each resident value on one of its rims absorbs it and its region on the other side;
-// - comes back: its own regions, and those of all values on their rims, are walked again.
+// - is lost: each value on the rim of either region absorbs it and its other region;
+// - comes back: its regions, and those of all values on their rims, are walked again.
 //
-// A value reached both ways counts twice, and a cost is that at the time of adding (it grows when a
-// view is attached to a missing value): both as in the reference simulator. Constants are never
-// evicted, so they have no region and are on no rim. Cost: O(region) for each change, against
-// O(neighbours) for evicted classes; for studies and small graphs.
+// As in the reference simulator, a value reached both ways counts twice, and a region keeps the
+// cost that a value had when it was added (views attached to a missing value raise its cost).
+// Constants are never evicted, so they have no region and are on no rim. Cost: O(region) for each
+// change, against O(neighbours) for evicted classes. For studies and small graphs.
 
 #pragma once
 
@@ -46,7 +46,7 @@ class Regions {
   static void forget(Value& value) { delete std::exchange(value.region, nullptr); }
 
   std::int64_t accesses() const { return accesses_; }
-  void check(const Value& value) const;  // Compares with a fresh walk.
+  void check(const Value& value) const;  // Throws if a new walk differs.
 
  private:
   using Direction = Region::Side Region::*;

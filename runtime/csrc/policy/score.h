@@ -4,10 +4,10 @@
 //             / ((size + fragmentation * free_neighbours)^size_exp
 //                * (staleness + epsilon)^staleness_exp)
 //
-// c is the value's own cost, n that of its evicted neighbourhood (paper, section 4.1: h_DTR is all
-// exponents 1). The penalty and the free neighbours are MegEngine's. An epsilon of one nanosecond
-// keeps zero costs and just-touched values comparable; the paper's simulator has none. A quotient
-// by 0, or of two infinities (by large exponents), counts as infinite.
+// c is the value's own cost, n the cost of its evicted neighbourhood (paper, section 4.1: in h_DTR
+// all exponents are 1). The penalty and the free neighbours are MegEngine's. An epsilon of one
+// nanosecond keeps zero costs and just-touched values comparable; the paper's simulator has none. A
+// quotient by 0, or of two infinities (by large exponents), counts as infinite.
 //
 // The parameters are listed once, below. The fields of Heuristic, Python's view of them
 // (bindings/bind_heuristic.cpp), the checks of runtime/heuristic.py, the space that
@@ -103,7 +103,7 @@ template <typename Visit>
   });
 }
 
-// Whether no power is needed, and no weight or factor has an effect. All terms are integers then.
+// Whether no power is needed, and no weight or factor has an effect. Then all terms are integers.
 [[gnu::always_inline]] constexpr bool plain(const Heuristic& h) {
   bool plain = true;
   for_each_number(h, [&](ParameterRole role, double value) {
@@ -122,7 +122,7 @@ struct Terms {
   Bytes free_neighbours;
 };
 
-// pow() costs 20 to 50 ns and the exponents are 0 or 1 in all but tuned settings.
+// Avoids pow(), which takes 20 to 50 ns: exponents are 0 or 1 except in tuned settings.
 inline double raise(double base, double exponent) {
   if (exponent == 1) return base;
   if (exponent == 0) return 1;
@@ -144,9 +144,9 @@ inline double score(const Heuristic& h, const Terms& t) {
                                                  : std::numeric_limits<double>::infinity();
 }
 
-// The same quotient of a plain heuristic, computed exactly and rounded once. score() also rounds
-// the product of size and staleness, which can put two near scores in the wrong order; the
-// reference simulator's integers do not.
+// The score of a plain heuristic, computed exactly and rounded once. score() also rounds the
+// product of size and staleness, which can swap two near scores; the reference simulator's integers
+// cannot.
 double exact_score(const Heuristic& heuristic, const Terms& terms);
 
 }  // namespace dtr

@@ -1,15 +1,15 @@
-// Chooses a victim among many: the row of least score. Among equals, the value that became
-// evictable last.
+// Chooses the victim of least score; among equal scores, the value that became evictable last.
 //
-// Eight rows are scored at once by the compiler's vectors, in a version for AVX-512, AVX2 or other
+// The compiler's vectors score eight rows at once, in a version for AVX-512, AVX2 or other
 // processors, chosen when the program starts. All versions round alike, so choices are the same
-// everywhere. With exponents 0 and 1 they round as the scalar score. Other powers (vector_power.h)
-// differ from it by up to 1e-13, so the scalar score decides among rows that are that near.
+// everywhere. With exponents 0 and 1 they round as the scalar score (score.h). With other powers
+// (vector_power.h) they differ by up to 1e-13, so the scalar score decides among rows that are this
+// near.
 //
-// If terms are integers, near scores are compared as exact quotients (score.h), so that rounding
-// decides nothing. The reference simulator scans from the value that became evictable first, and
-// stops at a score of zero. We do the same among scores of zero or less (sums of evicted classes
-// may drift below 0).
+// If terms are integers, near scores are compared as exact quotients, so that rounding decides
+// nothing. The reference simulator scans from the value that became evictable first, and stops at a
+// score of zero. We do the same if scores are zero or less (sums of evicted classes may drift below
+// 0).
 
 #pragma once
 
@@ -50,17 +50,17 @@ class Scorer {
   Terms terms(const ColumnsView& columns, std::size_t row, Nanos clock) const;
   Least least() const { return Least(heuristic_, integral_); }
 
-  // Scores every row, powers to 1e-13; NaN for a row that is not evictable.
+  // Writes each row's score, powers to 1e-13, and NaN for rows that are not evictable.
   void score(const ColumnsView& columns, Nanos clock, double* scores);
 
   struct Choice {
-    std::int64_t row;          // To evict first, or kNoRow.
+    std::int64_t row;          // The row to evict, or kNoRow.
     std::int64_t evaluations;  // Scores computed beyond one for each evictable row.
   };
   Choice choose(const ColumnsView& columns, Nanos clock);
 
-  // The same choice, given the least score of each tile up to rounding: scores only the tiles near
-  // the least of all.
+  // Makes the same choice, but scores only tiles near the lowest, given each tile's least score up
+  // to rounding.
   Choice choose_near(const ColumnsView& columns, Nanos clock, const double* least_of_tiles);
 
  private:
@@ -71,7 +71,7 @@ class Scorer {
   Heuristic heuristic_;
   bool integral_, vectors_;
   std::vector<double> scores_;
-  std::vector<double> lowest_;     // Of each tile of rows.
+  std::vector<double> lowest_;     // The least of each tile.
   std::vector<double> penalties_;  // recompute_penalty to the power of its index.
 };
 

@@ -4,14 +4,14 @@
 //   sample   The least of about sqrt(n) rows, where looking at all would take too long (paper,
 //            appendix E.2).
 //   random   Any row, for comparison (paper, appendix C.1).
-//   waiting  The least among values that only waiting recomputations lock: a last resort.
+//   waiting  The least row locked only by recomputations not yet begun: a last resort.
 //   window   A run of neighbours in memory whose eviction leaves one hole (window.h).
 //
-// `choose` follows Heuristic::selection. Eviction calls the last two by name. Scores come from the
-// columns (columns.h). The selector first updates those that change with other values: the cost of
-// the evicted neighbourhood and the free bytes beside a block.
+// `choose` follows Heuristic::selection. Eviction calls the last two itself. Scores are computed
+// from columns (columns.h). The selector first updates columns that depend on other values: the
+// cost of the evicted neighbourhood and the free bytes beside a block.
 //
-// To add a way of choosing: a name in Selection (score.h), a method here, a case in `choose`, its
+// A new way of choosing needs a name in Selection (score.h), a method here, a case in `choose`, the
 // name in heuristic.py, and a paragraph in docs/scoring.md.
 
 #pragma once
@@ -39,12 +39,12 @@ class Selector {
         executor_(executor),
         scorer_(heuristic) {}
 
-  // Lets a device score candidates, in memory that it sees. Call it before the first value.
+  // Lets a device score candidates, with columns in memory that it reads. Call it before any value.
   void score_on(std::unique_ptr<DeviceScorer> device);
-  const DeviceScorer* device() const { return device_.get(); }  // Null without.
+  const DeviceScorer* device() const { return device_.get(); }  // Null if none scores.
 
-  // By the heuristic's selection; null if nothing may be evicted. `clock` is that of the columns,
-  // `computed` the time that operators took so far.
+  // By the heuristic's selection; null if nothing may be evicted. `clock` is the columns' clock,
+  // `computed` all operators' time so far.
   Value* choose(Nanos clock, Nanos computed);
   Value* choose_waiting(Nanos clock);
   Window cheapest_window(const Pool& pool, Bytes bytes, Nanos clock) {

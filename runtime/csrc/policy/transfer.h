@@ -1,5 +1,5 @@
-// Computes the time to move a value to a second tier of memory and back, if there is one, as if the
-// program waited for each transfer.
+// Computes the time to move a value to a second tier of memory and back, as if the program waited
+// for each transfer.
 
 #pragma once
 

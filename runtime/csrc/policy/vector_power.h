@@ -1,8 +1,8 @@
 // Computes powers of eight numbers at once, by the compiler's vectors.
 //
-// The library's pow() takes 15 ns a number, and a plain compiler links no version for vectors.
-// base^exponent = 2^(exponent * log2(base)): the logarithm of the mantissa uses the series of the
-// inverse hyperbolic tangent, 2 to the power of the fraction uses that of the exponential, and both
+// The C library's pow() takes 15 ns a number, and compilers link no vector version by default.
+// base^exponent = 2^(exponent * log2(base)): the logarithm of the mantissa is the series of the
+// inverse hyperbolic tangent, 2 to the power of the fraction is the exponential series. Both series
 // end where terms fall below a double's last bit. For exponents up to kGreatestExponent and bases
 // of 64 bits, the error is at most 6e-14, which is enough to choose (scorer.h). The result is the
 // same on every processor, since each step rounds alike.
@@ -35,13 +35,13 @@ namespace vector_power {
   return real;
 }
 
-// Of normal positive numbers.
+// For normal positive numbers.
 [[gnu::always_inline]] inline Reals log2(const Reals& number) {
   constexpr std::int64_t kRootOfHalf = 0x3fe6a09e667f3bcd;  // As a double.
   constexpr double kTwoByLog = 2.8853900817779268;          // 2 / ln(2)
   Wholes bits = bits_of(number);
   Wholes whole = (bits - kRootOfHalf) >> 52;
-  Reals mantissa = real_of(bits - (whole << 52));  // From the root of a half to that of two.
+  Reals mantissa = real_of(bits - (whole << 52));  // From sqrt(1/2) to sqrt(2).
   Reals s = (mantissa - 1.0) / (mantissa + 1.0);   // Below 0.172.
   Reals square = s * s;
   Reals sum = Reals{} + 1.0 / 21;
@@ -50,14 +50,14 @@ namespace vector_power {
   return __builtin_convertvector(whole, Reals) + kTwoByLog * s * sum;
 }
 
-// From 2^-1000 to 2^1000.
+// For results from 2^-1000 to 2^1000.
 [[gnu::always_inline]] inline Reals exp2(const Reals& number) {
   // 1.5 * 2^52: a number added to it is rounded to an integer.
   constexpr double kRounds = 6755399441055744.0;
   constexpr double kLog = 0.69314718055994531;  // ln(2)
   Reals shifted = number + kRounds;
   Wholes whole = bits_of(shifted) << 52;               // The integer, moved to a double's exponent.
-  Reals rest = (number - (shifted - kRounds)) * kLog;  // Up to 0.347 to both sides.
+  Reals rest = (number - (shifted - kRounds)) * kLog;  // From -0.347 to 0.347.
   constexpr double kFactorials[] = {1,    1,     2,      6,       24,       120,       720,
                                     5040, 40320, 362880, 3628800, 39916800, 479001600, 6227020800};
   Reals sum = Reals{} + 1.0 / kFactorials[13];
@@ -68,7 +68,7 @@ namespace vector_power {
 
 }  // namespace vector_power
 
-// As score.h's raise().
+// The same as raise() in score.h.
 [[gnu::always_inline]] inline Reals raise(const Reals& base, double exponent) {
   if (exponent == 1) return base;
   const Reals nothing{};

@@ -1,7 +1,7 @@
 // Simulates a recorded run under the live runtime's rules: with the engine, the pool and the
 // requests of a session, on addresses without memory. A trace that the runtime recorded
-// (live/trace/trace_recorder.h) gives the same evictions as in the program, one by one; any other
-// log is trusted to be right.
+// (live/trace/trace_recorder.h) gives exactly the program's evictions; other logs are assumed to be
+// right.
 //
 // Differences from the paper's simulator, with reasons: views share their storage (live views cost
 // nothing); an in-place write keeps the block (a copy would need memory that the program does not
@@ -34,7 +34,7 @@ class LiveSimulation final : public Executor {
   SimulationStatus run();
   SimulationCounts counts() const;
   PoolStats pool_stats() const { return pool_->stats(); }
-  const std::vector<std::int64_t>& events() const { return events_; }  // As PaperSimulation's.
+  const std::vector<std::int64_t>& events() const { return events_; }  // As in PaperSimulation.
   // Rows of four: the picture's number, an offset, bytes, and a Kind.
   enum Kind : std::int64_t { kBacked, kEvictable, kFixed };
   const std::vector<std::int64_t>& layouts() const { return layouts_; }
@@ -77,12 +77,12 @@ class LiveSimulation final : public Executor {
   void restore_outputs(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
-  Nanos cost_of(std::int64_t op) const;  // The cost that the engine gets.
+  Nanos cost_of(std::int64_t op) const;  // The cost for the engine.
   void picture();
   void free(void* data);
   void log(std::int64_t tensor, std::int64_t event);
   std::int64_t tensor_of(const Value& value) const;
-  // Values that leave memory by the link and come back (simulated_swap.cpp).
+  // For values that leave memory by the link and come back (simulated_swap.cpp).
   bool may_move(Bytes size) const { return link_ && size >= link_->smallest; }
   Op& begin_reload(std::int64_t tensor, Bytes size);
   void adopt_movable(std::int64_t tensor, Bytes size, void* data);
@@ -90,7 +90,7 @@ class LiveSimulation final : public Executor {
   void store(Value& value);
   void reload(Op& op);
   void check_thrash() const;
-  void own(void* data, Value* value);  // Makes `value` the owner of the block; null: not evictable.
+  void own(void* data, Value* value);  // Sets the block's owner; null: not evictable.
   void* nowhere() { return this; }     // Stands for content outside the pool.
   void add_constant(std::int64_t root, Bytes size, void* data);
   Value& value_of(std::int64_t tensor) const {
@@ -112,7 +112,7 @@ class LiveSimulation final : public Executor {
   Engine engine_;
   std::vector<Value*> values_;       // By root; null once the program dropped it.
   std::vector<Held> constants_;      // By root: the program's hold on it, if it is a constant.
-  std::vector<std::int64_t> roots_;  // By tensor: the one whose bytes it shares.
+  std::vector<std::int64_t> roots_;  // By tensor: the tensor whose bytes it shares.
   std::vector<std::int64_t> held_;   // By root: references of the program.
   TwoEndedPlacement placement_;
   std::optional<Transfer> link_;

@@ -45,7 +45,7 @@ struct Schedule {
     return op_args.subspan(op_args_begin[op], op_args_begin[op + 1] - op_args_begin[op]);
   }
   bool tracked(std::int64_t tensor) const;
-  std::vector<std::int64_t> roots() const;  // By tensor: the first of those that share its bytes.
+  std::vector<std::int64_t> roots() const;  // By tensor: the first tensor that has its bytes.
 };
 
 }  // namespace dtr

@@ -1,5 +1,5 @@
-// Runs an operator's kernel in a simulation: allocates and frees its memory, in order. A trace that
-// the runtime recorded lists every request; in another log each fresh result is one request.
+// Imitates an operator's kernel in a simulation: allocates and frees the kernel's memory, in order.
+// The runtime's traces list every request; in other logs each fresh result is one request.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace dtr {
 
 struct LiveSimulation::Kernel {
   Kernel(LiveSimulation& simulation, std::int64_t op) : simulation(simulation), op(op) {}
-  ~Kernel() {  // Frees blocks that nobody took: temporaries of a failed run.
+  ~Kernel() {  // Frees blocks not taken: temporaries of a failed run.
     for (Block* block : blocks) {
       if (block) simulation.free(block);
     }
@@ -36,7 +36,7 @@ struct LiveSimulation::Kernel {
           if (releases) simulation.let_go(simulation.roots_[value]);
           break;
         case Schedule::kCopied:
-          break;  // Allocated before a rerun.
+          break;  // Only reruns copy: recompute() allocates.
       }
     }
     if (first == end) {
@@ -50,7 +50,7 @@ struct LiveSimulation::Kernel {
     }
   }
 
-  // The result whose block is the next one, or TwoEndedPlacement::kTemporary.
+  // The result that gets the next block, or TwoEndedPlacement::kTemporary.
   std::int64_t owner() const {
     const Schedule& schedule = simulation.schedule_;
     for (std::int64_t tensor = schedule.op_results_begin[op];

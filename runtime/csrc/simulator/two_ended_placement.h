@@ -1,6 +1,6 @@
-// Places blocks at either end of the memory, for studies: values that are expensive for their bytes
-// or cannot be evicted at the high end, cheap ones at the low end, so that cheap neighbours can be
-// evicted together. Expensive values cost more time a byte than the running median of all results.
+// Places blocks at either end of the memory, for studies. The high end gets values that cannot be
+// evicted or are expensive: cost more time a byte than the running median of all results. The low
+// end gets cheap values, so that cheap neighbours can be evicted together.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace dtr {
 
 class TwoEndedPlacement {
  public:
-  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // For of().
+  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // Arguments of of().
 
   TwoEndedPlacement(const Schedule& schedule, Placement placement)
       : schedule_(schedule), placement_(placement) {}
@@ -27,7 +27,7 @@ class TwoEndedPlacement {
     return price(op) > median_ ? Place::kHigh : Place::kLow;
   }
 
-  // A step of up to a fiftieth towards each operator's price keeps as many above as below.
+  // Each operator moves the median up to 2 % towards its price: as many prices lie above as below.
   void learn(std::int64_t op) {
     const double now = price(op);
     if (median_ == 0) median_ = now;

@@ -3,10 +3,10 @@
 // A build against <cuda.h> and libcuda would need a machine with a toolkit or a GPU. So we write
 // the prototypes down here, and open the library when the first CUDA arena is made. No compiler
 // checks them, so tests/fake_cuda/declarations.cpp compares every size, value and prototype with
-// <cuda.h> where there is one. It guards against two traps. <cuda.h> renames functions by macro:
-// the symbol of cuEventDestroy is cuEventDestroy_v2, and the plain name is an older function (which
-// we want of cuEventElapsedTime: drivers before CUDA 12.8 have no other). And <cuda.h> names other
-// symbols for per-thread default streams; with ours, stream 0 is always the legacy default stream.
+// <cuda.h> where there is one. This guards against two traps. <cuda.h> renames functions by macro:
+// the symbol of cuEventDestroy is cuEventDestroy_v2, and the plain name is an older function.
+// (Drivers before CUDA 12.8 have only the older cuEventElapsedTime, so we use it.) And <cuda.h> has
+// other symbols for per-thread default streams; with ours, stream 0 is the legacy default stream.
 
 #pragma once
 
@@ -73,7 +73,7 @@ struct AccessDesc {  // CUmemAccessDesc
   int flags;
 };
 
-// Every call by the name of its symbol, with its parameters.
+// Every call: its symbol's name, and its parameters.
 #define DTR_CUDA_CALLS(CALL)                                                                 \
   CALL(cuInit, unsigned)                                                                     \
   CALL(cuGetErrorName, Result, const char**)                                                 \
@@ -118,7 +118,7 @@ struct AccessDesc {  // CUmemAccessDesc
   CALL(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
        unsigned, StreamHandle, void**, void**)
 
-// A call that the driver refused: its name, and the driver's name for the error.
+// Thrown if a driver call fails. The text names the call and the error.
 class Error : public std::runtime_error {
  public:
   Error(const std::string& text, Result code) : std::runtime_error(text), code(code) {}
@@ -136,8 +136,8 @@ struct Driver {
   DTR_CUDA_CALLS(DTR_CUDA_MEMBER)
 #undef DTR_CUDA_MEMBER
 
-  // Throws MachineIsFull if memory is lacking (another process may have it), Error if the driver
-  // answers anything else but success.
+  // Throws MachineIsFull if memory is lacking (another process may have it), Error on any other
+  // result except success.
   template <class... Parameters, class... Arguments>
   void call(const Call<Parameters...>& call, Arguments... arguments) const {
     const Result result = call.function(arguments...);
@@ -145,8 +145,8 @@ struct Driver {
   }
   [[noreturn]] void fail(const char* call, Result result) const;
 
-  // The clock that times calls. A driver may have its own, as a symbol dtr_alloc_clock: the tests'
-  // fake driver has, so that no figure depends on the machine.
+  // A driver may bring the clock that times calls, as a symbol dtr_alloc_clock. The tests' fake
+  // driver does, so that no figure depends on the machine.
   std::int64_t (*clock)() = nullptr;
   Nanos now() const {
     return clock != nullptr ? Nanos(clock()) : std::chrono::steady_clock::now().time_since_epoch();
@@ -165,7 +165,7 @@ void release_at_last(const Call<Parameters...>& call, Arguments... arguments) {
   if (!succeeds(call, arguments...)) succeeds(call, arguments...);
 }
 
-// Loads the driver at $DTR_ALLOC_LIBCUDA, else libcuda.so.1, for good, and initializes it. Throws
+// Loads the driver for good from $DTR_ALLOC_LIBCUDA, else libcuda.so.1, and initializes it. Throws
 // std::runtime_error that says what is missing.
 const Driver& load();
 
@@ -193,9 +193,9 @@ class PrimaryContext {
   Context context_ = nullptr;
 };
 
-// Makes the primary context current while it lives, and allows calls that a graph capture of
-// another thread would forbid, since none of ours touches a captured stream. Throws
-// std::runtime_error in a forked child.
+// Makes the primary context current while the Scope lives. Also allows calls that another thread's
+// graph capture would forbid: no call of ours touches a captured stream. Throws std::runtime_error
+// in a forked child.
 class Scope {
  public:
   explicit Scope(const PrimaryContext& context);
@@ -205,12 +205,12 @@ class Scope {
 
  private:
   const Driver& driver_;
-  bool pushed_ = false;  // False if it was current already, as in torch's operators.
+  bool pushed_ = false;  // False if the context was current, as in torch's operators.
   int capture_mode_ = kCaptureRelaxed;
 };
 
-// For destructors: calls `act` with the context current, and again if it throws. Returns whether it
-// succeeded: not in a forked child, nor at the end of a process, when the context is gone.
+// For destructors: calls `act` with the context current, and again if it throws. Returns whether
+// `act` succeeded: never in a forked child, nor at a process's end, when the context is gone.
 template <class Act>
 bool act_at_last(const PrimaryContext& context, const Act& act) {
   for (int attempt = 0; attempt < 2 && !context.forked(); ++attempt) {

@@ -1,8 +1,8 @@
 // Records events of the driver: to order the pool's streams (streams.h), and as time stamps.
 //
 // An event is made once and recorded many times: creating one costs some microseconds, recording it
-// about one. An event may be recorded again while a stream still waits for it: a wait refers to the
-// last recording before its call.
+// about one. An event may be recorded again while a stream waits for it: this wait is for the
+// earlier recording.
 
 #pragma once
 
@@ -18,12 +18,12 @@ namespace dtr::cuda {
 // Gives events of one kind, and keeps returned ones for reuse. Thread-safe.
 class EventStore {
  public:
-  // `flags`: kEventDefault for time stamps, else kEventDisableTiming: cheaper to record.
+  // `flags`: kEventDefault for time stamps, else kEventDisableTiming, which is cheaper to record.
   EventStore(std::shared_ptr<PrimaryContext> context, unsigned flags)
       : context_(std::move(context)), flags_(flags) {}
   ~EventStore();
 
-  Event record(Stream stream);  // After all work that the stream was given so far.
+  Event record(Stream stream);  // Records an event after the stream's work so far.
   void give_back(void* event);
 
  private:

@@ -1,10 +1,10 @@
 // Runs a kernel of ours on a CUDA device, and gives memory of the host that the device can read.
 //
-// C++ launches the kernel through the driver, so that an allocation that needs its answer takes no
-// lock of Python's. The kernel has its own stream, which does not wait for the program's streams,
-// nor they for it. It reads page-locked host memory, without a copy, as fast as the bus. The memory
-// is registered with the driver, not allocated by it: if the driver refuses, the host can still use
-// it, and a forked child keeps it.
+// C++ launches the kernel through the driver, so that an allocation that needs the result takes no
+// lock of Python's. The kernel runs in its own stream, which does not wait for the program's
+// streams, nor these for it. The kernel reads page-locked host memory, without a copy, as fast as
+// the bus. The driver registers this memory but does not allocate it: if the driver refuses, the
+// host can still use the memory, and a forked child keeps it.
 
 #pragma once
 
@@ -19,20 +19,20 @@ namespace dtr {
 
 class CudaKernel {
  public:
-  // `image` is PTX for the driver, `name` the kernel's name in it. Throws what the driver throws.
+  // `image` is PTX, `name` the kernel's name in the image. Throws if a driver call fails.
   CudaKernel(int device, const std::string& image, const std::string& name);
   ~CudaKernel();
   CudaKernel(const CudaKernel&) = delete;
   CudaKernel& operator=(const CudaKernel&) = delete;
 
-  // Zeroed, at the beginning of a page; it may outlive the kernel.
+  // Returns zeroed memory that begins at a page. It may outlive this object.
   std::shared_ptr<std::byte[]> memory(std::size_t bytes);
 
-  // The device's address of what lies at `address`; 0 if the device cannot read it.
+  // The address by which the device reads `address`; 0 if it cannot.
   cuda::Pointer seen(const void* address) const;
 
-  // Returns when the kernel is done. Throws what the driver throws. `parameters` are addresses of
-  // values of the sizes that the image declares.
+  // Runs the kernel to its end. Throws if a driver call fails. `parameters` are addresses of values
+  // of the sizes that the image declares.
   void run(unsigned blocks, unsigned threads, unsigned shared_bytes, void** parameters);
 
  private:

@@ -1,5 +1,5 @@
 // Measures how long pieces of work took in their streams: a swap's copies, and the waits for them.
-// Two timed events surround each piece, and are read once the device has passed them: the host
+// Two timed events surround each piece. The host reads them once the device has passed them, and
 // never waits. Cost: two events a piece. A piece that cannot be measured is not counted.
 
 #pragma once
@@ -15,14 +15,14 @@ namespace dtr {
 
 class Spans {
  public:
-  static constexpr std::size_t kMostUnderWay = 1024;  // Beyond it nothing is measured.
+  static constexpr std::size_t kMostUnderWay = 1024;  // More pieces are not measured.
 
   explicit Spans(int device) : work_(make_cuda_work(device)) {}
   ~Spans() {
     for (const Span& span : under_way_) drop(span);
   }
 
-  // Runs `act` and adds its time in the stream to `sum`, if that can be measured.
+  // Runs `act`, and adds its time in the stream to `sum` if it can be measured.
   template <class Act>
   void measure(Stream stream, Nanos& sum, const Act& act) {
     collect();

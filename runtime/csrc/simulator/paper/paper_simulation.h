@@ -1,4 +1,4 @@
-// Replays a recorded run without tensors: what would the engine have done under this budget?
+// Replays a recorded run without tensors, to tell what the engine would do under a budget.
 //
 // The live runtime's engine runs on an executor that only counts, by the rules of the paper's
 // simulator: memory is a number, and an operator needs room for all its outputs at once. The live
@@ -66,11 +66,11 @@ class PaperSimulation final : public Executor {
   const SimulationOptions options_;
   Engine engine_;
   std::vector<Value*> values_;        // By tensor; by root if views are free.
-  std::vector<std::int64_t> roots_;   // By tensor: the one whose bytes it shares.
+  std::vector<std::int64_t> roots_;   // By tensor: the tensor whose bytes it shares.
   std::vector<std::int64_t> held_;    // By tensor, at roots: references of the program.
   std::vector<Held> pinned_;          // By tensor, at roots.
   std::vector<Held> held_constants_;  // By tensor: the program's hold, unless all records are kept.
-  std::vector<Op*> ops_;              // This and the next only if every record is kept.
+  std::vector<Op*> ops_;              // Like constants_, empty unless every record is kept.
   std::vector<Value*> constants_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_;
