@@ -1,6 +1,6 @@
-// Lists the missing values that a copy brings back (Value::movable), each with the time when it is
-// needed. Unsorted: times change more often than the list is searched, and most searches end at
-// once because the soonest time is still far off.
+// Lists the missing values that a copy brings back from the swap (Value::movable), each with the
+// time when it is needed. The list is not sorted: times change more often than we search it, and
+// most searches end at once, because nothing is needed soon.
 
 #pragma once
 
@@ -19,9 +19,9 @@ class Awaited {
     Value* value;
   };
 
-  // Does nothing if the list cannot grow: the value then comes back when it is used.
+  // Does nothing if the list cannot grow: the value then comes back when used.
   void add(Value& value, Nanos need);
-  void remove(Value& value);  // Does nothing if it is not listed.
+  void remove(Value& value);  // Does nothing if `value` is not listed.
   void set(Value& value, Nanos need);
   template <class Need>
   void set_all(const Need& need) {
@@ -30,7 +30,7 @@ class Awaited {
   }
 
   bool has(const Value& value) const { return value.need.awaited != kNowhere; }
-  // Entries with a need up to `until`, sorted by it. Sets needs before `from` to `never`.
+  // Returns entries needed from `from` to `until`, in order. Sets earlier needs to `never`.
   std::vector<Entry> needed(Nanos from, Nanos until, Nanos never);
   const std::vector<Entry>& entries() const { return entries_; }
   void check() const;  // Throws std::logic_error if inconsistent.

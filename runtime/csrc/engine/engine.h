@@ -2,13 +2,13 @@
 // 3 and Figure 1). Class Eviction chooses the victims (eviction.h). The engine knows neither torch
 // nor memory: an Executor handles both, so live training and simulation share the engine.
 //
-// Deallocation is eager: a value that the program drops loses its content at once, unless it is a
-// stepping stone, but its recipe stays as long as another recipe reads the value. Materializing
-// walks producers with an explicit stack, so a chain may have any length; every input of a pending
-// operator is locked, as in the paper's recursion.
+// Deallocation is eager: when the program drops a value, its content is freed at once, unless it is
+// a stepping stone (stepping_stones.h). Its recipe stays while another recipe reads the value.
+// Recomputing walks producers with an explicit stack, so a chain may have any length. All inputs of
+// waiting operators are locked, as in the paper's recursion.
 //
-// One lock guards the engine. Methods are called with the lock held unless they say otherwise, and
-// it is released while an operator runs.
+// One lock guards the engine. Callers hold it unless a method says otherwise. It is released while
+// an operator runs.
 
 #pragma once
 
@@ -30,13 +30,13 @@
 namespace dtr {
 
 struct EngineStats {
-  // Includes those by hand and in evict_always mode, but not values that the program drops.
+  // Includes evictions by hand and in evict_always mode. Dropped values do not count.
   std::int64_t evictions = 0;
-  std::int64_t rematerializations = 0;            // Operators run again, and reloads.
-  std::int64_t values = 0, ops = 0, classes = 0;  // Live records.
+  std::int64_t rematerializations = 0;            // Operators that ran again, and reloads.
+  std::int64_t values = 0, ops = 0, classes = 0;  // Numbers of live records.
   Bytes evictable = 0, largest_operator = 0;
-  std::int64_t foretold = 0;  // Operators during which a tape was followed (policy/tape.h).
-  // Sums of operators' costs and of the time in compiled code: all, first runs, and replays.
+  std::int64_t foretold = 0;  // Operators run while a tape was followed (policy/tape.h).
+  // Sums of operators' costs and time in compiled code: of all runs, of first runs, of replays.
   Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;
   std::int64_t evaluations = 0;  // Scores computed.
   std::int64_t accesses = 0;     // Evaluations, and edges and records visited (appendix D.3).
@@ -46,7 +46,7 @@ struct EngineStats {
 enum class Policy {
   kEager,   // Its content is freed at once, unless it is a stepping stone (stepping_stones.h).
   kBanish,  // It is erased once all values made from it are resident; these become constants.
-  kIgnore,  // Nothing: it is evicted when it has the least score.
+  kIgnore,  // It stays, and is evicted when it has the least score.
 };
 
 // Which records are kept. The live runtime keeps only records that may be needed. The paper's
@@ -78,8 +78,8 @@ class Engine {
   void read(Op& op, std::uint32_t index, Value& value);
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
-  void abandon(Op& op);        // Discards the recipe.
-  void finish_reload(Op& op);  // finish() for an Op::reload: nothing ran, and its cost is set.
+  void abandon(Op& op);                    // Discards the recipe.
+  void finish_reload(Op& op);              // finish() for an Op::reload: its cost is set already.
   void reprice(Value& value, Nanos cost);  // Sets the cost of a resident movable value.
   Value& constant(Bytes size, void* home, void* data);
 
@@ -124,23 +124,23 @@ class Engine {
   void overwritten(Value& value);    // The value's storage was written, and holds a new value now.
   void* reuse_buffer(Value& value);  // Gives the value's memory to a replay that overwrites it.
   void freeze(Value& value);         // Makes a resident value a constant, without a recipe.
-  // Makes a resident value movable (live/storages/swap.h), or freezes it if that fails.
+  // Makes a resident value movable to the swap (live/storages/swap.h), else a constant.
   void settle(Value& value);
-  void restore(Value& value, void* data);  // The recomputed content of a missing output.
+  void restore(Value& value, void* data);  // Gives a missing output its content.
 
-  // Frees all records at once, if all are kept (KeepRecords::kAll): `ops` and `constants` are
-  // complete lists. The engine must not be used afterwards.
+  // Frees all records at once: `ops` and `constants` list them all. Requires KeepRecords::kAll.
+  // Nothing may use the engine afterwards.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
-  void evict(Value& value);             // Resident, recomputable and not locked.
+  void evict(Value& value);             // It must be resident, recomputable and unlocked.
   void move(Value& value, Op& reload);  // Replaces such a value's recipe by an Op::reload.
   bool let_all_stones_go();             // Frees all stepping stones; false if there were none.
-  // Allows values to be moved. Called before any value exists.
+  // Allows moves to the swap. Called before any value exists.
   void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
   bool moves() const { return columns_.transfer().has_value(); }
 
-  // Recomputes `target`, which the caller has locked. Throws what an operator throws (mostly out of
-  // memory), after all locks are released and with every value intact.
+  // Recomputes `target`, which the caller has locked. If an operator throws (mostly out of memory),
+  // unlocks the inputs, leaves all values intact, and throws the same error.
   void materialize(Value& target, Lock& lock);
 
   const Heuristic& heuristic() const { return heuristic_; }
@@ -151,9 +151,9 @@ class Engine {
   // Recomputable values that the program holds, resident or not.
   const std::vector<Value*>& owned() const { return owned_; }
   EngineStats stats() const;
-  void note_operator(Bytes bytes);  // The bytes of an operator's inputs and outputs.
-  // For tests: checks all records, and throws std::logic_error if any is wrong. `idle`: no
-  // operator runs and no code holds a value, so none may be locked.
+  void note_operator(Bytes bytes);  // `bytes`: of its inputs and outputs.
+  // For tests: checks all records, and throws std::logic_error if any is wrong. `idle`: no operator
+  // runs and no code holds a value, so a locked value is wrong.
   void check(bool idle = false) const;
 
  private:
@@ -169,9 +169,9 @@ class Engine {
   void lose(Value& value, Loss loss);
   void let_go(Value& value);
   void recompute(Op& op, Value& wanted, Lock& lock);
-  void unlink(Value& value);  // Unlinks it from its producer, which is erased with its last output.
+  void unlink(Value& value);  // Unlinks it from its producer. Erases a producer without outputs.
   void erase(Op& op);
-  void collect(Value& value);  // If it is not needed, frees it and all that only it kept.
+  void collect(Value& value);  // If it is not needed, frees it and records that only it kept.
   void collect_or_banish(Value& value);
 
   // Guarded by: nothing: const

@@ -1,6 +1,6 @@
-// Chooses values that leave memory to make room. A victim is evicted, or moved to the swap if that
-// costs less than recomputing it, or stays if constants kept only for its recipe can go instead.
-// The selector (policy/selector.h) computes scores; orphans (orphans.h) go before all others.
+// Chooses victims: values that leave memory to make room. A victim is evicted, or moved to the swap
+// if that costs less than recomputing it. Constants kept only for its recipe may be freed instead.
+// Orphans (orphans.h) go first; then the selector (policy/selector.h) chooses by score.
 
 #pragma once
 
@@ -17,7 +17,7 @@ namespace dtr {
 
 class Engine;
 
-// The engine's lock guards it.
+// The engine's lock guards all members.
 class Eviction {
  public:
   Eviction(Engine& engine, Executor& executor, const Heuristic& heuristic, ScoreColumns& columns,
@@ -29,19 +29,19 @@ class Eviction {
         orphans_(orphans),
         selector_(heuristic, columns, neighbourhood, executor) {}
 
-  // Evicts the value of least score, or sheds constants instead; false if nothing may go.
+  // Evicts an orphan or the value of least score, or frees constants; false if nothing may go.
   enum class Shed { kBehindVictim, kNothing };
   bool evict_one(Shed shed = Shed::kBehindVictim);
   bool evict_orphan();   // Evicts an orphan; false if there is none.
-  bool evict_waiting();  // Evicts a value that only waiting recomputations lock; or false.
+  bool evict_waiting();  // Evicts a value that only waiting recomputations lock; else false.
   void evict_all();
-  // Evicts the value. If recomputing it costs as much as a transfer, moves it to the swap and
-  // forgets its recipe; dropped values that only the recipe kept may be freed with it.
+  // If recomputing the value costs as much as a transfer, moves it to the swap, erases the recipe,
+  // and frees dropped values that only the recipe read. Else evicts the value.
   void evict_or_move(Value& value);
   void move_all();
 
-  // From now on constants kept only for a victim's recipe go instead of the victim (settle.h):
-  // evicting a small result must not keep a whole batch in memory for its recipe.
+  // From now on, eviction frees constants kept only for a victim's recipe, and not the victim
+  // (settle.h): a small evicted result must not keep a whole batch in memory.
   void shed_before_evicting() { sheds_ = true; }
   void begin_rematerialization(std::int64_t runs_before) { runs_before_ = runs_before; }
 
@@ -62,7 +62,7 @@ class Eviction {
   Needs& needs_;
   Orphans& orphans_;
   Selector selector_;
-  std::int64_t runs_before_ = 0;  // Rematerializations before the current one began.
+  std::int64_t runs_before_ = 0;  // Rematerializations when the current one began.
   bool sheds_ = false;
 };
 

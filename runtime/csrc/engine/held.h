@@ -33,8 +33,8 @@ class Held {
   Value* value_ = nullptr;
 };
 
-// Locks the result of `empty` until an operator reads or fills it; that operator calls used(). A
-// kernel may fill the result through a pointer, so it must not be evicted before.
+// Locks the result of `empty` until an operator reads or fills it, and used() is called. A kernel
+// may fill it through a pointer, so it must not be evicted before that.
 inline void keep_until_used(Engine& engine, Value& value) {
   value.unfilled = true;
   engine.lock(value);

@@ -1,7 +1,7 @@
-// Finds histories, the recipes behind a value, that are not worth keeping (outweighed()), and
-// values that rest on a constant, that is, were computed from it (for shed in settle.h).
+// Finds histories that are not worth keeping: outweighed(). A value's history is the recipes that
+// recompute it and its inputs. Also finds values that rest on (are computed from) a constant.
 //
-// Otherwise a value that the program carries from step to step would keep its whole history, and a
+// If all were kept, a value carried from step to step would keep the recipes of all steps, and a
 // small result could keep the batch that it was computed from.
 
 #pragma once
@@ -18,16 +18,16 @@ class Histories {
  public:
   explicit Histories(const Executor& executor) : executor_(executor) {}
 
-  // Whether a value's history is not worth keeping: the recipes of values that the program has
-  // dropped since, and constants that only these recipes read. Recipes are kept because they allow
-  // eviction. So a history is too much if it takes as much memory as the value, or kLongest
-  // operators to run again. Checked when the value is read, since by then the program has dropped
-  // what the value was made from. Costs some nanoseconds: Value::history saves most walks.
+  // Whether a value's history is not worth keeping: it has the recipes of inputs that the program
+  // has dropped, and constants that only these read. Recipes only serve eviction, so a history is
+  // too much if it takes as much memory as the value, or has kLongest operators. We check when the
+  // value is read: by then the program has dropped the inputs. Costs some nanoseconds: the estimate
+  // in Value::history saves most walks.
   static constexpr int kShortest = 16, kLongest = 256;
   bool outweighed(Value& value, int shortest = kShortest) {
     return value.history.recipes >= shortest && !value.constant() && weighs_too_much(value);
   }
-  // The constants behind a value that only recipes hold.
+  // The constants in a value's history that only recipes hold.
   std::vector<Value*> kept_behind(const Value& value);
 
   // The program's values that rest on `constant`: their bytes, counted up to `enough`, and whether
@@ -36,19 +36,19 @@ class Histories {
     Bytes bytes = 0;
     bool idle = true;
   };
-  enum class Busy { kCounts, kStops };  // Whether the walk goes on after a value that is not idle.
+  enum class Busy { kCounts, kStops };  // Whether the walk counts a busy value or stops at it.
   Resting resting_on(const Value& constant, Bytes enough, Busy busy = Busy::kCounts) const;
   std::vector<Value*> held_on(const Value& constant) const;
-  // Whether recomputing `value` or a value behind it may read an absent constant (Value::absent).
-  // Also true if there are too many recipes to check.
+  // Whether recomputing `value`, or a value that its recomputation needs, reads a constant whose
+  // content is not in memory (Value::absent). True if there are too many recipes to check.
   bool rests_on_absent(const Value& value);
 
  private:
   struct Weight {
-    int recipes = 1;  // Operators to run again, with its own.
-    int behind = 0;   // The longest (estimated) history of a held input.
+    int recipes = 1;  // Operators to run again, with the value's own.
+    int behind = 0;   // The longest (estimated) history of an input that the program holds.
     Bytes kept = 0;   // Bytes of constants that only recipes hold.
-    // Without the value's own recipe. Each takes about 1,024 bytes, with its outputs' records.
+    // All recipes but the value's own, each 1,024 bytes or so with its outputs, and `kept`.
     Bytes bytes() const { return (recipes - 1) * kRecord + kept; }
   };
   static constexpr Bytes kRecord = 1024;
@@ -57,7 +57,7 @@ class Histories {
   bool weighs_too_much(Value& value);
 
   const Executor& executor_;
-  std::uint64_t walk_ = 0;  // The last walk's. Counts down; Neighbourhood's marks count up.
+  std::uint64_t walk_ = 0;  // The last walk's mark. Counts down; Neighbourhood counts up.
 };
 
 }  // namespace dtr

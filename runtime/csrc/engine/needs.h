@@ -1,14 +1,14 @@
-// Predicts when each value is needed again.
+// Predicts when each value is needed again: the value's need.
 //
 // A value is needed when the program uses it next, which the tape predicts (policy/tape.h), or when
-// a missing value made from it is needed, whichever comes first. Need::behind is the least need of
-// such missing values, so that a use of the value itself costs no search. When a value is lost,
-// returns or changes its need, its inputs are updated, and through missing inputs theirs, until
-// nothing changes. A stepping stone (stepping_stones.h) is needed when its larger value is,
-// resident or not. Needs are not used while no tape is followed, and constants have none.
+// a missing value computed from it is needed, whichever comes first. Need::behind caches the second
+// time, so a use of the value needs no search. When a value is lost or returns, or its need
+// changes, its inputs are updated, then the inputs of missing inputs, until nothing changes. A
+// stepping stone (stepping_stones.h) is needed when its larger value is, resident or not. Needs are
+// not used while no tape is followed. Constants have none.
 //
 // When a step begins, no value was accessed in it yet, so all needs are the end of the step. A new
-// round says so at once: any value of an older round has that need.
+// round sets all needs at once: any value of an older round has that need.
 
 #pragma once
 
@@ -25,7 +25,7 @@ namespace dtr {
 
 class Needs {
  public:
-  // `on`: whether a tape is kept at all. `owned`: recomputable values that the program holds.
+  // `on`: whether tapes are kept. `owned`: recomputable values that the program holds.
   Needs(bool on, ScoreColumns& candidates, Neighbourhood& neighbourhood,
         const SteppingStones& stones, const std::vector<Value*>& owned)
       : on_(on),
@@ -34,8 +34,8 @@ class Needs {
         stones_(stones),
         owned_(owned) {}
 
-  // Called for each operator of the program (by OperatorCall) and each call of compiled code, for
-  // each of its arguments, and at the end of each step (tape.h).
+  // Called when an operator of the program or compiled code begins, for each of its arguments, when
+  // it ends, and when a step ends (tape.h).
   void begin_operator() {
     if (on_) tapes_.begin_operator();
   }
@@ -46,25 +46,25 @@ class Needs {
   }
   bool end_operator(Nanos cost);  // Returns whether a tape predicted the operator.
   void end_step();
-  void advance(Nanos time) {  // Between two operators.
+  void advance(Nanos time) {  // Call between operators.
     if (on_) tapes_.advance(time);
   }
 
   bool foretells() const { return tapes_.foretell(); }
   Nanos now() const { return tapes_.now(); }
   Nanos of(const Value& value) const;
-  void show(const Value& value) {  // Copies its times to its row.
+  void show(const Value& value) {  // Copies its times to its row of the columns.
     columns_.copy_times(value);
     if (tapes_.foretell()) columns_.set_need(value.candidate, of(value));
   }
   void renew(Value& value);     // Computes its need anew.
-  void lost(Value& value);      // It has lost its content.
-  void returned(Value& value);  // It is resident again, or will be erased.
+  void lost(Value& value);      // Call when it has lost its content.
+  void returned(Value& value);  // Call when it is resident again or about to be erased.
 
-  // Copies ahead of use (ahead.cpp). due() returns the missing values whose copies should begin
-  // now, between two operators, in order. `most`: how long all copies under way may take together.
-  // Call begins_copy() when a copy begins, and await() if it is cancelled. A value that is passed
-  // over comes back when it is used.
+  // Copies from the swap that begin before a value is used (ahead.cpp). Between operators, due()
+  // returns the missing values to copy now, in order. `most`: the time that all copies under way
+  // may take. Call begins_copy() when a copy begins, and await() if it is cancelled. After
+  // pass_over() a value only comes back when used.
   std::vector<Value*> due(Nanos most);
   void begins_copy(Value& value);
   void pass_over(Value& value) { awaited_.remove(value); }
@@ -95,9 +95,9 @@ class Needs {
   const SteppingStones& stones_;
   const std::vector<Value*>& owned_;
   Tapes tapes_;
-  std::uint32_t round_ = 1;  // Needs of an older round are out of date.
+  std::uint32_t round_ = 1;  // Needs of an older round are the step's end.
   Awaited awaited_;
-  Nanos link_free_at_ = 0ns;  // In the tape's time: when all copies begun so far are done.
+  Nanos link_free_at_ = 0ns;  // When all copies begun so far end, in the tape's time.
 };
 
 }  // namespace dtr

@@ -1,4 +1,4 @@
-// Leads one operator through the engine.
+// Takes one operator's call through the engine.
 //
 // All code that runs operators (the live runtime, the simulation of its rules, the tests' harness)
 // takes the same steps in the same order:
@@ -13,9 +13,9 @@
 //   call.let_overwritten_go();
 //   call.unlock();                // The destructor calls these two if you do not.
 //
-// The destructor releases every lock on a value. After an exception before finish() it also undoes
-// the call: old values of storages that may be half written lose their content, and the recipe is
-// abandoned. All calls, the destructor included, are made with the engine's lock held.
+// The destructor unlocks all values. After an exception before finish() it undoes the call: old
+// values of storages that may be half written lose their content, and a recipe without outputs is
+// erased. All calls, the destructor included, are made with the engine's lock held.
 
 #pragma once
 
@@ -45,7 +45,7 @@ class OperatorCall {
     ++count_;
     engine_.lock(value);
   }
-  void release(Value& value);  // Releases one of this call's locks on it.
+  void release(Value& value);  // Releases one of this call's locks on the value.
 
   bool lacks_arguments() const { return missing_; }
   // Calls `materialize(value)`, which must bring the value back, for each missing argument.
@@ -67,10 +67,10 @@ class OperatorCall {
   Op* op() const { return op_; }  // Null if the call is not recorded.
 
   void overwritten(Value& old) { overwritten_.push_back(&old); }
-  Op* finish(Nanos cost);  // Returns the recipe if it is kept.
+  Op* finish(Nanos cost);  // Returns the recipe if it is kept, else null.
   void let_overwritten_go();
   void undo();
-  void unlock();  // Unlocks the arguments. That may banish one, and erase the recipe.
+  void unlock();  // Unlocks the arguments. Banishing one may erase the recipe.
 
  private:
   void begin_on_tape() {
@@ -84,7 +84,7 @@ class OperatorCall {
   Op* op_ = nullptr;
   bool missing_ = false, on_tape_ = false;
   std::size_t count_ = 0;
-  Value* few_[kFew];  // Locked, in order; null once released. `more_` has those beyond kFew.
+  Value* few_[kFew];  // Locked values, or null once unlocked. `more_` has those beyond kFew.
   std::vector<Value*> more_, overwritten_;
 };
 

@@ -1,4 +1,4 @@
-// Collects all values of the graph, starting from those that the engine lists.
+// Collects all values of the graph, following recipes from those that the engine lists.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace dtr {
 
-// `owned`: recomputable values that the program holds. Others are candidates or linked to one.
+// Starts from the candidates and `owned`, the recomputable values that the program holds.
 std::unordered_set<Value*> reachable(const ScoreColumns& candidates,
                                      const std::vector<Value*>& owned);
 

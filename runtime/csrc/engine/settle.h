@@ -1,6 +1,6 @@
-// Turns values into constants, which are never evicted: those computed from a constant that is
-// about to change or is lost; those whose recipes keep too much memory; and all, when a scope ends.
-// All are called with the engine's lock held.
+// Settles values: makes them movable to the swap or, without swap, constants, which are never
+// evicted. We settle values computed from a constant that changes or is lost, and values whose
+// recipes keep too much memory. When a scope ends, all become constants. The engine's lock is held.
 
 #pragma once
 
@@ -13,34 +13,34 @@ namespace dtr {
 
 void settle_together(Engine& engine, const std::vector<Value*>& values);
 
-// Settles every value of the program that was computed from `constant`, even indirectly, so that
-// the constant may change; with `since`, only values made or read from then on. An error about one
-// value is thrown after the others are settled.
+// Recomputes and settles every value of the program that was computed from `constant`, even
+// indirectly, so that the constant may change. With `since`, only values made or read from then on.
+// An error is thrown after all other values are settled.
 void retire(Engine& engine, Value& constant, Lock& lock, Nanos since = Nanos::min());
 
-// The content of `lost` will not come back. Settles the resident values computed from it that the
-// program holds. Missing ones cannot be recomputed any more.
+// Call when the content of `lost` never comes back. Settles the program's resident values that were
+// computed from it. Missing values computed from it are lost, too.
 void forsake(Engine& engine, const Value& lost);
 
-// A constant that the program has dropped may stay in memory because recipes read it. If the
-// program's values computed from it are resident and together no larger, settles these values,
-// which runs no operator, so that the constant can be freed. Returns whether it settled any.
+// Frees a constant that is in memory only because recipes read it. If the program's values computed
+// from it are resident, unlocked and together no larger, settles them and so erases their recipes.
+// Runs no operator. Returns whether it settled any.
 bool shed(Engine& engine, Value& constant);
-// Calls shed() for each constant behind the value that only recipes hold.
+// Calls shed() for each constant in the value's history (histories.h).
 bool shed_behind(Engine& engine, Value& value);
 
-// Freezes everything the program holds: afterwards nothing is recomputable and no record is left.
-// `spill` is called when a value cannot be brought back within the budget; it makes room, or
-// returns false. An error about one value is thrown after the others are frozen.
+// Makes all the program's values constants, so that no record is left. If a value cannot be brought
+// back within the budget, calls `spill`, which makes room or returns false. An error is thrown
+// after all other values are constants.
 void commit(Engine& engine, Lock& lock, const std::function<bool()>& spill);
 
-// Brings back each value that the program holds if `has_room` for its bytes, and freezes none.
-// Returns whether all are resident at the end. An error about one value is thrown after the others
+// Brings back each value that the program holds if `has_room` for its bytes, and leaves it
+// evictable. Returns whether all are resident at the end. An error is thrown after all other values
 // are back.
 bool return_all(Engine& engine, Lock& lock, const std::function<bool(Bytes)>& has_room);
 
-// Freezes the program's resident values, and calls `give_up`, which drops a value, for each missing
-// value.
+// Makes the program's resident values constants. Calls `give_up` for each missing value. `give_up`
+// must make the program drop that value.
 void freeze_resident(Engine& engine, const std::function<void(Value&)>& give_up);
 
 }  // namespace dtr

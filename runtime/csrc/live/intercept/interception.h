@@ -5,12 +5,12 @@
 //      (writes.cpp).
 //   3. Record the recipe, before the call: the call consumes its arguments and advances the
 //      generator.
-//   4. Run the operator, with the lock released and its own calls not intercepted.
+//   4. Run the operator, with the lock released. Operators that it calls are not intercepted.
 //   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
 //
-// Not recorded, so that their results are constants: first-order backward passes, whose gradients
-// look large and cheap but need the whole pass again; optimizer steps, whose state would keep its
-// whole history; operators that cannot be recorded.
+// These are not recorded, so their results are constants: first-order backward passes, whose
+// gradients look large and cheap but need the whole pass again; optimizers' steps, whose state
+// would keep its whole history; operators that cannot be recorded.
 
 #pragma once
 
@@ -30,7 +30,7 @@ class Interception {
 
  private:
   bool execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
-                        torch::jit::Stack* stack);  // Returns whether it did: itemwise.cpp.
+                        torch::jit::Stack* stack);  // Returns whether it did so: itemwise.cpp.
   // The stages of execute(), in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
@@ -57,7 +57,7 @@ class Interception {
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
 
-  // What writes need beforehand, in writes.cpp.
+  // Called before an operator that writes, in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
   void freeze_written(TensorArgument& argument, OperatorCall& engaged);
   void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
@@ -102,6 +102,6 @@ class Interception {
   Tally& tally_ = session_.tally();
 };
 
-void set_in_optimizer(bool inside);  // This thread runs an optimizer's step.
+void set_in_optimizer(bool inside);  // Whether this thread runs an optimizer's step.
 
 }  // namespace dtr

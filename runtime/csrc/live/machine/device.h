@@ -1,7 +1,7 @@
-// Describes the device of a session's tensors. There are two: the host, whose tensors torch's CPU
-// allocator makes and whose work is done when a call returns; and a CUDA device, where work waits
-// in streams (DeviceWork). A third combination exists for tests: CPU tensors on memory of the fake
-// CUDA driver, so that all of the runtime's device half runs without a GPU.
+// Describes the device of a session's tensors: the host, where torch's CPU allocator makes tensors
+// and work is done when a call returns, or a CUDA device, where work waits in streams (DeviceWork).
+// For tests, CPU tensors can lie in memory of a fake CUDA driver, so that all code for devices runs
+// without a GPU.
 
 #pragma once
 
@@ -42,10 +42,10 @@ inline bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
 }
 
-// The address modulo 64. Products of a matrix and a vector, and dot products, choose by it the
-// order in which they add up (torch 2.13 on x86-64: by the address modulo 16), and thus their last
-// bits. Allocators' memory has remainder 0; safetensors, a mapped file and rows of NumPy need not.
-// So a copy that recipes read has the remainder of the original (tests/live/test_alignment.py).
+// The address modulo 64. By it (torch 2.13 on x86-64: modulo 16), kernels of matrix-vector and dot
+// products choose the order in which they add, and thus the last bits of a result. Memory of
+// allocators has remainder 0; a mapped file (safetensors) and rows of NumPy arrays may not. So a
+// copy that recipes read has the remainder of the original (tests/live/test_alignment.py).
 inline Bytes remainder_of(const void* data) {
   return static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data) % 64);
 }
@@ -58,7 +58,7 @@ struct SessionDevice {
   at::Generator (*generator)(c10::Device);  // The default generator.
   std::unique_ptr<DeviceWork> work;         // Null on the host.
 
-  // Whether it is dense and on this device, or a number on the host that a recipe keeps itself.
+  // Whether the tensor is dense, and on this device or a number on the host that recipes copy.
   bool holds(const c10::TensorImpl& tensor) const {
     if (!is_dense(tensor)) return false;
     if (tensor.device() == device) return true;
@@ -71,9 +71,9 @@ struct SessionDevice {
   }
 };
 
-// The host. With `on_cuda`, CPU tensors on the memory of CUDA device 0, for tests on a driver whose
-// memory the host can touch.
+// The host. With `on_cuda`, for tests: CPU tensors on the memory of CUDA device 0, whose driver
+// lets the host touch it.
 SessionDevice host_device(bool on_cuda);
-void set_host_stream(Stream stream);  // In such tests: this thread's current stream.
+void set_host_stream(Stream stream);  // Sets this thread's stream in such tests.
 
 }  // namespace dtr

@@ -1,15 +1,15 @@
-// Counts memory that torch's own CPU allocator provides, for programs whose tensors must stay
-// ordinary ones, each an allocation of its own.
+// Counts memory that torch's own CPU allocator provides, for programs whose tensors must each be an
+// ordinary allocation of their own.
 //
-// A block is one allocation of that allocator, and is freed by the deleter that came with it.
-// Meanwhile the tensor has our deleter (cpu_allocator.h), which finds the block by its address in a
-// table: a DataPtr's context must stay the data pointer, since torch compares the two, and a header
-// before the data would break code that frees by the pointer alone. While a session tracks the
-// tensor, from adopt() to disown(), the context is the value, which knows the block, so the table
-// has no entry. All scopes share the table, since tensors outlive scopes.
+// A block is one allocation of torch's allocator, and is freed by its original deleter. Meanwhile
+// the tensor has our deleter (cpu_allocator.h), which finds the block by its address in a table. A
+// pointer cannot lead there: a DataPtr's context must stay the data pointer, since torch compares
+// the two, and a header before the data would break code that frees by the pointer alone. While a
+// session tracks the tensor, from adopt() to disown(), the context is the value, which knows the
+// block, so the table has no entry. All scopes share the table, since tensors outlive scopes.
 //
-// The budget bounds bytes, rounded to granules as a pool rounds them. It does not bound malloc's
-// own overhead: its headers, and freed blocks that it keeps. Holes are unknown.
+// The budget bounds bytes, rounded to granules as in a pool. It does not bound malloc's own
+// overhead: headers, and freed blocks that malloc keeps. We cannot see holes.
 //
 // Every member is thread-safe. One mutex guards the table; it is never held while memory is
 // allocated or freed.
@@ -27,13 +27,13 @@ namespace dtr {
 
 class GuestMemory final : public Memory {
  public:
-  // `budget`: up to kLargest.
+  // `budget`: at most kLargest.
   static Handle create(at::Allocator& allocator, Bytes budget);
 
-  // Whether a live block of any guest that no session tracks starts at `data`.
+  // Whether a live block of any GuestMemory starts at `data`, and no session tracks it.
   static bool holds(const void* data);
   static void free(const void* data);  // Frees such a block.
-  // Around fork(), so that a child does not inherit the table's lock.
+  // Called around fork(), so that the child does not inherit a locked table.
   static void lock_all();
   static void unlock_all();
 

@@ -1,5 +1,5 @@
-// Tells what this thread is doing: torch calls us from inside operators, too, and what such a call
-// means depends on the operator.
+// Tells what this thread is doing: torch calls us from inside operators, too, and how we handle
+// such a call depends on the operator.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace dtr {
 
-// Counts what an operator has allocated and not freed: its results so far, and temporaries.
-// Allocations beyond sixteen at once count as results: their release is not noticed.
+// Counts what an operator has allocated and not freed: its results so far, and temporaries. Follows
+// sixteen allocations at once, and counts any more as never freed.
 class MadeSoFar {
  public:
   void start() { count_ = rest_ = 0; }
@@ -43,8 +43,8 @@ class MadeSoFar {
   std::int64_t count_ = 0, rest_ = 0;
 };
 
-// While it lives, this thread runs an operator: pointers that torch hands out go to a kernel, not
-// to the program.
+// While an object of this class lives, its thread runs an operator: torch gives pointers to a
+// kernel, not to the program.
 class InOperator {
  public:
   explicit InOperator(bool by_handler = false) : before_(state.handled) {
@@ -62,15 +62,15 @@ class InOperator {
 
   struct State {
     int depth = 0;
-    // Python code runs whose operators torch hides from us, so their arguments are not locked.
+    // Python code runs whose operators torch hides from us, so nothing may be evicted.
     bool handled = false;
     bool replaying = false;     // The operator is a recomputation, not the program's call.
     bool first_run = false;     // The operator runs for the first time, with extra work.
-    bool making_room = false;   // Evictions now are for lack of memory.
+    bool making_room = false;   // Evictions now make room for a request.
     bool indices_stay = false;  // A composite kernel reads its integer results (composites.cpp).
     std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
-    // The largest request refused since this operator began, and a budget that would have served
-    // all of them; 0 if no budget would.
+    // Of requests refused since this operator began: the largest, and a budget that would have
+    // served them all (0 if no budget would).
     std::int64_t refused = 0, at_least = 0;
     MadeSoFar made;
   };

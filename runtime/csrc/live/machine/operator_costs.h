@@ -1,17 +1,16 @@
 // Measures what an operator costs on a device, where the host's clock only sees the launch.
 //
-// The same operator on the same shapes costs the same, so its time is measured only a few times: by
-// two time stamps around it, read later, when the device has passed them. No thread ever waits for
-// the device, and a program in its steady state makes no stamp at all. Until a time is known, the
-// caller's estimate is used.
+// The same operator on the same shapes costs the same, so it is measured only a few times: by two
+// time stamps around it, which we read later, when the device has passed them. No thread ever waits
+// for the device, and a program in its steady state makes no stamp at all. Until a time is known,
+// the caller's estimate is used.
 //
-// Between two stamps the device may be idle because the host is busy, which the stamps do not show.
-// Three rules exclude such times. The first run of an operator is not measured: it loads the
-// kernel. A run in which the host made or moved pages or evicted does not count, unless nearly all
-// runs are such. The samples come from different steps, since all layers of one step may be
-// disturbed alike, and the least sample is the cost.
+// Between two stamps the device may be idle because the host is busy. Three rules exclude such
+// times. The first run of an operator is not measured: it loads the kernel. A run in which the host
+// made or moved pages or evicted does not count, unless nearly all runs are such. The cost is the
+// least of samples from different steps, since all layers of one step may be disturbed alike.
 //
-// To look a cost up takes a lock and one probe of a hash table, 20 to 30 ns.
+// Looking a cost up takes a lock and one probe of a hash table, 20 to 30 ns.
 
 #pragma once
 
@@ -36,9 +35,9 @@ class Costs {
   };
   static constexpr int kSamples = 3;
   static constexpr int kRunsApart = 64;  // Runs between samples, in a program without steps.
-  static constexpr int kPatience = 8;    // The last of so many disturbed runs counts.
+  static constexpr int kPatience = 8;    // The last of so many disturbed runs in a row counts.
   static constexpr std::size_t kMostUnderWay = 256;  // Unread samples; then we take no more.
-  static constexpr std::size_t kMost = 1 << 16;      // Keys; then all are erased.
+  static constexpr std::size_t kMost = 1 << 16;      // Keys. At so many, all are erased.
 
   explicit Costs(DeviceWork& work) : work_(work) {}
   ~Costs() {
@@ -48,7 +47,7 @@ class Costs {
     }
   }
 
-  // Called around a run. They throw nothing: a run that cannot be measured is skipped.
+  // Call begin() and end() around a run. Neither throws: they skip what they cannot measure.
   Sample begin(Key key, Stream stream, std::int64_t step) {
     const std::lock_guard lock(mutex_);
     collect();
@@ -96,7 +95,7 @@ class Costs {
     const auto at = known_.find(key);
     return at == known_.end() || at->second.least == 0ns ? estimate : at->second.least;
   }
-  std::int64_t stamps() const {  // Made so far.
+  std::int64_t stamps() const {  // Number made so far.
     const std::lock_guard lock(mutex_);
     return stamps_;
   }
@@ -105,8 +104,8 @@ class Costs {
   struct Known {
     int runs = 0;  // Counted until there are enough samples.
     int samples = 0, disturbed = 0;
-    int run = 0;             // The last one with a sample,
-    std::int64_t step = -1;  // and its step.
+    int run = 0;             // The last run with a sample.
+    std::int64_t step = -1;  // The step of this run.
     Nanos least = 0ns;       // The least sample; 0: none yet.
   };
   struct UnderWay {

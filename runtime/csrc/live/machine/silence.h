@@ -1,12 +1,11 @@
-// Silences warnings in a replay. The program has seen the warning when the operator ran first, by
-// the filters that it had set then. A second warning would name an unrelated line, and where
-// warnings are errors it would fail backward(), which the program's catch_warnings() does not
-// cover.
+// Silences warnings in a replay. The operator warned when it ran first, by the filters that the
+// program had set then. A second warning would name an unrelated line. If warnings are errors, it
+// would make backward() fail, outside the program's catch_warnings().
 //
-// C++ warnings go to the thread's handler (c10/util/Exception.cpp, torch 2.11 to 2.15), for which
-// this class puts an empty one. Operators in Python, and torch's functions that they call, warn by
-// Python's module: bindings/bind_silence.cpp. The runtime's own warnings wait until no replay is
-// under way (session/notes.h).
+// C++ warnings go to the thread's handler (c10/util/Exception.cpp, torch 2.11 to 2.15); this class
+// sets an empty handler. Operators in Python, and torch's functions that they call, warn by
+// Python's module `warnings`: see bindings/bind_silence.cpp. The runtime's own warnings wait until
+// no replay is under way (session/notes.h).
 
 #pragma once
 

@@ -1,9 +1,9 @@
 // Keeps the bytes of tensors in a file, when memory has no room.
 //
 // The file has no name, so the system deletes it when the process ends, however it ends. All of it
-// is reserved at the start, so that a full disk is an error then, and not at an eviction. A
-// tensor's place is a block of a pool whose addresses are those of the file (pool.h). Reads and
-// writes use the system's page cache, which keeps as much of the file in memory as fits.
+// is reserved at the start, so that a full disk is an error then, and not at an eviction. A pool
+// (pool.h) manages the file's addresses: a tensor's place is a block. Reads and writes use the
+// system's page cache, which keeps as much of the file in memory as fits.
 //
 // Functions are called with the engine's lock held, except begin_read().
 

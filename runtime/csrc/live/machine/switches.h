@@ -1,7 +1,7 @@
-// Saves and restores what kernels read besides their arguments, past the dispatcher: the switches
-// of the process (torch's global context, the default type) and two of the thread (its number of
-// threads to compute with, whether it flushes denormal numbers to zero). An operator gives other
-// last bits with oneDNN on than off, so a recipe keeps the switches, and a replay restores them
+// Saves and restores switches: settings that kernels read past the dispatcher. The process has some
+// (torch's global context, the default type), and each thread has two (its number of threads to
+// compute with, whether it flushes denormal numbers to zero). An operator's last bits depend, for
+// example, on whether oneDNN is on. So a recipe keeps the switches, and a replay restores them
 // while it runs.
 //
 // Programs change switches rarely, so equal states are stored once, and a recipe has a number. To
@@ -10,9 +10,9 @@
 // hook.
 //
 // In torch 2.11 to 2.14 (aten/src/ATen/Context.h, ParallelOpenMP.cpp) the context has no lock. Its
-// setters check, for example, that a library is there, which is true of every state that once was
-// set. The number of threads is the calling thread's, in OpenMP and in MKL. torch.set_num_threads()
-// sets it, and the number that other threads take at their first parallel operator.
+// setters check, for example, that a library exists, which is true in every state that was once
+// set. OpenMP and MKL have a number of threads for each calling thread. torch.set_num_threads()
+// sets that of its caller, and the number that other threads take at their first parallel operator.
 
 #pragma once
 
@@ -26,19 +26,19 @@ class Switches {
  public:
   using Number = std::uint16_t;
 
-  // The current switches. Called with the engine's lock held, as is the next.
+  // The current switches. Both functions are called with the engine's lock held.
   static Number now();
   static bool deterministic(Number number);  // Torch's deterministic mode.
 
-  // For tests. Names are as in programs. The refused switch cannot be set; "" refuses none.
+  // For tests. names(): as in programs. refuse(): this switch then cannot be set ("": all can).
   static std::vector<std::string> names();
   static void refuse(const std::string& name);
 };
 
-// Puts the process in the state `wanted`, from the state `there`, for the lifetime of an object. If
-// a switch cannot be set, changes nothing and throws c10::Error (a RuntimeError in Python) that
-// names it. Constructed and destroyed with the engine's lock held; no other operator of the scope
-// may run meanwhile (under_way.h).
+// Sets the process's switches to the state `wanted`; the destructor sets them back to `there`. If a
+// switch cannot be set, changes nothing and throws c10::Error (a RuntimeError in Python) that names
+// it. Constructed and destroyed with the engine's lock held; no other operator of the scope may run
+// meanwhile (under_way.h).
 class SwitchesPut {
  public:
   SwitchesPut(Switches::Number there, Switches::Number wanted);

@@ -1,7 +1,7 @@
-// Detects a budget far below the program's need: the program does not fail by itself, but
-// recomputes for ever. So the time of recomputations is compared with that of the program's own
-// operators, in windows of two seconds and a hundred operators, so that a long chain that is
-// recomputed once does not count as thrashing.
+// Detects a budget far below the program's need: with it, the program would not fail, but recompute
+// for ever. Compares the time of recomputations with that of the program's own operators, in
+// windows of two seconds and a hundred operators, so that one long recomputed chain does not count
+// as thrashing.
 
 #pragma once
 
@@ -14,13 +14,13 @@ namespace dtr {
 
 class ThrashWatch {
  public:
-  // `limit`: the largest ratio of recomputing to computing time that is no error; 0: any.
+  // `limit`: the largest ratio of recomputing to computing time that is no error; 0 allows any.
   explicit ThrashWatch(double limit) : limit_(limit) {}
 
   void computed(std::int64_t ticks) { computed_ += ticks, ++operators_; }
   void recomputed(std::int64_t ticks) { recomputed_ += ticks; }
 
-  // Ends the window if it is complete; then returns its ratio if that is above the limit.
+  // If the window is complete, begins another, and returns the ratio if it is above the limit.
   std::optional<double> exceeded() {
     constexpr std::int64_t kOperators = 100;
     constexpr Nanos kTime = 2s;

@@ -1,5 +1,5 @@
-// Reads time in the processor's own ticks, and converts it to nanoseconds on request. An operator
-// needs four readings; the system clock took 24 ns each where it was measured, the ticks 10.
+// Reads time in the processor's ticks, and converts it to nanoseconds on request. An operator needs
+// four readings. We measured 24 ns for one of the system clock, and 10 ns for one of ticks.
 
 #pragma once
 

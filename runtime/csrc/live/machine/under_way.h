@@ -1,12 +1,12 @@
 // Counts the operators of a scope that are running, so that a replay can run alone. A replay that
-// has to change a switch of the process (switches.h) must not do so beside an operator of another
-// thread, which would see the change. So the replay waits until these have ended, and operators
-// that begin meanwhile wait for the replay. A program of one thread never waits.
+// has to change a switch of the process (switches.h) must not run beside an operator of another
+// thread, which would see the change. So the replay waits until no such operator runs, and
+// operators that begin meanwhile wait for the replay. A program of one thread never waits.
 //
 // Composite kernels and Python code read switches, too, but are no operators that we see. So a
 // thread that runs alone also holds Python's lock, unless its operator in Python releases it.
 //
-// Functions are called with the engine's lock held. Waiting releases it, and Python's lock.
+// Functions are called with the engine's lock held. A wait releases this lock and Python's.
 
 #pragma once
 
@@ -21,7 +21,7 @@ namespace dtr {
 
 class UnderWay {
  public:
-  // `turn`: the session's (locks.h). A thread that runs alone holds it.
+  // `turn`: the session's (locks.h), which a thread that runs alone holds.
   explicit UnderWay(std::recursive_mutex& turn) : turn_(turn) {}
   struct PythonLock;
 
@@ -38,8 +38,8 @@ class UnderWay {
     const bool counted_;
   };
 
-  // While this lives, the thread waits in the middle of its operators, and they are not counted:
-  // none of them computes.
+  // While this lives, the thread waits in the middle of its operators. They are not counted,
+  // because none of them computes.
   class Aside {
    public:
     explicit Aside(UnderWay& all);
@@ -73,9 +73,9 @@ class UnderWay {
   std::recursive_mutex& turn_;
   int running_ = 0;
   bool alone_ = false;
-  Switches::Number switches_ = 0;  // The program's, while a replay is alone.
+  Switches::Number switches_ = 0;  // The program's, while a replay runs alone.
   std::condition_variable ended_;
-  // Of this thread, in the one session that is active: its operators that run, whether alone.
+  // Of this thread, in the active session: number of operators that run; whether it runs alone.
   static constinit thread_local int here;
   static constinit thread_local bool alone_here;
 };

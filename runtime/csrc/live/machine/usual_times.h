@@ -1,11 +1,11 @@
 // Tells what an operator costs on the host: the time that it usually takes.
 //
-// A single time also depends on the machine's moment: an interrupt, a cold cache, memory that the
-// kernel clears first. With such times no two steps would evict the same tensors, and a
-// simulation's results would not hold. But the same operator on the same shapes costs the same. So
-// its cost is the least time of the first three steps in which it ran, or of a thousand runs if
-// there are no steps. Then the cost stays, and equal steps evict the same tensors. Costs a hash of
-// the shapes, and a lookup in a table.
+// The time of a single run varies: with interrupts, a cold cache, memory that the system clears
+// first. With such times no two steps would evict the same tensors, and a simulation's results
+// would not hold. But the same operator on the same shapes costs the same. So its cost is the least
+// time of the first three steps in which it ran, or of a thousand runs if there are no steps. Then
+// the cost stays, and equal steps evict the same tensors. Costs a hash of the shapes, and a lookup
+// in a table.
 
 #pragma once
 
@@ -21,9 +21,9 @@ class UsualTimes {
   using Key = std::uint64_t;  // A hash of an operator and its shapes.
   static constexpr int kSteps = 3;
   static constexpr int kRuns = 1000;
-  static constexpr std::size_t kMost = 1 << 16;  // Keys; then all are erased.
+  static constexpr std::size_t kMost = 1 << 16;  // Keys. At so many, all are erased.
 
-  // The usual time, after a run that took `ticks` in this step.
+  // Returns the usual time, now that a run took `ticks` in this step.
   std::int64_t of(Key key, std::int64_t ticks, std::int64_t step) {
     if (known_.size() >= kMost && !known_.contains(key)) known_.clear();
     const auto [at, is_new] = known_.try_emplace(key, Known{.least = ticks, .step = step});

@@ -1,5 +1,5 @@
-// Lists composite operators that read memory through a pointer. Composite operators are made of
-// other operators, which we intercept, so only these need kernels of ours
+// Lists composite operators that read memory through a pointer. A composite operator calls other
+// operators, which we intercept, so only the listed ones need kernels of ours
 // (intercept/composites.cpp).
 
 #pragma once
@@ -12,8 +12,8 @@ namespace dtr {
 
 // What a composite kernel reads through pointers.
 enum class Reads {
-  kIndices,  // Integers: split points, lengths. All else is read by operators, which are recorded.
-  kContent,  // Anything. Nothing is recorded: such a kernel mostly writes through pointers, too.
+  kIndices,  // Integers: split points, lengths. Recorded operators read all else.
+  kContent,  // Anything. Nothing is recorded: such kernels mostly write by pointer, too.
 };
 
 // To add an operator, add its row to the table in pointer_readers.cpp. If it writes through a
@@ -23,13 +23,13 @@ struct PointerReader {
   std::string_view name;  // With its overload.
   Reads reads;
 };
-// Whether the operator is made of other operators, all of which we intercept.
+// Whether the operator only calls other operators, all of which we intercept.
 bool is_composite(const c10::OperatorHandle& op);
 
-// The operator's row of the table; null if none. No other kernel may be registered at our key for
-// an operator with a row.
+// The operator's row of the table; null if it has none. An operator with a row must have no other
+// kernel at our key.
 const PointerReader* pointer_reader(const c10::OperatorHandle& op);
 
-void register_pointer_readers();  // Our kernels for all rows: composites.cpp.
+void register_pointer_readers();  // Kernels for all rows: composites.cpp.
 
 }  // namespace dtr

@@ -1,5 +1,5 @@
-// Holds one operator's call on its way through a session (intercept.cpp), and visits the tensors
-// among its arguments or results.
+// Holds what a session knows of one operator's call on its way through (intercept.cpp), and visits
+// the tensors among the arguments or results.
 
 #pragma once
 
@@ -46,40 +46,40 @@ struct Call {
   const OperatorInfo& info;
   c10::DispatchKeySet keys;  // For the next kernel below ours.
   TensorArguments arguments;
-  c10::SmallVector<Value*, 8> sources;  // By argument: the copy that its recipe reads; or empty.
+  c10::SmallVector<Value*, 8> sources;  // By argument: the copy that the recipe reads. Or empty.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
-  bool handled = false;  // By a mode or a subclass, which torch 2.11 calls below kKey.
+  bool handled = false;  // By a Python mode or subclass, which torch 2.11 calls below kKey.
   bool here = false;     // It runs on the session's device.
-  bool tracked = false;
+  bool tracked = false;  // An argument's storage is tracked.
   bool recording = false;
-  bool first_run = false;          // It loads or tunes what it runs.
-  bool recordable = false;         // Whether a recipe could be kept, for a trace.
-  const char* stays = nullptr;     // Why a library's operator or a graph is not recorded.
-  c10::SmallVector<bool, 4> kept;  // By result: the operator keeps its memory.
-  std::shared_ptr<const RandomState> random;  // State before a recorded call that may draw.
-  std::unique_ptr<RandomState> host_random;   // The host's state, too, on a device.
-  // The arguments' storages, for a trace: a call such as `set_` may drop them.
+  bool first_run = false;          // The operator's first run, which loads or tunes kernels.
+  bool recordable = false;         // A recipe could be recorded.
+  const char* stays = nullptr;     // Why a library's operator or compiled graph is not recorded.
+  c10::SmallVector<bool, 4> kept;  // By result: other code holds its memory, too.
+  std::shared_ptr<const RandomState> random;  // The generator's state before a call that may draw.
+  std::unique_ptr<RandomState> host_random;   // On a device: the host generator's state, too.
+  // For a trace: the arguments' storages, which a call such as `set_` may drop.
   c10::SmallVector<StoragePtr, 4> held;
   // Written storages to make movable after the call (swap.h).
   c10::SmallVector<StoragePtr, 2> movable;
   std::int64_t begin_ticks = 0, inside_hold = 0;  // ticks() and Hold::inside() at the start.
   std::int64_t remat_ticks = 0;                   // Spent bringing arguments back.
-  std::int64_t inside_ticks = 0;                  // Spent in the operator,
-  std::int64_t kernel_ticks = 0;                  // without the search for its memory.
-  std::int64_t usual_ticks = 0;                   // The cost that its recipe gets.
-  Costs::Key cost = 0;                            // 0 if an argument has no plain shape.
+  std::int64_t inside_ticks = 0;                  // Spent in the operator.
+  std::int64_t kernel_ticks = 0;                  // The same without searches for memory.
+  std::int64_t usual_ticks = 0;                   // The cost given to the recipe.
+  Costs::Key cost = 0;                            // 0: the cost is not measured.
   Costs::Sample sample;
-  std::exception_ptr undeclared;  // About a write that the schema does not declare.
+  std::exception_ptr undeclared;  // Error about a write that the schema does not declare.
 
   Value* source(std::size_t i) const { return sources.empty() ? nullptr : sources[i]; }
-  // Whether a result is a new value.
+  // Whether a result becomes a new value.
   bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
     const auto is_over = [&](const auto& one) { return one.storage == storage_of(result); };
     return device.holds(result) && worth_evicting(result) &&
            std::ranges::none_of(arguments, is_over);
   }
-  // The arguments until the call consumes them, and the results after it.
+  // Valid until the call consumes the arguments; results() is valid afterwards.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);
   }

@@ -17,7 +17,7 @@ namespace dtr {
 
 class RandomState {
  public:
-  // Called with the generator's mutex held, as are the next two.
+  // This, put() and is_of() are called with the generator's mutex held.
   explicit RandomState(const at::Generator& generator) {
     if (generator.device().is_cpu()) {
       cpu_.emplace(*generator.get<at::CPUGeneratorImpl>());
@@ -52,7 +52,7 @@ class RandomState {
            cpu_->next_double == now.next_double_normal_sample();
   }
 
-  at::Generator generator() const {  // A new one in this state.
+  at::Generator generator() const {  // A new generator in this state.
     if (!cpu_) return other_.clone();
     at::Generator made = at::make_generator<at::CPUGeneratorImpl>();
     put(made);

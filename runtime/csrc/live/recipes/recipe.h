@@ -1,9 +1,9 @@
-// Keeps how to run one torch operator again: the live executor's part of an Op.
+// Keeps what is needed to run one torch operator again: the live executor's part of an Op.
 //
 // Kernels look at more than the data of their arguments, so a recipe also restores geometry, conj
 // and neg bits, wrapped numbers, requires_grad, grad mode, the thread's dispatch keys, the switches
 // of process and thread (switches.h), and the state of the random generator. Data that many recipes
-// share (CallState; a tensor's key set, dtype and device) is stored once, and recipes have its
+// share (CallState; a tensor's key set, dtype and device) is stored once, and a recipe has its
 // 16-bit index.
 
 #pragma once
@@ -32,7 +32,7 @@ namespace dtr {
 
 class Engine;
 
-// One tensor among the arguments of a call. The pointers are valid until the operator runs, which
+// One tensor among the arguments of a call. The pointers are valid until the operator runs and
 // consumes the arguments.
 struct TensorArgument {
   c10::TensorImpl* tensor = nullptr;
@@ -56,7 +56,7 @@ inline bool is_defined_tensor(const c10::IValue& value) {
 using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 
 // The types that autocast casts to, on the host and on CUDA. Only replays of other libraries'
-// operators set them: torch's run below autocast, but a library's may call operators above it.
+// operators set them: torch's own run below autocast, but a library's may call operators above it.
 using AutocastTypes = std::array<c10::ScalarType, 2>;
 
 // What influences an operator besides its arguments.
@@ -64,7 +64,7 @@ struct CallState {
   c10::DispatchKeySet keys, included, excluded;
   bool grad_mode;
   AutocastTypes autocast;
-  Switches::Number switches;  // Set by Replayer, which may have to run alone for that.
+  Switches::Number switches;  // Set by Replayer, which may have to run alone (under_way.h).
   ThreadSwitches thread;
   bool operator==(const CallState&) const = default;
 };
@@ -75,7 +75,7 @@ struct Replay {
   CallState state;
   torch::jit::Stack stack;                  // The arguments.
   c10::SmallVector<at::Tensor, 4> written;  // The tensors of written arguments, in order.
-  // If a random operator takes no generator: the default one, and its recorded state.
+  // If a random operator takes no generator: the default generator and its recorded state.
   at::Generator default_generator;
   std::optional<RandomState> recorded_state;
 
@@ -86,19 +86,19 @@ struct Replay {
 class Recipe {
  public:
   // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. Its uses are
-  // the `arguments` that are not inlined, in order, or none for an operator that reads only shapes;
-  // the caller links them. Outputs are the returns, then the written arguments. Returns null if the
-  // call cannot be recorded. Called with the engine's lock held, as is prepare().
+  // the `arguments` that are neither inlined nor scratch, in order, or none for an operator that
+  // reads only shapes; the caller links them. Outputs are the returns, then the written arguments.
+  // Returns null if the call cannot be recorded. Called with the engine's lock, as is prepare().
   static Op* record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
                     std::shared_ptr<const RandomState> random, Switches::Number switches);
 
-  // Call after the operator has run, which may set the number of threads of this thread.
+  // Call after the operator has run: it may have set this thread's number of threads.
   void has_run();
 
-  // The generator's state before a random call, for record(). Called without the engine's lock,
-  // because kernels allocate memory while they hold the generator's lock. If the call has no
-  // generator argument, uses the device's.
+  // The generator's state before a random call, for record(). If the call is not given a generator,
+  // takes the device's default. Called without the engine's lock, because kernels allocate memory
+  // while they hold the generator's lock.
   static std::shared_ptr<const RandomState> snapshot(const OperatorInfo& info,
                                                      const torch::jit::Stack& stack,
                                                      const SessionDevice& device);
@@ -109,11 +109,11 @@ class Recipe {
   bool writes() const { return info_->writes != 0; }
   bool writes(std::uint32_t use) const;  // Whether the operator writes what Use number `use` reads.
 
-  // The size of each scratch argument, whose content does not matter to a replay.
+  // The sizes of scratch arguments. Their content does not matter to a replay.
   c10::SmallVector<Bytes, 2> scratch() const;
 
-  // Makes the arguments over `storages`: one for each of the `uses` (the same one for uses of the
-  // same value), then one for each of scratch().
+  // Makes a replay's arguments. `storages`: one for each of the `uses` (the same for uses of one
+  // value), then one for each scratch() argument.
   Replay prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
                  const SessionDevice& device) const;
 
@@ -126,7 +126,7 @@ class Recipe {
   c10::ArrayRef<TensorRecipe> tensors() const { return {parts().tensor, tensors_}; }
 
   const OperatorInfo* info_;
-  std::shared_ptr<const RandomState> random_;  // Before the call; null if not random.
+  std::shared_ptr<const RandomState> random_;  // Before the call; null if it is not random.
   std::uint16_t state_;                        // The index of the CallState.
   std::uint16_t tensors_;
   // Number of arguments that are not tensors. A list of tensors counts as one: its length.

@@ -4,7 +4,7 @@
 //   Recipe | TensorRecipe per tensor | IValue per plain argument | words, 64 bits each
 //
 // The words of a tensor are its sizes, then its strides unless the sizes imply them, then its
-// content if the recipe keeps it. Everything is a multiple of eight bytes, so nothing is padded.
+// content if the recipe keeps it. Every size is a multiple of eight bytes, so nothing is padded.
 
 #pragma once
 
@@ -39,7 +39,7 @@ constexpr std::int32_t kScratch = -3;    // Any memory will do.
 
 static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
 
-// The layout of one tensor's words: at which word each of its three parts begins, and the end.
+// The layout of one tensor's words: at which word each of three parts begins, and the end.
 struct TensorWords {
   explicit TensorWords(const TensorRecipe& tensor)
       : strides(tensor.dims),
@@ -96,7 +96,7 @@ class RecipeReader {
     const TensorRecipe& recipe;
     c10::IntArrayRef sizes;
     c10::IntArrayRef strides;  // Empty if the sizes imply them.
-    const void* content;       // kLargestInline bytes, if the recipe keeps it.
+    const void* content;       // kLargestInline bytes, if the recipe has them.
   };
 
   RecipeReader(const RecipeParts& parts, std::size_t tensor_count)

@@ -1,6 +1,6 @@
-// Replaces torch's CPU allocator, so that in a scope tensors come from the session's memory. It is
-// installed once, at import, and never removed, because storages remember their allocator; outside
-// a scope it passes every request to torch's own.
+// Replaces torch's CPU allocator, so that tensors made in a scope lie in the session's memory. Ours
+// is installed once, at import, and never removed, because storages remember their allocator.
+// Outside a scope it passes every request to torch's own.
 
 #pragma once
 

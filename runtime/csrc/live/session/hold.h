@@ -1,19 +1,19 @@
 // Keeps tensors in memory while code reads them through pointers, past the dispatcher.
 //
-// Reading: Python copies a tensor's content through a pointer (`tolist`), or a composite kernel
-// reads it, which is no reason to make the tensor a constant.
+// Reading serves Python when it copies a tensor's content through a pointer (`tolist`), and
+// composite kernels. The tensor does not become a constant.
 //
-// Hold: torch.compile's kernels take the address of every tensor that they are given, and do the
+// Hold serves torch.compile's kernels, which take the address of every tensor they get, and do the
 // work of many operators without calling us. So all tensors are first brought back and locked. A
-// tensor that the code itself drops, as compiled code drops arguments that it has read, is freed at
-// once. Afterwards the tensors can be evicted again. A tensor that the code writes becomes a
-// constant, and recipes that read it keep the old content (hand_out in by_hand.h). Nothing is
-// recorded meanwhile: between two operators compiled code writes over its own buffers, so a recipe
-// would read wrong content.
+// tensor that the code drops, as compiled code drops arguments that it has read, is freed at once.
+// Afterwards the tensors can be evicted again. A tensor that the code writes becomes a constant,
+// and recipes that read it keep the old content (hand_out in by_hand.h). Nothing is recorded
+// meanwhile: between two operators compiled code writes over its own buffers, so a recipe would
+// read wrong content.
 //
 // On the tape (policy/tape.h) the code is one operator that accesses all the tensors, so that the
-// next step can be predicted. Its cost is its time without the operators that it runs, which are
-// counted themselves. It is counted after these, because their number is not known before.
+// next step can be predicted. Its cost is its time without the operators that it calls, which are
+// counted themselves. This time is counted after theirs, because it is known only at the end.
 
 #pragma once
 
@@ -31,10 +31,10 @@
 
 namespace dtr {
 
-// It must be destroyed in the thread that made it.
+// Must be destroyed in the thread that made it.
 class Reading {
  public:
-  // Throws torch.OutOfMemoryError if the tensors do not fit together.
+  // Throws torch.OutOfMemoryError if not all tensors fit at once.
   Reading(Session& session, c10::ArrayRef<at::Tensor> tensors);
   ~Reading();
   Reading(const Reading&) = delete;
@@ -49,26 +49,26 @@ class Reading {
 
 class Hold {
  public:
-  // `code` identifies the code, which costs the same on arguments of the same sizes. Throws
-  // torch.OutOfMemoryError if the tensors do not fit together; then none has become a constant.
+  // `code` identifies the code. Equal code on arguments of equal sizes costs the same. Throws
+  // torch.OutOfMemoryError if not all tensors fit at once, and then makes none a constant.
   Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
        c10::ArrayRef<at::Tensor> written);
   ~Hold();
   Hold(const Hold&) = delete;
 
-  void ended();  // The code did not fail, so its time counts.
-  // The code returned `result`, perhaps in memory that it was given: a compiled backward graph may
-  // write over a saved tensor that nothing else holds, and does not declare it.
+  void ended();  // Call if the code did not fail: its time counts.
+  // Call for a tensor that the code returns. It may lie in an argument's memory: a compiled
+  // backward graph may write over a saved tensor that nothing else holds, without declaring it.
   void returned(const at::Tensor& result);
 
   static bool here() { return innermost != nullptr; }  // Whether this thread runs such code.
-  // Whether that may read a tensor of this value (null: of a constant) through a pointer.
+  // Whether that code may read this value's tensor (null: a constant's) through a pointer.
   static bool covers(const Value* value);
-  static void died(Value& value);  // The program dropped it. Needs the engine's lock.
+  static void died(Value& value);  // Call when the program drops it, with the engine's lock.
 
   // For this thread's innermost Hold, in ticks. inside(): the time so far of its operators, of
-  // Holds in it and of its searches for memory, which are counted themselves. ran(): an operator
-  // took `passed`, and computed for `cost` of it; `inside` is inside() from when it began.
+  // Holds in it and of its searches for memory, counted elsewhere. ran(): an operator took
+  // `passed`, and computed for `cost`; `inside` is what inside() returned when it began.
   static std::int64_t inside() { return innermost ? innermost->inside_ticks_ : 0; }
   static void ran(std::int64_t inside, std::int64_t passed, std::int64_t cost);
   static void searched(std::int64_t passed);
@@ -86,10 +86,10 @@ class Hold {
 
   Session& session_;
   Hold* const outer_ = innermost;
-  // Within an operator, which has its own cost and place on the tape, or is a replay.
+  // In another operator, whose cost and place on the tape include this code, or in a replay.
   const bool apart_ = InOperator::state.depth > 0;
   std::vector<Held> values_;              // One for each tensor, even of the same value.
-  std::vector<c10::StorageImpl*> armed_;  // Constants; they may die before the end.
+  std::vector<c10::StorageImpl*> armed_;  // Constants to arm again. They may die before that.
   Bytes bytes_ = 0;
   bool on_tape_ = false;
 

@@ -1,9 +1,9 @@
 // The locks of a session, in the order in which they are taken:
 //
-//   Turn    Only the thread that holds it recomputes, so that each value is recomputed once; writes
-//           in place, because a recomputation may be reading the old content; draws random numbers,
-//           because the recipe must have the state that they were drawn from; or commits. It is
-//           released while the thread waits for another process. All other operators run side by
+//   Turn    Only the thread that holds it recomputes (so that each value is recomputed once),
+//           writes in place (because a recomputation may be reading the old content), draws random
+//           numbers (because the recipe needs the generator's state), or commits (settle.h). A
+//           thread that waits for another process releases it. All other operators run side by
 //           side.
 //   Guard   Holds the engine's lock, which guards the engine and every table of the session. The
 //           lock is released while an operator runs.
@@ -24,14 +24,14 @@
 namespace dtr {
 
 struct Locks {
-  Engine& engine;  // Its mutex is the Guard's.
+  Engine& engine;  // A Guard locks its mutex.
   StorageTable& storages;
   std::recursive_mutex turn{};
   UnderWay under_way{turn};
 };
 
-// Holds the engine's lock. Storages that die meanwhile are destroyed after its release: that may
-// run any code, such as Python's, which waits for locks of its own.
+// Holds the engine's lock. Storages that die meanwhile are destroyed after its release, because
+// this may run any code, such as Python's, which waits for locks of its own.
 class Guard {
  public:
   explicit Guard(Locks& locks, bool locked = true)
@@ -41,7 +41,7 @@ class Guard {
   ~Guard() { open(); }
   Lock& lock() { return lock_; }
 
-  // Releases the lock, if it is held, for the lifetime of this object; afterwards it is held.
+  // Releases the lock, if held, for the lifetime of this object. Its destructor takes the lock.
   class Opened {
    public:
     explicit Opened(Guard& guard) : guard_(guard) { guard.open(); }
@@ -65,7 +65,7 @@ class Guard {
 };
 
 // A thread that waits for the turn releases Python's lock, and its operators do not count as
-// running: the turn's owner may need that lock, or wait until no operator computes (under_way.h).
+// running: the turn's owner may need Python's lock, or wait until no operator runs (under_way.h).
 class Turn {
  public:
   explicit Turn(Locks& locks);

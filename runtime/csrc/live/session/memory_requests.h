@@ -34,30 +34,30 @@ class MemoryRequests {
 
   // Allocates for work of a stream. Throws torch.OutOfMemoryError.
   void* allocate(std::size_t bytes, Stream stream);
-  // The same without evicting. Null if there is no room; `shortage`: the machine's error text.
+  // The same without evicting; null if there is no room. Sets `shortage` to the system's error.
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
   void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // Tests: the k-th fails.
   std::int64_t search_ticks() const { return search_ticks_; }
-  Nanos moving() const { return moving_; }  // Part of the search: moving pages.
+  Nanos moving() const { return moving_; }  // Time of searches spent moving pages.
 
-  // Sets the budget, up to the largest that the memory can have (resize.cpp), and evicts what is
-  // above it. If too much cannot be evicted now, throws torch.OutOfMemoryError and keeps the old
+  // Sets the budget, up to the largest that the memory can have (resize.cpp), and evicts what does
+  // not fit. If too much cannot be evicted now, throws torch.OutOfMemoryError and keeps the old
   // budget.
   void resize(Bytes budget);
-  void lend(Bytes bytes);  // Reduces the budget by `bytes`; below 0: increases it.
+  void lend(Bytes bytes);  // Reduces the budget, or increases it if `bytes` < 0.
   void bound(Bytes most);  // Sets a second limit beside the budget.
-  Bytes give_back();       // Evicts all that it can; returns the bytes of pages given back.
+  Bytes give_back();       // Evicts all that it can; returns the bytes of freed pages.
 
   // While a CUDA graph is captured, requests evict nothing (Session::begin_capture).
   void capture_began() { ++captures_; }
   void capture_ended() { --captures_; }
   bool capturing() const { return captures_ > 0; }
 
-  bool follow_stream();     // Notes this thread's stream. Whether there are several.
-  void meet_this_stream();  // The same, unless in a capture.
+  bool follow_stream();     // Notes this thread's stream. Returns whether there are several.
+  void meet_this_stream();  // The same, but only on a device and outside a capture.
   bool may_be_new() const;  // Whether this thread's stream may be new.
   void read_on_stream(const Value& value);
-  void retire_stream(Stream stream);  // The stream is about to be destroyed.
+  void retire_stream(Stream stream);  // Call before the stream is destroyed.
 
  private:
   class Resizing;
@@ -93,8 +93,8 @@ class MemoryRequests {
   std::int64_t search_ticks_ = 0;
   Nanos moving_{0};
   static constexpr Stream kNoStream = ~Stream{0};
-  std::vector<Stream> streams_;                   // Those that ran operators,
-  std::atomic<Stream> latest_stream_{kNoStream};  // and the last to do so.
+  std::vector<Stream> streams_;                   // Those that ran operators.
+  std::atomic<Stream> latest_stream_{kNoStream};  // The last that ran one.
   std::atomic<int> captures_{0};
   std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
 };

@@ -28,14 +28,14 @@ namespace dtr {
   /* Look for undeclared writes. */                                                         \
   X(bool, debug, false)                                                                     \
   X(double, thrash_limit, 0) /* thrash_watch.h */                                           \
-  /* Bytes of swap: host memory for a device, else a file in `swap_folder`; 0: none. */     \
+  /* Bytes of swap: host memory for a device, else a file in `swap_folder`; 0: no swap. */  \
   X(Bytes, swap, 0)                                                                         \
   X(std::string, swap_folder, {})                                                           \
   /* Whether the memory is a CUDA device's. */                                              \
   X(bool, on_cuda, false)                                                                   \
   /* Where scores are computed: for a host's memory always on the host. */                  \
   X(ScorerPlace, scorer, ScorerPlace::kAuto)                                                \
-  /* PTX of the kernel that scores on a device; empty: none does. */                        \
+  /* PTX of the kernel that scores on a device; empty: the host scores. */                  \
   X(std::string, image, {})                                                                 \
   /* For tests, after every operator: evict everything; replay what was */                  \
   /* recorded, and compare; move everything to the swap. */                                 \
@@ -48,7 +48,7 @@ struct SessionOptions {
   DTR_SESSION_OPTIONS(DTR_FIELD)
 #undef DTR_FIELD
   int cuda_device = 0;
-  PageUses page_uses{};  // Of a device.
+  PageUses page_uses{};  // How a device's pages are used.
 };
 
 Memory::Handle pool_for(const SessionOptions& options);

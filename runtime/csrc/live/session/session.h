@@ -1,14 +1,14 @@
-// A session: the live executor of one scope. It owns the memory and the engine, and holds together
-// the parts that give each operator of the program its memory and its recipe:
+// The live executor of one scope. Owns the memory and the engine, and connects the parts that give
+// each operator of the program its memory and its recipe:
 //
-//   Scope           when and for which threads it is active
+//   Scope           decides when and in which threads a session is active
 //   MemoryRequests  serves requests for memory, and keeps the budget
 //   StorageTable    maps storages to values
 //   Constants       keeps the untracked storages that recipes read
 //   Replayer        runs a recipe again
 //   SessionSwap     moves values to the host's memory or to a file, and back
 //   SessionTrace    records traces of the program
-//   Notes, Tally    texts for the user, and counters
+//   Notes, Tally    keep texts for the user, and counters
 //
 // Class Interception handles an operator; by_hand.h has what a user calls by hand.
 
@@ -58,7 +58,7 @@ class Session final : public Executor {
   EventLog& events() { return events_; }
   Notes& notes() { return notes_; }
   Tally& tally() { return tally_; }
-  // The state of a generator whose lock is held, in a Turn. An unchanged state is shared.
+  // The state of a generator, shared if unchanged. Called in a Turn, with the generator's lock.
   std::shared_ptr<const RandomState> random_state(at::Generator& generator);
 
   void bring_back(Value& value, Lock& lock);
@@ -73,7 +73,7 @@ class Session final : public Executor {
   SessionTrace::Seen seen() const;
   void start_trace();  // Throws c10::Error if a trace is being recorded.
   TraceRecorder::Records take_trace();
-  // Ends an optimizer's step, and marks it in a trace. Does nothing in a thread outside the scope.
+  // Ends an optimizer's step, and marks it in a trace. In a thread outside the scope, counts only.
   std::optional<StepCosts> step();
 
   SessionStats stats() const;
@@ -121,7 +121,7 @@ class Session final : public Executor {
   Constants constants_;
   Replayer replayer_;
   SessionSwap session_swap_;
-  TraceRecorder* locked_recorder_ = nullptr;  // Locked for a fork.
+  TraceRecorder* locked_recorder_ = nullptr;  // Its mutex is locked for a fork.
 
   // Guarded by: nothing: set before the scope opens
   // As above.

@@ -1,5 +1,5 @@
-// Uses a session's swap (swap.h): decides which tensors may go there, sees to those that are
-// written, and stores and reloads them.
+// Uses a session's swap (swap.h): decides which tensors may go there, saves old content before a
+// write, and stores and reloads tensors.
 
 #pragma once
 
@@ -19,17 +19,17 @@ class SessionSwap {
   SessionSwap(Session& session, Swap* swap);  // `swap`: null if there is none.
 
   bool is_there() const { return swap_ != nullptr; }
-  void close();  // The session is over.
+  void close();  // Call when the session is over.
 
-  // Make movable, after an operator: its results, or the storages noted by note_movable().
+  // Call after an operator: make its results, or storages noted by note_movable(), movable.
   void adopt_what_was_made(const Call& call, const torch::jit::Stack& stack);
   void adopt_what_was_written(const Call& call);
   void note_movable(Call& call, c10::StorageImpl* storage);  // To be made movable after the call.
-  void let_write(Value& value, c10::StorageImpl& storage);   // From now on, unseen by us.
+  void let_write(Value& value, c10::StorageImpl& storage);   // Allows writes that we do not see.
 
   void store(Value& value);
   void reload(Op& op, Lock& lock);
-  void copy_beside(bool met);
+  void copy_beside(bool met);  // Begins copies ahead of use.
 
  private:
   bool may_adopt(const Call& call) const;

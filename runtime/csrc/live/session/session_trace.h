@@ -2,13 +2,13 @@
 // operator's arguments and results, and begins and ends recordings.
 //
 // Besides the traces that the user asks for, the first steps of every scope are recorded, so that
-// an error can say which budget would do (runtime/scope/advice.py). That watch ends after some
+// an error can say which budget would suffice (runtime/scope/advice.py). This watch ends after some
 // steps or operators, so a long run pays little for it. In a session without recipes (measure), the
-// recorder works out from the operators and their results what a scope with a budget could
-// recompute, and which constants it would copy before they are written.
+// recorder works out from the operators and results which values a scope with a budget could
+// recompute, and which constants such a scope would copy before a write.
 //
-// Functions that begin or end a recording, or return what it saw, are called with the engine's lock
-// held. Any thread may call recorder() without it; a recorder has its own mutex.
+// Functions that begin or end a recording, or return its records, are called with the engine's lock
+// held. Any thread may call recorder() without this lock; a recorder has its own mutex.
 
 #pragma once
 
@@ -28,7 +28,7 @@ class StorageTable;
 class SessionTrace {
  public:
   enum class Watch { kOff, kOn, kOver, kThreads, kLong, kTraced };
-  // Of optimizers: a GAN's generator may step once for several steps of its critic.
+  // Optimizers' steps: a GAN's generator may step once for several steps of its critic.
   static constexpr std::int64_t kWatchedSteps = 12;
 
   // `recipes`: whether the session records recipes.
@@ -46,7 +46,7 @@ class SessionTrace {
   struct Seen {
     TraceRecorder::Records records;
     std::int64_t steps;  // Of optimizers.
-    Watch watch;         // What ended it.
+    Watch watch;         // What ended the watch.
   };
   Seen seen() const;
   void stepped();

@@ -25,8 +25,8 @@
   X(std::int64_t, classes, engine.classes) /* Of missing values, if the neighbourhood has them. */ \
   X(std::int64_t, verified, tally_.verified) /* Recipes that verify mode replayed. */              \
   X(std::int64_t, time_stamps, tally_.costs ? tally_.costs->stamps() : 0)                          \
-  /* Victims chosen by the device's scores, and the number of candidates from which it is */       \
-  /* used; -1: never. */                                                                           \
+  /* Victims that the device's scores chose, and the least number of candidates with which */      \
+  /* the device scores; -1: it never does. */                                                      \
   X(std::int64_t, device_choices, device ? device->choices() : 0)                                  \
   X(std::int64_t, device_scores_from, device ? device->scores_from() : -1)                         \
   X(Bytes, live_bytes, pool.live)                                                                  \

@@ -1,5 +1,5 @@
-// Counts what a session does, and knows how long operators take. The engine's lock guards it,
-// except `costs` and `steps`.
+// Counts what a session does, and stores how long operators take. The engine's lock guards all but
+// `costs` and `steps`.
 
 #pragma once
 
@@ -23,15 +23,15 @@ struct StepCosts {
   Nanos added = 0ns;  // Time to recompute and to find memory.
 };
 
-// The cost until it is measured: five microseconds to launch, and memory traffic at 2 TB/s. It is
-// too low for products of matrices and convolutions, but only in the first step.
+// Estimates a cost until it is measured: five microseconds to launch, and memory traffic at 2 TB/s.
+// Matrix products and convolutions cost more, but the estimate serves only in their first step.
 inline Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
 
 struct Tally {
   Tally(DeviceWork* work, double thrash_limit)
       : costs(work ? std::make_unique<Costs>(*work) : nullptr), thrash(thrash_limit) {}
 
-  // The time for `bytes`, by the average time for a byte so far.
+  // Estimates the time for `bytes` by the average time for a byte so far.
   std::int64_t usual_ticks(Bytes bytes) const {
     if (touched_bytes == 0) return to_ticks(estimate(bytes));
     return static_cast<std::int64_t>(static_cast<double>(kernel_ticks) * bytes / touched_bytes);

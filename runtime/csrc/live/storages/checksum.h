@@ -1,7 +1,7 @@
-// Computes a checksum of memory, to tell whether it has changed: two contents agree by a chance of
-// 2^-64 or so. As in wyhash (https://github.com/wangyi-fudan/wyhash), two words, mixed with a
-// constant and with the sum so far, are multiplied, and the halves of the product are combined. A
-// multiplication for 16 bytes, so memory bandwidth sets the speed. For host memory only.
+// Computes a checksum of host memory, to notice changes: two different contents share one with a
+// chance of about 2^-64. As wyhash does (https://github.com/wangyi-fudan/wyhash), multiplies two
+// words, mixed with a constant and with the sum so far, and combines the halves of the product. It
+// takes one multiplication for 16 bytes, so memory bandwidth sets the speed.
 
 #pragma once
 

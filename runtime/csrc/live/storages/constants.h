@@ -1,13 +1,13 @@
-// Keeps the constants that recipes read: storages that we do not track (parameters, inputs, results
-// that are not recorded), which stay in memory while a recipe may need them.
+// Keeps the constants that recipes read: untracked storages (parameters, inputs, results that are
+// not recorded). They stay in memory while a recipe may need them.
 //
-// A program may write a constant, or hand its memory out to be written at any time, but recipes
-// still need the old content. So either recipes get a copy, or the values that rest on the constant
-// are computed and become constants: whichever takes less memory, earlier copies included.
+// A program may write a constant, or give its memory to code that writes at any time, but recipes
+// still need the old content. So either recipes get a copy, or values computed from the constant
+// are brought back and become constants: whichever takes less memory, earlier copies included.
 // Otherwise a program that changes its parameters could keep a copy of each for one small result.
 //
-// A constant is found by its storage. A library may have handed the same memory out twice
-// (from_numpy, DLPack), so constants in its memory are also found by their addresses.
+// We find a constant by its storage. A library may give the same memory to several storages
+// (from_numpy, DLPack), so constants in its memory are also found by address.
 //
 // All functions are called with the engine's lock held.
 
@@ -27,41 +27,41 @@ class Constants {
   Constants(StorageTable& storages, MutationDetector* detector)
       : storages_(storages), detector_(detector) {}
 
-  Value& of(c10::StorageImpl* storage);  // Makes it if there is none.
+  Value& of(c10::StorageImpl* storage);  // Makes the constant if needed.
   Value* find(const c10::StorageImpl* storage) const;
-  void add(Value& value, c10::StorageImpl* storage);  // It has become a constant.
-  // Arms (storage_access.h) the storages that recipes still read; other pointers may be invalid.
+  void add(Value& value, c10::StorageImpl* storage);  // Call when `value` became a constant.
+  // Arms (storage_access.h) the storages that recipes still read. Other pointers may be invalid.
   void arm(c10::ArrayRef<c10::StorageImpl*> storages) const;
-  void forget(Value& constant);  // No recipe reads it any more.
+  void forget(Value& constant);  // Call when no recipe reads it any more.
 
-  // Call before the memory that `storage` covers is written: keeps what recipes read of it, through
-  // this or another storage. Returns the bytes of copies, and of values no longer evictable.
+  // Call before the memory of `storage` is written: keeps the content that recipes read there, even
+  // through other storages. Returns the bytes of copies, and of values settled instead.
   struct Kept {
     Bytes copied = 0, kept = 0;
   };
   Kept keep_content(c10::StorageImpl* storage, Lock& lock);
-  // Other code frees the content of `storage`, and restores it later: FSDP does so with a layer's
-  // parameters between its passes. Meanwhile the storage may be resized and written, and no recipe
-  // reads it. If different content comes back, as after an optimizer's step, no recipe reads it
-  // ever again.
+  // Call when other code frees the content of `storage` and will restore it later: FSDP does so
+  // with a layer's parameters between its passes. Meanwhile the storage may be resized and written,
+  // and recipes cannot read it. If different content comes back, as after an optimizer's step, the
+  // old recipes cannot be run any more.
   //
-  // The program may hold evicted values that were computed from it. Those that would be needed
-  // before the content is back stay in memory: all after the last use; only those made or read
-  // since the content came, if nothing is differentiated.
+  // `stays`: which values computed from the content are first brought back and kept in memory,
+  // because they may be needed before the content is back: all, after the last use; those made or
+  // read since the content came, if nothing is differentiated; or none.
   enum class Stays { kNothing, kSinceItCame, kAll };
   void content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock);
   void content_is_back(c10::StorageImpl* storage);
   bool some_absent() const { return !absent_.empty(); }
 
-  // Gives the recipes that read a constant, locked by the caller, a copy of their own.
+  // Copies a constant, which the caller has locked. Recipes then read the copy.
   void give_copy(Value& constant, Lock& lock);
 
   // Whether the program has dropped a constant, so that only recipes keep it in memory.
   static bool kept_for_recipes(const Value& constant) {
     return c10::raw::intrusive_ptr::use_count(constant_storage(constant)) == 1;
   }
-  // Calls shed() (settle.h) for constants that only recipes hold, each time the constants have
-  // doubled: a program may keep a small result of each batch, and never lack memory.
+  // Calls shed() (settle.h) for constants that only recipes hold, each time the number of constants
+  // has doubled: a program that never lacks memory could keep the batch of each small result.
   void shed_sometimes();
 
  private:
@@ -79,9 +79,9 @@ class Constants {
   MutationDetector* const detector_;
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   ska::flat_hash_set<c10::StorageImpl*> of_libraries_;      // Constants in a library's memory.
-  Bytes copies_ = 0;                                        // Bytes that recipes hold.
+  Bytes copies_ = 0;                                        // Bytes of all copies for recipes.
   ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // Checksums of absent contents.
-  std::size_t shed_at_ = kFirstShedding;                    // Number of constants.
+  std::size_t shed_at_ = kFirstShedding;                    // Sheds at so many constants.
 };
 
 }  // namespace dtr

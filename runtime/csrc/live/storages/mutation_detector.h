@@ -1,13 +1,13 @@
-// Debug mode: finds undeclared writes. A recipe trusts that its inputs are as the operator read
-// them. The dispatcher shows us writes, except those through NumPy arrays over the same memory, raw
-// pointers, other processes, threads outside the scope, and operators whose schemas do not declare
-// their writes.
+// Finds undeclared writes, in debug mode. A recipe trusts that its inputs are as the operator read
+// them. The dispatcher shows us all writes, except those through NumPy arrays over the same memory,
+// raw pointers, other processes, threads outside the scope, and operators whose schemas do not
+// declare their writes.
 //
-// Contents are compared by a checksum: of each constant when a recipe begins to read it and
-// whenever a recipe reads it again; of each argument before and after an operator that does not
-// declare to write it. Torch's version counter alone would not do: it misses writes outside of
-// torch, and counts changes of shape. It only tells the error message whether torch saw the write.
-// The cost is a pass over every argument of every operator, so this is a mode of its own.
+// Compares checksums, and throws if one has changed: of a constant, whenever it is read after a
+// recipe began to read it; of an argument, before and after an operator that does not declare to
+// write it. Torch's version counter would not do: it misses writes outside of torch, and counts
+// changes of shape. The counter only tells the error whether torch saw the write. The cost is a
+// pass over every argument of every operator, so this is a mode of its own.
 
 #pragma once
 
@@ -25,7 +25,7 @@ namespace dtr {
 
 class MutationDetector {
  public:
-  // An argument that the operator does not declare to write, before it runs.
+  // An argument that the operator does not declare to write, before the operator runs.
   struct Seen {
     StoragePtr storage;
     std::uint64_t checksum;
@@ -49,7 +49,7 @@ class MutationDetector {
     std::uint32_t version;
     std::string origin;
   };
-  // The weak pointer prevents another storage from getting the same address.
+  // While the weak pointer lives, no other storage gets the same address.
   struct Origin {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::string text;

@@ -1,6 +1,6 @@
-// Runs a recipe again. The arguments use the memory of the values that the recipe reads; an
-// argument that the operator writes gets a copy, or that memory itself if nothing else needs the
-// old content.
+// Runs a recipe again. The arguments lie over the memory of the values that the recipe reads. An
+// argument that the operator writes gets a copy, or the memory itself if nothing else needs the old
+// content.
 //
 // Functions are called with the engine's lock held; it is released while the operator runs.
 
@@ -23,7 +23,7 @@ class Replayer {
   // Recomputes the missing outputs of `op`; returns their bytes.
   Bytes recompute(Op& op, Lock& lock);
 
-  // For tests and debug mode: compares a replay's results with the program's. Returns a text that
+  // For tests and debug mode: compares a replay's results with the outputs. Returns a text that
   // names the first difference, or "". All inputs and outputs of `op` are resident and locked.
   std::string difference(Op& op, Lock& lock);
 

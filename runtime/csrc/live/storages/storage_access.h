@@ -1,7 +1,7 @@
-// Controls access to a storage's memory. An evicted storage refuses raw access. A resident tracked
-// storage, and a constant that recipes read, call a hook before a mutable pointer leaves torch
-// (from 2.13 on: StorageMaterializer.h). Torch calls it only once, even for a kernel's access, so a
-// storage is armed with it again after each operator.
+// Controls access to a storage's memory. An evicted storage throws on raw access. For a resident
+// tracked storage, and a constant that recipes read, torch calls our hook before it gives out a
+// mutable pointer (from 2.13 on: StorageMaterializer.h). Torch calls a hook only once, even for a
+// kernel's access, so we arm a storage (set the hook) again after each operator.
 
 #pragma once
 
@@ -28,7 +28,7 @@ bool is_armed(const Storage* storage) {
   return false;
 }
 
-// A lazy clone and its original keep their own hook of torch's, which copies before a write.
+// Removes our hook. A lazy clone and its original keep torch's hook, which copies before a write.
 template <typename Storage>
 void disarm(Storage* storage) {
   if constexpr (requires { storage->clear_materializer(); }) {
@@ -38,7 +38,7 @@ void disarm(Storage* storage) {
 }
 
 // Older torch versions have a call that makes a storage refuse access, but none to allow it again.
-// An explicit instantiation may name a private member, which is how we reach the flag.
+// So we set the private flag, which an explicit instantiation may name.
 void allow_access(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::* flag>
 struct AccessFlag {
@@ -46,7 +46,7 @@ struct AccessFlag {
 };
 template struct AccessFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-// Allows access again: the storage is resident.
+// Allows access again, as the storage is resident.
 template <typename Storage>
 void readmit(Storage& storage) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {

@@ -6,9 +6,9 @@
 // access with a text that says what to do. Untracked storages are constants (constants.h).
 //
 // A storage may die in any thread, even in Python's garbage collector, while another thread evicts
-// it. So the Value has only a weak pointer to it. Torch then calls the deleter while the object
-// still exists, and the deleter waits for the engine's lock. Until then the pointer that it was
-// called through belongs to the deleter: home_of() is the only way to a value's storage (DESIGN.md,
+// its value. So the Value has only a weak pointer to the storage. Torch then calls the deleter
+// while the object still exists, and the deleter waits for the engine's lock. Meanwhile nothing
+// else may use the storage's DataPtr: home_of() is the only way to a value's storage (DESIGN.md,
 // rule 9).
 //
 // Functions are called with the engine's lock held, unless they are static or const.
@@ -34,8 +34,8 @@ namespace dtr {
 
 class TraceRecorder;
 
-// What the live runtime keeps in a Value's `home` and `data`. `home` is a weak pointer for a
-// tracked value, and a strong one for a constant, whose `data` is its storage, too.
+// Read a Value's `home` and `data`. Of a tracked value these are a weak pointer to its storage, and
+// its block. Of a constant both are its storage, and `home` is a strong pointer.
 inline c10::StorageImpl* home_storage(const Value& value) {
   return static_cast<c10::StorageImpl*>(value.home);
 }
@@ -86,10 +86,10 @@ class StorageTable {
   static Value* value_of(const at::Tensor& tensor);
   // The block of an ordinary storage that lies in this session's memory, else null.
   Block* block_of(const c10::StorageImpl* storage) const;
-  // The same, for a storage about to be tracked. The result disowns the block in the end, unless it
-  // is released to attach() or fill().
+  // The same, for a storage about to be tracked. The result's destructor disowns the block, unless
+  // the block was released to attach() or fill().
   Adopted adopt(const c10::StorageImpl* storage);
-  at::DataPtr ordinary(Block* block);  // The block's memory, from now on untracked.
+  at::DataPtr ordinary(Block* block);  // Makes the block's memory untracked.
   void* data_of(const Block& block) const { return memory_.data(&block); }
   void* data_of(const Value& value) const;                    // Of a resident value or a constant.
   const void* key_of(const c10::StorageImpl* storage) const;  // For a trace (trace_recorder.h).
@@ -97,34 +97,34 @@ class StorageTable {
   Memory& memory() const { return memory_; }
   const SessionDevice& device() const { return device_; }
 
-  // The storage of a value, alive until the lock is next released. Null if the program has dropped
-  // it: its deleter may wait for the lock in another thread, so this function does the deleter's
-  // work.
+  // Returns a value's storage, alive until the lock is next released. Returns null if the program
+  // has dropped the storage: its deleter may wait for the lock in another thread, so this function
+  // does the deleter's work.
   c10::StorageImpl* home_of(Value& value);
   void forget_home(Value& value);
 
-  void attach(c10::StorageImpl* storage, Value& value, Block* block);  // Tracked from now on.
-  void detach(c10::StorageImpl* storage, Block* block);                // Ordinary from now on.
-  void empty(c10::StorageImpl* storage, Value& value);  // Tracked, and evicted from now on.
-  void lose(Value& value);  // A missing value, in a forked child: it never comes back.
+  void attach(c10::StorageImpl* storage, Value& value, Block* block);  // Begins to track it.
+  void detach(c10::StorageImpl* storage, Block* block);                // Makes it ordinary.
+  void empty(c10::StorageImpl* storage, Value& value);  // Makes a tracked one evicted.
+  void lose(Value& value);  // In a forked child: a missing value never comes back.
   // Gives a missing value, and its storage if the program holds it, the content of `block`.
   void fill(Value& value, Block* block);
-  // Arms its storage again (storage_access.h), if the program holds it.
+  // Arms the value's storage again (storage_access.h), if the program holds it.
   void arm(const Value& value);
   static void arm(c10::StorageImpl* constant) { dtr::arm(constant, &raw_access); }
-  // Makes the storage an ordinary one, which the program may write without our notice. Its value
-  // stays for the recipes that read it, without memory.
+  // Makes the storage ordinary, so that the program may write it without our notice. The old value
+  // stays, without memory, while recipes read it.
   void let_write(Value& value, c10::StorageImpl& storage);
   void free(Block* block);
 
-  // New memory, and memory with a copy of `content`. Called without the lock.
+  // Both return new memory, copy_of() with a copy of `content`. Called without the lock.
   at::DataPtr new_memory(Bytes bytes) const { return device_.ordinary(allocate_(bytes)); }
   at::DataPtr copy_of(const void* content, Bytes bytes) const;
-  // A copy of the storage's first `bytes`. Releases the lock meanwhile.
+  // Copies the storage's first `bytes`. Releases the lock meanwhile.
   StoragePtr copy_of(const c10::StorageImpl& storage, Bytes bytes, Lock& lock) const;
 
-  // Keeps storages, and tensors that Python has seen, until the lock is released, because they must
-  // not die while it is held.
+  // Keep storages, and tensors that Python has seen, until the lock is released: they must not die
+  // while it is held.
   void bury(StoragePtr storage) { dead_.storages.push_back(std::move(storage)); }
   void bury(at::Tensor tensor) { dead_.tensors.push_back(std::move(tensor)); }
   bool has_dead() const { return !dead_.storages.empty() || !dead_.tensors.empty(); }

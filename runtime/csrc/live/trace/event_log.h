@@ -20,7 +20,7 @@ class EventLog {
     Nanos at, duration;           // By the system's clock, as a profiler's times are.
     const OperatorInfo* made_by;  // Null for a swap.
     Bytes size;                   // Of the value.
-    Bytes live = 0;               // In use in the pool, afterwards.
+    Bytes live = 0;               // In use in the pool, after the event.
   };
 
   explicit EventLog(const Memory& memory) : memory_(memory) {}
@@ -44,7 +44,7 @@ class EventLog {
 
  private:
   void add(Event event) {
-    event.live = memory_.live();  // Takes the pool's lock, so not called needlessly.
+    event.live = memory_.live();  // Takes the pool's lock, so only if events are kept.
     events_.push_back(event);
   }
 

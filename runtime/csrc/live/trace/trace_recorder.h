@@ -1,7 +1,7 @@
-// Records what a scope's program does, so that the simulator can do it again.
+// Records what a scope's program does, so that the simulator can repeat it.
 //
 // The record has all that influences evictions: which storages an operator reads and makes, what it
-// costs, every allocation and release inside it, when storages die, and what stops being
+// costs, every allocation and release inside it, when storages die, and which stop being
 // recomputable. It is one vector of integers, which runtime/scope/record.py later turns into lines.
 // Storages are named in program order, and replays are left out, so a trace is the same at every
 // budget. Cost: 0.2 to 0.4 us for an operator of few tensors (perf/cost/trace_overhead.py).
@@ -36,7 +36,7 @@ class TraceRecorder {
   //     (name, 0, -1, tracked); what happened to memory meanwhile (MemoryEvent, number).
   //   kConstant: name, bytes in the pool.
   //   kRelease, kFreeze: name.
-  //   kStep, kOptimizing: no fields. A step of an optimizer ends; begins.
+  //   kStep, kOptimizing: no fields. An optimizer's step ends, or begins.
   enum Kind : std::int64_t { DTR_RECORD_KINDS(DTR_ENUMERATOR) };
   enum MemoryEvent : std::int64_t { DTR_MEMORY_EVENTS(DTR_ENUMERATOR) };
 
@@ -47,13 +47,13 @@ class TraceRecorder {
   };
 
   // A storage's key is its data pointer if it is untracked memory of the pool, else the storage
-  // itself. `copies`: bytes that each replay of the operator copies before it runs.
+  // itself. `copies`: the bytes of each argument that a replay copies before the operator runs.
   void begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<std::int64_t> written,
              c10::ArrayRef<Bytes> copies);
   void end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results);
   void abandon();  // The operator threw an exception.
 
-  void found(const void* key, Bytes bytes);  // In memory before the recording began.
+  void found(const void* key, Bytes bytes);  // It was in memory before the recording began.
   void allocated(const void* data, Bytes size);
   void freed(const void* data);
   void died(const void* key);
@@ -62,23 +62,23 @@ class TraceRecorder {
   void mark(Kind kind);  // kStep or kOptimizing.
   void evicted(const Value& value);
   // For a session without recipes: a constant of `bytes` is about to be written. The tracked values
-  // made from it, even indirectly, either get a copy as their source, or stop being recomputable,
-  // as in Constants::keep_content.
+  // made from the constant, even indirectly, either get a copy as their source, or stop being
+  // recomputable, as in Constants::keep_content.
   void overwritten(const void* key, Bytes bytes);
-  Name name_of(const void* key);  // 0 if it has none.
-  // For a session without recipes: whether end() recorded it as a tracked result.
+  Name name_of(const void* key);  // 0 if the storage has no name.
+  // For a session without recipes: whether end() recorded the storage as a tracked result.
   bool tracks(const void* key);
 
   // Everything recorded so far.
   struct Records {
     std::vector<std::int64_t> records;
     std::vector<std::string> operators;
-    // Pairs (name, version), in order, of values named in this recording.
+    // Evictions of values named in this recording, in order: pairs (name, version).
     std::vector<std::int64_t> evictions;
   };
   Records take();
   Records copy();
-  std::size_t length();  // Of the records, as a number of integers.
+  std::size_t length();  // Number of integers in the records.
   std::mutex& mutex() { return mutex_; }
 
  private:
@@ -88,13 +88,13 @@ class TraceRecorder {
     bool alive;
   };
 
-  // The content of a constant before a write, which recipes would read.
+  // A constant's content, copied before a write because recipes would read it.
   struct Copy {
     Name name;
     Bytes bytes;
-    Name needed_by;  // One of the values made from it.
+    Name needed_by;  // One of the values made from this content.
   };
-  struct Resting {
+  struct Resting {  // Values computed from a constant: their bytes, and one name.
     Bytes bytes = 0;
     Name one = 0;
   };
@@ -107,7 +107,7 @@ class TraceRecorder {
   Resting resting_on(Name constant, Bytes enough) const;
   void retire(Name constant);
   void put(Kind kind, std::initializer_list<std::int64_t> fields);
-  // These add an entry to `made_`: the memory of a result, a written argument, or other memory that
+  // These add an entry to `made_`: for a result, for a written argument, or for other memory that
   // the operator allocated and did not free.
   void name_result(const Result& result);
   void name_written(Name name, bool tracked);
@@ -121,7 +121,7 @@ class TraceRecorder {
   Records out_;
   ska::flat_hash_map<const void*, Name> names_;
   ska::flat_hash_map<Name, Bytes> tracked_;
-  ska::flat_hash_map<Name, std::vector<Name>> made_of_;  // Tracked results of the name's readers.
+  ska::flat_hash_map<Name, std::vector<Name>> made_of_;  // By name: tracked results made from it.
   std::vector<Copy> copies_;
   Bytes copied_ = 0;  // Sum of their bytes.
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
