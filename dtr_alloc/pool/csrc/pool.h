@@ -122,7 +122,7 @@ class Pool final : public Memory {
   // Committed pages as ranges of offsets [begin, end), in order, with gaps between.
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
-  // Walks in address order over memory for a possible hole of `bytes` (pool_walk.h). Calls
+  // Walks in address order over the memory in which evictions could make a hole of `bytes`. Calls
   // `visit(bytes, owner)` for each block or part of a hole: free bytes have a null owner, and 0
   // bytes mark blocks or pages that cannot be used. `visit` must not call the pool.
   template <class Visit>

@@ -6,8 +6,8 @@
 // Compares checksums, and throws if one has changed: of a constant, whenever it is read after a
 // recipe began to read it; of an argument, before and after an operator that does not declare to
 // write it. Torch's version counter would not do: it misses writes outside of torch, and counts
-// changes of shape. The counter only tells the error whether torch saw the write. The cost is a
-// pass over every argument of every operator, so this is a mode of its own.
+// changes of shape. It is read only for the error's text, which says whether torch saw the write.
+// The cost is a pass over every argument of every operator, so this is a mode of its own.
 
 #pragma once
 
