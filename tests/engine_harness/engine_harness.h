@@ -1,5 +1,5 @@
-// The engine without tensors: values are sizes and a number that stands for their content,
-// operators are costs, memory is addresses. Tests drive it against a naive model. Time is the sum of
+// The engine without tensors: a value is a size and a number that stands for its content, an
+// operator is a cost, and memory is addresses. Tests drive it against a naive model. Time is the sum of
 // costs, so every decision can be repeated.
 
 #pragma once

@@ -1,5 +1,6 @@
-// The memory of the stand-in: segments of a stream and a size class, blocks that are split and merged,
-// streams that a freed block waits for, and a cache that is given back before a request fails.
+// The memory of the stand-in. A segment belongs to a stream and a size class. Blocks are split and
+// merged, a freed block waits for the streams that used it, and the cache is emptied before a request
+// fails.
 // Source: torch's c10/cuda/CUDACachingAllocator.cpp.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a session is to torch, on blocks of a pool: storages, operators that run without the engine's
-// lock, and turns. What each operator reads is compared with what its holder knows to be there.
+// Stands in for a session: keeps storages on blocks of a pool, runs operators without the engine's
+// lock, and takes turns. It compares what each operator reads with the content that the owner knows.
 #pragma once
 
 #include <memory>

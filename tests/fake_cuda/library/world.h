@@ -1,12 +1,11 @@
 // A CUDA driver without a device, for tests: the calls that a memory pool makes, with their rules.
 //
-// The rules of cuda.h are kept where breaking them would break a real program, so that a test of
-// the pool fails without a GPU too. What the driver knows is one World, under one lock: a test
-// starts with a fresh one. The calls lie in the files of this folder, each kind with what it needs:
-// devices.cpp, memory.cpp, streams.cpp, scorer.cpp. clocks.cpp has the time, and world.cpp what a
-// test may ask for.
+// The driver enforces those rules of cuda.h whose violation would break a real program. So a pool
+// that violates one fails its tests on a machine without a GPU. All state is in one World, under one
+// lock, and each test starts with a fresh World. The calls are in devices.cpp, memory.cpp,
+// streams.cpp and scorer.cpp; clocks.cpp simulates time, and world.cpp answers the tests' questions.
 //
-// It is no driver for torch or CuPy, which need far more of it.
+// Torch and CuPy need far more calls than this driver has.
 
 #pragma once
 
