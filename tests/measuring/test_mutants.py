@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import files_of_tests
+from tests.mutants.__main__ import files_of_tests, where_now
 from tests.mutants.faults import every, faults, of_file, once_missed, planted
 from tests.support.fences import ROOT
 
@@ -95,3 +95,13 @@ def test_files_of_every_folder_but_a_gpus_are_asked_whether_they_notice() -> Non
     asked = {Path(name).parent.name for name in files_of_tests(ROOT)}
     folders = {file.parent.name for file in ROOT.glob("tests/**/test_*.py")}
     assert asked >= folders - {"gpu", "documents"}
+
+
+def test_a_verdict_follows_a_test_that_moves_to_another_folder() -> None:
+    names = ["tests/swap/test_swap.py", "tests/live/test_steps.py"]
+    assert (
+        where_now("tests/test_swap.py::test_it[1-a]", names)
+        == "tests/swap/test_swap.py::test_it[1-a]"
+    )
+    assert where_now("tests/test_gone.py::test_it", names) == ""
+    assert where_now("", names) == ""

@@ -236,6 +236,13 @@ def files_of_tests(root: Path) -> list[str]:
     )
 
 
+def where_now(noticed: str, names: list[str]) -> str:
+    """A test of an earlier run, in the folder where its file is now; empty if the file is gone."""
+    file, colons, test = noticed.partition("::")
+    found = [name for name in names if Path(name).name == Path(file).name]
+    return found[0] + colons + test if found else ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help=f"faults to draw, at most {MOST}")
@@ -262,7 +269,9 @@ def main() -> int:
     names = [name for name in files_of_tests(TREE) if re.search(options.tests, Path(name).name)]
     kept = (FOLDER if options.tests else options.out) / "mutants.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
-    told: dict[str, list[str]] = known.get("verdicts", {})  # Each with the state that it is of.
+    told: dict[str, list[str]] = {  # Each with the state that it is of.
+        key: [where_now(by, names), of] for key, (by, of) in known.get("verdicts", {}).items()
+    }
     same = set(equivalents())
     holds = {key for key, (by, of) in told.items() if by and of == state(by.partition("::")[0])}
     waiting = {n: fault for n, fault in planted.items() if fault.key not in same | holds}
