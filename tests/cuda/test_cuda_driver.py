@@ -1,6 +1,7 @@
 """CUDA's driver as the pool sees it: one that is missing, old or without a device is named, and our
 declarations agree with the toolkit's."""
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from dtr_alloc import _core
 from dtr_alloc.pool import Pool
-from tests.fake_cuda.driver import ROOT, FakeCuda
+from tests.fake_cuda.driver import PAGE, ROOT, FakeCuda
 from tests.native_stand_in.native import cuda_headers
 
 
@@ -51,6 +52,24 @@ def test_an_error_that_the_driver_has_no_name_for_is_a_number(cuda: FakeCuda) ->
     cuda.fail("cuMemAddressReserve", code=9999)
     with pytest.raises(RuntimeError, match=r"^cuMemAddressReserve failed: CUDA error 9999$"):
         Pool("1 GiB", "cuda")
+
+
+@pytest.mark.parametrize("addresses", [0, -PAGE, (32 << 40) + PAGE])
+def test_a_pool_s_addresses_are_between_none_and_32_tib(cuda: FakeCuda, addresses: int) -> None:
+    with pytest.raises(ValueError, match="more than 0 and up to 32 TiB of addresses"):
+        _core.Pool(PAGE, "cuda", addresses)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_a_thread_s_capture_mode_is_as_it_was_after_our_calls(cuda: FakeCuda, mode: int) -> None:
+    """Global, of the thread, or relaxed, in which ours are made."""
+    cuda.call("cuInit", 0)
+    own = ctypes.c_int(mode)
+    cuda.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(own))
+    Pool(4 * PAGE, "cuda").allocate(PAGE)
+    found = ctypes.c_int(0)
+    cuda.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(found))
+    assert found.value == mode
 
 
 HEADER = ROOT / "dtr_alloc/pool/csrc/cuda/driver.h"
