@@ -89,6 +89,24 @@ def test_a_copy_begins_as_late_as_it_may(cuda: FakeCuda) -> None:
         assert live[-1] > live[0]
 
 
+def test_a_copy_waits_for_no_later_one_that_has_time(cuda: FakeCuda) -> None:
+    """Each gradient is read long after the one before, so its copy begins some nine operators
+    before, and not eighteen, as that of two, which an eighth of the budget holds."""
+    with after_steps(0) as (session, program):
+        small = torch.ones(1 << 12)
+        for _ in range(5):
+            torch.zeros(WIDE << 16).add(1)
+            for number in range(3):
+                live = []
+                for _ in range(100):
+                    small.exp()
+                    live.append(session.stats().live_bytes)
+                assert float(program.gradient(number)[7]) == number
+            program.optimizer.step()
+        assert {*live[:88]} == {live[0]}
+        assert live[-1] > live[0]
+
+
 def test_what_is_on_its_way_gives_way_to_what_the_program_needs(cuda: FakeCuda) -> None:
     with after_steps(5) as (session, program):
         program.read_the_first()
