@@ -6,21 +6,38 @@ the budget: the ones cheapest to recompute are evicted, and recomputed when next
 Results are bit for bit those of plain torch.
 """
 
+import sysconfig
+from pathlib import Path
+
 import torch  # Loads libc10, which the compiled module needs.
 
+# A module of another torch loads as a rule, and takes a dispatch key and the CPU's allocator before
+# it fails. So what it was built for is compared first (setup.py).
+_release = torch.__version__.split("+")[0]
+_here = f"torch {_release} {'CUDA' if torch.version.cuda else 'CPU'}"
+_module = Path(__file__).with_name(f"_core{sysconfig.get_config_var('EXT_SUFFIX')}")
+_built_for = _module.with_suffix(".built_for")
+if not _built_for.exists():
+    raise ImportError(
+        "dtr_alloc has no compiled part here: pip install --no-build-isolation -e . in its folder"
+    )
+if (_built := f"torch {_built_for.read_text().strip()}") != _here:
+    raise ImportError(
+        f"dtr_alloc is built for {_built}, and {_here} is installed: install {_built}, or build "
+        "dtr_alloc again for this one: pip install --no-build-isolation --no-deps "
+        "--force-reinstall FOLDER, with the folder of its source (-e FOLDER for a checkout)"
+    )
 try:
     from dtr_alloc import _core
+
+    if _core.torch_version != _release:
+        raise ImportError(f"it is of torch {_core.torch_version}")
 except ImportError as error:
     raise ImportError(
-        f"dtr_alloc's compiled part does not load with torch {torch.__version__}; build it again "
-        "in this environment: pip install --no-build-isolation -e ."
+        f"dtr_alloc is built for {_built}, which is installed, but its compiled part does not load "
+        f"({error}): build it again: pip install --no-build-isolation --no-deps --force-reinstall "
+        "FOLDER, with the folder of its source (-e FOLDER for a checkout)"
     ) from error
-
-if _core.torch_version != torch.__version__.split("+")[0]:
-    raise ImportError(
-        f"dtr_alloc was built with torch {_core.torch_version}, but torch {torch.__version__} is "
-        "installed; build it again in this environment: pip install --no-build-isolation -e ."
-    )
 
 from dtr_alloc.pool import Pool
 from dtr_alloc.pool.cupy import cupy_allocator, rmm_resource

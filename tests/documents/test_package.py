@@ -37,11 +37,55 @@ FILES = (
 )
 
 
-def test_an_import_under_another_torch_than_built_with_says_so(tmp_path: Path) -> None:
-    done = own_process("import torch; torch.__version__ = '2.0.1'; import dtr_alloc", cwd=tmp_path)
+HERE = f"torch {torch.__version__.split('+')[0]} {'CUDA' if torch.version.cuda else 'CPU'}"
+
+
+@pytest.mark.parametrize(
+    ("change", "other"),
+    [
+        ("torch.__version__ = '2.0.1'", f"torch 2.0.1 {HERE.split()[-1]}"),
+        ("torch.version.cuda = None if torch.version.cuda else '13.0'", "torch "),
+    ],
+)
+def test_an_import_under_another_torch_than_built_with_says_so(
+    change: str, other: str, tmp_path: Path
+) -> None:
+    done = own_process(f"import torch; {change}; import dtr_alloc", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"built with torch {_core.torch_version}, but torch 2.0.1 is installed" in done.stderr
-    assert "pip install --no-build-isolation -e ." in done.stderr
+    assert f"dtr_alloc is built for {HERE}, and {other}" in done.stderr
+    assert "pip install --no-build-isolation --no-deps" in done.stderr
+
+
+def test_a_refused_import_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    """Another library may take the key, and the right torch may be found later."""
+    program = """
+import torch
+right = torch.__version__
+torch.__version__ = "2.0.1"
+try:
+    import dtr_alloc
+except ImportError as error:
+    print("refused")
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: op(*args, **kwargs), "Fake")
+torch.__version__ = right
+import dtr_alloc
+with dtr_alloc.rematerialize("1MiB"):
+    print(float((torch.ones(64, 64) @ torch.ones(64, 64)).sum()))
+"""
+    done = own_process(program, cwd=tmp_path)
+    assert done.stdout.split() == ["refused", "262144.0"], done.stderr
+
+
+def test_a_compiled_part_that_does_not_load_is_quoted(tmp_path: Path) -> None:
+    package = Path(dtr_alloc.__file__).parent
+    copied = tmp_path / "dtr_alloc"
+    copied.mkdir()
+    for path in (package / "__init__.py", *package.glob("_core*.built_for")):
+        shutil.copy(path, copied)
+    (copied / "_core.py").write_text("raise ImportError('libc10_gone.so: cannot open')")
+    done = own_process("import dtr_alloc", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "does not load (libc10_gone.so: cannot open)" in done.stderr
 
 
 def test_it_was_built_with_the_torch_that_is_here() -> None:
