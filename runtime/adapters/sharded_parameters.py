@@ -78,8 +78,13 @@ def _watch(current: Current, undo: Undo) -> None:
         (of_parameter, "free_storage", frees),
         (of_parameter, "alloc_storage", allocates),
     ]
-    if not all(hasattr(owner, name) for owner, name, _ in watches):
-        return  # Another FSDP than those that are known.
+    if missing := [name for owner, name, _ in watches if not hasattr(owner, name)]:
+        if session := current():
+            session.note_stayed(
+                f"FSDP2 of torch {torch.__version__} has no {', '.join(missing)}: recipes keep "
+                "copies of the parameters that it frees"
+            )
+        return
     if hasattr(of_group, "alloc_storage"):  # Torch 2.15 has a second name for it.
         watches.append((of_group, "alloc_storage", allocates))
     for owner, name, make in watches:

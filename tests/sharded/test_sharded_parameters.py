@@ -66,6 +66,14 @@ def test_fsdp_is_as_it_was_after_a_scope_and_may_be_imported_in_one() -> None:
     printed(LATE)
 
 
+def test_an_fsdp_without_one_of_the_names_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    monkeypatch.delattr(FSDPParam, "to_unsharded")
+    with dtr_alloc.rematerialize("1MiB") as session:
+        assert "has no to_unsharded: recipes keep copies" in session.summary()
+
+
 @pytest.mark.parametrize("share", [0.7, 0.5])
 def test_layers_are_recomputed_while_their_parameters_are_gathered(share: float) -> None:
     assert_exact(share)
