@@ -16,7 +16,7 @@ ARGS :=
 # own.
 CUDA_TORCHES := 2.11.0 2.15.0
 
-.PHONY: demo test test-all test-newest figures tables lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
+.PHONY: demo test beside-fallback test-all test-newest figures tables lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -28,6 +28,10 @@ PYTEST := pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile --max-w
 HANGS := -o faulthandler_timeout=590 --timeout 600 --timeout-method thread
 test: $(READY)
 	.venv/bin/$(PYTEST) -m "not slow" $(HANGS) $(ARGS)
+
+# The tests of interception once more, with another library on our dispatch key before us.
+beside-fallback: $(READY)
+	$(PYTHON) -m pytest -q -n 0 -p tests.support.other_fallback -m "not slow" tests/live/test_exactness.py tests/live/test_libraries.py tests/live/test_library_lifetimes.py tests/live/test_higher_order.py tests/live/test_mutation.py tests/conformance/test_mutation.py $(ARGS)
 
 # Hours, and other examples each time.
 test-all: $(READY)

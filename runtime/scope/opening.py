@@ -17,7 +17,7 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import format_size
-from dtr_alloc.runtime.adapters import higher_order
+from dtr_alloc.runtime.adapters import dispatch_key
 from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.advice import Adviser
@@ -51,10 +51,11 @@ class Opening(AbstractContextManager[Session]):
                 "process: CPU tensors cannot have a scope beside it"
             )
         self._adviser.watch()
-        higher_order.let_key_pass()
+        dispatch_key.let_key_pass(self._undo)
         self._core.enter()
         current.begin(self._scope)
         watch_program(self._scope, self._undo)
+        dispatch_key.warn_of_other_kernels(stacklevel=3)
         return self._session
 
     def __exit__(

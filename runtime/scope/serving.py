@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from dtr_alloc import _core
-from dtr_alloc.runtime.adapters import higher_order
+from dtr_alloc.runtime.adapters import dispatch_key
 from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.current import CudaScope
@@ -29,16 +29,17 @@ class Service:
                 "a dtr_alloc scope is open, or dtr_alloc.allocator() was called before; there is "
                 "one of them in a process: call dtr_alloc.allocator() once, outside of scopes"
             )
-        higher_order.let_key_pass()
         self._thread = threading.current_thread()
         self._scope = scope
         self._undo = Undo()  # To which what is imported later adds its own.
         try:
+            dispatch_key.let_key_pass(self._undo)
             watch_program(self._scope, self._undo)
             self._undo.callback(current.end)
             current.begin(self._scope)
             self._undo.callback(_core.record_this_thread, False)
             _core.record_this_thread(True)
+            dispatch_key.warn_of_other_kernels(stacklevel=4)
         except BaseException:
             self._undo.close()
             raise

@@ -117,6 +117,9 @@ class Session:
         for name, refused in self._core.caught().items():
             note = f"{name} went on without it, perhaps with other last bits"
             rows.append(("refused", format_size(refused), note))
+        if unseen := self._core.unseen():
+            note = "made while DispatchKey.Fake was off: not recorded, never evicted"
+            rows.append(("unseen", format_size(unseen), note))
         rows += [("memory taken", "", text) for text in self._core.exposures()]
         return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "runtime/csrc/bindings/nanos_caster.h"
+#include "runtime/csrc/live/intercept/dispatch_key.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
@@ -89,6 +90,11 @@ py::object holding(Session& session, const py::sequence& tensors,
   return made;
 }
 
+// A call of the program's own sets the key again that somebody else has cleared.
+struct KeepRecording {
+  KeepRecording() { Scope::keep_recording(); }
+};
+
 SessionOptions options_of(const py::kwargs& given) {
   SessionOptions options;
   std::size_t taken = 0;
@@ -110,8 +116,8 @@ py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& numbers) {
 }  // namespace
 
 void bind_session(py::module_& m) {
-  register_interception();
   register_pointer_readers();
+  register_interception();
   install_cpu_allocator();
   m.attr("sees_raw_access") = kSeesRawAccess;
 
@@ -133,7 +139,7 @@ void bind_session(py::module_& m) {
       .value("since_it_came", Constants::Stays::kSinceItCame)
       .value("all", Constants::Stays::kAll);
 
-  using Open = py::call_guard<py::gil_scoped_release>;
+  using Open = py::call_guard<KeepRecording, py::gil_scoped_release>;
   py::class_<Reading>(m, "Reading");
   py::class_<Session>(m, "Session")
       // `guest`: memory is torch's, on the host. `native`: the address of a CUDA allocator whose
@@ -185,6 +191,7 @@ void bind_session(py::module_& m) {
       .def("note_stayed", in(&Session::notes, &Notes::note_stayed))
       .def("stayed", in(&Session::notes, &Notes::stayed))
       .def("caught", in(&Session::notes, &Notes::caught))
+      .def("unseen", in(&Session::notes, &Notes::unseen))
       .def("take_untold", in(&Session::notes, &Notes::take_untold))
       .def(
           "reading",
@@ -261,7 +268,11 @@ void bind_session(py::module_& m) {
   m.def("record_this_thread", &Scope::record_this_thread);
   m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
-  m.def("records_this_thread", &Scope::records_this_thread);
+  m.def("records_this_thread", [] {
+    Scope::keep_recording();
+    return Scope::records_this_thread();
+  });
+  m.def("kernels_of_others", &kernels_of_others, py::call_guard<py::gil_scoped_release>());
   m.def("lingering_session", []() -> py::object {
     Session* session = Scope::active();
     if (!session || !session->scope().lingering()) return py::none();

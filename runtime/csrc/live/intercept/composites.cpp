@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/csrc/live/intercept/dispatch_key.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/operators/operators.h"
@@ -72,6 +73,7 @@ enum class At { kAutograd, kKey };
 // key the backend's entry, which is the same kernel, is the one to call.
 template <Reads reads, At at>
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (at == At::kKey && others_have_key() && hand_over(op, keys, stack)) return;
   const bool seen = keys.has(kKey);
   keys = at == At::kAutograd ? c10::DispatchKeySet(c10::DispatchKey::CPU)
                              : keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
@@ -92,7 +94,7 @@ at::Tensor max_pool1d(c10::DispatchKeySet keys, const at::Tensor& self, at::IntA
                       bool ceil_mode) {
   const bool differentiated =
       (self.requires_grad() && at::GradMode::is_enabled()) || self._fw_grad(/*level=*/0).defined();
-  if (!keys.has(kKey) || differentiated || at::isTensorSubclassLike(self)) {
+  if (!keys.has(kKey) || !Session::active() || differentiated || at::isTensorSubclassLike(self)) {
     return at::native::max_pool1d(self, kernel_size, stride, padding, dilation, ceil_mode);
   }
   return at::_ops::max_pool1d::redispatch(keys & c10::after_autograd_keyset, self, kernel_size,

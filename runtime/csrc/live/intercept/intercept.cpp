@@ -7,17 +7,14 @@
 #include <utility>
 
 #include "runtime/csrc/engine/held.h"
+#include "runtime/csrc/live/intercept/dispatch_key.h"
 #include "runtime/csrc/live/intercept/interception.h"
+#include "runtime/csrc/live/machine/autograd_task.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/operators/libraries.h"
 #include "runtime/csrc/live/session/hold.h"
-
-namespace torch::autograd {
-// -1 outside a backward pass. Its header costs 20 s to compile.
-TORCH_API int get_current_graph_task_id();
-}  // namespace torch::autograd
 
 namespace dtr {
 
@@ -89,12 +86,13 @@ bool differentiating() {
     in_optimizer = false;  // A step that raised ran no post hook.
     return false;
   }
-  return in_optimizer || torch::autograd::get_current_graph_task_id() >= 0;
+  return in_optimizer || in_backward();
 }
 
 }  // namespace
 
 void set_in_optimizer(bool inside) {
+  Scope::keep_recording();
   in_optimizer = inside;
   Session* session = Session::active();
   if (!inside || !session || !Scope::records_this_thread()) return;
@@ -107,6 +105,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
 }
 
 void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (others_have_key() && hand_over(info.handle, keys, stack)) return;
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   Session* session = Session::active();
   if (!session) return info.handle.redispatchBoxed(keys, stack);

@@ -1,7 +1,6 @@
 #include "runtime/csrc/live/operators/operators.h"
 
 #include <ATen/Parallel.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -267,12 +266,6 @@ Table& table() {
   return *table;
 }
 
-// Python can undefine an operator, and define another by its name.
-class Undefined final : public c10::OpRegistrationListener {
-  void onOperatorRegistered(const c10::OperatorHandle&) override {}
-  void onOperatorDeregistered(const c10::OperatorHandle& op) override { table().forget(op); }
-};
-
 // Not where a tensor has a number for each item, or where several lists are returned.
 bool is_itemwise(const FunctionSchema& schema) {
   if (!begins_with_one_of(kItemwisePrefixes, schema.name()) || schema.returns().size() > 1) {
@@ -330,26 +323,11 @@ bool OperatorInfo::differs_in_each_run(const torch::jit::Stack& stack) const {
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table().at(op); }
 
-void register_interception() {
-  using torch::Library;
-  static auto* libraries = new std::vector<Library>;  // Registrations live as long as the process.
-  libraries->emplace_back(Library::IMPL, "_", kKey, __FILE__, __LINE__);
-  libraries->back().fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
-  libraries->emplace_back(Library::IMPL, "aten", kKey, __FILE__, __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  static auto* undefined = new c10::RegistrationHandleRAII(
-      dispatcher.addRegistrationListener(std::make_unique<Undefined>()));
-  static_cast<void>(undefined);
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with("aten::")) continue;
-    auto op = dispatcher.findSchema(name);
-    if (!op) continue;
-    if (pointer_reader(*op)) continue;
-    if (!is_pure_view(op->schema()) && !is_metadata_change(*op) && !is_composite(*op)) continue;
-    std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
-    libraries->back().impl((name.name.substr(6) + overload).c_str(),
-                           torch::CppFunction::makeFallthrough());
-  }
+void forget_operator(const c10::OperatorHandle& op) { table().forget(op); }
+
+bool passes_over_us(const c10::OperatorHandle& op) {
+  return op.schema().name().starts_with("aten::") &&
+         (is_pure_view(op.schema()) || is_metadata_change(op) || is_composite(op));
 }
 
 }  // namespace dtr

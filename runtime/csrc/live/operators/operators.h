@@ -1,10 +1,10 @@
 // What the runtime must know of an operator before it can record it, worked out once from its
 // schema.
 //
-// Pure views and composite operators never reach the runtime: a fallthrough is registered for each,
-// so the dispatcher itself skips us at no cost. Everything else is looked up by the address of its
-// schema in a table that readers search without a lock. What no schema states stands in the tables
-// of operators.cpp, a row each: undeclared writes, operators that read only the shape of their
+// Pure views and composite operators never reach the runtime: the dispatcher skips us at no cost
+// (intercept/dispatch_key.h). Every other operator is looked up by the address of its schema in a
+// table that readers search without a lock. What no schema states stands in the tables of
+// operators.cpp, a row each: undeclared writes, operators that read only the shape of their
 // arguments, and more.
 
 #pragma once
@@ -70,9 +70,14 @@ struct OperatorInfo {
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
-// Registers the fallthroughs and, for everything else, intercept() on kKey.
-void register_interception();
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+// Python can undefine an operator, and define another by its name.
+void forget_operator(const c10::OperatorHandle& op);
+
+// Whether the dispatcher may skip us: views, and what is made of operators that we see.
+bool passes_over_us(const c10::OperatorHandle& op);
+
+// The key on which each operator has a kernel of ours: intercept/dispatch_key.h.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Whether torch tells us when a pointer to a storage is about to leave it (from 2.13 on). Without,
@@ -82,9 +87,5 @@ constexpr bool kSeesRawAccess = true;
 #else
 constexpr bool kSeesRawAccess = false;
 #endif
-
-// DispatchKey::Fake lies below autograd, autocast, Python modes and subclasses and above every
-// backend; torch reserves it for its own C++ FakeTensor mode and registers nothing on it yet.
-constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 
 }  // namespace dtr

@@ -20,10 +20,11 @@ class CpuAllocator final : public at::Allocator {
  public:
   at::DataPtr allocate(std::size_t bytes) override {
     Session* session = Session::active();
-    // Autograd's threads inherit it from the scope's, and others may join. The rest keep to
-    // ordinary memory, because what they make could not be evicted.
-    bool ours = session && session->device().device.is_cpu() && Scope::records_this_thread();
-    if (!ours) return ordinary->allocate(bytes);
+    // Autograd's threads inherit the key from the scope's, and other threads may join. What the
+    // rest make could not be evicted, so it is ordinary memory.
+    if (!session || !session->device().device.is_cpu()) return ordinary->allocate(bytes);
+    if (Scope::lost_key()) session->notes().note_unseen(bytes);
+    if (!Scope::records_this_thread()) return ordinary->allocate(bytes);
     return session->storages().device().ordinary(bytes ? allocate(*session, bytes) : nullptr);
   }
 

@@ -8,11 +8,13 @@
 #include "runtime/csrc/live/machine/python_aware_lock.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
+#include "runtime/csrc/live/session/scope.h"
 
 namespace dtr {
 
 void* MemoryRequests::allocate(std::size_t bytes, Stream stream) {
   const auto asked = static_cast<Bytes>(bytes);
+  if (Scope::lost_key()) notes_.note_unseen(asked);
   const bool fails = allocations_to_failure_ > 0 && --allocations_to_failure_ == 0;
   std::string shortage;  // What the machine said, where it has less than the budget.
   Block* block = fails ? nullptr : take(asked, Fit::kCommitted, stream, shortage);
@@ -74,7 +76,9 @@ Block* MemoryRequests::make_room(Bytes asked, Stream stream, std::string& shorta
     if (block || !at_last || !give_up_ahead()) return block;
     return take(asked, fit, stream, shortage);
   };
-  const bool may_evict = !capturing() && !InOperator::state.handled;
+  // What an operator reads that passes us by is not locked.
+  const bool unseen = InOperator::state.handled || Scope::lost_key();
+  const bool may_evict = !capturing() && !unseen;
   const Meanwhile making_room(InOperator::state.making_room, true);
   const Pool* pool = memory_.pool();
   return pool ? allocate_evicting(*pool, engine_, move_prices(*pool), asked, take_again, may_evict)

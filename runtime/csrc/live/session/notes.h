@@ -23,6 +23,13 @@
 
 namespace dtr {
 
+inline constexpr char kUnseenText[] =
+    "a tensor was made without the runtime in a thread of the dtr_alloc scope: DispatchKey.Fake is "
+    "off there, because a fake mode of another library ended or somebody cleared it. Such tensors "
+    "are not recorded, on the CPU they lie outside the budget, and evicted arguments do not come "
+    "back. The next step of an optimizer enables the key again, as does "
+    "dtr_alloc.materialize(tensor)";
+
 // Any thread may call it, with or without our locks. Its own mutex is taken last.
 class Notes {
  public:
@@ -65,6 +72,20 @@ class Notes {
     if (!some_untold_) return;
     for (const std::string& text : take_untold()) TORCH_WARN(text);
   }
+  // An allocation in a thread of the scope whose operators pass the runtime by. The first one is
+  // told at once: perhaps no other operator comes.
+  void note_unseen(Bytes bytes) {
+    {
+      std::lock_guard guard(mutex_);
+      unseen_ += bytes;
+      if (std::exchange(some_unseen_, true)) return;
+    }
+    TORCH_WARN(kUnseenText);
+  }
+  Bytes unseen() const {
+    std::lock_guard guard(mutex_);
+    return unseen_;
+  }
   std::vector<std::string> take_untold() {  // Warnings that were not given yet.
     std::lock_guard guard(mutex_);
     some_untold_ = false;
@@ -79,6 +100,8 @@ class Notes {
   std::set<std::string> stayed_;
   std::map<std::string, Bytes> caught_;
   std::vector<std::string> untold_;
+  Bytes unseen_ = 0;
+  bool some_unseen_ = false;
   std::atomic<bool> some_untold_{false};
 };
 

@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "runtime/csrc/engine/settle.h"
+#include "runtime/csrc/live/machine/fake_mode.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
+#include "runtime/csrc/live/operators/operators.h"
 #include "runtime/csrc/live/session/session.h"
 #include "runtime/csrc/live/session/session_swap.h"
 
 namespace dtr {
-
 Scope::~Scope() {
   if (active() == &session_) active_ = nullptr;
 }
@@ -34,7 +35,22 @@ void Scope::claim() {
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
 }
 
-void Scope::record_this_thread(bool on) { c10::impl::tls_set_dispatch_key_included(kKey, on); }
+constinit thread_local bool Scope::member_ = false;
+
+void Scope::record_this_thread(bool on) {
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  member_ = on;
+}
+
+void Scope::keep_recording() {
+  if (lost_key() && !fake_mode_is_on()) record_this_thread(true);
+}
+
+bool Scope::part_if_member() {
+  const bool was = member_;
+  if (was) record_this_thread(false);
+  return was;
+}
 
 bool Scope::records_this_thread() {
   return c10::impl::tls_local_dispatch_key_set().included_.has(kKey);

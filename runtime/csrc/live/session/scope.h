@@ -26,7 +26,7 @@ class Scope {
 
   static Session* active() { return active_.load(std::memory_order_acquire); }  // Or null.
 
-  void claim();  // Becomes the active one. Throws std::runtime_error where another scope is.
+  void claim();  // Becomes the active one. Throws c10::Error if another scope is.
   void enter();  // The same, and the operators of this thread are the scope's.
   void join();   // The operators of this thread too. Not while a trace is recorded.
   void part();
@@ -49,6 +49,12 @@ class Scope {
 
   static void record_this_thread(bool on);  // Whether its operators are the active scope's.
   static bool records_this_thread();
+  // Whether this thread opened or joined the scope, and the key's bit is gone: torch's C++ fake
+  // mode (from 2.14 on) and torchdistx clear the bit when they end.
+  static bool lost_key() { return !records_this_thread() && member_; }
+  static bool is_member() { return member_; }
+  static void keep_recording();  // Sets the bit again if it is lost, unless a fake mode is on.
+  static bool part_if_member();  // Clears a member's bit. Returns whether it was one.
 
   int joined() const { return joined_; }         // Threads.
   bool lingering() const { return lingering_; }  // It is over, and some tensors are still its own.
@@ -67,6 +73,7 @@ class Scope {
   void lower_budget();
 
   static inline std::atomic<Session*> active_{nullptr};
+  static constinit thread_local bool member_;
 
   Session& session_;
   // Guarded by: nothing: atomic

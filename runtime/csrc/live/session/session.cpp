@@ -214,6 +214,7 @@ SessionTrace::Seen Session::seen() const {
 
 std::optional<StepCosts> Session::step() {
   ++tally_.steps;
+  Scope::keep_recording();
   if (!Scope::records_this_thread()) return std::nullopt;
   Guard guard(locks_);
   trace_.stepped();
