@@ -5,12 +5,17 @@
 # and so does any page of a shared mapping. Neighbours merge only if these numbers follow each
 # other: in any other order each page is a mapping of its own. Private pages that nobody touched
 # always merge.
-# Seen: Linux 6.18 on x86-64; mm/vma.c, can_vma_merge_after compares vm_pgoff. Needs Python alone.
+# Seen: Linux 6.18 on x86-64; mm/vma.c, can_vma_merge_after compares vm_pgoff. numpy 2.4.6 touches
+# the pages.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 - >"$folder/seen" <<'PROGRAM'
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install -q numpy==2.4.6
+"$folder/venv/bin/python" - >"$folder/seen" <<'PROGRAM'
 import ctypes
+
+import numpy as np
 
 PAGE, COUNT = 4096, 16
 SHARED, PRIVATE, FIXED, ANONYMOUS = 0x01, 0x02, 0x10, 0x20
@@ -37,7 +42,7 @@ def moved(kind, touched, order):
     source, target = reserve(), reserve()
     libc.mmap(source, COUNT * PAGE, 3, kind | FIXED | ANONYMOUS, -1, 0)
     if touched:
-        ctypes.memset(source, 1, COUNT * PAGE)
+        np.ctypeslib.as_array((ctypes.c_uint8 * (COUNT * PAGE)).from_address(source))[:] = 1
     for place, page in enumerate(order):
         libc.mremap(source + page * PAGE, PAGE, PAGE, 3, target + place * PAGE)
     return mappings(target)

@@ -3,17 +3,21 @@
 # Truth: of private anonymous memory it protects what was touched, read or written. Pages that
 # nobody touched stay open and nothing says so: a first write there goes unseen. The feature
 # UFFD_FEATURE_WP_UNPOPULATED protects them too. A memfd, and shared anonymous memory, need it not.
-# Seen: Linux 6.18 on x86-64; mm/userfaultfd.c. Needs Python alone. No page is written to while it
-# is protected; bit 57 of /proc/self/pagemap tells.
+# Seen: Linux 6.18 on x86-64; mm/userfaultfd.c; numpy 2.4.6 touches the pages. None is written to
+# while it is protected; bit 57 of /proc/self/pagemap tells.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 - >"$folder/seen" <<'PROGRAM'
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install -q numpy==2.4.6
+"$folder/venv/bin/python" - >"$folder/seen" <<'PROGRAM'
 import ctypes
 import fcntl
 import mmap
 import os
 import struct
+
+import numpy as np
 
 PAGE = mmap.PAGESIZE
 USERFAULTFD, USER_MODE_ONLY = 323, 1
@@ -23,14 +27,15 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def protect(name, memory, features):
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    array = np.frombuffer(memory, np.uint8)
+    begin = array.ctypes.data
     watch = libc.syscall(USERFAULTFD, os.O_CLOEXEC | USER_MODE_ONLY)
     if watch < 0:
         raise OSError(ctypes.get_errno(), "userfaultfd")
     fcntl.ioctl(watch, API, bytearray(struct.pack("QQQ", 0xAA, features, 0)))
     fcntl.ioctl(watch, REGISTER, bytearray(struct.pack("QQQQ", begin, 3 * PAGE, 2, 0)))
-    memory[PAGE]  # The second page is read, the third written, the first left alone.
-    memory[2 * PAGE] = 1
+    int(array[PAGE])  # The second page is read, the third written, the first left alone.
+    array[2 * PAGE] = 1
     fcntl.ioctl(watch, WRITEPROTECT, bytearray(struct.pack("QQQ", begin, 3 * PAGE, 1)))
     with open("/proc/self/pagemap", "rb") as pages:
         pages.seek(begin // PAGE * 8)

@@ -5,14 +5,18 @@
 # reads the file's zeros, and what the process wrote is lost. Punching a hole in the same place,
 # which empties the file as well, leaves the copy; so does a write to the file.
 # Seen: Linux 6.18, a memfd; mm/memory.c, unmap_mapping_range: even_cows is set for a truncation and
-# not for a hole. Needs Python alone.
+# not for a hole. numpy 2.4.6 maps the file: mode "c" of memmap is private.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 - >"$folder/seen" <<'PROGRAM'
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install -q numpy==2.4.6
+"$folder/venv/bin/python" - >"$folder/seen" <<'PROGRAM'
 import ctypes
 import mmap
 import os
+
+import numpy as np
 
 PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
@@ -37,10 +41,11 @@ def truncate(file):
 for happens in (write, punch, truncate):
     file = os.memfd_create("file")
     os.pwrite(file, b"f" * (2 * PAGE), 0)
-    memory = mmap.mmap(file, 2 * PAGE, mmap.MAP_PRIVATE)
-    memory[PAGE:] = b"p" * PAGE
+    with open(file, "r+b", closefd=False) as opened:
+        memory = np.memmap(opened, np.uint8, "c")
+    memory[PAGE:] = ord("p")
     happens(file)
-    in_file, in_memory = os.pread(file, 1, PAGE), memory[PAGE : PAGE + 1]
+    in_file, in_memory = os.pread(file, 1, PAGE), memory[PAGE].tobytes()
     print(f"{happens.__name__}: the file has {in_file}, the private page {in_memory}")
 PROGRAM
 diff - "$folder/seen" <<'SEEN'

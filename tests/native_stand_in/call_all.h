@@ -1,4 +1,4 @@
-// Calls every virtual of an allocator as torch would, through torch's type.
+// Calls every virtual function of an allocator, as torch would.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -7,8 +7,8 @@
 
 namespace stand_in {
 
-// What each returned is in the text; `deleter` is the one that raw_deleter must return. A template,
-// so that what this torch has not is not called.
+// Returns a text with all calls' results. `deleter` is what raw_deleter() must return. This is a
+// template, so that functions that the installed torch lacks are not called.
 template <class Allocator>
 std::string call_all(Allocator& a, c10::DeleterFnPtr deleter) {
   using c10::cuda::CUDACachingAllocator::RecordContext;

@@ -1,7 +1,7 @@
-// The memory of the stand-in. A segment belongs to a stream and a size class. Blocks are split and
-// merged, a freed block waits for the streams that used it, and the cache is emptied before a request
-// fails.
-// Source: torch's c10/cuda/CUDACachingAllocator.cpp.
+// Imitates the memory of torch's CUDA allocator. A segment belongs to a stream and a size class.
+// Blocks are split and merged, a freed block is not reused before the streams that used it are
+// done, and the cache is emptied before a request fails. Source: torch's
+// c10/cuda/CUDACachingAllocator.cpp.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -51,12 +51,12 @@ struct Block {
 };
 
 struct Settings {
-  int takes_python = 0;        // In malloc and free.
-  int fails = 0;               // So many requests,
-  int after = 0;               // after so many that are served.
-  void (*during)() = nullptr;  // Runs within the next request.
-  void (*booked)() = nullptr;  // ... at its end, while nobody else can read the books.
-  int lingers = 0;             // Then it stays until the books have been read so often.
+  int takes_python = 0;        // Take Python's lock in get() and put().
+  int fails = 0;               // How many requests to refuse,
+  int after = 0;               // and how many to serve before.
+  void (*during)() = nullptr;  // Runs once, in the next request.
+  void (*booked)() = nullptr;  // Runs once, at a request's end, before stats() can be read.
+  int lingers = 0;             // The next request ends after so many calls of stats().
 };
 inline Settings settings;
 
@@ -66,8 +66,8 @@ Function* driver(const char* name) {
   return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
-// Late, so that a thread that has Python's lock surely runs meanwhile: whoever holds a lock here
-// that such a thread waits for hangs.
+// Pauses, so that a thread that has Python's lock surely runs, then takes this lock. If the caller
+// holds a lock that the other thread waits for, both hang, and the test fails.
 inline void take_python() {
   if (!settings.takes_python) return;
   usleep(300);
@@ -120,7 +120,7 @@ class Memory {
     return reinterpret_cast<void*>(address);
   }
 
-  // A stray is counted, since an error within a deleter ends the process.
+  // Frees a block. Only counts an unknown address (a stray): an error here would end the process.
   void put(void* data) {
     if (!data) return;
     take_python();
@@ -137,8 +137,7 @@ class Memory {
     merge(at);
   }
 
-  // A stream that the block waits for once it is freed.
-  void uses(void* data, cudaStream_t stream) {
+  void uses(void* data, cudaStream_t stream) {  // Once freed, the block waits for this stream.
     const std::lock_guard lock(mutex_);
     const auto at = blocks_.find(reinterpret_cast<Pointer>(data));
     TORCH_CHECK(at != blocks_.end() && at->second.live, "a stream uses what is not there");
@@ -146,8 +145,7 @@ class Memory {
     at->second.uses.insert(stream);
   }
 
-  // The cache goes back to the driver, once work that uses it is done.
-  void flush() {
+  void flush() {  // Waits for all work, then returns the cache to the driver.
     const std::lock_guard lock(mutex_);
     driver<void()>("fakecuda_finish")();
     for (auto at = blocks_.begin(); at != blocks_.end();) {
@@ -164,8 +162,7 @@ class Memory {
   }
 
   void observe(OutOfMemoryObserver observer) { observers_.push_back(std::move(observer)); }
-  // The share of the device that all segments may have together.
-  void set_fraction(double share) {
+  void set_fraction(double share) {  // Bounds all segments to this share of the device.
     const std::lock_guard lock(mutex_);
     Count total = 0;
     driver<int(unsigned)>("cuInit")(0);
@@ -178,7 +175,7 @@ class Memory {
     strays_ = 0;
   }
   long frees() const { return frees_; }
-  long strays() const { return strays_; }  // Frees of what it had not given.
+  long strays() const { return strays_; }  // Frees of unknown addresses.
   DeviceStats stats() const {
     const std::lock_guard lock(mutex_);
     ++reads_;
@@ -194,7 +191,7 @@ class Memory {
       try {
         return queued(reinterpret_cast<std::uintptr_t>(stream)) == 0;
       } catch (const std::out_of_range&) {
-        return true;  // Never made: a name alone.
+        return true;  // The stream was never created.
       }
     });
   }

@@ -1,6 +1,7 @@
 """How pages of the host move: by the kernel's call for it, and where there is none."""
 
 import ctypes
+import mmap
 import os
 import platform
 import resource
@@ -35,6 +36,20 @@ def kernel_moves_pages() -> bool:
     answer = system.ioctl(descriptor, ctypes.c_ulong(0xC018AA3F), api)  # UFFDIO_API.
     os.close(descriptor)
     return bool(answer == 0)
+
+
+def kernel_moves_mappings() -> bool:
+    """Whether mremap can leave the old mapping without its pages, which Linux has from 5.7 on."""
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mremap.restype = ctypes.c_void_p
+    may_move, fixed, dont_unmap = 1, 2, 4
+    with mmap.mmap(-1, 2 * SMALL, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        moved = system.mremap(
+            ctypes.c_void_p(begin), SMALL, SMALL, may_move | fixed | dont_unmap,
+            ctypes.c_void_p(begin + SMALL),
+        )  # fmt: skip
+    return bool(moved == begin + SMALL)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a number of that machine's")
@@ -122,6 +137,12 @@ def test_a_page_that_moves_is_not_brought_anew() -> None:
         still = forty_pages(SMALL)
     assert gather(moving, SMALL, scatter(moving, SMALL)[0]) < 5
     assert gather(still, SMALL, scatter(still, SMALL)[0]) > 10
+
+
+@pytest.mark.skipif(not kernel_moves_mappings(), reason="this kernel moves no huge page")
+def test_a_huge_page_that_moves_is_not_brought_anew() -> None:
+    pool = forty_pages(HUGE)
+    assert gather(pool, HUGE, scatter(pool, HUGE)[0]) < 5
 
 
 @pytest.mark.parametrize("way", [nullcontext, switched_off])

@@ -156,6 +156,23 @@ def test_virtual_addresses_are_reused_when_pools_go() -> None:
     assert kept.allocate(1) == begin
 
 
+ALL_ADDRESSES = """
+from dtr_alloc.pool import Pool
+
+pools = [Pool("32 TiB", "virtual") for _ in range(8)]
+print(len({pool.snapshot()[0].address for pool in pools}))
+try:
+    Pool("1 KiB", "virtual")
+except MemoryError:
+    print("full")
+"""
+
+
+def test_eight_of_the_largest_pools_take_all_virtual_addresses() -> None:
+    root = Path(dtr_alloc.__file__ or _core.__file__).parents[1]
+    assert printed(ALL_ADDRESSES, PYTHONPATH=str(root)) == "8\nfull\n"
+
+
 def test_beyond_a_tebibyte_holes_are_in_order_and_blocks_are_found() -> None:
     """A virtual page has 512 bytes, and its bit is the pool's: 256 MiB for each TiB allocated."""
     pool = Pool("32 TiB", "virtual")

@@ -1,5 +1,6 @@
-// Stands in for a session: keeps storages on blocks of a pool, runs operators without the engine's
-// lock, and takes turns. It compares what each operator reads with the content that the owner knows.
+// Stands in for a session: keeps storages in blocks of a pool, runs operators without the engine's
+// lock, and lets one thread at a time recompute or write in place. Checks that each operator reads
+// the content that the storage's owner expects.
 #pragma once
 
 #include <memory>
@@ -21,12 +22,12 @@ class Machine final : public Executor {
     Block* block;
     int references = 1;
   };
-  // A storage of the program's. One thread owns it; all may read those that are shared.
+  // A storage of the program. One thread owns it; all threads may read shared ones.
   struct Storage {
     Value* value = nullptr;
-    Content* content = nullptr;  // While it is ordinary.
+    Content* content = nullptr;  // Only if it is ordinary (not evictable).
     Bytes size = 0;
-    Number number = 0;  // What its holder knows to be there.
+    Number number = 0;  // The content that its owner expects.
   };
 
   Machine(Bytes budget, const Heuristic& heuristic, Policy policy)
@@ -43,14 +44,14 @@ class Machine final : public Executor {
     return storage;
   }
 
-  // An operator with one result, or, with `in_place`, one that writes its first input.
+  // Runs an operator that has one result or, with `in_place`, writes its first input.
   std::unique_ptr<Storage> call(Number name, const std::vector<Storage*>& inputs, Bytes size,
                                 bool in_place) {
     std::unique_lock<std::recursive_mutex> turn(turn_, std::defer_lock);
     if (in_place) turn.lock();
     std::vector<Value*> values;
     Lock lock(engine_.mutex());
-    struct Unlock {  // With the lock held, also by exception.
+    struct Unlock {  // Unlocks with the engine's lock held, also by exception.
       Engine& engine;
       std::vector<Value*>& values;
       ~Unlock() {
@@ -83,7 +84,7 @@ class Machine final : public Executor {
     if (in_place) {
       Storage& home = *inputs[0];
       home.number = number_of(name, inputs);
-      if (values[0]->constant()) {  // Policy::kBanish may have made it one meanwhile.
+      if (values[0]->constant()) {  // Policy::kBanish may have made it a constant meanwhile.
         engine_.abandon(op);
         return nullptr;
       }
@@ -147,7 +148,6 @@ class Machine final : public Executor {
     engine_.check(true);
   }
 
-  // Executor.
   void recompute(Op& op, Lock& lock) override {
     const Recipe& recipe = *static_cast<const Recipe*>(op.payload());
     std::vector<const void*> data;

@@ -1,5 +1,5 @@
-// What the parts of the stress program share: threads, and blocks whose words are a number that only
-// their holder knows.
+// What all parts of the stress program use: threads, and blocks that are filled with a number that
+// only the block's holder knows.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ inline void in_threads(const std::function<void(int)>& work) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// The parts.
+// The parts of the program.
 void pool();
 void streams();
 void engine();

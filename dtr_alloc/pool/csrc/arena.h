@@ -1,8 +1,8 @@
-// Reserves one range of addresses (an arena), and commits, moves and releases its pages. The pool
-// decides where blocks lie; the arena only knows pages, so the same pool runs on host memory, on
-// CUDA's virtual memory, or on addresses without memory (the simulator). Addresses cost little,
-// pages much. So the range is larger than the budget, and instead of evicting, the pool can move
-// scattered free pages into one hole.
+// Reserves one range of addresses (an arena), and commits, moves and releases its physical pages.
+// The pool decides where blocks lie; the arena knows only pages. So the same pool runs on host
+// memory, on CUDA's virtual memory, or, in the simulator, on addresses without memory. Addresses
+// cost almost nothing, so an arena reserves more of them than the budget has bytes. Then the pool
+// can gather scattered free pages in one hole (free block) instead of evicting tensors.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace dtr {
 
-// Thrown if the machine lacks memory that a budget allows. The text gives the reason.
+// Thrown if the machine has no memory for a request within the budget. The text gives the reason.
 class MachineIsFull final : public std::bad_alloc {
  public:
   explicit MachineIsFull(std::string text) : text_(std::move(text)) {}
@@ -28,12 +28,12 @@ class MachineIsFull final : public std::bad_alloc {
   const std::string text_;
 };
 
-// The time to move a run of pages and touch them at their new place: per call, and per page.
+// The host's time to move n adjacent pages and touch them at their new addresses: call + n * page.
 struct MovePrices {
   Nanos call, page;
 
   Nanos of(std::int64_t pages) const { return call + pages * page; }
-  // Prices measured on a host with an AMD EPYC and Linux 6.18.
+  // Returns prices measured on an AMD EPYC host with Linux 6.18, for small or for 2 MiB pages.
   static MovePrices usual(Bytes page) {
     return page < Bytes{2} << 20 ? MovePrices{1us, 150ns} : MovePrices{0us, 10us};
   }
@@ -48,7 +48,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // The events by which streams of this memory wait for each other; null if it has no streams.
+  // Makes the events that let streams wait for each other; null for memory that no stream uses.
   virtual std::unique_ptr<StreamEvents> stream_events() { return nullptr; }
 
   virtual const char* name() const = 0;     // "host", "virtual", "cuda"
@@ -57,16 +57,16 @@ class Arena {
   virtual Bytes page() const = 0;  // Unit of commit and release; a power of two, at least 512.
 
   // commit() gives pages to [begin, end), release() takes them away; offsets are multiples of
-  // page(). New pages have unspecified contents. commit() throws std::bad_alloc and changes nothing
-  // if the machine has no page left. If commit(), release() or move() throws anything else,
-  // backed() tells which pages are there.
+  // page(). New pages have unspecified contents. If the machine has no page left, commit() throws
+  // std::bad_alloc and changes nothing. If commit(), release() or move() throws another exception,
+  // backed() tells which addresses have a page now.
   virtual void commit(Bytes begin, Bytes end) = 0;
   virtual void release(Bytes begin, Bytes end) = 0;
 
-  // Moves the pages of [from, from + bytes) to offset `to`, which has no pages. Overridden where
-  // this saves clearing new pages. Work under way may use the pages at the old offset until the
-  // pool calls leave() for that offset: before the next commit or move to it, and before releasing
-  // the pages.
+  // Moves the pages of [from, from + bytes) to offset `to`, where there are no pages yet. An arena
+  // that can move pages without clearing new ones overrides this member. Work in a stream may use
+  // the pages at the old addresses until the pool calls leave() for these. The pool does so before
+  // it commits or moves other pages to the old addresses, and before it releases the moved pages.
   virtual void move(Bytes from, Bytes to, Bytes bytes) {
     release(from, from + bytes);
     commit(to, to + bytes);
@@ -74,42 +74,41 @@ class Arena {
 
   virtual void leave(Bytes /*begin*/, Bytes /*end*/) {}
 
-  // Prices measured on this machine if possible, else MovePrices::usual.
+  // Returns prices measured on this machine if the arena could measure, else MovePrices::usual.
   virtual MovePrices move_prices() const { return MovePrices::usual(page()); }
 
-  // Tells the arena how long the host took, by now(), to move pages or to call leave() (0 pages).
+  // Tells the arena how long, by now(), the host took to move `pages` pages; 0: to call leave().
   virtual void note_move(std::int64_t /*pages*/, Nanos /*took*/) {}
   virtual Nanos now() const { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-  // Whether `offset` has a page after a failed call. `before`: whether it had one before that call.
+  // Returns whether `offset` has a page after a call failed. `before`: whether it had one before.
   virtual bool backed(Bytes /*offset*/, bool before) const { return before; }
 };
 
-// Every arena starts at a multiple of this and owns all addresses up to the next multiple after its
-// end, so that Pool::owner_of finds an address's arena by a bit shift.
+// Every arena starts at a multiple of kArenaAlignment and owns all addresses up to the next
+// multiple after its end. So Pool::owner_of finds the pool of an address by a bit shift.
 constexpr Bytes kArenaAlignment = Bytes{1} << 30;
 
-// Arenas with memory lie below kVirtualBegin, without memory in [kVirtualBegin, kVirtualEnd).
+// Arenas with memory lie below kVirtualBegin; virtual arenas lie in [kVirtualBegin, kVirtualEnd).
 constexpr Bytes kVirtualBegin = Bytes{1} << 48;
 constexpr Bytes kVirtualEnd = Bytes{1} << 49;
 
-// The functions below round `capacity` up to a page and throw std::invalid_argument unless it is
-// above 0 and at most kMaxCapacity. That is a quarter of a process's addresses on x86-64 (47 bits):
-// a pool's tables take an eighth more, and pools of earlier scopes may still live.
+// The functions below round `capacity` up to a page, and throw std::invalid_argument unless it is
+// above 0 and at most kMaxCapacity. This is a quarter of a process's addresses on x86-64 (47 bits),
+// since a pool's tables and pools of earlier scopes that still live need addresses, too.
 constexpr Bytes kMaxCapacity = Bytes{32} << 40;
 
-// Makes an arena of anonymous private memory, in pages of host_page(capacity).
+// Makes an arena of the host's anonymous private memory, in pages of host_page(capacity) bytes.
 std::unique_ptr<Arena> make_host_arena(Bytes capacity);
 Bytes host_page(Bytes capacity);
-// Whether this machine can move small pages of a host arena (page_mover.h).
+// Returns whether this machine can move pages of a host arena that are not huge (page_mover.h).
 bool host_pages_move();
 
-// Makes an arena of addresses without memory. `page` is the page size to imitate (CUDA: 2 MiB), by
-// default a granule.
+// Makes an arena of addresses without memory. `page` is the page size to imitate (CUDA: 2 MiB).
 std::unique_ptr<Arena> make_virtual_arena(Bytes capacity, Bytes page = 512);
 
-// Who may use a device's pages besides its own kernels. Libraries that register memory need such
-// uses, which must be chosen before a page is made.
+// Says who may access a device's pages besides the device itself. Libraries that register memory
+// may need this. The driver must know it when a page is made.
 struct PageUses {
   bool rdma = false;        // A network card may access pages (GPUDirect RDMA).
   bool exportable = false;  // Another process may map pages, by a POSIX file descriptor.

@@ -1,15 +1,15 @@
-// Decides which physical pages lie behind a pool's blocks (Fit::kRemap): finds a hole that can be
-// filled with pages of other holes, estimates the cost, and moves the pages.
+// Decides which physical pages lie behind a pool's blocks. For Fit::kRemap, it finds a hole (free
+// block) to fill with pages of other holes, estimates the cost, and moves the pages.
 //
-// The class relies on one fact: a page without a byte of a live block lies wholly inside one hole,
+// The class relies on one fact: a page that no live block touches lies wholly inside one hole,
 // because adjacent holes merge. So live blocks need all pages except those inside holes, and a few
-// numbers tell whether a given hole can be filled.
+// counts of pages tell whether a given hole can be filled.
 //
-// On a device, work in a stream may still use a moved page at its old address. The host seldom
-// waits for such work: the page is mapped at its new address as well, the stream that gets the page
-// waits, and a later request unmaps the old address once the work is done. The host waits only to
-// release pages, or if a block needs pages at an old address. The fence (streams.h) of the old work
-// is passed on to the block that gets the page, and to a hole that shares the page with the block.
+// On a device, work in a stream may still use a moved page at its old address. So the page stays
+// mapped there and is mapped at its new address, too. The stream that gets the page waits for that
+// work. The host seldom does: a later request unmaps the old address when the work is done. The
+// host waits only before it releases pages, or if a block needs pages at an old address. The block
+// that gets the page, and a hole on the same page, also get the work's fence (streams.h).
 //
 // All members are called with the pool's lock held.
 
@@ -27,38 +27,38 @@ namespace dtr {
 class Backing {
  public:
   struct Figures {
-    std::int64_t remaps = 0;   // Allocations that took pages away from holes.
+    std::int64_t remaps = 0;   // Allocations for which pages of holes moved.
     Nanos moving{0};           // The host's time for moving pages.
-    Bytes peak_committed = 0;  // Since the last reset_peak.
+    Bytes peak_committed = 0;  // The most committed bytes since reset_peak().
   };
 
-  // `order` is null if the arena has no streams.
+  // `order` is null if no stream uses the arena's memory.
   Backing(Arena& arena, const Holes& holes, Pages& pages, StreamOrder* order)
       : arena_(arena), holes_(holes), pages_(pages), order_(order) {}
 
-  // Finds the end of a hole that lacks the fewest pages, among ends that moved pages can fill. If
-  // there is no such end, the Site's hole is null.
+  // Of all ends of holes where moved pages can back `size` bytes, returns the one that lacks the
+  // fewest pages. If there is no such end, the hole of the returned Site is null.
   Site site_after_moves(Bytes size) const;
-  // The cost of moving pages to site_after_moves(size); kCannotMove without a site.
+  // Returns the cost of moving pages to site_after_moves(size); kCannotMove if its hole is null.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
-  // Gives a block its pages, for the stream `user`. Moves pages from holes instead of exceeding the
-  // limit (if `remap`), or if the machine has no more.
+  // Gives a block its pages; `user` is the stream that it is allocated on. Takes pages from holes
+  // if the machine has no more, or if `remap` is set and new pages would exceed the limit.
   void back(Node* block, bool remap, std::int32_t user);
-  // Releases pages of a hole that grew, until the limit holds again. Other holes have none left:
-  // requests take the pages of holes before they exceed the limit.
+  // After a free, releases pages of the new hole until the limit holds again. Other holes have no
+  // pages then, because a request takes all pages of holes before it exceeds the limit.
   void give_surplus_back(Node* hole);
-  std::int64_t give_back(std::int64_t most);  // Releases pages of any hole; returns how many.
+  std::int64_t give_back(std::int64_t most);  // Releases pages of holes; returns how many.
 
-  void poll();              // Asks the driver which work at old places is done.
-  void finish_all_moves();  // The host waits for work at old places.
+  void poll();              // Asks the driver which work at old addresses is done.
+  void finish_all_moves();  // The host waits for work at old addresses.
 
   const Figures& figures() const { return figures_; }
   void reset_peak() { figures_.peak_committed = pages_.committed_bytes(); }
-  // Throws std::logic_error if inconsistent. Adds the fences of old places to `fences`.
+  // Throws std::logic_error if an invariant is broken. Adds fences of old_places_ to `fences`.
   void check(bool quarantine, std::vector<Fence>& fences) const;
 
  private:
-  struct OldPlace {  // Pages moved away from here; work may still use them.
+  struct OldPlace {  // Old addresses of moved pages, where work may still use them.
     Pages::Run pages;
     Fence fence;
   };

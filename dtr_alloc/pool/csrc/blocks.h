@@ -1,10 +1,10 @@
-// Keeps the pool's blocks outside the arena, and finds the block at an address in O(1).
+// Keeps the descriptors (Node) of a pool's blocks, and finds a block by its address in O(1).
 //
-// Two arrays span the whole arena. The kernel backs them only where they are touched, so an arena
-// of 64 GiB costs nothing until it is used. One array holds the blocks, 64 bytes (one cache line)
-// each; a new block takes the entry freed last. The other holds, in 4 bytes for each granule, the
-// index of the live block that starts there. Neither array moves, so a Block* is stable and find()
-// needs no lock. Beyond 2^32 - 1 blocks (256 GiB of entries), make() fails as if memory were full.
+// Two arrays outside the arena have room for all its blocks. They take memory only where touched,
+// so those of a 64 GiB arena cost nothing until it is used. One holds the Nodes, each 64 bytes (a
+// cache line); a new block takes the Node freed last. The other has 4 bytes for each granule: the
+// index of the live block that starts there. Neither array moves, so a Block* stays valid and
+// find() needs no lock. Beyond 2^32 - 1 blocks (256 GiB of Nodes), make() throws std::bad_alloc.
 
 #pragma once
 
@@ -19,14 +19,14 @@
 
 namespace dtr {
 
-// A block and its links in the list of holes of its size (holes.h).
+// A block, and the links of a small hole in the list of holes of its size (holes.h).
 struct Node : Block {
   Node* hole_previous = nullptr;
   Node* hole_next = nullptr;
 };
 static_assert(sizeof(Node) == 64);
 
-// A hole, and whether to cut a block from its low or its high end.
+// The place of a new block: a hole, and whether the block is cut from its low or its high end.
 struct Site {
   Node* hole = nullptr;
   bool high = false;
@@ -53,7 +53,7 @@ class Blocks {
     return new (node) Node{{.offset = offset, .size = size}};
   }
 
-  // Clears the node, so that a stale pointer finds no neighbours.
+  // Clears the Node for reuse, so that a stale pointer to it leads to no other block.
   void drop(Node* node) {
     *node = Node{};
     node->hole_next = unused_;
@@ -79,7 +79,7 @@ class Blocks {
   }
 
   const std::int64_t granules_;
-  const std::int64_t most_;  // The most blocks at a time.
+  const std::int64_t most_;  // How many blocks can exist at a time.
   LazyArray<Node> nodes_;
   LazyArray<std::uint32_t> starts_;
   std::int64_t used_ = 0;

@@ -1,9 +1,9 @@
 // Puts copies within a device's memory into a stream, and measures how long work in a stream took.
-// The host never waits.
+// The host never waits for such work.
 //
-// The class calls the driver that is loaded at run time, as the arena does. So the runtime's code
-// for devices compiles without CUDA's toolkit, and tests run this code on a fake driver. Host
-// memory needs no such class: the runtime itself copies and reads the clock.
+// Like the CUDA arena, the class calls a driver that is loaded at run time. So the runtime's code
+// for devices compiles without CUDA's toolkit, and tests run this code on a fake driver. Tensors on
+// the host need no such class: there, the runtime itself copies bytes and reads the clock.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace dtr {
 
-// Members throw if a driver call fails.
+// All members throw if a driver call fails.
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
@@ -25,16 +25,16 @@ class DeviceWork {
 
   virtual void copy(void* to, const void* from, Bytes bytes, Stream stream) = 0;
 
-  // Records a time stamp: the moment when the stream has done all work given to it so far.
+  // Puts a time stamp into the stream: the time when all work given to it so far is done.
   virtual void* stamp(Stream stream) = 0;
-  // The time between two stamps of one stream; nothing until the stream has reached both.
+  // Returns the time between two stamps of one stream; nullopt until the stream has passed both.
   virtual std::optional<Nanos> between(void* first, void* last) = 0;
   virtual void give_back(void* stamp) = 0;
 
   virtual Bytes total_memory() const = 0;
 };
 
-// Throws as make_cuda_arena does.
+// Throws the exceptions of make_cuda_arena (arena.h).
 std::unique_ptr<DeviceWork> make_cuda_work(int device);
 
 }  // namespace dtr

@@ -1,14 +1,15 @@
-// Keeps the memory of captured graphs (and of torch's MemPools, which use the same calls): the
-// blocks that were allocated while requests of a stream were routed to the graph's pool.
+// Keeps the blocks of captured CUDA graphs, and of torch's MemPools, which use the same calls.
+// Torch gives each graph a private pool, named by an Id. During a capture, requests on some streams
+// are routed to a private pool, and the blocks that they get belong to it.
 //
 // A captured kernel runs later, again and again, on the addresses it was captured with. So a block
-// allocated in a capture does not return to the pool when it is freed. The block waits here until
-// the last use of the graph's pool ends. Until then requests of the same capture on the same stream
-// may take it: their kernels come later in the graph. Other blocks freed in the capture wait in the
-// quarantine (pool.h).
+// allocated in a capture does not return to the Pool when it is freed. The block waits here until
+// the last use of its private pool ends. Until then, requests that are routed to the same private
+// pool on the same stream may take the block: their kernels run after those of the freed tensor.
+// Other blocks that are freed during a capture wait in the Pool's quarantine (pool.h).
 //
-// A request takes the smallest waiting block that holds it and is at most twice as large. A block
-// is not cut, since the rest would need its own bookkeeping for a few bytes.
+// A request takes the smallest waiting block that holds it, if that is at most twice as large.
+// Waiting blocks are not cut: the rest would need bookkeeping of its own for a few bytes.
 
 #pragma once
 
@@ -30,26 +31,26 @@ class GraphMemory {
 
   explicit GraphMemory(Pool& pool) : pool_(pool) {}
 
-  // Routes requests of streams that pass the filter to `id` until end(), and adds a use of `id`,
-  // which lasts until release().
+  // Until end(), routes requests on streams for which `filter` is true to the private pool `id`.
+  // Also begins a use of `id`, which release() ends.
   void begin(Id id, Filter filter);
   void end(Id id);  // Throws std::invalid_argument without a begin().
-  void use(Id id);
-  // Ends a use. With the last use, frees the waiting blocks; live blocks become ordinary. The graph
-  // may still run on any stream, so reuse waits for all known streams.
+  void use(Id id);  // Begins another use.
+  // Ends a use. After the last one, frees the waiting blocks, and live blocks become ordinary. The
+  // graph may still run on any stream, so reuse of a block then waits for all known streams.
   void release(Id id);
   int uses(Id id) const;
 
-  // Whether any stream is routed. Lock-free, so that ordinary programs pay one load.
+  // Whether any requests are routed now. Lock-free: without captures, it costs a program one load.
   bool routing() const { return routing_.load(std::memory_order_acquire) > 0; }
   bool empty() const { return blocks_count_.load(std::memory_order_acquire) == 0; }
 
-  // A waiting block for a request of the stream, or null.
+  // Returns a waiting block for a request of `size` bytes on the stream, or null.
   Block* take(Bytes size, Stream stream);
   void adopt(Block* block, Stream stream);  // Keeps track of a new block if its stream is routed.
-  bool keep(Block* block);  // For a block that the program frees: returns whether it waits here.
-  // Notes that other streams read the block. Once freed, it serves no request, since events cannot
-  // be queried in a capture.
+  bool keep(Block* block);  // Call it when the program frees a block: true if the block waits here.
+  // Notes that other streams use the block. After its free it waits, but serves no request: we
+  // cannot learn when those streams are done, since events cannot be queried in a capture.
   void share(Block* block);
   std::vector<const Block*> live(Id id) const;
 
@@ -61,7 +62,7 @@ class GraphMemory {
   struct Private {
     int uses = 0;
     std::multimap<Bytes, Waiting> waiting;
-    std::vector<Block*> shared;  // Freed, but serve no request.
+    std::vector<Block*> shared;  // Freed blocks that serve no request: see share().
   };
   struct Member {
     Id id;

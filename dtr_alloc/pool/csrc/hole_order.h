@@ -1,11 +1,11 @@
-// Orders holes by size, then by address: an ordered set whose keys are single numbers.
+// Keeps holes (free blocks) ordered by size, then by address: a sorted set with numbers as keys.
 //
-// Best fit uses the set four times for each pair of allocate and free. A red-black tree, which
-// follows a dozen pointers each time, took a third of the pool's time. A key has size and offset in
-// 128 bits; 64 bits would limit arenas to 1 TiB. Keys lie sorted in chunks of up to 128. A search
+// An allocation and its free together use the set four times. When the set was a red-black tree,
+// which follows a dozen pointers for each use, it took a third of the pool's time. Instead we keep
+// sorted keys in chunks of up to 128. A key is 128 bits: the hole's size, then its offset. A search
 // is two binary searches: over the last keys of all chunks, then in one chunk. An insertion moves
-// half a chunk. About one insertion in 64 splits a chunk and moves half the list of chunks, which
-// is short.
+// half of a chunk's keys on average. About one insertion in 64 also splits a full chunk and moves
+// half of the list of chunks, which is short.
 
 #pragma once
 
@@ -34,13 +34,13 @@ class HoleOrder {
 
   void insert(Node* hole);
   void remove(const Node* hole);
-  // Changes a hole's extent. Cheap if the hole keeps its place in the order.
+  // Changes the offset and size of a hole. Cheap if its position in the order stays the same.
   void resize(Node* hole, Bytes offset, Bytes size);
 
   bool empty() const { return chunks_.empty(); }
   Node* last() const { return chunks_.back()->holes[chunks_.back()->count - 1]; }
 
-  // Returns the first hole of at least `size`, in order, for which `visit(hole)` is true, or null.
+  // Returns the smallest hole of at least `size` for which `visit(hole)` is true, or null.
   template <class Visit>
   Node* first_from(Bytes size, const Visit& visit) const {
     for (Place place = lower_bound(key(size, 0)); place.chunk < chunks_.size(); step(place)) {
@@ -50,7 +50,7 @@ class HoleOrder {
     return nullptr;
   }
 
-  // Calls `visit` with each hole, last to first, until `visit` returns false. Returns false then.
+  // Calls `visit` with each hole, largest first. If `visit` returns false, stops and returns false.
   template <class Visit>
   bool each_backwards(const Visit& visit) const {
     for (std::size_t chunk = chunks_.size(); chunk-- > 0;) {
@@ -61,7 +61,7 @@ class HoleOrder {
     return true;
   }
 
-  // Returns the number of holes. Throws std::logic_error if inconsistent.
+  // Throws std::logic_error if an invariant is broken. Returns the number of holes.
   std::int64_t check() const;
 
  private:

@@ -1,12 +1,12 @@
-// Keeps the free blocks (holes) of a pool in the order of best fit.
+// Keeps the free blocks (holes) of a pool, and finds the smallest that holds a request (best fit).
 //
-// Small requests (such as scalar arguments of operators) are the most frequent, and have few sizes.
-// So below 64 granules (32 KiB) each size has its own list, and one instruction on a word with a
-// bit per size finds the smallest size that fits. The hole freed last comes first in its list,
-// since it is in the cache. Larger holes are in a HoleOrder: by size, then by address.
+// Most requests are small (such as scalar arguments of operators), and have few different sizes. So
+// holes below 64 granules (32 KiB) are in lists, one list for each size. A word has a bit for each
+// size whose list is not empty, and one instruction on the word finds the smallest size that fits.
+// The hole freed last comes first in its list, since it is likely still in the cache. Larger holes
+// are in a HoleOrder: by size, then by address.
 //
-// The class also counts the pages that lie wholly inside holes. Every other page holds some byte of
-// a live block.
+// Also counts the pages that lie wholly inside holes. Every other page holds some live byte.
 
 #pragma once
 
@@ -49,7 +49,7 @@ class Holes {
     }
   }
 
-  // Changes a hole's extent. Cheap if the hole keeps its position in the order.
+  // Changes the offset and size of a hole. Cheap if its position in the order stays the same.
   void resize(Node* hole, Bytes offset, Bytes size) {
     if (small(hole->size) || small(size)) {
       remove(hole);
@@ -61,7 +61,7 @@ class Holes {
     large_.resize(hole, offset, size);
   }
 
-  // The first hole of at least `size`, in order, for which `accept(hole)` is true, or null.
+  // Returns the smallest hole of at least `size` for which `accept(hole)` is true, or null.
   template <class Accept>
   Node* best_fit(Bytes size, const Accept& accept) const {
     if (small(size)) {
@@ -94,7 +94,7 @@ class Holes {
 
   std::int64_t count() const { return count_; }
   std::int64_t pages() const { return pages_; }  // Pages wholly inside holes.
-  // Throws std::logic_error if inconsistent. Pool::check compares the holes with its free blocks.
+  // Throws std::logic_error if an invariant is broken. Pool::check compares holes and free blocks.
   void check() const;
 
  private:
@@ -107,7 +107,7 @@ class Holes {
   static int bin(Bytes size) { return static_cast<int>(size / kGranule); }
 
   std::array<Node*, 64> lists_ = {};
-  std::uint64_t filled_ = 0;  // Bit i: lists_[i] is not empty.
+  std::uint64_t filled_ = 0;  // Bit i is set if lists_[i] is not empty.
   HoleOrder large_;
   std::int64_t count_ = 0, pages_ = 0;
   const int page_shift_;

@@ -1,4 +1,4 @@
-// Throws std::logic_error with the given sentence if a condition is false. For check() functions.
+// Throws std::logic_error with the given sentence if a condition is false: for internal checks.
 
 #pragma once
 

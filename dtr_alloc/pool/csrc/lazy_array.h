@@ -1,6 +1,6 @@
-// Keeps a zeroed array whose pages cost no memory until they are touched, and which never moves.
-// The pool's tables have an entry for every 512 bytes of an arena. Most programs touch a part of
-// the tables, the simulator hardly any. Huge pages are off, because one touch would cost 2 MiB.
+// Keeps a zeroed array that never moves, and whose pages take no memory until they are touched. The
+// pool's tables are such arrays. They have an entry for every 512 bytes of an arena, but most
+// programs touch only a part. Huge pages are off, since with them one touch would take 2 MiB.
 
 #pragma once
 

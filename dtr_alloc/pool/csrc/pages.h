@@ -1,11 +1,11 @@
-// Keeps a bit for each page of an arena, set while the page is committed, and a bit for each full
-// word of 64 pages. Keeps the limit on committed pages, too.
+// Keeps a bit for each page of an arena, set while the page is committed, and a second bit for each
+// word of 64 such bits, set while all 64 are. Also stores the limit on committed pages.
 //
 // The limit is the budget rounded up to a page; the pool decides when to exceed it. A page may be
-// released only if it lies wholly inside a hole, so pages that live blocks touch are always
-// committed. Pages of holes stay committed, too, until the pool needs them elsewhere or trims them,
-// because each release or commit calls the kernel or the driver. Cost: a look at one word for every
-// 4,096 committed pages of a block.
+// released only if it lies wholly inside a hole (free block), so pages that live blocks touch are
+// always committed. Pages of holes stay committed, too, until the pool needs them elsewhere or
+// trims them, because each release or commit calls the operating system or the driver. To check
+// that a block's pages are committed, we read a word of each kind of bits per 4,096 pages.
 
 #pragma once
 
@@ -47,7 +47,7 @@ class Pages {
     if (run.size() == 1) return (bits_[run.begin >> 6] >> (run.begin & 63) & 1) != 0;
     return next(false, run) == run.end;
   }
-  // Whether committing the run keeps to the limit.
+  // Whether the limit holds after commit(run).
   bool fits(Run run) const {
     const std::int64_t headroom = limit_ - committed_;
     if (run.size() <= headroom || all_committed(run)) return true;
@@ -68,8 +68,8 @@ class Pages {
   void commit(Run run) {
     if (!all_committed(run)) commit_missing(run);
   }
-  // Moves up to `most` committed pages of `from`, highest first, to gaps in `to`, which must lack
-  // that many. Returns how many moved. Calls `about(run)` before each run moves.
+  // Moves up to `most` committed pages of `from`, highest first, to where `to` lacks pages (at
+  // least `most`). Returns how many moved. Before each run of pages moves, calls about(run).
   std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& about);
   void leave(Run old) {
     ++calls_;
@@ -84,20 +84,20 @@ class Pages {
   std::int64_t committed() const { return committed_; }
   Bytes committed_bytes() const { return committed_ << shift_; }
   Bytes bytes(std::int64_t pages) const { return pages << shift_; }
-  std::vector<std::pair<Bytes, Bytes>> runs() const;  // Offsets of committed pages.
-  void check() const;                                 // Throws std::logic_error if inconsistent.
+  std::vector<std::pair<Bytes, Bytes>> runs() const;  // Ranges of offsets of committed pages.
+  void check() const;                                 // Throws std::logic_error if a bit is wrong.
 
  private:
-  // The first page of the run whose bit is `committed`, or the run's end.
+  // Returns the first page of the run with that state (`committed` or not), or the run's end.
   std::int64_t next(bool committed, Run run) const;
-  Run last_committed(Run run, std::int64_t most) const;  // The highest, up to `most`.
-  // One past the last page of the run whose bit is `committed`, or the run's begin.
+  Run last_committed(Run run, std::int64_t most) const;  // The last ones, at most `most`.
+  // Returns one past the last page of the run with that state, or the run's begin.
   std::int64_t last_end(bool committed, Run run) const;
-  // Counts pages of the run that are not committed, until there are more than `enough`.
+  // Counts pages of the run that are not committed; stops early if the count exceeds `enough`.
   std::int64_t missing(Run run, std::int64_t enough) const;
   void commit_missing(Run run);
   void set(Run run, bool committed);
-  // After a failed call: asks the arena which pages of the run are committed now.
+  // After a failed call: asks the arena which pages of the run have memory, and sets their bits.
   void look_again(Run run, bool before);
 
   Arena& arena_;
@@ -105,9 +105,9 @@ class Pages {
   std::int64_t limit_;
   std::int64_t committed_ = 0;
   std::atomic<std::int64_t> calls_ = 0;
-  std::int64_t top_ = 0;  // No page from here on was ever committed.
+  std::int64_t top_ = 0;  // No page with this number or above was ever committed.
   const LazyArray<std::uint64_t> bits_;
-  const LazyArray<std::uint64_t> full_;  // Bit i: all bits of bits_[i] are set.
+  const LazyArray<std::uint64_t> full_;  // Bit i is set if all bits of bits_[i] are.
 };
 
 }  // namespace dtr

@@ -1,9 +1,9 @@
 // Defines annotations, checked by clang, that say which mutex guards which data.
 //
-// Clang's -Wthread-safety warns of an access to a guarded field without its mutex. libstdc++ does
-// not annotate std::mutex, so the class Mutex wraps it. Other compilers ignore annotations. No
-// cost. Source: clang's documentation, "Thread Safety Analysis". tests/pool/test_thread_safety.py
-// runs the check.
+// With -Wthread-safety, clang warns if code accesses a guarded field without holding its mutex.
+// libstdc++ does not annotate std::mutex, so the class Mutex wraps it. For other compilers, the
+// annotations are empty. Source: clang's documentation, "Thread Safety Analysis".
+// tests/pool/test_thread_safety.py runs the check.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // Defines the units of all figures: bytes, and nanoseconds.
 //
 // Time has a type of its own, so that a size or a bare number does not become a time by mistake.
-// Conversions are explicit: Nanos{bytes}, for a logical clock that counts bytes. Sizes stay plain
-// numbers, since the pool also uses them as offsets and indices.
+// Conversions are explicit: a logical clock, which counts bytes as time, writes Nanos{bytes}. Sizes
+// stay plain numbers, since the pool also uses them as offsets and indices.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// Converts times to plain integers of nanoseconds in Python. Each file that binds a function or a
-// member of type Nanos must include this: otherwise pybind11 does not know the type, and reports
-// that only when Python calls the binding.
+// Converts a Nanos to a Python integer of nanoseconds, and back. Include this header in each file
+// that binds a function with a Nanos argument or result, or a member of type Nanos. Without it, the
+// binding compiles, but throws TypeError when Python uses it.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// Lists the missing values that a copy brings back from the swap (Value::movable), each with the
-// time when it is needed. The list is not sorted: times change more often than we search it, and
-// most searches end at once, because nothing is needed soon.
+// Lists the missing values that a copy from the swap can bring back (Value::movable), each with the
+// time when it is needed. The list is not sorted by time, because the times change more often than
+// we search the list. Most searches end after one look at `soonest_`: no need is near.
 
 #pragma once
 
@@ -19,7 +19,7 @@ class Awaited {
     Value* value;
   };
 
-  // Does nothing if the list cannot grow: the value then comes back when used.
+  // Does nothing if there is no memory for the list: the value then stays in the swap until used.
   void add(Value& value, Nanos need);
   void remove(Value& value);  // Does nothing if `value` is not listed.
   void set(Value& value, Nanos need);
@@ -30,14 +30,15 @@ class Awaited {
   }
 
   bool has(const Value& value) const { return value.need.awaited != kNowhere; }
-  // Returns entries needed from `from` to `until`, in order. Sets earlier needs to `never`.
+  // Returns the entries with needs from `from` to `until`, sorted by need. Changes needs before
+  // `from`, which have passed, to `never`.
   std::vector<Entry> needed(Nanos from, Nanos until, Nanos never);
   const std::vector<Entry>& entries() const { return entries_; }
   void check() const;  // Throws std::logic_error if inconsistent.
 
  private:
   std::vector<Entry> entries_;
-  Nanos soonest_ = Nanos::max();  // A lower bound of all needs.
+  Nanos soonest_ = Nanos::max();  // No listed need is earlier.
 };
 
 }  // namespace dtr

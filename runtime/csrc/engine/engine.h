@@ -1,14 +1,16 @@
-// The DTR engine: knows which values are resident, and rematerializes missing ones (paper, section
-// 3 and Figure 1). Class Eviction chooses the victims (eviction.h). The engine knows neither torch
-// nor memory: an Executor handles both, so live training and simulation share the engine.
+// The DTR engine knows which values (contents of storages, graph.h) are resident, that is in
+// memory, and recomputes the others when they are needed (paper, section 3 and Figure 1). Class
+// Eviction chooses what to evict (eviction.h). The engine neither calls torch nor holds tensors'
+// memory: an Executor does both. So live training and simulation share the engine.
 //
-// Deallocation is eager: when the program drops a value, its content is freed at once, unless it is
-// a stepping stone (stepping_stones.h). Its recipe stays while another recipe reads the value.
-// Recomputing walks producers with an explicit stack, so a chain may have any length. All inputs of
-// waiting operators are locked, as in the paper's recursion.
+// When the program drops a value, its content is freed at once, unless it is a stepping stone: a
+// small value that makes a larger one cheap to recompute (stepping_stones.h). The value's recipe
+// stays while another recipe reads the value. Recomputation keeps a stack of operators instead of
+// recursing, so a chain of missing values may have any length. While an operator on the stack waits
+// for a missing input, its resident inputs are locked, that is not evicted, as in the paper's
+// recursion (but see Eviction::evict_waiting).
 //
-// One lock guards the engine. Callers hold it unless a method says otherwise. It is released while
-// an operator runs.
+// One mutex guards the engine. Callers hold it in each call; it is released while operators run.
 
 #pragma once
 
@@ -30,27 +32,29 @@
 namespace dtr {
 
 struct EngineStats {
-  // Includes evictions by hand and in evict_always mode. Dropped values do not count.
+  // Includes evictions by dtr_alloc.evict and by the option evict_always. Drops do not count.
   std::int64_t evictions = 0;
-  std::int64_t rematerializations = 0;            // Operators that ran again, and reloads.
-  std::int64_t values = 0, ops = 0, classes = 0;  // Numbers of live records.
+  std::int64_t rematerializations = 0;            // Reruns of operators, and copies from the swap.
+  std::int64_t values = 0, ops = 0, classes = 0;  // How many exist: Values, Ops, evicted classes.
   Bytes evictable = 0, largest_operator = 0;
-  std::int64_t foretold = 0;  // Operators run while a tape was followed (policy/tape.h).
-  // Sums of operators' costs and time in compiled code: of all runs, of first runs, of replays.
+  std::int64_t foretold = 0;  // Operators that ran while a tape predicted uses (policy/tape.h).
+  // Sums of time: of all runs of operators, of first runs, of reruns. The first two include the
+  // time of compiled code itself.
   Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;
   std::int64_t evaluations = 0;  // Scores computed.
-  std::int64_t accesses = 0;     // Evaluations, and edges and records visited (appendix D.3).
+  std::int64_t accesses = 0;     // `evaluations`, plus graph edges and records visited.
 };
 
 // What happens to a value that the program drops (paper, appendices C.4 and C.5).
 enum class Policy {
   kEager,   // Its content is freed at once, unless it is a stepping stone (stepping_stones.h).
-  kBanish,  // It is erased once all values made from it are resident; these become constants.
-  kIgnore,  // It stays, and is evicted when it has the least score.
+  kBanish,  // It is erased when all values made from it are resident; those become constants.
+  kIgnore,  // Its content stays until it has the least score and is evicted.
 };
 
-// Which records are kept. The live runtime keeps only records that may be needed. The paper's
-// simulator keeps all, so that unreachable values still count as evicted neighbours.
+// Which records (Values and Ops) are kept. The live runtime keeps only those that a recomputation
+// may need. The paper's simulator keeps all, so that values that nothing needs still count as
+// evicted neighbours.
 enum class KeepRecords { kNeeded, kAll };
 
 class Engine {
@@ -72,27 +76,28 @@ class Engine {
 
   std::mutex& mutex() const { return mutex_; }
 
-  // Recording. begin() allocates a recipe; read() links an input; write() adds a resident output;
-  // finish() sets the cost and makes the outputs evictable, or discards a recipe without outputs.
+  // To record an operator: begin() allocates its recipe, read() adds an input, write() adds a
+  // resident output. finish() sets the cost and makes the outputs evictable; without outputs it
+  // discards the recipe.
   Op* begin(std::uint32_t inputs, std::uint16_t outputs, std::size_t payload_bytes);
   void read(Op& op, std::uint32_t index, Value& value);
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
   void abandon(Op& op);                    // Discards the recipe.
-  void finish_reload(Op& op);              // finish() for an Op::reload: its cost is set already.
+  void finish_reload(Op& op);              // Replaces finish() for an Op::reload: its cost is set.
   void reprice(Value& value, Nanos cost);  // Sets the cost of a resident movable value.
   Value& constant(Bytes size, void* home, void* data);
 
-  // Another way to record, if the outputs are known before the operator runs: instead of write(),
-  // expect() adds a missing output, and compute() runs the operator to materialize the first
-  // output. view() adds an output that shares the bytes of `base`.
+  // Another way to record, for simulations, where the outputs are known before the operator runs:
+  // expect() adds a missing output, view() a missing output that shares the bytes of `base`. Then
+  // compute(), in place of finish(), runs the operator.
   Value& expect(Op& op, std::uint16_t output, Bytes size, void* home);
   Value& view(Op& op, std::uint16_t output, Value& base, void* home);
   void compute(Op& op, Nanos cost, Lock& lock);
 
-  // Counts an operator that is not recorded.
+  // Adds the cost of an operator that has no recipe to the clock.
   void advance(Nanos cost) { stats_.clock += cost, stats_.base_cost += cost; }
-  // Counts the time of compiled code, without the operators that it called.
+  // Adds compiled code's own time, without that of the operators that it called, to the clock.
   void worked(Nanos time) {
     advance(time);
     needs_.advance(time);
@@ -121,26 +126,26 @@ class Engine {
   void end_step() { needs_.end_step(); }
 
   void dropped(Value& value);        // The program dropped the value's storage.
-  void overwritten(Value& value);    // The value's storage was written, and holds a new value now.
-  void* reuse_buffer(Value& value);  // Gives the value's memory to a replay that overwrites it.
+  void overwritten(Value& value);    // The value's storage was written, and now holds a new value.
+  void* reuse_buffer(Value& value);  // Returns the value's memory, for a replay to overwrite.
   void freeze(Value& value);         // Makes a resident value a constant, without a recipe.
-  // Makes a resident value movable to the swap (live/storages/swap.h), else a constant.
-  void settle(Value& value);
-  void restore(Value& value, void* data);  // Gives a missing output its content.
+  void settle(Value& value);         // Makes it movable to the swap if possible, else a constant.
+  void restore(Value& value, void* data);  // Gives a missing value its content.
 
-  // Frees all records at once: `ops` and `constants` list them all. Requires KeepRecords::kAll.
-  // Nothing may use the engine afterwards.
+  // Frees all records at once. `ops` and `constants` must list all Ops and all constants. Requires
+  // KeepRecords::kAll. Do not use the engine afterwards.
   void discard(const std::vector<Op*>& ops, const std::vector<Value*>& constants);
 
   void evict(Value& value);             // It must be resident, recomputable and unlocked.
-  void move(Value& value, Op& reload);  // Replaces such a value's recipe by an Op::reload.
+  void move(Value& value, Op& reload);  // Replaces a resident value's recipe by `reload`.
   bool let_all_stones_go();             // Frees all stepping stones; false if there were none.
-  // Allows moves to the swap. Called before any value exists.
+  // Allows moves of values to the swap. Call it before any value exists.
   void move_by(const Transfer& transfer) { columns_.limit_costs(transfer); }
   bool moves() const { return columns_.transfer().has_value(); }
 
-  // Recomputes `target`, which the caller has locked. If an operator throws (mostly out of memory),
-  // unlocks the inputs, leaves all values intact, and throws the same error.
+  // Recomputes `target`, if it is missing; the caller has locked it. If an operator throws (mostly
+  // for lack of memory), unlocks what it locked and throws the same error. Missing values can still
+  // be recomputed then.
   void materialize(Value& target, Lock& lock);
 
   const Heuristic& heuristic() const { return heuristic_; }
@@ -148,12 +153,11 @@ class Engine {
   Histories& histories() { return histories_; }
   Eviction& eviction() { return eviction_; }
   const Eviction& eviction() const { return eviction_; }
-  // Recomputable values that the program holds, resident or not.
   const std::vector<Value*>& owned() const { return owned_; }
   EngineStats stats() const;
-  void note_operator(Bytes bytes);  // `bytes`: of its inputs and outputs.
-  // For tests: checks all records, and throws std::logic_error if any is wrong. `idle`: no operator
-  // runs and no code holds a value, so a locked value is wrong.
+  void note_operator(Bytes bytes);  // `bytes`: of an operator's inputs and outputs.
+  // For tests: throws std::logic_error if a record is wrong. `idle`: no operator runs and no Held
+  // exists, so that a lock is wrong, too (except locks by the functions in held.h).
   void check(bool idle = false) const;
 
  private:
@@ -169,9 +173,9 @@ class Engine {
   void lose(Value& value, Loss loss);
   void let_go(Value& value);
   void recompute(Op& op, Value& wanted, Lock& lock);
-  void unlink(Value& value);  // Unlinks it from its producer. Erases a producer without outputs.
+  void unlink(Value& value);  // Takes the value out of its recipe; erases a recipe without outputs.
   void erase(Op& op);
-  void collect(Value& value);  // If it is not needed, frees it and records that only it kept.
+  void collect(Value& value);  // If it is needed no more, frees it, and records that only it kept.
   void collect_or_banish(Value& value);
 
   // Guarded by: nothing: const
@@ -185,7 +189,7 @@ class Engine {
   // Guarded by: mutex_
   Records values_and_ops_;
   ScoreColumns columns_;                 // A row for each resident and recomputable value.
-  mutable Neighbourhood neighbourhood_;  // A lookup compresses union-find paths.
+  mutable Neighbourhood neighbourhood_;  // Mutable, since lookups shorten union-find paths.
   std::vector<Value*> owned_;            // Recomputable values of the program, resident or not.
   SteppingStones stones_;
   Needs needs_;

@@ -1,6 +1,7 @@
 // Chooses victims: values that leave memory to make room. A victim is evicted, or moved to the swap
-// if that costs less than recomputing it. Constants kept only for its recipe may be freed instead.
-// Orphans (orphans.h) go first; then the selector (policy/selector.h) chooses by score.
+// if a transfer takes no longer than recomputing it. In its place, we may free constants that only
+// the victim's recipes keep in memory. Orphans are evicted first: dropped values that no missing
+// value needs (orphans.h). Then the selector (policy/selector.h) chooses by score.
 
 #pragma once
 
@@ -29,19 +30,20 @@ class Eviction {
         orphans_(orphans),
         selector_(heuristic, columns, neighbourhood, executor) {}
 
-  // Evicts an orphan or the value of least score, or frees constants; false if nothing may go.
+  // Evicts one victim. With kBehindVictim, may instead free constants that only the victim's
+  // recipes keep in memory. Returns false if nothing can be evicted.
   enum class Shed { kBehindVictim, kNothing };
   bool evict_one(Shed shed = Shed::kBehindVictim);
   bool evict_orphan();   // Evicts an orphan; false if there is none.
-  bool evict_waiting();  // Evicts a value that only waiting recomputations lock; else false.
+  bool evict_waiting();  // Evicts a value that only waiting operators lock; false if none.
   void evict_all();
-  // If recomputing the value costs as much as a transfer, moves it to the swap, erases the recipe,
-  // and frees dropped values that only the recipe read. Else evicts the value.
+  // If recomputing the value takes at least as long as a transfer, moves the value to the swap,
+  // erases its recipe, and frees dropped values that only this recipe read. Else evicts the value.
   void evict_or_move(Value& value);
   void move_all();
 
-  // From now on, eviction frees constants kept only for a victim's recipe, and not the victim
-  // (settle.h): a small evicted result must not keep a whole batch in memory.
+  // From now on, evict_one() frees, if it can, constants that only the victim's recipes keep in
+  // memory, and leaves the victim (settle.h). Else a small evicted result could keep a whole batch.
   void shed_before_evicting() { sheds_ = true; }
   void begin_rematerialization(std::int64_t runs_before) { runs_before_ = runs_before; }
 
@@ -62,7 +64,7 @@ class Eviction {
   Needs& needs_;
   Orphans& orphans_;
   Selector selector_;
-  std::int64_t runs_before_ = 0;  // Rematerializations when the current one began.
+  std::int64_t runs_before_ = 0;  // Rematerializations before the current one.
   bool sheds_ = false;
 };
 

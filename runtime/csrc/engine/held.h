@@ -1,4 +1,4 @@
-// Locks a value for the lifetime of an object, so that the value is not evicted.
+// Locks a value while a Held object lives, so that the value is not evicted.
 
 #pragma once
 
@@ -33,8 +33,9 @@ class Held {
   Value* value_ = nullptr;
 };
 
-// Locks the result of `empty` until an operator reads or fills it, and used() is called. A kernel
-// may fill it through a pointer, so it must not be evicted before that.
+// Locks the result of torch.empty until used(), which is called when an operator first reads or
+// writes it. Before that, a kernel may fill it through a pointer, and eviction would lose the
+// content.
 inline void keep_until_used(Engine& engine, Value& value) {
   value.unfilled = true;
   engine.lock(value);
@@ -45,8 +46,8 @@ inline void used(Engine& engine, Value& value) {
   engine.unlock(value);
 }
 
-// Locks a value whose storage is being destroyed in another thread: the storage's deleter has a
-// pointer to the value, and will call died().
+// Locks a value whose storage another thread is destroying, so that the Value is not freed: the
+// storage's deleter still has a pointer to it, and will call died().
 inline void keep_until_died(Engine& engine, Value& value) {
   value.dying = true;
   engine.lock(value);

@@ -1,14 +1,15 @@
-// Predicts when each value is needed again: the value's need.
+// Predicts the time when each value is needed next. We call this time the value's need.
 //
-// A value is needed when the program uses it next, which the tape predicts (policy/tape.h), or when
-// a missing value computed from it is needed, whichever comes first. Need::behind caches the second
-// time, so a use of the value needs no search. When a value is lost or returns, or its need
-// changes, its inputs are updated, then the inputs of missing inputs, until nothing changes. A
-// stepping stone (stepping_stones.h) is needed when its larger value is, resident or not. Needs are
-// not used while no tape is followed. Constants have none.
+// A value is needed when the program uses it next, which a tape (the record of an earlier step,
+// policy/tape.h) predicts, or when a missing value computed from it is needed, whichever comes
+// first. Need::behind caches the latter time, so that a use of the value needs no search. When a
+// value loses its content or gets it back, or its need changes, we update its inputs; if the need
+// of a missing input changes, we update that input's inputs, and so on. A stepping stone
+// (stepping_stones.h) is also needed when its larger value is, even if that is resident. While no
+// tape predicts, needs are not used. Constants have no need.
 //
-// When a step begins, no value was accessed in it yet, so all needs are the end of the step. A new
-// round sets all needs at once: any value of an older round has that need.
+// When a step begins, no value was accessed in it yet, so all needs are the end of the step. To set
+// all at once, we begin a new round: a need set in an older round counts as the step's end.
 
 #pragma once
 
@@ -25,7 +26,7 @@ namespace dtr {
 
 class Needs {
  public:
-  // `on`: whether tapes are kept. `owned`: recomputable values that the program holds.
+  // `on`: whether steps are recorded on tapes. `owned`: the program's recomputable values.
   Needs(bool on, ScoreColumns& candidates, Neighbourhood& neighbourhood,
         const SteppingStones& stones, const std::vector<Value*>& owned)
       : on_(on),
@@ -34,8 +35,8 @@ class Needs {
         stones_(stones),
         owned_(owned) {}
 
-  // Called when an operator of the program or compiled code begins, for each of its arguments, when
-  // it ends, and when a step ends (tape.h).
+  // Call begin_operator() when an operator of the program or compiled code begins, accessed() for
+  // each argument and result, end_operator() when it ends, end_step() when a step ends (tape.h).
   void begin_operator() {
     if (on_) tapes_.begin_operator();
   }
@@ -46,25 +47,26 @@ class Needs {
   }
   bool end_operator(Nanos cost);  // Returns whether a tape predicted the operator.
   void end_step();
-  void advance(Nanos time) {  // Call between operators.
+  void advance(Nanos time) {  // Adds time between operators.
     if (on_) tapes_.advance(time);
   }
 
   bool foretells() const { return tapes_.foretell(); }
   Nanos now() const { return tapes_.now(); }
   Nanos of(const Value& value) const;
-  void show(const Value& value) {  // Copies its times to its row of the columns.
+  void show(const Value& value) {  // Copies the value's times to its row (columns.h).
     columns_.copy_times(value);
     if (tapes_.foretell()) columns_.set_need(value.candidate, of(value));
   }
-  void renew(Value& value);     // Computes its need anew.
-  void lost(Value& value);      // Call when it has lost its content.
-  void returned(Value& value);  // Call when it is resident again or about to be erased.
+  void renew(Value& value);     // Computes the value's need anew.
+  void lost(Value& value);      // Call when the value has lost its content.
+  void returned(Value& value);  // Call when the value is resident again, or before it is erased.
 
-  // Copies from the swap that begin before a value is used (ahead.cpp). Between operators, due()
-  // returns the missing values to copy now, in order. `most`: the time that all copies under way
-  // may take. Call begins_copy() when a copy begins, and await() if it is cancelled. After
-  // pass_over() a value only comes back when used.
+  // These serve copies from the swap that begin before the program uses the value (ahead.cpp). Call
+  // due() between operators: it returns the missing values whose copies must begin now, soonest
+  // need first. `most`: the time that all copies under way may take together. Call begins_copy()
+  // when a copy begins, and await() if it is cancelled. After pass_over(), a value is only copied
+  // when it is used.
   std::vector<Value*> due(Nanos most);
   void begins_copy(Value& value);
   void pass_over(Value& value) { awaited_.remove(value); }
@@ -95,9 +97,9 @@ class Needs {
   const SteppingStones& stones_;
   const std::vector<Value*>& owned_;
   Tapes tapes_;
-  std::uint32_t round_ = 1;  // Needs of an older round are the step's end.
+  std::uint32_t round_ = 1;  // A need set in an older round counts as the step's end.
   Awaited awaited_;
-  Nanos link_free_at_ = 0ns;  // When all copies begun so far end, in the tape's time.
+  Nanos link_free_at_ = 0ns;  // When the last copy begun will end, on the tape's clock.
 };
 
 }  // namespace dtr

@@ -1,4 +1,4 @@
-// Takes one operator's call through the engine.
+// Guides one call of an operator through the steps that the engine needs.
 //
 // All code that runs operators (the live runtime, the simulation of its rules, the tests' harness)
 // takes the same steps in the same order:
@@ -6,16 +6,16 @@
 //   OperatorCall call(engine);
 //   call.argument(value);         // For each argument: locks it and notes the access.
 //   call.bring_back(lock);        // Recomputes the missing arguments.
-//   call.begin(op);               // The recipe, made before the operator consumes its arguments.
+//   call.begin(op);               // `op`: the recipe, made before the operator runs.
 //   ...                           // The operator runs; engine.write(op, ...) adds its results.
-//   call.overwritten(value);      // For each storage that was written: its old value.
+//   call.overwritten(value);      // For the old value of each storage that the operator wrote.
 //   call.finish(cost);
 //   call.let_overwritten_go();
-//   call.unlock();                // The destructor calls these two if you do not.
+//   call.unlock();                // The destructor makes the last two calls if you do not.
 //
-// The destructor unlocks all values. After an exception before finish() it undoes the call: old
-// values of storages that may be half written lose their content, and a recipe without outputs is
-// erased. All calls, the destructor included, are made with the engine's lock held.
+// The destructor unlocks all values. If an exception came before finish(), it also undoes the call:
+// values passed to overwritten() lose their content, because their storages may be half written,
+// and a recipe without outputs is erased. Hold the engine's lock in all calls, destructor included.
 
 #pragma once
 
@@ -39,8 +39,7 @@ class OperatorCall {
     engine_.accessed(value);
     missing_ |= !value.resident();
   }
-  // Locks a value that the recipe reads instead of an argument.
-  void hold(Value& value) {
+  void hold(Value& value) {  // Locks a value, but notes no access.
     count_ < kFew ? void(few_[count_] = &value) : more_.push_back(&value);
     ++count_;
     engine_.lock(value);
@@ -70,7 +69,7 @@ class OperatorCall {
   Op* finish(Nanos cost);  // Returns the recipe if it is kept, else null.
   void let_overwritten_go();
   void undo();
-  void unlock();  // Unlocks the arguments. Banishing one may erase the recipe.
+  void unlock();  // Unlocks the arguments, which may banish some and so erase the recipe.
 
  private:
   void begin_on_tape() {
@@ -84,7 +83,7 @@ class OperatorCall {
   Op* op_ = nullptr;
   bool missing_ = false, on_tape_ = false;
   std::size_t count_ = 0;
-  Value* few_[kFew];  // Locked values, or null once unlocked. `more_` has those beyond kFew.
+  Value* few_[kFew];  // The first locked values; null once unlocked. The others are in `more_`.
   std::vector<Value*> more_, overwritten_;
 };
 

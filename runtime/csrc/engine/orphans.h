@@ -1,17 +1,18 @@
-// Finds orphans: resident values that the program has dropped and from which no wanted value was
-// made. With Heuristic::orphans_first they are evicted before all other values, because they are
-// needed again only after another eviction. The largest of up to 256 is evicted first.
+// Finds orphans: resident values that the program has dropped and from which no wanted value (see
+// below) was made. With Heuristic::orphans_first, orphans are evicted before all other values,
+// because only another eviction can make them needed. The largest of the last 256 goes first.
 //
-// A missing value is wanted while the program holds it, or while a wanted value was made from it.
-// Each value counts the wanted values that were made from it. For example, B was made from A and C
-// from B, all are missing, and the program holds only C. Then all are wanted. When A and B are
-// recomputed, A is an orphan; B is not, because C is still wanted.
+// A missing value is wanted if the program holds it, or if a wanted value was made from it. Each
+// value counts the wanted values that were made from it. For example, B was made from A, and C from
+// B. All three are missing, and the program holds only C: then all three are wanted. Once A and B
+// are recomputed, A is an orphan, since only B, now resident, was made from it. B is no orphan,
+// because C is still wanted.
 //
-// Cost: one counter for each input when a value is lost, returns or is dropped. An eviction looks
-// at 256 orphans at most, because a long recomputation of small tensors leaves tens of thousands.
-// Views of each other may form cycles in the graph (graph/neighbours.h). Missing values in a cycle
-// keep each other wanted, so their inputs are not found to be orphans. A stepping stone
-// (stepping_stones.h) is no orphan.
+// Cost: when a value loses its content, gets it back or is dropped, a counter of each input
+// changes. An eviction looks at 256 orphans at most, because a long recomputation of small tensors
+// leaves tens of thousands of orphans. Views of each other may form cycles in the graph
+// (graph/neighbours.h). Missing values in a cycle keep each other wanted, so their inputs are not
+// found to be orphans. A stepping stone (stepping_stones.h) is no orphan.
 
 #pragma once
 
@@ -25,13 +26,10 @@ class Orphans {
  public:
   Orphans(const ScoreColumns& candidates, bool on) : columns_(candidates), on_(on) {}
 
-  // Call when the value became resident, missing or dropped, or its Want::by changed.
-  void changed(Value& value);
-  // Call before an operator's first run: its inputs are linked, its outputs still missing.
-  void linked(Op& op);
-  void file(Value& value);  // Lists the value if it is an orphan, else unlists it.
-  // The largest of the last 256 unlocked orphans, or null; of equals, the last to become evictable.
-  Value* next() const;
+  void changed(Value& value);  // Call when its `data`, `home` or `want.by` changed.
+  void linked(Op& op);         // Call before an operator's first run, when its inputs are linked.
+  void file(Value& value);     // Lists the value if it is an orphan, else unlists it.
+  Value* next() const;         // The largest of the last 256 unlocked orphans, or null.
   void check(const Value& value) const;  // Throws std::logic_error if inconsistent.
 
  private:

@@ -1,4 +1,4 @@
-// Collects all values of the graph, following recipes from those that the engine lists.
+// Collects all values of the graph: those that the engine lists, and all that recipes link to them.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace dtr {
 
-// Starts from the candidates and `owned`, the recomputable values that the program holds.
+// The engine's lists: resident values with a recipe; recomputable values that the program holds.
 std::unordered_set<Value*> reachable(const ScoreColumns& candidates,
                                      const std::vector<Value*>& owned);
 

@@ -8,37 +8,37 @@
 
 namespace dtr {
 
-// A smaller result is a constant from the start: its record would take as much memory.
+// A result smaller than this is a constant (never evicted): its record would take as much memory.
 constexpr Bytes kSmallestValue = 512;
 
-// Smaller results of integers and booleans are constants, too: composite kernels read such
-// arguments (lengths, split points) without the dispatcher.
+// Results of integers or booleans smaller than this are constants, too: composite kernels read such
+// arguments (lengths, split points) without the dispatcher, so an evicted one would stay missing.
 constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
 
-// A constant this small, such as the number in `x + 1`, is copied into the recipe. A storage of its
-// own would cost a block of the pool and three records.
+// A constant of at most this size, such as the number in `x + 1`, is copied into the recipe. To
+// keep it in a storage would cost a block of the pool and three records.
 constexpr Bytes kLargestInline = 16;
 
-// An operator that writes a larger constant is not recorded: its recipe would need a copy of the
-// old content.
+// An operator that writes in place to a constant larger than this is not recorded, since its recipe
+// would need a copy of the constant's old content.
 constexpr Bytes kLargestCopy = Bytes{64} << 10;
 
-// Smaller values are not worth a transfer to the swap.
+// Values smaller than this are not worth a transfer to the swap.
 constexpr Bytes kSmallestMoved = Bytes{16} << 10;
 
-// A buffer that is written in place more often than this becomes a constant: otherwise each recipe
-// of the chain would keep its inputs in memory.
+// A storage that is written in place more often than this becomes a constant. Otherwise it would
+// keep a recipe for each write, and all that these recipes read.
 constexpr int kLongestWriteChain = 16;
 
-// Whether a result is large enough to be evicted; `index`: it holds integers or booleans.
+// Returns whether a result is worth evicting. `index`: the result holds integers or booleans.
 constexpr bool large_enough(Bytes bytes, bool index = false) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
 constexpr bool kept_in_recipe(Bytes bytes) { return bytes <= kLargestInline; }
 constexpr bool copied_before_a_write(Bytes bytes) { return bytes <= kLargestCopy; }
 
-// Whether a replay that writes `value`, passed as `places` of its arguments, may put the result in
-// the memory of `value`, because nothing else needs the content.
+// Returns whether a replay that writes `value` in place may do so without a copy, because nothing
+// else needs the content. `places`: how many of the replay's arguments are `value`; each locks it.
 inline bool takes_buffer(const Value& value, std::int32_t places) {
   return !value.constant() && !value.movable() && !value.home && value.locks == places;
 }

@@ -1,18 +1,18 @@
 // Keeps stepping stones: small dropped values, from which larger ones are cheap to recompute.
 //
-// A dropped value is freed at once (paper, appendix C.5), so values made from it are expensive to
-// recompute. For example, a layer of DenseNet makes 64 KiB by two convolutions, concatenates them
-// with others to 960 KiB, and drops the 64 KiB. Recomputing the 960 KiB then takes the
-// convolutions, too. With Heuristic::stepping_stones the 64 KiB stay evictable in memory, as a
-// stone, while the program holds a much larger value, made from them, that is much cheaper a byte.
+// Usually a value is freed when the program drops it (paper, appendix C.5). To recompute a value
+// made from it, it must then be recomputed first. For example, a layer of DenseNet makes 64 KiB by
+// two convolutions, concatenates them with others to 960 KiB, and drops the 64 KiB. To recompute
+// the 960 KiB then takes the convolutions, too. With Heuristic::stepping_stones the 64 KiB stay in
+// memory as a stone, which can be evicted, while the program holds a much larger value made from
+// them that is much cheaper to recompute, per byte.
 //
-// Before the first eviction no stones are kept, because there is room. A stone is needed when its
-// larger value is, which the tape predicts (needs.h). A stone is evicted by its score like other
-// candidates, but never moved to the swap. It is freed when the program drops or overwrites the
-// larger value, when the larger value becomes a constant, and when room is needed while nothing may
-// be evicted. Cost: for a dropped value, a look at values made from it; while there are stones,
-// also at inputs of values that are dropped or whose need changes. Source: our own, from what DTR
-// recomputes in DenseNet.
+// Before the first eviction no stones are kept, because there is room. A stone's predicted next use
+// is that of its larger value (needs.h). A stone is evicted by its score like other values, but
+// never moved to the swap. It is freed when the program drops or overwrites the larger value, when
+// the larger value becomes a constant, or when memory is needed and evictions are not allowed.
+// Cost: when a value is dropped, a look at values made from it. While there are stones, also a look
+// at the inputs of each value that is dropped or whose need changes. The idea is our own.
 
 #pragma once
 
@@ -28,9 +28,9 @@ class SteppingStones {
 
   bool any() const { return count_ > 0; }
   std::int64_t count() const { return count_; }
-  // Whether the program holds a much larger value that `value` makes cheap to recompute.
+  // Returns whether the program holds a much larger value that `value` makes cheap to recompute.
   static bool leads_on(const Value& value);
-  bool lay(Value& value);  // Makes it a stone if leads_on(), else returns false.
+  bool lay(Value& value);  // If leads_on(value), makes it a stone and returns true.
   void lift(Value& value);
   void check(const Value& value) const;  // Throws std::logic_error if inconsistent.
 

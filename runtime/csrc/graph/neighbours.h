@@ -1,4 +1,4 @@
-// Visits a storage's neighbours in the recorded computation: its operators' inputs, and storages
+// Visits a storage's neighbours in the graph: inputs of the operators that made it, and storages
 // made from it. A view counts as the storage whose bytes it shares, so cycles are possible.
 
 #pragma once
@@ -21,7 +21,7 @@ void for_each_input(Value& value, Visit visit) {
   }
 }
 
-// The same for each output of the operators that read `value` or one of its views.
+// Calls `visit(storage)` for each output of the operators that read `value` or one of its views.
 template <typename Visit>
 void for_each_reader(Value& value, Visit visit) {
   for (Value* member = &value; member; member = member->views) {

@@ -1,5 +1,5 @@
 // Tells which value's content lies in a block of the pool. The pool knows nothing of values: it
-// stores a pointer that it never follows. Only this file knows that the pointer is a Value's.
+// stores a void pointer with each block. Only this file converts the pointer to a Value's.
 
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace dtr {
 
-// Null, here and below: nothing can be evicted from the block.
+// In these functions, a null value means that the block has no content that can be evicted.
 inline void set_owner(Block& block, Value* value) { block.owner = value; }
-inline Value* as_value(void* owner) { return static_cast<Value*>(owner); }  // From the pool.
+inline Value* as_value(void* owner) { return static_cast<Value*>(owner); }  // Takes Block::owner.
 inline Value* owner_of(const Block& block) { return as_value(block.owner); }
 
 }  // namespace dtr

@@ -1,11 +1,12 @@
-// Allocates records: values, recipes, and other small objects of every operator.
+// Allocates records: Values, Ops, and other small objects that each operator of the program needs.
 //
-// Records from malloc would lie between the program's tensors, if these are malloc's, too, and keep
-// it from merging the memory of freed tensors. Operators would also take some 50 ns more. So
+// If malloc made the records, they would lie between the program's tensors on the host, and malloc
+// could not merge the memory of freed tensors. An operator would also take some 50 ns longer. So
 // records lie in slabs. A record's size is rounded up to 16 bytes. A new record takes the place of
-// the last freed record of its size, or the slab's next place. Slabs live as long as the Records
-// object, since each step needs as much as the last. Under the address or the thread sanitizer,
-// malloc allocates each record, so that a use after free is found.
+// the last freed record of this size or, if there is none, the next place in the newest slab. Slabs
+// live as long as the Records object, since each step needs as many records as the one before.
+// Under the address or thread sanitizer, malloc allocates each record, so that it finds uses after
+// free.
 //
 // Not thread-safe: the owner needs a lock.
 
@@ -76,7 +77,7 @@ class Records {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static constexpr std::size_t kMost = 0;
 #else
-  static constexpr std::size_t kMost = 64;  // In granules; larger records are few.
+  static constexpr std::size_t kMost = 64;  // In granules; few records are larger.
 #endif
 
   std::array<Gone*, kMost + 1> gone_{};

@@ -1,5 +1,5 @@
-// Binds to Python what both our CUDA allocators have: the object that torch installs, requests by
-// device and stream, the session, and the memory's figures for tests.
+// Binds to Python the members that both our CUDA allocators have: the object that torch installs,
+// requests for a device and stream, the session, and the memory's statistics for tests.
 
 #pragma once
 

@@ -1,10 +1,10 @@
 // Implements torch's whole interface of a CUDA allocator over our pools, for
 // torch.cuda.memory.change_current_allocator.
 //
-// The class derives from CUDAAllocator, not from torch's CUDAPluggableAllocator for users: that
+// The class derives from CUDAAllocator. Torch's CUDAPluggableAllocator, which is meant for users,
 // refuses statistics, snapshots and cacheInfo, replaces an out-of-memory error by another, and
-// locks and searches a table at every request. Unsupported calls raise an error with a reason and a
-// remedy (docs/allocator.md). No function calls the driver before the first request for memory.
+// locks and searches a table at every request. Calls that we do not support raise an error with a
+// reason and a remedy (docs/allocator.md). Until a device is used, no function calls the driver.
 
 #pragma once
 
@@ -27,17 +27,17 @@ class CudaAllocator final : public caching::CUDAAllocator {
   using DeviceIndex = c10::DeviceIndex;
   using MempoolId = c10::MempoolId_t;
 
-  // `rematerialize` applies to `device`, or if that is -1, to the first device that memory is
-  // requested on; every other device gets a pool of the same budget.
+  // With `rematerialize`, one device evicts and recomputes: `device`, or if that is -1, the first
+  // device that memory is requested on. Every other device gets only a pool of the same budget.
   CudaAllocator(const SessionOptions& options, DeviceIndex device, bool rematerialize)
       : options_(options), device_(device), rematerialize_(rematerialize) {}
 
-  // For callers that know device and stream: CuPy, RMM, tests.
+  // For callers that give a device and a stream: CuPy, RMM, tests.
   void* allocate_on(std::size_t bytes, DeviceIndex device, cudaStream_t stream);
-  void retire_stream(Stream stream, DeviceIndex device) {  // Call it before the stream dies.
+  void retire_stream(Stream stream, DeviceIndex device) {  // Call before the stream is destroyed.
     if (DeviceMemory* memory = at(device)) memory->retire_stream(stream);
   }
-  DeviceMemory* at(DeviceIndex device) const;  // Null before the first request.
+  DeviceMemory* at(DeviceIndex device) const;  // Null before the device's first request.
   const Memory* memory(DeviceIndex device) const {
     const DeviceMemory* memory = at(device);
     return memory ? &memory->pool : nullptr;
@@ -80,9 +80,9 @@ class CudaAllocator final : public caching::CUDAAllocator {
   }
   std::string name() override { return "dtr_alloc"; }
 
-  // Figures. They work before the first request, and so on a machine without a GPU.
-  // cuDNN's benchmark asks cacheInfo how much memory it may use. We name the largest hole, so that
-  // nothing is evicted for a benchmark.
+  // Figures. These functions work even before the first request, so also on a machine without a
+  // GPU. cuDNN's benchmark asks cacheInfo how much memory it may use. We report the largest hole,
+  // so that a benchmark evicts nothing.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
     const DeviceMemory* memory = at(device);
     *largest =
@@ -130,7 +130,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
     TORCH_CHECK(!use_on_oom, "MemPool(use_on_oom=True) is not served by dtr_alloc: its pool is "
                              "full only when nothing is left to evict; leave the option out");
   }
-  void setNoSplit(DeviceIndex, MempoolId) override {}  // Every tensor is a block of its own.
+  void setNoSplit(DeviceIndex, MempoolId) override {}  // Each tensor has a block of its own anyway.
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId id,
                                 const std::unordered_set<void*>& expected) override;
 
@@ -139,7 +139,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
     const std::lock_guard lock(mutex_);
     observers_.push_back(std::move(observer));
   }
-  // Torch 2.12 and later call it.
+  // Only torch 2.12 and later call this function.
   void attachOomRejectionObserver(
       std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)>) {}
 

@@ -1,8 +1,7 @@
 // Holds the memory of one CUDA device for torch's allocator interface: a pool, the session that
 // evicts from it, the memory of captured graphs, and the counters behind torch's statistics. It is
-// made at the first request for the device, so that no driver or GPU is needed before.
-//
-// It is never destroyed, because tensors may die after this library's static objects.
+// made at the device's first request, so that no driver or GPU is needed until then. It is never
+// destroyed, because tensors may die after this library's static objects.
 
 #pragma once
 
@@ -15,26 +14,26 @@
 
 namespace dtr {
 
-// Describes a CUDA device to a session. Tensors that the session does not track have `deleter`.
+// Describes a CUDA device to a session. `deleter` frees tensors that the session does not track.
 SessionDevice session_device(c10::DeviceIndex index, at::Allocator& allocator,
                              c10::DeleterFnPtr deleter);
 
 struct DeviceMemory {
-  // Throws if a driver call fails. With `rematerialize`, claims the process's one session.
+  // Throws if a driver call fails or, with `rematerialize`, if the process has a scope already.
   DeviceMemory(const SessionOptions& options, c10::DeviceIndex device, at::Allocator& allocator,
                bool rematerialize);
 
   void* allocate(std::size_t bytes, Stream stream);
   void free(void* data);
-  static DeviceMemory* owner_of(const void* data);  // Lock-free; null for others' memory.
-  static void deleter(void* data);                  // Of untracked tensors.
+  static DeviceMemory* owner_of(const void* data);  // Takes no lock. Null if `data` is not ours.
+  static void deleter(void* data);                  // Frees an untracked tensor.
 
   // Graph capture and MemPools: see GraphMemory.
   void begin_capture(GraphMemory::Id id, GraphMemory::Filter filter);
   void end_capture(GraphMemory::Id id);
 
   void retire_stream(Stream stream);
-  // Bounds the pool by a fraction of the device's memory, and by its budget.
+  // Bounds the pool by a fraction of the device's memory, besides the budget.
   void set_fraction(double fraction);
 
   c10::CachingDeviceAllocator::DeviceStats stats() const;
@@ -52,7 +51,7 @@ struct DeviceMemory {
 
  private:
   [[noreturn]] void refuse(Bytes asked) const;
-  PoolStats forgotten_{};  // The counts at the last reset_accumulated.
+  PoolStats forgotten_{};  // The counts at the last reset_accumulated().
 };
 
 }  // namespace dtr

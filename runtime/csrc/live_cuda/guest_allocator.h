@@ -1,14 +1,14 @@
 // Wraps torch's own CUDA allocator, which keeps the memory (guest mode). The class forwards every
-// virtual function of torch's interface (tests/torch_memory/test_cuda_guest.py reads these from
-// torch's headers). Requests on the session's device first go through the session, which evicts
+// virtual function of torch's interface; tests/torch_memory/test_cuda_guest.py reads their names
+// from torch's headers. Requests on the session's device first go through the session, which evicts
 // when the budget or the device is full.
 //
 // Forwarded features behave as in torch: expandable segments, memory history, trees of CUDA graphs,
 // MemPools with their own allocators, IPC, peer access, NCCL's registration. The allocator may be
-// installed after tensors exist and removed while they live, because no tensor refers to it.
+// installed after tensors exist, and removed while they live, because no tensor refers to it.
 //
-// An out-of-memory error has torch's text, and the error's observers are called once, when nothing
-// is left to evict. Functions of later versions of torch are forwarded if this torch has them.
+// An out-of-memory error has torch's text if the device is full, and ours if the budget is full.
+// The error's observers are called once, when nothing is left to evict.
 
 #pragma once
 
@@ -39,20 +39,20 @@ class GuestAllocator final : public caching::CUDAAllocator {
   GuestAllocator(Native& native, const SessionOptions& options, DeviceIndex device,
                  CurrentWork work = current_cuda_work());
 
-  // install() takes the place of torch's own allocator, which may be in use already; remove()
-  // recomputes everything and restores torch's own. Both throw if another allocator was installed.
+  // install() takes the place of torch's allocator, which may be in use already. remove() brings
+  // all tensors back and restores torch's allocator. Both throw if another is installed.
   void install();
   void remove();
   bool installed() const { return caching::allocator.load() == this; }
-  void serve(Session& session);  // Uses this session instead of making one. For tests.
+  void serve(Session& session);  // For tests: uses this session instead of making one.
 
-  void retire_stream(Stream stream, DeviceIndex device);  // Call it before the stream is destroyed.
+  void retire_stream(Stream stream, DeviceIndex device);  // Call before the stream is destroyed.
   void* allocate_on(Count bytes, DeviceIndex device, cudaStream_t stream);
   Session* session() const { return session_.load(std::memory_order_acquire); }
   NativeMemory* memory() const;                    // The session's memory, or null.
-  NativeMemory* memory(DeviceIndex device) const;  // The same, if the session is on `device`.
+  NativeMemory* memory(DeviceIndex device) const;  // The session's if on `device`, else null.
 
-  // Functions that do more than forward: requests, captures, streams, counts.
+  // Functions that do more than forward: for requests, captures, streams, counts.
   c10::DataPtr allocate(Count bytes) override;
   void* raw_alloc(Count bytes) override;
   void* raw_alloc_with_stream(Count bytes, cudaStream_t stream) override;
@@ -72,7 +72,7 @@ class GuestAllocator final : public caching::CUDAAllocator {
   caching::CheckpointDelta setCheckpointPoolState(
       DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) override;
   void attachOutOfMemoryObserver(OomObserver observer) override;
-  c10::DataPtr allocateWithAddress(Count bytes, void* address);  // Of torch 2.12 and later.
+  c10::DataPtr allocateWithAddress(Count bytes, void* address);  // Only in torch 2.12 and later.
 
   // Functions that only forward.
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
@@ -151,8 +151,8 @@ class GuestAllocator final : public caching::CUDAAllocator {
   }
   std::string name() override { return native_.name(); }
 
-  // These forward, too, but are new in torch 2.12: so they lack `override`, and call in templates,
-  // where a member that torch lacks is no error.
+  // These forward, too, but only torch 2.12 and later has them. So they lack `override`, and call
+  // `native` in templates, where a member that torch lacks is no error.
   void markCaptureBegin(DeviceIndex device) {
     [&](auto& native) {
       if constexpr (requires { native.markCaptureBegin(device); }) native.markCaptureBegin(device);
@@ -197,8 +197,8 @@ class GuestAllocator final : public caching::CUDAAllocator {
   }
 
  private:
-  Session* session_for(DeviceIndex device);           // Makes one if needed; may be null.
-  Session* serving(DeviceIndex device, Count bytes);  // For a request; may be null.
+  Session* session_for(DeviceIndex device);           // Makes a session if needed; may be null.
+  Session* serving(DeviceIndex device, Count bytes);  // The session for a request, or null.
   Session* make_session(DeviceIndex device);          // Null while torch's cache is off.
   static void* take(Session& session, Count bytes, Stream stream);
   template <class Ask>
@@ -215,11 +215,11 @@ class GuestAllocator final : public caching::CUDAAllocator {
   std::atomic<bool> removed_{false};
   Bytes total_ = NativeMemory::kLargest;  // The device's memory.
   std::mutex mutex_;
-  std::vector<MempoolId> captures_;  // Captures that the session was told of.
+  std::vector<MempoolId> captures_;  // Captures that the session knows of.
   std::vector<OomObserver> observers_;
   // Held while torch's cache is switched on or off, or a session begins. Locked before mutex_.
   std::recursive_mutex switching_;
-  bool off_ = false;  // Torch's cache is off, and the session knows.
+  bool off_ = false;  // Torch's cache is off, and the session was told.
 };
 
 }  // namespace dtr

@@ -1,30 +1,30 @@
-// Keeps a budget for memory of a CUDA device that torch's own allocator hands out. The session
-// evicts and recomputes (docs/torch_memory.md).
+// Bounds by a budget the memory that torch's own allocator hands out on a CUDA device. The session
+// evicts for requests, and recomputes (docs/torch_memory.md).
 //
-// A tensor keeps the DataPtr and deleter of torch's allocator, because torch compares deleters in
-// many places (Tensor.record_stream, the trees of CUDA graphs). So blocks from before our
-// installation or after our removal need no care. But we do not learn when an untracked block is
-// freed. So live bytes are torch's allocated_bytes, plus requests that torch has not counted yet.
-// We read torch's statistics only if our upper bound of the live bytes leaves no room for a
-// request. The bound misses only memory that torch gave without us (resize_ of an older storage). A
-// Block exists while a session tracks the tensor in it.
+// An untracked tensor has the DataPtr and deleter that torch's allocator gave it, because torch
+// compares deleters in many places (Tensor.record_stream, the trees of CUDA graphs). So blocks from
+// before our installation or after our removal need no care. But we do not learn when an untracked
+// block is freed. So we take as live bytes torch's allocated_bytes, plus requests that torch has
+// not counted yet. We read torch's statistics only if our upper bound of the live bytes leaves no
+// room for a request. The bound misses only memory that torch gave without us (resize_ of an older
+// storage). A Block exists only while a session tracks the tensor in it.
 //
 // A request that torch refuses is expensive: torch first waits for streams and frees all its cached
-// memory. So a refusal sets a second limit, the cap, and from then on tensors are evicted before
-// torch is asked. The cap is the live bytes at the refusal, less a surplus: 1/64 of the live bytes,
-// and four times more after each refusal in a row, so that the fourth evicts all. Then torch is
+// memory. So a refusal sets a second limit on the live bytes, the cap: from then on, tensors are
+// evicted before torch is asked. The cap is the live bytes at the refusal, less 1/64 of them. Each
+// further refusal in a row takes off four times as much, so the fourth evicts all. Then torch is
 // asked a last time; if it refuses, the cap is dropped. A request that torch serves raises the cap
-// by a thousandth of the request's size, since other users of the device may leave. If none leaves,
-// the cap only rises to the next refusal, which on a GPU costs as much time as some training steps.
-// So the cap rises half as fast after each refusal, down to a sixteenth, and twice as fast again
-// once it is 1/64 above the refused amount. We evict single victims, not neighbours: torch frees
-// whole segments, and large tensors have their own.
+// by a thousandth of the request's size, since other users of the device may have left. If none
+// has, the cap only rises to the next refusal, which on a GPU takes as long as some training steps.
+// So each refusal halves the speed of the rise, down to a sixteenth. The speed doubles again once
+// the cap is 1/64 above the refused amount. We evict single victims, not neighbours, since torch
+// frees only whole segments, and a large tensor has its own segment.
 //
-// A block of more than 1 MiB may be up to 1 MiB larger than requested (torch splits off no less),
-// and is charged so. Torch's options roundup_power2_divisions and max_split_size may add more.
+// Blocks of more than 1 MiB may be up to 1 MiB larger than requested, and are charged so. Torch's
+// options roundup_power2_divisions and max_split_size may add more.
 //
-// Every member is thread-safe, and holds no lock while it asks torch for memory. Source: torch's
-// c10/cuda/CUDACachingAllocator.cpp for what an allocation, a free and a failure do.
+// Every member is thread-safe, and holds no lock while it asks torch for memory. Torch's
+// c10/cuda/CUDACachingAllocator.cpp shows what an allocation, a free and a failure do.
 
 #pragma once
 
@@ -41,7 +41,7 @@
 
 namespace dtr {
 
-// Tells this thread's current device and stream. Tests without a GPU replace it.
+// Tells this thread's current device and stream. Tests without a GPU replace the functions.
 struct CurrentWork {
   c10::DeviceIndex (*device)();
   Stream (*stream)(c10::DeviceIndex device);
@@ -51,13 +51,13 @@ CurrentWork current_cuda_work();
 class NativeMemory final : public Memory {
  public:
   using Native = c10::cuda::CUDACachingAllocator::CUDAAllocator;
-  static constexpr Bytes kLargest = Bytes{16} << 40;  // LARGEST_BUDGET (size.py): no budget.
+  static constexpr Bytes kLargest = Bytes{16} << 40;  // LARGEST_BUDGET of size.py: means no budget.
 
   // `native` is never destroyed. `deleter` is the deleter of its cached blocks.
   static Handle create(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
                        c10::DeleterFnPtr deleter);
 
-  // The Block belongs to this thread, and is valid until the thread's next request.
+  // The returned Block belongs to this thread, and is valid until the thread's next request.
   Block* allocate(Bytes size, Fit fit, Stream stream) override;
   void free(Block* block) override;
   Block* find(const void* data) const override;
@@ -67,7 +67,7 @@ class NativeMemory final : public Memory {
 
   Bytes budget() const override { return limit_; }
   Bytes largest_budget() const override { return kLargest; }
-  Bytes live() const override;  // Counts requests under way, some perhaps twice.
+  Bytes live() const override;  // Includes requests under way, some perhaps twice.
   Bytes settled_live(Bytes enough) const override;
   Bytes charge(Bytes size) const override;
   PoolStats stats() const override;
@@ -86,20 +86,20 @@ class NativeMemory final : public Memory {
 
   // Tells torch that a stream uses the block of a tracked tensor.
   void use_on(void* data, c10::cuda::CUDAStream stream);
-  // Call these if anything but a request changed the live bytes, or the device's free memory.
+  // Call these if anything but a request changed the live bytes or, respectively, the free memory.
   void forget_bound();
   void forget_cap();
-  // The number of requests that torch refused, but served after an eviction.
+  // Number of requests that torch first refused, and served after an eviction.
   std::int64_t recovered() const { return recovered_; }
   void forget_recovered() { recovered_ = 0; }
-  // Torch's error at this thread's last request, or null. The caller throws it.
+  // Returns torch's error at this thread's last request, or null. The caller must throw the error.
   std::exception_ptr take_failure();
 
  private:
   static constexpr int kFastestRise = 10, kSlowestRise = 14;
 
   struct Tracked : Block {
-    std::vector<Stream> streams;  // Users, besides the stream it was made for.
+    std::vector<Stream> streams;  // Streams that use it, besides the one it was made for.
   };
 
   NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
@@ -111,7 +111,7 @@ class NativeMemory final : public Memory {
   bool reserve(Bytes charge, Fit fit);
   void served(Bytes charge, Fit fit);
   void turned_down(Bytes charge, Fit fit);
-  // Call with the mutex held. look() returns live bytes with requests under way; answer() ends one.
+  // Both need the mutex. look() returns live bytes with requests under way; answer() ends one.
   Bytes look(std::unique_lock<std::mutex>& lock) const;
   void answer(Bytes charge);
   void raise_cap(Bytes charge);
@@ -126,12 +126,12 @@ class NativeMemory final : public Memory {
 
   mutable std::mutex mutex_;  // Never held while memory is requested or freed.
   Bytes bound_ = kLargest;    // An upper bound of the live bytes.
-  Bytes in_flight_ = 0;       // Requested, but perhaps not yet in torch's statistics.
-  std::int64_t changes_ = 0;  // Counts ended requests and calls of forget_bound().
+  Bytes in_flight_ = 0;       // Bytes requested, but perhaps not yet in torch's statistics.
+  std::int64_t changes_ = 0;  // Number of ended requests and of calls of forget_bound().
   Bytes cap_ = kLargest;
   int failures_in_a_row_ = 0;
   int rise_ = kFastestRise;  // The cap rises by a request's size >> rise_.
-  Bytes refused_at_ = 0;     // Live bytes and request at the last refusal.
+  Bytes refused_at_ = 0;     // Live bytes plus request at the last refusal.
   std::unordered_map<const void*, Tracked> tracked_;
   std::vector<Stream> streams_;         // Streams that got memory or use tracked tensors.
   std::unique_ptr<StreamOrder> order_;  // Made with the first stream.

@@ -1,11 +1,11 @@
 // Stores the inputs of scores in arrays (columns), with one row for each candidate for eviction.
 // The engine, its tests and the kernel on a device (kernels/) use the same columns.
 //
-// The engine updates rows as values come and go. A score then reads only the columns it needs,
-// eight rows at once. Removing a row moves the last row to its place, so rows are dense; only
-// sampling depends on their order. All columns lie in one range of memory, each aligned, with room
-// for a multiple of 16 rows, as kernels need. If there is a device, this memory is page-locked, and
-// a kernel reads it in place (device_scorer.h).
+// The engine updates the rows when values gain or lose contents. The scorer reads only the columns
+// that a heuristic needs, eight rows at once. When a row is removed, the last row moves to its
+// place, so there are no gaps; only sampling depends on the order of rows. All columns lie in one
+// range of memory, each aligned, with room for a multiple of 16 rows, as kernels need. If there is
+// a device, this memory is page-locked, and a kernel reads it in place (device_scorer.h).
 
 #pragma once
 
@@ -29,8 +29,8 @@ namespace dtr {
 
 struct EvictedClass;
 
-// Caches the evicted classes next to a row's value (evicted_classes.h), if there are at most kMost.
-// In an LSTM cell nearly all values have three or four.
+// Caches which evicted classes (sets of missing values, evicted_classes.h) contain neighbours of a
+// row's value, if there are at most kMost. In an LSTM cell nearly all values have three or four.
 struct Near {
   static constexpr std::size_t kMost = 4;
   std::array<EvictedClass*, kMost> classes;
@@ -44,12 +44,13 @@ constexpr Nanos kNotWalked{-1};  // Means that a lineage's cost is not cached.
 // types come first, so that each column begins at a multiple of 64 bytes. The kernel's arguments
 // (device_scorer.cpp) are these columns in this order, without `order`.
 //
-// last_access, cost and neighbourhood are plain numbers of nanoseconds, for vectors, kernels and
-// NumPy. While a tape predicts uses (tape.h), last_access is minus the time of the value's next
-// need, and the clock is minus the tape's clock: so staleness is the time until that need.
+// last_access, cost and neighbourhood are integers of nanoseconds, for vectors, kernels and NumPy.
+// While a tape predicts uses (tape.h), last_access is minus the time of the value's next need, and
+// the clock for scores is minus the tape's clock. So the staleness (clock minus last_access) is the
+// time until then.
 //
 // free_left and free_right are the free bytes directly beside the block. evictable is 1, or 0 while
-// a lock keeps the value. order grows with the time when the value last became evictable.
+// a lock keeps the value. order is larger the later the value became evictable.
 #define DTR_SCORE_COLUMNS(X)                              \
   X(Bytes, size, value.size)                              \
   X(Bytes, free_left, 0)                                  \
@@ -61,7 +62,6 @@ constexpr Nanos kNotWalked{-1};  // Means that a lineage's cost is not cached.
   X(std::int32_t, recomputes, value.recomputes)           \
   X(std::uint8_t, evictable, value.locks == 0)
 
-// Where the columns begin.
 struct ColumnPointers {
 #define DTR_POINTER(type, name, initial) type* name = nullptr;
   DTR_SCORE_COLUMNS(DTR_POINTER)
@@ -81,7 +81,6 @@ inline ColumnsView view_of(const ColumnPointers& columns, std::size_t count) {
 #undef DTR_POINTER
 }
 
-// Calls visit(column) for the pointer to each column, of ColumnPointers or of a ColumnsView.
 template <typename Columns, typename Visit>
 void for_each_column(Columns& columns, Visit&& visit) {
 #define DTR_VISIT(type, name, initial) visit(columns.name);
@@ -96,7 +95,6 @@ static_assert(std::is_sorted(std::rbegin(kColumnWidths), std::rend(kColumnWidths
 constexpr std::size_t kRowBytes =
     std::accumulate(std::begin(kColumnWidths), std::end(kColumnWidths), std::size_t{0});
 
-// Whether a value has a row, and no lock keeps it where it is.
 inline bool evictable(const Value& value) { return value.candidate != kNowhere && !value.locks; }
 
 // Allocates zeroed memory for rows.
@@ -105,15 +103,15 @@ using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>
 class ScoreColumns {
  public:
   void lie_in(RowMemory memory);  // Call it before the first row.
-  // Bounds the costs of values that a second tier can take: a value that costs more to make than to
-  // transfer, or was recomputed before, costs at most its transfer, neighbourhood included. Call it
-  // before the first row.
+  // Limits costs of values that the swap can take: if a value costs at least as much to recompute
+  // as to transfer, or was recomputed before, its cost plus its neighbourhood's counts as at most
+  // the cost of the transfer. Call it before the first row.
   void limit_costs(const Transfer& transfer) { transfer_ = transfer; }
   const std::optional<Transfer>& transfer() const { return transfer_; }
 
   std::size_t count() const { return values_.size(); }
   std::size_t evictable() const { return evictable_count_; }
-  Bytes bytes() const { return bytes_; }  // Of all rows, locked or not.
+  Bytes bytes() const { return bytes_; }  // Of the values in all rows, locked or not.
   Value* value(std::size_t row) const { return values_[row]; }
   ColumnsView view() const { return view_of(at_, count()); }
 
@@ -124,7 +122,7 @@ class ScoreColumns {
   void permit(const Value& value, std::uint64_t order);  // Its last lock was released.
   void forbid(const Value& value);                       // Its first lock was taken.
   void stamp(const Value& value, std::uint64_t order);
-  void copy_times(const Value& value);  // Updates its cost and last access.
+  void copy_times(const Value& value);  // Updates the row's cost and last_access.
   void set_all_needs(Nanos need) { std::fill_n(at_.last_access, count(), -need.count()); }
   void set_need(std::size_t row, Nanos need) { at_.last_access[row] = -need.count(); }
 
@@ -147,17 +145,17 @@ class ScoreColumns {
     at_.free_left[row] = bytes.first;
     at_.free_right[row] = bytes.second;
   }
-  void clear_free();  // For all rows.
+  void clear_free();  // Sets free_left and free_right to 0 in all rows.
   void set_free_left(std::size_t row, Bytes bytes) { at_.free_left[row] = bytes; }
   void set_free_right(std::size_t row, Bytes bytes) { at_.free_right[row] = bytes; }
 
-  // Throws std::logic_error if a row differs from its value's fields, last access excepted.
+  // Throws std::logic_error if a row's size, cost, recomputes or evictable is not its value's.
   void check() const;
   Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
-  // The limit applies only if the value's own cost is high. A neighbourhood's cost is an estimate,
-  // and recomputing the neighbourhood often serves many missing values at once.
+  // Applies the rule of limit_costs(). A neighbourhood's high cost alone limits nothing: it is an
+  // estimate, and recomputing the neighbourhood often serves many missing values at once.
   std::int64_t limited(const Value& value, Nanos cost) const {
     if (!transfer_ || !transfer_->takes(value)) return cost.count();
     const Nanos transfer = transfer_->cost(value.size);

@@ -1,14 +1,14 @@
-// Keeps the paper's relaxed neighbourhood (section 4.1 and appendix C.2). Evicted neighbours form a
-// class in a union-find structure with one running sum of costs. The cost of a value that comes
-// back is subtracted from its class, but the class is not split, so it may hold phantom
-// connections. A query sums the distinct classes next to a value: O(neighbours). The exact sum
-// (regions.h) is O(region).
+// Maintains the paper's relaxed neighbourhood (section 4.1 and appendix C.2). Missing values that
+// are neighbours form a class: a set of a union-find structure, with one running sum of costs. When
+// a value comes back, its cost is subtracted from its class. But the class is not split, so it may
+// hold values that no missing value connects any more. A query adds up the sums of the distinct
+// classes next to a value, in O(neighbours); the exact sum (regions.h) takes O(region).
 //
-// A candidate's row (columns.h) caches which classes are next to its value, since neighbours change
-// less often than sums. The eviction or return of a value clears its neighbours' caches. A cache
-// holds union-find nodes of missing neighbours, which live until these come back.
+// A candidate's row (columns.h) caches its value's neighbouring classes, since they change less
+// often than their sums. When a value is evicted or comes back, its neighbours' caches are cleared.
+// A cache holds union-find nodes, which live until their values come back.
 //
-// A class counts its members and the classes merged into it as references.
+// A class counts references: one from each value in it, one from each class merged into it.
 
 #pragma once
 
@@ -27,13 +27,13 @@ namespace dtr {
 
 struct EvictedClass {
   EvictedClass* parent = nullptr;
-  Nanos cost = 0ns;  // At the root: the sum over members.
+  Nanos cost = 0ns;  // At the root: the sum of its values' costs.
   std::int64_t references = 0;
-  std::uint64_t seen = 0;  // Stamp of the last query that counted this root.
-  std::int64_t met = 0;    // At a root: marks the block where a window search last met it.
+  std::uint64_t seen = 0;  // The number of the last query that counted this root.
+  std::int64_t met = 0;    // At a root: the mark of the last block at which a window search met it.
 };
 
-// Removes a reference to the class, and frees it with the last one.
+// Removes a reference to the class, and frees the class if this was the last one.
 inline void unreference(Records& nodes, EvictedClass* node) {
   while (node && --node->references == 0) {
     EvictedClass* parent = node->parent;
@@ -46,24 +46,22 @@ class EvictedClasses {
  public:
   explicit EvictedClasses(ScoreColumns& columns) : columns_(columns) {}
 
-  // Adds a value whose operator has not run yet: missing, but not lost, so its class starts with no
-  // cost. After the run, the value's cost is subtracted all the same, as in the reference
-  // simulator; this matters only if the class was merged meanwhile.
+  // Adds a value whose operator has not run yet. It was never evicted, so its class starts with
+  // cost 0. After the run, returned() subtracts the value's cost nevertheless, as in the reference
+  // simulator. This matters only if another class was merged into this one before.
   void expected(Value& value) {
     value.evicted_class = start(0ns);
     forget_around(value);
   }
   void lost(Value& value);
   void returned(Value& value);
-  Nanos cost(std::size_t row);  // Of the classes next to the row's value; sets the column.
+  Nanos cost(std::size_t row);  // Sums a value's neighbouring classes; sets the column.
   void fill();                  // Sets the column `neighbourhood` of all evictable rows.
   Nanos walk(const Value& value, Near& near);
-  // Sets whether classes made from a value count, or only the classes of its inputs.
-  void count_readers(bool count);
-  // Calls `visit` with each distinct class next to the row's value.
+  void count_readers(bool count);  // Sets whether values made from a value are its neighbours.
   template <typename Visit>
-  void for_each(std::size_t row, Visit visit);
-  // Reserves `count` marks that no class has; returns the first.
+  void for_each(std::size_t row, Visit visit);  // Visits each class among a value's neighbours.
+  // Reserves `count` marks that are in no class's `met`; returns the first.
   std::int64_t new_marks(std::int64_t count) { return std::exchange(marks_, marks_ + count); }
 
   std::int64_t count() const { return nodes_.used(); }
@@ -77,9 +75,8 @@ class EvictedClasses {
     return parent->parent ? halve(node) : parent;
   }
   EvictedClass* halve(EvictedClass* node);
-  // Calls `visit` with each distinct root of the cached classes, which may have merged since.
   template <typename Visit>
-  void for_each_root(const Near& near, Visit visit);
+  void for_each_root(const Near& near, Visit visit);  // Visits each distinct root of the classes.
   void forget_around(Value& value);
   template <typename Visit>
   void for_each_near(const Value& value, const Visit& visit) const;

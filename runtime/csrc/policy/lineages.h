@@ -1,17 +1,19 @@
-// Sums the costs of the missing values that a tensor is computed from: its lineage.
+// Sums the costs of a value's lineage: its missing inputs, their missing inputs, and so on.
 //
-// Each row caches its sum. A walk computes a sum, and marks the missing values that it counts. When
-// a value is lost or comes back, we follow its readers through marked values, and drop the sums of
-// the rows that we reach. This visits all their readers.
+// Each row of the columns caches its value's sum. A walk computes a sum, and marks the missing
+// values that it counts. When a value loses its content or gets it back, we visit its readers
+// (values made from it), the readers of marked readers, and so on, and clear the cached sums that
+// we reach.
 //
-// A walk would visit all missing values: few in most programs, but thousands in a long chain, such
-// as an LSTM's. So NeighbourhoodKind::kLineage counts only the kNear values that are the fewest
-// operators away, and multiplies the sum by kBeyond if there are more.
+// A lineage has few values in most programs, but thousands in a long chain, such as an LSTM's. So
+// NeighbourhoodKind::kLineage counts only the kNear missing values that are the fewest operators
+// away, and multiplies the sum by kBeyond if the lineage has more.
 //
-// Operators' times understate a long lineage: values recomputed together need memory at the same
-// time, and displace values that are then recomputed, too. So n missing values cost n * n *
-// kCrowding more. This term cuts long chains of cheap operators. It hardly matters for a few
-// operators of milliseconds, or on a logical clock, which counts bytes.
+// The sum of operators' times is too low for a long lineage: values that are recomputed together
+// need memory at the same time, so other values are evicted, and later recomputed, too. So we add n
+// * n * kCrowding for n missing values. This keeps some values within long chains of cheap
+// operators in memory. The term hardly matters for a few operators of milliseconds, or if costs
+// count bytes instead of time.
 
 #pragma once
 
@@ -33,20 +35,19 @@ class Lineages {
 
   explicit Lineages(ScoreColumns& columns) : columns_(columns) {}
 
-  // From now on a sum has at most the nearest `most` values. With kAll, it is the plain sum of
-  // costs.
+  // From now on, a walk counts at most the nearest `most` values. With kAll, a lineage's cost is
+  // the plain sum of its values' costs, without kBeyond and kCrowding.
   void count(std::size_t most) { most_ = most; }
 
   void lost(Value& value);
   void returned(Value& value);
-  // Call it after adding an input to the value.
-  void linked(Value& value);
+  void linked(Value& value);  // Call it when the value has got a new input.
 
-  Nanos cost(std::size_t row);  // Sets the row's column, too.
+  Nanos cost(std::size_t row);  // Of the row's lineage; sets the row's column.
   void fill();                  // Sets the column `neighbourhood` of all evictable rows.
 
   std::int64_t accesses() const { return accesses_; }
-  void check(Value& value) const;  // Throws if a new walk differs.
+  void check(Value& value) const;  // Throws if a new walk finds another sum.
 
  private:
   void forget_ahead(Value& value);

@@ -1,9 +1,9 @@
 // Computes MegEngine's neighbourhood as it was published, for comparison: the cost of recomputing
-// the missing inputs of a value's operator. Unlike the paper's relaxation (evicted_classes.h), it
-// leaves out values made from the value, and does not join values that the program drops. Its sums
-// drift: when a value comes back, nodes below it in the union-find lose the rest of their set. A
-// set counts once per neighbour in it. Source: MegEngine, master of October 2024,
-// imperative/src/impl/interpreter.
+// the missing inputs and other missing outputs of a value's operator. Unlike the paper's relaxation
+// (evicted_classes.h), it leaves out values made from the value, and a drop by the program joins no
+// sets. Its sums become wrong: when a value comes back, the values below it in the union-find leave
+// their set. A set's cost counts once for each neighbour in it. Source: MegEngine, master of
+// October 2024, imperative/src/impl/interpreter.
 
 #pragma once
 
@@ -17,9 +17,9 @@ namespace dtr {
 
 class MegEngineSets {
  public:
-  void evicted(Value& value);   // Not dropped: it joins its missing neighbours.
-  void returned(Value& value);  // Its content is back.
-  void cut(Value& value);       // It is removed, or becomes a constant.
+  void evicted(Value& value);   // Joins its set with its missing neighbours'.
+  void returned(Value& value);  // Takes it out of its set.
+  void cut(Value& value);       // For a value that is removed or made a constant.
   Nanos cost(const Value& value);
 
   std::int64_t count() const { return nodes_.used(); }

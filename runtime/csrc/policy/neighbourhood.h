@@ -4,11 +4,12 @@
 //
 // The kinds, from cheap to exact, are: none; the paper's relaxation by a union-find
 // (evicted_classes.h); the value's missing ancestors, as in MSPS (lineages.h); the exact
-// neighbourhood e* (regions.h). MegEngine's (megengine_sets.h) is for comparison. All kinds work on
-// storages: a view counts with the bytes it shares.
+// neighbourhood e* (regions.h). MegEngine's (megengine_sets.h) is only for comparison. In all
+// kinds, a view counts as the storage whose bytes it shares.
 //
-// A scope's default, kLineage, sums the nearest ancestors. Such sums choose better than classes: a
-// class also holds values made from the same inputs, and is not split when values come back.
+// A scope's default, kLineage, sums the nearest missing ancestors. It chooses better victims than
+// evicted classes, which also hold values made from the same inputs, and are not split when values
+// come back.
 
 #pragma once
 
@@ -32,7 +33,7 @@ class Neighbourhood {
     lineages_.count(kind == NeighbourhoodKind::kLineage ? Lineages::kNear : Lineages::kAll);
   }
 
-  // The values below are never views. After an operator's last added() or returned(), call
+  // Pass no views to these functions. After an operator's last added() or returned(), call
   // refresh().
   void added(Value& value) {  // A new value with content.
     if (by_regions()) regions_.returned(value);
@@ -40,24 +41,22 @@ class Neighbourhood {
   void expected(Value& value) {  // A new value whose operator has not run yet.
     if (by_classes()) classes_.expected(value);
   }
-  void lost(Value& value, Loss loss);  // It just lost its content.
-  void returned(Value& value);         // Its content is back.
+  void lost(Value& value, Loss loss);  // The value just lost its content.
+  void returned(Value& value);         // The value got its content back.
   void refresh() { regions_.refresh(); }
   void cut(Value& value);  // The value, or its recipe, is about to be removed.
 
-  // Sets whether next uses are predicted. If so, a value's need covers values made from it
-  // (engine/needs.cpp), and its neighbourhood has only values that it is made from.
+  // Sets whether a tape predicts uses. If so, a value's neighbourhood leaves out values made from
+  // it, because the value's need takes account of these (engine/needs.h).
   void foretold(bool is);
 
-  // Two existing values became neighbours.
-  void linked(Value& one, Value& other);
+  void linked(Value& one, Value& other);  // From now on, `one` is made from `other`.
 
   void discard(Value& value);  // Removes all data about a value.
 
   Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
   void fill();                  // Sets the column of these costs for all evictable rows.
 
-  // Null unless the kind is kEvictedClass.
   EvictedClasses* evicted_classes() { return by_classes() ? &classes_ : nullptr; }
 
   std::int64_t classes() const { return classes_.count() + sets_.count(); }

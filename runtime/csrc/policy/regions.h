@@ -1,15 +1,17 @@
 // Maintains the exact evicted neighbourhood e* (paper, section 4.1) incrementally. Each resident
-// value has two regions: the missing values that it reaches through missing values alone, forward
-// (made from it) and backward (needed to compute it). The rim of a region is the resident values
-// around it. A score reads a region's running sum. Regions are updated when a value
+// value has two regions of missing values. Its forward region has the missing values made from it,
+// those made from these, and so on; its backward region has its missing inputs, their missing
+// inputs, and so on. The rim of a region is the resident values around it. A score reads the sum of
+// a region's costs, which is kept up to date. Regions are updated when a value
 //
-// - is lost: each value on the rim of either region absorbs it and its other region;
+// - is lost: the values on its backward rim add it and its forward region to their forward regions,
+//   and the values on its forward rim add it and its backward region to their backward regions;
 // - comes back: its regions, and those of all values on their rims, are walked again.
 //
-// As in the reference simulator, a value reached both ways counts twice, and a region keeps the
-// cost that a value had when it was added (views attached to a missing value raise its cost).
-// Constants are never evicted, so they have no region and are on no rim. Cost: O(region) for each
-// change, against O(neighbours) for evicted classes. For studies and small graphs.
+// As in the reference simulator, a value in both regions counts twice, and a region keeps the cost
+// that a value had when it was added (views attached to a missing value raise its cost). Constants
+// are never evicted, so they have no region and are on no rim. A change costs O(region), with
+// evicted classes only O(neighbours). So this kind is for studies and small graphs.
 
 #pragma once
 
@@ -24,7 +26,7 @@ namespace dtr {
 struct Region {
   struct Side {
     std::vector<Value*> interior, rim;
-    Nanos cost = 0ns;  // Sum over the interior.
+    Nanos cost = 0ns;  // The sum over `interior`.
   };
   Side forward, backward;
 };
@@ -46,7 +48,7 @@ class Regions {
   static void forget(Value& value) { delete std::exchange(value.region, nullptr); }
 
   std::int64_t accesses() const { return accesses_; }
-  void check(const Value& value) const;  // Throws if a new walk differs.
+  void check(const Value& value) const;  // Throws if a new walk finds another region.
 
  private:
   using Direction = Region::Side Region::*;

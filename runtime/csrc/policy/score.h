@@ -1,13 +1,15 @@
-// Computes the parametric score: the lowest is evicted first. Presets are the known heuristics.
+// Computes a value's score by a formula with parameters. The value of least score is evicted first.
+// Presets of the parameters give the known heuristics.
 //
 //     score = (c + n + epsilon)^cost_exp * recompute_penalty^recomputes
 //             / ((size + fragmentation * free_neighbours)^size_exp
 //                * (staleness + epsilon)^staleness_exp)
 //
 // c is the value's own cost, n the cost of its evicted neighbourhood (paper, section 4.1: in h_DTR
-// all exponents are 1). The penalty and the free neighbours are MegEngine's. An epsilon of one
-// nanosecond keeps zero costs and just-touched values comparable; the paper's simulator has none. A
-// quotient by 0, or of two infinities (by large exponents), counts as infinite.
+// all exponents are 1). recompute_penalty and free_neighbours (bytes of the holes beside the
+// value's block) are MegEngine's. An epsilon of one nanosecond lets other terms decide if a cost or
+// a staleness is 0; in the paper's simulator epsilon is 0. If the divisor is 0, or dividend and
+// divisor are infinite (by large exponents), the score is infinite.
 //
 // The parameters are listed once, below. The fields of Heuristic, Python's view of them
 // (bindings/bind_heuristic.cpp), the checks of runtime/heuristic.py, the space that
@@ -41,18 +43,18 @@ inline constexpr const char* kNames<Selection>[] = {"sample", "single", "random"
 static_assert(std::size(kNames<NeighbourhoodKind>) == int(NeighbourhoodKind::kMegEngine) + 1);
 static_assert(std::size(kNames<Selection>) == int(Selection::kWindow) + 1);
 
-// The role says which values a parameter may have, and which value takes its term out of the score.
+// The role says which values a parameter may have, and at which value it has no effect.
 enum class ParameterRole {
   kName,      // A value of an enumeration.
-  kExponent,  // 0 or more. 0 takes the term out, 1 needs no power.
-  kWeight,    // 0 or more. 0 takes the term out.
+  kExponent,  // 0 or more. At 0 it has no effect; 1 needs no pow().
+  kWeight,    // 0 or more. At 0 it has no effect.
   kSwitch,    // True or false.
-  kFactor,    // Above 0, raised to a count. 1 takes the term out. A kernel gets its log2.
-  kNanos,     // Not for users: 1 live, 0 in the paper's simulator.
-  kSeed,      // Of random numbers.
+  kFactor,    // Above 0, raised to a count. At 1 it has no effect. A kernel gets its log2.
+  kNanos,     // Users cannot set it: 1 in a live run, 0 in the paper's simulator.
+  kSeed,      // A seed of random numbers.
 };
 
-// Type, name, default, role, one sentence. The kernel's arguments have this order too.
+// Each parameter: type, name, default, role, sentence. A kernel's arguments have the same order.
 #define DTR_SCORE_PARAMETERS(X)                                                                   \
   X(NeighbourhoodKind, neighbourhood, NeighbourhoodKind::kEvictedClass, kName,                    \
     "The missing values whose cost is n.")                                                        \
@@ -84,7 +86,6 @@ struct Parameter {
   const char* sentence;
 };
 
-// Calls visit(Parameter, &Heuristic::name) for each parameter.
 template <typename Visit>
 [[gnu::always_inline]] constexpr void for_each_parameter(Visit&& visit) {
 #define DTR_VISIT(type, name, initial, role, sentence) \
@@ -103,7 +104,7 @@ template <typename Visit>
   });
 }
 
-// Whether no power is needed, and no weight or factor has an effect. Then all terms are integers.
+// Returns whether each exponent is 0 or 1, each weight 0, each factor 1: then no pow() is needed.
 [[gnu::always_inline]] constexpr bool plain(const Heuristic& h) {
   bool plain = true;
   for_each_number(h, [&](ParameterRole role, double value) {
@@ -113,7 +114,6 @@ template <typename Visit>
   return plain;
 }
 
-// The inputs of a score.
 struct Terms {
   Nanos cost;  // c + n.
   Bytes size;
@@ -122,7 +122,8 @@ struct Terms {
   Bytes free_neighbours;
 };
 
-// Avoids pow(), which takes 20 to 50 ns: exponents are 0 or 1 except in tuned settings.
+// Returns base^exponent. Avoids pow() (20 to 50 ns) for the exponents 0 and 1; only tuned
+// heuristics have others.
 inline double raise(double base, double exponent) {
   if (exponent == 1) return base;
   if (exponent == 0) return 1;
@@ -144,9 +145,9 @@ inline double score(const Heuristic& h, const Terms& t) {
                                                  : std::numeric_limits<double>::infinity();
 }
 
-// The score of a plain heuristic, computed exactly and rounded once. score() also rounds the
-// product of size and staleness, which can swap two near scores; the reference simulator's integers
-// cannot.
+// Returns the score of a plain() heuristic, rounded only once. score() also rounds the product of
+// size and staleness, which can reverse the order of two near scores. The reference simulator
+// multiplies integers, so its order is never reversed.
 double exact_score(const Heuristic& heuristic, const Terms& terms);
 
 }  // namespace dtr

@@ -1,15 +1,15 @@
 // Chooses the victim of least score; among equal scores, the value that became evictable last.
 //
-// The compiler's vectors score eight rows at once, in a version for AVX-512, AVX2 or other
-// processors, chosen when the program starts. All versions round alike, so choices are the same
-// everywhere. With exponents 0 and 1 they round as the scalar score (score.h). With other powers
-// (vector_power.h) they differ by up to 1e-13, so the scalar score decides among rows that are this
-// near.
+// Code with the compiler's vector types scores eight rows at once. There is a version for AVX-512,
+// one for AVX2 and one for other processors; which one runs is chosen when the program starts. All
+// versions round alike, so choices are the same everywhere. If all exponents are 0 or 1, vectors
+// give the same scores as score() (score.h). With other exponents (vector_power.h) they differ from
+// it by up to 1e-13. So score() decides among rows of nearly equal scores.
 //
-// If terms are integers, near scores are compared as exact quotients, so that rounding decides
-// nothing. The reference simulator scans from the value that became evictable first, and stops at a
-// score of zero. We do the same if scores are zero or less (sums of evicted classes may drift below
-// 0).
+// If the heuristic is plain() and epsilon is 0, as in the paper's simulator, nearly equal scores
+// are compared as exact quotients, so that rounding never decides. The reference simulator looks at
+// the value that became evictable first, then at the next, and stops at a score of 0. We do the
+// same if the least score is 0 or less (sums of evicted classes may fall below 0).
 
 #pragma once
 
@@ -23,7 +23,7 @@ namespace dtr {
 constexpr std::int64_t kNoRow = -1;
 constexpr std::size_t kScoreTile = 256;  // Rows that are scored together.
 
-// The least of the rows considered so far.
+// Remembers which row has the least score among the rows considered so far.
 class Least {
  public:
   Least(const Heuristic& heuristic, bool exact) : heuristic_(heuristic), integral_(exact) {}
@@ -50,7 +50,7 @@ class Scorer {
   Terms terms(const ColumnsView& columns, std::size_t row, Nanos clock) const;
   Least least() const { return Least(heuristic_, integral_); }
 
-  // Writes each row's score, powers to 1e-13, and NaN for rows that are not evictable.
+  // Writes all rows' scores: with errors up to 1e-13 if powers are needed, NaN if not evictable.
   void score(const ColumnsView& columns, Nanos clock, double* scores);
 
   struct Choice {
@@ -59,8 +59,8 @@ class Scorer {
   };
   Choice choose(const ColumnsView& columns, Nanos clock);
 
-  // Makes the same choice, but scores only tiles near the lowest, given each tile's least score up
-  // to rounding.
+  // Makes the same choice as choose(), but scores only tiles whose least score, given in
+  // `least_of_tiles` up to rounding, is near the lowest of all.
   Choice choose_near(const ColumnsView& columns, Nanos clock, const double* least_of_tiles);
 
  private:
@@ -71,8 +71,8 @@ class Scorer {
   Heuristic heuristic_;
   bool integral_, vectors_;
   std::vector<double> scores_;
-  std::vector<double> lowest_;     // The least of each tile.
-  std::vector<double> penalties_;  // recompute_penalty to the power of its index.
+  std::vector<double> lowest_;     // The least score of each tile.
+  std::vector<double> penalties_;  // At i: recompute_penalty to the power of i.
 };
 
 }  // namespace dtr

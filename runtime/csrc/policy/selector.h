@@ -1,15 +1,15 @@
 // Chooses the values to evict; all ways of choosing are here.
 //
-//   all      The row of least score. Exact, and n scores a choice.
-//   sample   The least of about sqrt(n) rows, where looking at all would take too long (paper,
-//            appendix E.2).
+//   single   The row of least score among all n rows: exact, but n scores are computed.
+//   sample   The row of least score among about sqrt(n) random rows, if to score all would take
+//            too long (paper, appendix E.2).
 //   random   Any row, for comparison (paper, appendix C.1).
-//   waiting  The least row locked only by recomputations not yet begun: a last resort.
-//   window   A run of neighbours in memory whose eviction leaves one hole (window.h).
+//   waiting  Last resort: the least score among values locked only by operators that wait.
+//   window   Values side by side in memory whose eviction leaves one hole (window.h).
 //
-// `choose` follows Heuristic::selection. Eviction calls the last two itself. Scores are computed
-// from columns (columns.h). The selector first updates columns that depend on other values: the
-// cost of the evicted neighbourhood and the free bytes beside a block.
+// choose() takes one of the first three ways, by Heuristic::selection; class Eviction calls the
+// last two. Before scores are computed, the selector updates the columns (columns.h) that depend on
+// other values: the cost of the evicted neighbourhood and the free bytes beside a block.
 //
 // A new way of choosing needs a name in Selection (score.h), a method here, a case in `choose`, the
 // name in heuristic.py, and a paragraph in docs/scoring.md.
@@ -39,12 +39,12 @@ class Selector {
         executor_(executor),
         scorer_(heuristic) {}
 
-  // Lets a device score candidates, with columns in memory that it reads. Call it before any value.
+  // Lets a device score candidates, and read the columns. Call it before any value exists.
   void score_on(std::unique_ptr<DeviceScorer> device);
-  const DeviceScorer* device() const { return device_.get(); }  // Null if none scores.
+  const DeviceScorer* device() const { return device_.get(); }  // Null if no device scores.
 
-  // By the heuristic's selection; null if nothing may be evicted. `clock` is the columns' clock,
-  // `computed` all operators' time so far.
+  // Returns a victim, or null if nothing can be evicted. `clock`: the time from which staleness is
+  // counted (columns.h). `computed`: the time that operators have taken so far.
   Value* choose(Nanos clock, Nanos computed);
   Value* choose_waiting(Nanos clock);
   Window cheapest_window(const Pool& pool, Bytes bytes, Nanos clock) {

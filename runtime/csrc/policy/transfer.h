@@ -1,5 +1,4 @@
-// Computes the time to move a value to a second tier of memory and back, as if the program waited
-// for each transfer.
+// Computes the time to move a value to the swap and back, if the program waits for each transfer.
 
 #pragma once
 
@@ -12,7 +11,8 @@ struct Transfer {
   Nanos latency = 0ns;
   Bytes smallest = 1;  // A smaller value is not moved.
 
-  // Outputs that are evicted together are not moved: one run recomputes them all.
+  // Returns whether a value can be moved. Outputs that are always evicted together cannot: one run
+  // of their operator recomputes them all.
   bool takes(const Value& value) const {
     return value.size >= smallest && !(value.producer && value.producer->together);
   }

@@ -1,11 +1,11 @@
-// Computes powers of eight numbers at once, by the compiler's vectors.
+// Computes powers of eight numbers at once, with the compiler's vector types.
 //
-// The C library's pow() takes 15 ns a number, and compilers link no vector version by default.
-// base^exponent = 2^(exponent * log2(base)): the logarithm of the mantissa is the series of the
-// inverse hyperbolic tangent, 2 to the power of the fraction is the exponential series. Both series
-// end where terms fall below a double's last bit. For exponents up to kGreatestExponent and bases
-// of 64 bits, the error is at most 6e-14, which is enough to choose (scorer.h). The result is the
-// same on every processor, since each step rounds alike.
+// The C library's pow() takes 15 ns a number, and compilers link no vector version by default. We
+// compute base^exponent as 2^(exponent * log2(base)): the logarithm of the mantissa by the series
+// of the inverse hyperbolic tangent, 2 to the power of the fraction by the exponential series. Both
+// series end where terms fall below a double's last bit. For exponents up to kGreatestExponent and
+// bases that are 64-bit integers, the relative error is at most 6e-14, small enough for scorer.h.
+// The result is the same on every processor, since each step rounds alike.
 
 #pragma once
 
@@ -35,9 +35,9 @@ namespace vector_power {
   return real;
 }
 
-// For normal positive numbers.
+// Returns the logarithms; requires normal positive numbers.
 [[gnu::always_inline]] inline Reals log2(const Reals& number) {
-  constexpr std::int64_t kRootOfHalf = 0x3fe6a09e667f3bcd;  // As a double.
+  constexpr std::int64_t kRootOfHalf = 0x3fe6a09e667f3bcd;  // The bits of the double sqrt(1/2).
   constexpr double kTwoByLog = 2.8853900817779268;          // 2 / ln(2)
   Wholes bits = bits_of(number);
   Wholes whole = (bits - kRootOfHalf) >> 52;
@@ -50,9 +50,9 @@ namespace vector_power {
   return __builtin_convertvector(whole, Reals) + kTwoByLog * s * sum;
 }
 
-// For results from 2^-1000 to 2^1000.
+// Returns the powers; requires that they are from 2^-1000 to 2^1000.
 [[gnu::always_inline]] inline Reals exp2(const Reals& number) {
-  // 1.5 * 2^52: a number added to it is rounded to an integer.
+  // This is 1.5 * 2^52: adding it to a number rounds the number to an integer.
   constexpr double kRounds = 6755399441055744.0;
   constexpr double kLog = 0.69314718055994531;  // ln(2)
   Reals shifted = number + kRounds;
@@ -68,7 +68,7 @@ namespace vector_power {
 
 }  // namespace vector_power
 
-// The same as raise() in score.h.
+// Does what raise() in score.h does, for eight bases at once.
 [[gnu::always_inline]] inline Reals raise(const Reals& base, double exponent) {
   if (exponent == 1) return base;
   const Reals nothing{};

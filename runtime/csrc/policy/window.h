@@ -1,14 +1,14 @@
-// Finds neighbours in memory to evict, so that one hole holds the request.
+// Finds values side by side in memory whose eviction leaves one hole that holds the request.
 //
-// Victims chosen one by one lie anywhere in memory: they free bytes that the request cannot use, so
-// more follow. A window is a run of adjacent blocks that are free or evictable. For each block, two
-// pointers find the shortest run that ends with the block and holds the request. We take the
-// cheapest run. A run is scored as one value (score.h) of the request's size: the cost of its
-// members, with shared missing neighbours counted once, over the mean staleness of its bytes.
-// Shared neighbours only add to a run's cost, so we look them up only if the run would be cheapest
-// without this cost: for few runs. Cost: O(blocks and their neighbours), about 5 ns a block
-// (perf/choice/decision_cost.py). Source: Zhang et al., Coop, NeurIPS 2023 (one pass); shared
-// neighbours and a run's score are ours.
+// Victims chosen one by one lie anywhere in memory. Their holes are too small for the request, so
+// more values must be evicted. A window is a run of adjacent blocks that are free or evictable.
+// With two pointers we find, for each block, the shortest run that ends with the block and is large
+// enough. We take the run of least score. A run's score is that of one value (score.h) of the
+// request's size. Its cost is the sum over the run's values, plus that of their missing neighbours,
+// each counted once. Its staleness is the mean over the run's evictable bytes. Missing neighbours
+// only add to a cost. So we look them up only for the few runs that would be cheapest without them.
+// Cost: O(blocks and their neighbours), about 5 ns a block (perf/choice/decision_cost.py). Source:
+// Zhang et al., Coop, NeurIPS 2023, for the one pass; the score is ours.
 
 #pragma once
 
@@ -22,11 +22,11 @@
 namespace dtr {
 
 struct Window {
-  std::vector<Value*> values;  // Empty if there is no window.
+  std::vector<Value*> values;  // In address order; empty if there is no window.
   Nanos cost = 0ns;            // Of recomputing the values.
 };
 
-// The inputs of a search, made with the engine's lock held.
+// The inputs of a search. Hold the engine's lock while it runs.
 struct WindowSearch {
   const Pool& pool;
   const ScoreColumns& columns;
@@ -35,7 +35,8 @@ struct WindowSearch {
   Nanos clock;
 };
 
-// Evicting the window's values leaves a hole of `bytes` or more, and as much room in the budget.
+// Returns the cheapest window. Its eviction leaves a hole of `bytes` or more, and as much room in
+// the budget.
 Window cheapest_window(const WindowSearch& from, Bytes bytes);
 
 }  // namespace dtr

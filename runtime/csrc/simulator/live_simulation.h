@@ -1,13 +1,13 @@
-// Simulates a recorded run under the live runtime's rules: with the engine, the pool and the
-// requests of a session, on addresses without memory. A trace that the runtime recorded
-// (live/trace/trace_recorder.h) gives exactly the program's evictions; other logs are assumed to be
-// right.
+// Simulates a recorded run under the live runtime's rules: with the engine, the pool and the memory
+// requests of a live run, but on addresses without memory. A trace that the runtime recorded
+// (live/trace/trace_recorder.h) leads to exactly the evictions of the live run. If another log does
+// not say what happened, for example inside operators, the simulation makes assumptions.
 //
-// Differences from the paper's simulator, with reasons: views share their storage (live views cost
-// nothing); an in-place write keeps the block (a copy would need memory that the program does not
-// request); gradients (DESIGN.md rule 1) and small tensors are constants (the runtime does not
-// recompute them); records that nothing needs are freed (to save memory); operators allocate block
-// by block, with temporaries (as kernels do).
+// These rules differ from those of the paper's simulator. Here, views share their storage, since
+// live views cost nothing. An in-place write keeps the block, since the program requests no memory
+// for a copy. Gradients (DESIGN.md rule 1) and small tensors are constants, since the runtime does
+// not recompute them. Values and recipes that nothing needs are freed, to save memory. Operators
+// allocate block by block, also temporary blocks, as kernels do.
 
 #pragma once
 
@@ -35,12 +35,11 @@ class LiveSimulation final : public Executor {
   SimulationCounts counts() const;
   PoolStats pool_stats() const { return pool_->stats(); }
   const std::vector<std::int64_t>& events() const { return events_; }  // As in PaperSimulation.
-  // Rows of four: the picture's number, an offset, bytes, and a Kind.
+  // Pictures of the pool, in rows of four: the picture's number, an offset, bytes, and a Kind.
   enum Kind : std::int64_t { kBacked, kEvictable, kFixed };
   const std::vector<std::int64_t>& layouts() const { return layouts_; }
   void check() const;
 
-  // Executor.
   void recompute(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
   void make_ordinary(Value& value) override;
@@ -77,12 +76,12 @@ class LiveSimulation final : public Executor {
   void restore_outputs(Op& op, const std::vector<std::int64_t>& results, std::vector<void*>& made);
   void let_go(std::int64_t root);
   Block* allocate(Bytes size, Place place = Place::kBestFit);
-  Nanos cost_of(std::int64_t op) const;  // The cost for the engine.
+  Nanos cost_of(std::int64_t op) const;  // Its time or, by logical_clock, the bytes it touches.
   void picture();
   void free(void* data);
   void log(std::int64_t tensor, std::int64_t event);
   std::int64_t tensor_of(const Value& value) const;
-  // For values that leave memory by the link and come back (simulated_swap.cpp).
+  // For values that move to a second tier over the link and come back (simulated_swap.cpp).
   bool may_move(Bytes size) const { return link_ && size >= link_->smallest; }
   Op& begin_reload(std::int64_t tensor, Bytes size);
   void adopt_movable(std::int64_t tensor, Bytes size, void* data);
@@ -91,14 +90,14 @@ class LiveSimulation final : public Executor {
   void reload(Op& op);
   void check_thrash() const;
   void own(void* data, Value* value);  // Sets the block's owner; null: not evictable.
-  void* nowhere() { return this; }     // Stands for content outside the pool.
+  void* nowhere() { return this; }     // Stands for content of 0 bytes.
   void add_constant(std::int64_t root, Bytes size, void* data);
   Value& value_of(std::int64_t tensor) const {
     if (Value* value = values_[roots_[tensor]]) return *value;
     throw std::invalid_argument("the log reads a tensor that is gone");
   }
   Value& written(Op& op, std::int64_t tensor) const;
-  // A small constant is copied into the recipe (recipe.h), which then does not read it.
+  // Returns whether a constant is so small that recipes hold a copy (recipe.h) instead of an input.
   bool inlined(std::int64_t tensor) const {
     return kept_in_recipe(schedule_.tensor_size[roots_[tensor]]);
   }
@@ -110,10 +109,10 @@ class LiveSimulation final : public Executor {
   const SimulationOptions options_;
   Pool::Handle pool_;
   Engine engine_;
-  std::vector<Value*> values_;       // By root; null once the program dropped it.
-  std::vector<Held> constants_;      // By root: the program's hold on it, if it is a constant.
+  std::vector<Value*> values_;       // By root (see roots_); null once the program dropped it.
+  std::vector<Held> constants_;      // By root: locks a constant that the program holds.
   std::vector<std::int64_t> roots_;  // By tensor: the tensor whose bytes it shares.
-  std::vector<std::int64_t> held_;   // By root: references of the program.
+  std::vector<std::int64_t> held_;   // By root: how many references the program has.
   TwoEndedPlacement placement_;
   std::optional<Transfer> link_;
   SimulationCounts counts_;

@@ -1,4 +1,4 @@
-// Holds what a simulation runs: a trace as flat columns.
+// Holds what a simulation runs: a trace, as arrays of integers (columns).
 
 #pragma once
 
@@ -45,7 +45,7 @@ struct Schedule {
     return op_args.subspan(op_args_begin[op], op_args_begin[op + 1] - op_args_begin[op]);
   }
   bool tracked(std::int64_t tensor) const;
-  std::vector<std::int64_t> roots() const;  // By tensor: the first tensor that has its bytes.
+  std::vector<std::int64_t> roots() const;  // By tensor: the first tensor with the same storage.
 };
 
 }  // namespace dtr

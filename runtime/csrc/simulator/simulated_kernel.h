@@ -1,5 +1,6 @@
-// Imitates an operator's kernel in a simulation: allocates and frees the kernel's memory, in order.
-// The runtime's traces list every request; in other logs each fresh result is one request.
+// Imitates an operator's kernel in a simulation: allocates and frees memory in the kernel's order.
+// The runtime's traces list every request. In other logs, each fresh result (one with its own
+// storage) is one request.
 
 #pragma once
 
@@ -12,13 +13,13 @@ namespace dtr {
 
 struct LiveSimulation::Kernel {
   Kernel(LiveSimulation& simulation, std::int64_t op) : simulation(simulation), op(op) {}
-  ~Kernel() {  // Frees blocks not taken: temporaries of a failed run.
+  ~Kernel() {  // Frees blocks that nobody took: after a failed run.
     for (Block* block : blocks) {
       if (block) simulation.free(block);
     }
   }
 
-  // `releases`: whether storages of the program die during the run, as in the first run.
+  // `releases`: whether the program releases storages meanwhile, as it does in the first run.
   void run(bool releases) {
     const Schedule& schedule = simulation.schedule_;
     simulation.placement_.learn(op);
@@ -36,7 +37,7 @@ struct LiveSimulation::Kernel {
           if (releases) simulation.let_go(simulation.roots_[value]);
           break;
         case Schedule::kCopied:
-          break;  // Only reruns copy: recompute() allocates.
+          break;  // Only reruns copy: recompute() allocates the copies.
       }
     }
     if (first == end) {
@@ -50,8 +51,7 @@ struct LiveSimulation::Kernel {
     }
   }
 
-  // The result that gets the next block, or TwoEndedPlacement::kTemporary.
-  std::int64_t owner() const {
+  std::int64_t owner() const {  // Returns the result that gets the next block, or kTemporary.
     const Schedule& schedule = simulation.schedule_;
     for (std::int64_t tensor = schedule.op_results_begin[op];
          tensor < schedule.op_results_begin[op + 1]; ++tensor) {
@@ -60,8 +60,7 @@ struct LiveSimulation::Kernel {
     return TwoEndedPlacement::kTemporary;
   }
 
-  // The block of a fresh result, or nowhere() if the result has no bytes.
-  void* take(std::int64_t tensor) {
+  void* take(std::int64_t tensor) {  // Hands out a fresh result's block, or nowhere().
     const Schedule& schedule = simulation.schedule_;
     if (schedule.tensor_size[tensor] == 0) return simulation.nowhere();
     std::int64_t place = schedule.tensor_block[tensor];

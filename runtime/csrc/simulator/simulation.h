@@ -12,37 +12,37 @@ namespace dtr {
 // Where the pool puts a block (two_ended_placement.h).
 enum class Placement { kBestFit, kTwoEnded };
 
-// How a value leaves memory if there is a link to a second tier.
+// How values leave memory, given a link to a second tier: dropped, moved, or as is cheaper.
 enum class Leaving { kDrop, kSwap, kBoth };
 
 struct SimulationOptions {
   Bytes budget = 0;
   Heuristic heuristic;
   Policy policy = Policy::kEager;
-  // The paper's simulator recomputes views by separate operators, and keeps every record. In the
-  // live runtime, views share their storage and need no operator, and unneeded records are freed.
+  // The defaults are the paper's: a view is computed like any result, and all records of operators
+  // are kept. In the live runtime, views share their storage, and unneeded records are freed.
   bool free_views = false;
   KeepRecords records = KeepRecords::kAll;
-  Nanos remat_limit = 0ns;  // More recomputation than this is thrash. 0: no limit.
+  Nanos remat_limit = 0ns;  // With more recomputation, the run ends (kThrash). 0: no limit.
   bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
-  std::optional<MovePrices> prices;  // Of moving pages; else the usual ones.
+  std::optional<MovePrices> prices;  // Of moving pages; else the arena's.
   Placement placement = Placement::kBestFit;
-  std::int64_t layouts = 0;      // How many pictures of the pool to take, evenly over the run.
-  bool logical_clock = false;    // Victims are chosen as if operators cost the bytes they touch.
-  bool pin_outputs = true;       // Outputs held at the end must be in memory together.
+  std::int64_t layouts = 0;      // How many pictures of the pool to take, at even intervals.
+  bool logical_clock = false;    // In scores, an operator costs the bytes that it touches.
+  bool pin_outputs = true;       // What the program holds at the end must be in memory together.
   bool log_events = false;       // Keep evictions and computations, in order.
   std::optional<Transfer> link;  // To a second tier of any size.
   Leaving leaving = Leaving::kBoth;
 };
 
-// The results of a run: type, and name, also in Python. In their order:
-//   The most bytes at once; the time of the operators, and of their reruns.
+// The results of a run, with the names that they also have in Python. In the order of the list:
+//   The peak of memory in bytes; the time of first runs; the time of reruns.
 //   Values that lost their content, and how many of them the program dropped. Reruns of operators,
-//   and other outputs that the reruns brought back. Scores computed, and records visited.
-//   For requests that the pool could not serve at once: how many; the sums of 1 - largest hole /
-//   free bytes before, and of free bytes / budget after; bytes evicted, and bytes evicted beyond
-//   the request; time to find room; time to move pages, at SimulationOptions::prices.
-//   Over the link: bytes each way, how often a value came back, how long the program waited.
+//   and the further outputs that they brought back. Scores computed; records visited for scores.
+//   For requests that the pool could not serve at once: their number; the sum of 1 - (largest hole
+//   / free bytes) before each; the sum of free bytes / budget after each; bytes evicted; how many
+//   of these exceeded the requests; time to find room; time to move pages (at `prices`).
+//   Over the link: bytes out; bytes in; how often a value came back; how long the program waited.
 #define DTR_SIMULATION_COUNTS(X)      \
   X(Bytes, peak_bytes)                \
   X(Nanos, base_compute)              \

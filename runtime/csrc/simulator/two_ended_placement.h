@@ -1,6 +1,6 @@
-// Places blocks at either end of the memory, for studies. The high end gets values that cannot be
-// evicted or are expensive: cost more time a byte than the running median of all results. The low
-// end gets cheap values, so that cheap neighbours can be evicted together.
+// Places blocks at the two ends of the pool, for studies. The high end gets values that cannot be
+// evicted and values that are expensive, that is above the running median of time per byte. The low
+// end gets cheap values, so that they lie side by side and can be evicted together.
 
 #pragma once
 
@@ -14,12 +14,11 @@ namespace dtr {
 
 class TwoEndedPlacement {
  public:
-  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // Arguments of of().
+  static constexpr std::int64_t kTemporary = -1, kFromOutside = -2;  // For of(): not a result.
 
   TwoEndedPlacement(const Schedule& schedule, Placement placement)
       : schedule_(schedule), placement_(placement) {}
 
-  // Where to place memory that an operator requests for a tensor.
   Place of(std::int64_t op, std::int64_t tensor) const {
     if (placement_ == Placement::kBestFit) return Place::kBestFit;
     if (tensor == kTemporary) return Place::kLow;
@@ -27,7 +26,8 @@ class TwoEndedPlacement {
     return price(op) > median_ ? Place::kHigh : Place::kLow;
   }
 
-  // Each operator moves the median up to 2 % towards its price: as many prices lie above as below.
+  // Moves the median by up to 2 % towards the operator's time per byte. So in the long run, as many
+  // operators lie above the median as below.
   void learn(std::int64_t op) {
     const double now = price(op);
     if (median_ == 0) median_ = now;

@@ -1,11 +1,11 @@
-// A CUDA driver without a device, for tests: the calls that a memory pool makes, with their rules.
+// Imitates a CUDA driver, for tests without a GPU: the calls of a memory pool, and their rules.
 //
-// The driver enforces those rules of cuda.h whose violation would break a real program. So a pool
-// that violates one fails its tests on a machine without a GPU. All state is in one World, under one
-// lock, and each test starts with a fresh World. The calls are in devices.cpp, memory.cpp,
-// streams.cpp and scorer.cpp; clocks.cpp simulates time, and world.cpp answers the tests' questions.
+// This driver enforces the rules of cuda.h that a real program must keep. So a pool that violates
+// such a rule fails its tests. All state is in one World, under one lock, and each test starts with
+// a fresh World. The calls are in devices.cpp, memory.cpp, streams.cpp and scorer.cpp; clocks.cpp
+// simulates time, and world.cpp answers the tests' questions.
 //
-// Torch and CuPy need far more calls than this driver has.
+// Torch and CuPy cannot run on it: they need far more calls.
 
 #pragma once
 
@@ -38,7 +38,7 @@ using Capture = int;
 constexpr std::size_t kPage = 2u << 20;
 constexpr int kDevices = 2;
 
-// What the driver answers, beside the codes that the pool knows (dtr_alloc/pool/csrc/cuda/driver.h).
+// Results of driver calls. The pool knows the first two (dtr_alloc/pool/csrc/cuda/driver.h).
 using dtr::cuda::kNotReady;
 using dtr::cuda::kOutOfMemory;
 constexpr Result kInvalidValue = 1;
@@ -66,15 +66,15 @@ struct Mapping {
 };
 
 struct EventState {
-  std::uint64_t recorded = 0;  // Versions: each recording is one.
+  std::uint64_t recorded = 0;  // How often it was recorded.
   std::uint64_t complete = 0;
-  double milliseconds = 0;  // When it was complete.
-  std::int64_t at = 0;      // The same, in a timed world: perhaps in the future.
-  bool stamps = false;      // Made to tell the time.
+  double milliseconds = 0;  // When it was complete, if not World::timed.
+  std::int64_t at = 0;      // When it is complete, if World::timed, in nanoseconds.
+  bool stamps = false;      // Created to measure time.
 };
 
-// An operator of torch's while it runs: its kernel is launched by the time it ends, or before the
-// second stamp in it, which is to come behind the kernel.
+// An operator of torch that is running. Its kernel is launched when the operator ends, or just
+// before a second timing event (stamp) is recorded in it, because that must measure the kernel.
 struct Running {
   std::int64_t takes;
   int stamps = 0;
@@ -83,7 +83,7 @@ struct Running {
 struct Kernel {
   Module module;
   std::string name;
-  std::vector<std::size_t> parameters;  // Their sizes.
+  std::vector<std::size_t> parameters;  // The parameters' sizes.
   unsigned threads;
 };
 
@@ -102,24 +102,24 @@ struct Operation {
   std::uint64_t version = 0;
   Pointer from = 0;
   Launch launch = {};
-  std::int64_t takes = 0;  // Nanoseconds of its stream.
+  std::int64_t takes = 0;  // How many nanoseconds it takes in its stream.
 };
 
 using Queue = std::deque<Operation>;
 
-// Clocks of a world in which time passes, all in nanoseconds.
+// The clocks and times that are simulated if World::timed, all in nanoseconds.
 struct Clocks {
-  std::int64_t host = 0;                           // Now.
-  std::int64_t driver = 0;                         // Of the host, in calls.
-  std::int64_t waited = 0;                         // Of the host, for the device.
-  std::int64_t busy = 0;                           // Of the device: some stream runs.
-  std::int64_t idle = 0;                           // Of the device, between two pieces of work.
-  std::int64_t stalled = 0;                        // Of the default stream, for others.
-  std::int64_t end = 0;                            // Of the last piece of work so far.
-  std::map<std::uintptr_t, std::int64_t> streams;  // When each has run all that it was given.
+  std::int64_t host = 0;                           // What time it is on the host.
+  std::int64_t driver = 0;                         // How long the host was in driver calls.
+  std::int64_t waited = 0;                         // How long the host waited for the device.
+  std::int64_t busy = 0;                           // How long some stream of the device ran work.
+  std::int64_t idle = 0;                           // How long all streams were idle between work.
+  std::int64_t stalled = 0;                        // How long stream 0 waited for other streams.
+  std::int64_t end = 0;                            // When all work given so far is done.
+  std::map<std::uintptr_t, std::int64_t> streams;  // When each has done its work.
 };
 
-std::map<std::string, std::int64_t> assumed_latencies();  // Of calls, in nanoseconds.
+std::map<std::string, std::int64_t> assumed_latencies();  // Of driver calls, in nanoseconds.
 
 struct Injection {
   long after;
@@ -129,30 +129,30 @@ struct Injection {
 struct World {
   bool initialized = false;
   bool manual = false;
-  double milliseconds = 0;    // The device's clock: it stands still but for events.
-  double event_takes = 0.25;  // Milliseconds that pass before an event is complete.
-  bool aside = false;         // Calls are the test's own: not counted, and none fails.
+  double milliseconds = 0;    // The device's clock, if not timed; only events advance it.
+  double event_takes = 0.25;  // By how many milliseconds an event advances it.
+  bool aside = false;         // The test itself makes calls: they are not counted, and none fails.
   bool timed = false;
-  bool bare = false;  // Pages have no memory: a process has 65,530 mappings, a device more pages.
+  bool bare = false;  // Pages get no memory, since a process may map only 65,530 of them.
   Clocks clocks;
-  std::vector<Running> running;  // One within the other, as an operator has others run again.
+  std::vector<Running> running;  // A stack: an operator may wait for reruns of others.
   std::map<std::string, std::int64_t> latencies = assumed_latencies();
-  std::set<std::string> drains;  // Calls that wait for all work.
+  std::set<std::string> drains;  // Calls that wait until all work is done.
   std::set<int> attributes = {dtr::cuda::kVirtualMemoryManagement, dtr::cuda::kPosixHandles,
-                              dtr::cuda::kRdmaPages};  // Of the devices.
+                              dtr::cuda::kRdmaPages};  // What the devices support.
   std::size_t capacity[kDevices] = {std::size_t{1} << 32, std::size_t{1} << 32};
   std::size_t used[kDevices] = {};
-  std::size_t others[kDevices] = {};  // What other processes hold.
+  std::size_t others[kDevices] = {};  // Bytes that other processes hold.
   int contexts[kDevices] = {};
   std::map<Pointer, std::size_t> reservations;
   std::map<Pointer, Mapping> mappings;
   std::map<Physical, Allocation> allocations;
-  std::set<std::size_t> slots;  // In use.
-  std::size_t first_slot = 0;   // None below is free.
+  std::set<std::size_t> slots;  // Physical pages in use, by number.
+  std::size_t first_slot = 0;   // All lower numbers are in use.
   Physical next_physical = 1;
   std::map<Event, std::shared_ptr<EventState>> events;
   std::map<std::uintptr_t, Queue> streams = {{0, {}}};
-  std::vector<Queue> destroyed;  // Their work goes on.
+  std::vector<Queue> destroyed;  // Of destroyed streams; their work goes on.
   std::map<Pointer, std::size_t> registered;
   std::map<Module, std::string> modules;
   std::map<Function, Kernel> kernels;
@@ -168,27 +168,23 @@ extern thread_local std::vector<Context> current;
 
 inline void* pointer(Pointer address) { return reinterpret_cast<void*>(address); }
 
-// What every call does first: it is counted, takes its time, and may be turned down.
-Result enter(const char* name);
+Result enter(const char* name);  // Begins a call: counts it, takes its time, may return an error.
 
-// Memory.
 bool accessible(Pointer address, std::size_t size);
-bool page_locked(const void* begin, std::size_t size);  // Memory of the host.
-void forget_memory();                                   // Gives all of it back to the system.
+bool page_locked(const void* begin, std::size_t size);  // For memory of the host.
+void forget_memory();                                   // Returns all memory to the system.
 
-// Streams.
 Result submit(StreamHandle stream, Operation operation);
-bool step(Queue& queue);  // False where nothing could run.
+bool step(Queue& queue);  // Runs one operation; false if none can run.
 void run_out(Queue& queue);
 std::vector<Queue*> queues();
 
-// Time.
 void wait_until(std::int64_t time);
 std::int64_t time_on_the_bus(std::size_t bytes);                   // Of a copy from or to the host.
-void schedule(std::uintptr_t stream, const Operation& operation);  // Gives it its place in time.
-void launch(StreamHandle stream);  // The kernel of the innermost operator, once.
+void schedule(std::uintptr_t stream, const Operation& operation);  // Sets when the operation runs.
+void launch(StreamHandle stream);  // Launches the innermost operator's kernel, once.
 
-// The scorer's kernel.
+// Does what the scorer's kernel does.
 void least_of_tiles(const Launch& launch);
 
 }  // namespace fake_cuda

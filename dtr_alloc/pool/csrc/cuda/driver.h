@@ -1,12 +1,13 @@
 // Declares the part of CUDA's driver API that the pool needs, and loads the driver at run time.
 //
-// A build against <cuda.h> and libcuda would need a machine with a toolkit or a GPU. So we write
-// the prototypes down here, and open the library when the first CUDA arena is made. No compiler
-// checks them, so tests/fake_cuda/declarations.cpp compares every size, value and prototype with
-// <cuda.h> where there is one. This guards against two traps. <cuda.h> renames functions by macro:
-// the symbol of cuEventDestroy is cuEventDestroy_v2, and the plain name is an older function.
-// (Drivers before CUDA 12.8 have only the older cuEventElapsedTime, so we use it.) And <cuda.h> has
-// other symbols for per-thread default streams; with ours, stream 0 is the legacy default stream.
+// A build against <cuda.h> and libcuda would need a machine with a toolkit or a GPU. So we declare
+// the functions here, and open the library when the first CUDA arena is made. No compiler checks
+// our declarations, so where <cuda.h> is installed, tests/fake_cuda/declarations.cpp compares every
+// size, value and prototype with it. Names have two traps. First, <cuda.h> renames functions by
+// macro: its cuEventDestroy is the symbol cuEventDestroy_v2, and the symbol cuEventDestroy is an
+// older function. (Of cuEventElapsedTime we use the older one, since drivers before CUDA 12.8 have
+// no other.) Second, <cuda.h> has other symbols for per-thread default streams. With our symbols,
+// stream 0 is the legacy default stream.
 
 #pragma once
 
@@ -73,7 +74,7 @@ struct AccessDesc {  // CUmemAccessDesc
   int flags;
 };
 
-// Every call: its symbol's name, and its parameters.
+// Lists all functions of the driver that we call, each with its symbol's name and its parameters.
 #define DTR_CUDA_CALLS(CALL)                                                                 \
   CALL(cuInit, unsigned)                                                                     \
   CALL(cuGetErrorName, Result, const char**)                                                 \
@@ -118,7 +119,7 @@ struct AccessDesc {  // CUmemAccessDesc
   CALL(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
        unsigned, StreamHandle, void**, void**)
 
-// Thrown if a driver call fails. The text names the call and the error.
+// Thrown if a driver call fails, but not for lack of memory. The text names the call and the error.
 class Error : public std::runtime_error {
  public:
   Error(const std::string& text, Result code) : std::runtime_error(text), code(code) {}
@@ -136,8 +137,8 @@ struct Driver {
   DTR_CUDA_CALLS(DTR_CUDA_MEMBER)
 #undef DTR_CUDA_MEMBER
 
-  // Throws MachineIsFull if memory is lacking (another process may have it), Error on any other
-  // result except success.
+  // Calls a function of the driver. Throws MachineIsFull if the driver finds no memory (another
+  // process may have it), and Error after any other failure.
   template <class... Parameters, class... Arguments>
   void call(const Call<Parameters...>& call, Arguments... arguments) const {
     const Result result = call.function(arguments...);
@@ -145,32 +146,32 @@ struct Driver {
   }
   [[noreturn]] void fail(const char* call, Result result) const;
 
-  // A driver may bring the clock that times calls, as a symbol dtr_alloc_clock. The tests' fake
-  // driver does, so that no figure depends on the machine.
+  // If the driver's library has a symbol dtr_alloc_clock, now() reads that clock. Only the tests'
+  // fake driver has it, so that times in tests do not depend on the machine.
   std::int64_t (*clock)() = nullptr;
   Nanos now() const {
     return clock != nullptr ? Nanos(clock()) : std::chrono::steady_clock::now().time_since_epoch();
   }
 };
 
-// For callers that cannot report an error: returns whether the call succeeded.
+// For callers that cannot report an error: calls the driver, and returns whether that succeeded.
 template <class... Parameters, class... Arguments>
 bool succeeds(const Call<Parameters...>& call, Arguments... arguments) {
   return call.function(arguments...) == kSuccess;
 }
 
-// For destructors: repeats a call that fails once, since nobody can repeat it later.
+// For destructors: if a call fails, tries it once more, since nobody can do so later.
 template <class... Parameters, class... Arguments>
 void release_at_last(const Call<Parameters...>& call, Arguments... arguments) {
   if (!succeeds(call, arguments...)) succeeds(call, arguments...);
 }
 
-// Loads the driver for good from $DTR_ALLOC_LIBCUDA, else libcuda.so.1, and initializes it. Throws
-// std::runtime_error that says what is missing.
+// Loads the driver from the path $DTR_ALLOC_LIBCUDA, or libcuda.so.1 if that is not set, and
+// initializes it. Never unloads it. Throws std::runtime_error, whose text says what is missing.
 const Driver& load();
 
-// Holds the primary context of a device, which torch and CuPy use as well. A forked child must not
-// call the driver: its context is dead, and is not released.
+// Holds the primary context of a device, which torch and CuPy use as well. In a forked child the
+// context does not work: the child must not call the driver, and the destructor releases nothing.
 class PrimaryContext {
  public:
   // Throws std::invalid_argument if there is no such device, std::runtime_error if the device
@@ -193,9 +194,8 @@ class PrimaryContext {
   Context context_ = nullptr;
 };
 
-// Makes the primary context current while the Scope lives. Also allows calls that another thread's
-// graph capture would forbid: no call of ours touches a captured stream. Throws std::runtime_error
-// in a forked child.
+// Makes the primary context current while it lives, and allows calls that CUDA forbids in a graph
+// capture (ours touch no captured stream). Throws std::runtime_error in a forked child.
 class Scope {
  public:
   explicit Scope(const PrimaryContext& context);
@@ -205,12 +205,12 @@ class Scope {
 
  private:
   const Driver& driver_;
-  bool pushed_ = false;  // False if the context was current, as in torch's operators.
+  bool pushed_ = false;  // False if the context was current before, as in torch's operators.
   int capture_mode_ = kCaptureRelaxed;
 };
 
-// For destructors: calls `act` with the context current, and again if it throws. Returns whether
-// `act` succeeded: never in a forked child, nor at a process's end, when the context is gone.
+// For destructors: makes the context current and calls `act`; if that throws, tries once more.
+// Returns false if both failed, in a forked child, or when the context is gone (the process ends).
 template <class Act>
 bool act_at_last(const PrimaryContext& context, const Act& act) {
   for (int attempt = 0; attempt < 2 && !context.forked(); ++attempt) {

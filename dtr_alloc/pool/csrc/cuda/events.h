@@ -1,8 +1,8 @@
-// Records events of the driver: to order the pool's streams (streams.h), and as time stamps.
+// Records CUDA events: as time stamps, or to let streams wait for each other (streams.h).
 //
-// An event is made once and recorded many times: creating one costs some microseconds, recording it
-// about one. An event may be recorded again while a stream waits for it: this wait is for the
-// earlier recording.
+// An event is created once and recorded many times: to create one takes some microseconds, to
+// record it about one. An event may be recorded again while a stream still waits for it. That
+// stream then waits only for the earlier recording.
 
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace dtr::cuda {
 
-// Gives events of one kind, and keeps returned ones for reuse. Thread-safe.
+// Records events that have the same flags, and keeps events given back for reuse. Thread-safe.
 class EventStore {
  public:
-  // `flags`: kEventDefault for time stamps, else kEventDisableTiming, which is cheaper to record.
+  // `flags` is kEventDefault for time stamps. Else it is kEventDisableTiming, cheaper to record.
   EventStore(std::shared_ptr<PrimaryContext> context, unsigned flags)
       : context_(std::move(context)), flags_(flags) {}
   ~EventStore();

@@ -1,10 +1,10 @@
-// Runs a kernel of ours on a CUDA device, and gives memory of the host that the device can read.
+// Runs a kernel of ours on a CUDA device, and allocates host memory that the kernel can read.
 //
-// C++ launches the kernel through the driver, so that an allocation that needs the result takes no
-// lock of Python's. The kernel runs in its own stream, which does not wait for the program's
-// streams, nor these for it. The kernel reads page-locked host memory, without a copy, as fast as
-// the bus. The driver registers this memory but does not allocate it: if the driver refuses, the
-// host can still use the memory, and a forked child keeps it.
+// The kernel scores candidates for eviction, so an allocation may need its result. C++ launches it
+// through the driver, so that the allocation takes no lock of Python's. The kernel runs in a stream
+// of its own: it and the program's streams never wait for each other. It reads page-locked host
+// memory over the bus, without a copy. We allocate this memory, and the driver only registers it.
+// So the host can use the memory even if the driver refuses, and in a forked child.
 
 #pragma once
 
@@ -19,20 +19,20 @@ namespace dtr {
 
 class CudaKernel {
  public:
-  // `image` is PTX, `name` the kernel's name in the image. Throws if a driver call fails.
+  // `image` is PTX code, `name` is the kernel's name in it. Throws if a driver call fails.
   CudaKernel(int device, const std::string& image, const std::string& name);
   ~CudaKernel();
   CudaKernel(const CudaKernel&) = delete;
   CudaKernel& operator=(const CudaKernel&) = delete;
 
-  // Returns zeroed memory that begins at a page. It may outlive this object.
+  // Returns zeroed memory, aligned to a page. It may outlive the CudaKernel.
   std::shared_ptr<std::byte[]> memory(std::size_t bytes);
 
-  // The address by which the device reads `address`; 0 if it cannot.
+  // Returns the device's pointer to `address` in such memory; 0 if the device cannot read it.
   cuda::Pointer seen(const void* address) const;
 
-  // Runs the kernel to its end. Throws if a driver call fails. `parameters` are addresses of values
-  // of the sizes that the image declares.
+  // Runs the kernel, and waits for its end. Throws if a driver call fails. `parameters` points to
+  // the addresses of the kernel's arguments, whose sizes the image declares.
   void run(unsigned blocks, unsigned threads, unsigned shared_bytes, void** parameters);
 
  private:
@@ -41,7 +41,7 @@ class CudaKernel {
     std::size_t bytes;
     cuda::Pointer device;
   };
-  struct Device {  // Lives as long as any of its memory.
+  struct Device {  // Lives until the CudaKernel and all its memory are gone.
     explicit Device(int device) : context(cuda::load(), device), driver(context.driver()) {}
     void map(std::byte* begin, std::size_t bytes);
     bool unmap(const std::byte* begin);

@@ -1,6 +1,6 @@
-// Measures how long pieces of work took in their streams: a swap's copies, and the waits for them.
-// Two timed events surround each piece. The host reads them once the device has passed them, and
-// never waits. Cost: two events a piece. A piece that cannot be measured is not counted.
+// Measures how long work took in CUDA streams: a swap's copies (tier.h), and streams' waits for
+// them. Before and after each copy or wait we record a timed event. The host reads the events when
+// the device has passed them, and never waits. A failed measurement adds nothing.
 
 #pragma once
 
@@ -15,14 +15,14 @@ namespace dtr {
 
 class Spans {
  public:
-  static constexpr std::size_t kMostUnderWay = 1024;  // More pieces are not measured.
+  static constexpr std::size_t kMostUnderWay = 1024;  // If so many are unread, we add none.
 
   explicit Spans(int device) : work_(make_cuda_work(device)) {}
   ~Spans() {
     for (const Span& span : under_way_) drop(span);
   }
 
-  // Runs `act`, and adds its time in the stream to `sum` if it can be measured.
+  // Runs `act`, which puts work into the stream. A later collect() adds the work's time to `sum`.
   template <class Act>
   void measure(Stream stream, Nanos& sum, const Act& act) {
     collect();
@@ -41,7 +41,7 @@ class Spans {
     }
   }
 
-  void collect() {
+  void collect() {  // Adds up the spans that the device has passed.
     while (!under_way_.empty()) {
       const Span span = under_way_.front();
       std::optional<Nanos> passed;

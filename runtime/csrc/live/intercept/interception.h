@@ -1,16 +1,16 @@
-// Handles one operator inside a scope. The order matters:
+// Handles one operator inside a scope, in this order:
 //
-//   1. Lock the tracked arguments, so that nothing evicts them, and bring the missing ones back.
-//   2. If the operator writes a constant that recipes read, keep the old content for them
-//      (writes.cpp).
-//   3. Record the recipe, before the call: the call consumes its arguments and advances the
-//      generator.
-//   4. Run the operator, with the lock released. Operators that it calls are not intercepted.
-//   5. Adopt the results: fresh storages become values, written ones get a new version. Unlock.
+//   1. Lock the arguments' values, so that nothing evicts them. Bring evicted ones back.
+//   2. If the operator writes a constant (a storage that we do not track) that recipes read, keep
+//      its old content for these recipes (writes.cpp).
+//   3. Record the recipe. After the call it would be too late, since the call takes its arguments
+//      off the stack and advances the generator.
+//   4. Release the engine's lock and run the operator. Operators that it calls are not intercepted.
+//   5. If there is a recipe, make values for the storages made or written. Unlock the arguments.
 //
-// These are not recorded, so their results are constants: first-order backward passes, whose
-// gradients look large and cheap but need the whole pass again; optimizers' steps, whose state
-// would keep its whole history; operators that cannot be recorded.
+// Three kinds of operators are not recorded, so their results are constants: those of a backward
+// pass without create_graph (a gradient looks cheap, but recomputing it needs the whole pass),
+// those of an optimizer's step (recipes would keep all earlier states), and unrecordable ones.
 
 #pragma once
 
@@ -30,8 +30,8 @@ class Interception {
 
  private:
   bool execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
-                        torch::jit::Stack* stack);  // Returns whether it did so: itemwise.cpp.
-  // The stages of execute(), in intercept.cpp.
+                        torch::jit::Stack* stack);  // Returns false if it ran nothing.
+  // The stages of execute(), defined in intercept.cpp.
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
   bool recordable(Call& call, const torch::jit::Stack& stack) const;
@@ -47,7 +47,8 @@ class Interception {
   void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
   void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
   void make_constant(Call& call, OperatorCall& engaged, Value& value);
-  void settle(Call& call, OperatorCall& engaged, Value& value);  // Makes it movable or constant.
+  // Makes the value movable to the swap, or else a constant.
+  void settle(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void link_reads(Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
@@ -57,20 +58,20 @@ class Interception {
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
 
-  // Called before an operator that writes, in writes.cpp.
+  // Called before an operator that writes an argument; defined in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
   void freeze_written(TensorArgument& argument, OperatorCall& engaged);
   void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
   bool long_written(Value& value);
 
-  // Other libraries' operators, in library_calls.cpp.
+  // For operators of other libraries; defined in library_calls.cpp.
   const char* distrusts(const OperatorInfo& info) const;
   bool library_keeps(const at::Tensor& result) const;
   void snapshot(Call& call, const torch::jit::Stack& stack);
   void look_at_what_it_did(Call& call, const torch::jit::Stack& stack) const;
   void tell_what_stays(Call& call, const torch::jit::Stack& stack, bool lacks_recipe);
 
-  // The last stage of execute(), in results.cpp.
+  // The last stage of execute(), defined in results.cpp.
   void adopt_results(Call& call, Op& op, const torch::jit::Stack& stack);
   void adopt_result(Call& call, Op& op, std::uint16_t output, c10::StorageImpl* storage);
   template <class Visit>
@@ -83,7 +84,7 @@ class Interception {
   void after_failure(Call& call, OperatorCall& engaged);
   void arm_again(const Call& call);
 
-  // For tests and debug mode, in instruments.cpp.
+  // For tests and debug mode; defined in instruments.cpp.
   void apply_instruments(Op* kept, Lock& lock);
   void verify_repeats(const Call& call, Op& op, Lock& lock);
   std::string difference(Op& op, Lock& lock);
@@ -102,6 +103,6 @@ class Interception {
   Tally& tally_ = session_.tally();
 };
 
-void set_in_optimizer(bool inside);  // Whether this thread runs an optimizer's step.
+void set_in_optimizer(bool inside);  // Tells whether this thread runs an optimizer's step.
 
 }  // namespace dtr

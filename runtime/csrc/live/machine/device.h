@@ -1,7 +1,7 @@
-// Describes the device of a session's tensors: the host, where torch's CPU allocator makes tensors
-// and work is done when a call returns, or a CUDA device, where work waits in streams (DeviceWork).
-// For tests, CPU tensors can lie in memory of a fake CUDA driver, so that all code for devices runs
-// without a GPU.
+// Describes the device of a session's tensors: the host or a CUDA device. On the host, an
+// operator's work is done when its call returns. On a CUDA device, work waits in streams
+// (DeviceWork). In tests, CPU tensors can lie in memory of a fake CUDA driver, so that the code for
+// devices runs without a GPU.
 
 #pragma once
 
@@ -37,15 +37,15 @@ inline Bytes bytes_of(const c10::StorageImpl* storage) {
 using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 inline StoragePtr share(c10::StorageImpl* storage) { return StoragePtr::reclaim_copy(storage); }
 
-// Whether a tensor's content lies in its storage alone: not sparse, quantized, nested, ...
+// Whether one storage holds all of a tensor's content. False for sparse, quantized, nested tensors.
 inline bool is_dense(const c10::TensorImpl& tensor) {
   return (tensor.key_set().raw_repr() & ~kDense.raw_repr()) == 0 && tensor.has_storage();
 }
 
-// The address modulo 64. By it (torch 2.13 on x86-64: modulo 16), kernels of matrix-vector and dot
-// products choose the order in which they add, and thus the last bits of a result. Memory of
-// allocators has remainder 0; a mapped file (safetensors) and rows of NumPy arrays may not. So a
-// copy that recipes read has the remainder of the original (tests/live/test_alignment.py).
+// Returns the address modulo 64. An address's remainder (in torch 2.13 on x86-64: modulo 16)
+// decides in which order kernels of matrix-vector and dot products add, and thus a result's last
+// bits. Allocators return remainder 0; a mapped file (safetensors) or a NumPy array's row may have
+// another. So a recipe's copy has the original's remainder (tests/live/test_alignment.py).
 inline Bytes remainder_of(const void* data) {
   return static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(data) % 64);
 }
@@ -53,12 +53,12 @@ inline Bytes remainder_of(const void* data) {
 struct SessionDevice {
   c10::Device device;
   at::Allocator* allocator;       // Makes the tensors of this device, in a replay too.
-  c10::DeleterFnPtr deleter;      // Of an ordinary tensor; its context is the data pointer.
-  Stream (*stream)(c10::Device);  // This thread's current stream.
-  at::Generator (*generator)(c10::Device);  // The default generator.
-  std::unique_ptr<DeviceWork> work;         // Null on the host.
+  c10::DeleterFnPtr deleter;      // Frees an untracked tensor, whose context is its data pointer.
+  Stream (*stream)(c10::Device);  // Returns this thread's current stream.
+  at::Generator (*generator)(c10::Device);  // Returns the default generator.
+  std::unique_ptr<DeviceWork> work;         // Null on the host, which has no streams.
 
-  // Whether the tensor is dense, and on this device or a number on the host that recipes copy.
+  // Whether the tensor is dense, and on this device or so small a CPU tensor that recipes copy it.
   bool holds(const c10::TensorImpl& tensor) const {
     if (!is_dense(tensor)) return false;
     if (tensor.device() == device) return true;
@@ -71,9 +71,9 @@ struct SessionDevice {
   }
 };
 
-// The host. With `on_cuda`, for tests: CPU tensors on the memory of CUDA device 0, whose driver
-// lets the host touch it.
+// Describes the host. With `on_cuda`, for tests, CPU tensors lie in memory of CUDA device 0, whose
+// driver must let the host touch it.
 SessionDevice host_device(bool on_cuda);
-void set_host_stream(Stream stream);  // Sets this thread's stream in such tests.
+void set_host_stream(Stream stream);  // Sets this thread's stream, in tests with `on_cuda`.
 
 }  // namespace dtr

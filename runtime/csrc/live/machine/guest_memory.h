@@ -1,18 +1,18 @@
-// Counts memory that torch's own CPU allocator provides, for programs whose tensors must each be an
-// ordinary allocation of their own.
+// Takes a session's host memory from torch's own CPU allocator instead of a pool, and counts it. It
+// is for programs that need each tensor to be an ordinary allocation of its own.
 //
-// A block is one allocation of torch's allocator, and is freed by its original deleter. Meanwhile
-// the tensor has our deleter (cpu_allocator.h), which finds the block by its address in a table. A
-// pointer cannot lead there: a DataPtr's context must stay the data pointer, since torch compares
-// the two, and a header before the data would break code that frees by the pointer alone. While a
-// session tracks the tensor, from adopt() to disown(), the context is the value, which knows the
-// block, so the table has no entry. All scopes share the table, since tensors outlive scopes.
+// A block is one allocation of torch's allocator, whose deleter frees it. Until then, the tensor's
+// DataPtr has our deleter (cpu_allocator.h), which finds the block by its address in a table. The
+// DataPtr of an untracked tensor cannot point to the block: its context must equal the data
+// pointer, since torch compares the two. Nor can a header lie before the data, which would break
+// code that frees by the pointer alone. While a session tracks the tensor, from adopt() to
+// disown(), the context is the tensor's value, which knows the block, so the table has no entry.
+// All scopes share the table, since tensors outlive scopes.
 //
-// The budget bounds bytes, rounded to granules as in a pool. It does not bound malloc's own
-// overhead: headers, and freed blocks that malloc keeps. We cannot see holes.
+// The budget bounds the sum of all blocks' sizes, each rounded up to granules as in a pool. It does
+// not bound malloc's overhead: headers, and freed blocks that malloc keeps.
 //
-// Every member is thread-safe. One mutex guards the table; it is never held while memory is
-// allocated or freed.
+// Every member is thread-safe. A mutex guards the table; its holder never calls torch's allocator.
 
 #pragma once
 
@@ -27,13 +27,13 @@ namespace dtr {
 
 class GuestMemory final : public Memory {
  public:
-  // `budget`: at most kLargest.
+  // `budget` is above 0 and at most kLargest.
   static Handle create(at::Allocator& allocator, Bytes budget);
 
-  // Whether a live block of any GuestMemory starts at `data`, and no session tracks it.
+  // Whether a live block of any GuestMemory starts at `data`, and no session tracks the block.
   static bool holds(const void* data);
-  static void free(const void* data);  // Frees such a block.
-  // Called around fork(), so that the child does not inherit a locked table.
+  static void free(const void* data);  // Frees a block for which holds() is true.
+  // Called before and after a fork, so that the child does not inherit a table that is locked.
   static void lock_all();
   static void unlock_all();
 
@@ -54,7 +54,7 @@ class GuestMemory final : public Memory {
   void check() const override;
 
  private:
-  static constexpr Bytes kLargest = Bytes{16} << 40;  // LARGEST_BUDGET (size.py).
+  static constexpr Bytes kLargest = Bytes{16} << 40;  // As LARGEST_BUDGET in size.py.
 
   GuestMemory(at::Allocator& allocator, Bytes budget)
       : Memory(0), allocator_(allocator), limit_(budget) {}
@@ -67,7 +67,7 @@ class GuestMemory final : public Memory {
 
   at::Allocator& allocator_;
   std::atomic<Bytes> limit_;
-  // Written under the table's lock.
+  // These are written with the table's mutex held.
   std::atomic<Bytes> live_ = 0;
   Bytes peak_ = 0, allocated_ = 0;
   std::int64_t allocations_ = 0, frees_ = 0, peak_blocks_ = 0;

@@ -1,5 +1,5 @@
-// Tells what this thread is doing: torch calls us from inside operators, too, and how we handle
-// such a call depends on the operator.
+// Tells whether this thread runs an operator, and of which kind. Torch calls us from inside
+// operators, too, for example for memory, and such a call is handled differently.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace dtr {
 
-// Counts what an operator has allocated and not freed: its results so far, and temporaries. Follows
-// sixteen allocations at once, and counts any more as never freed.
+// Counts bytes that an operator has allocated and not freed: its results so far, and temporaries.
+// Follows at most sixteen live allocations; any more count as never freed.
 class MadeSoFar {
  public:
   void start() { count_ = rest_ = 0; }
@@ -43,8 +43,8 @@ class MadeSoFar {
   std::int64_t count_ = 0, rest_ = 0;
 };
 
-// While an object of this class lives, its thread runs an operator: torch gives pointers to a
-// kernel, not to the program.
+// While an object of this class lives, its thread runs an operator. A pointer that torch gives out
+// during that time goes to a kernel, not to the program.
 class InOperator {
  public:
   explicit InOperator(bool by_handler = false) : before_(state.handled) {
@@ -62,15 +62,15 @@ class InOperator {
 
   struct State {
     int depth = 0;
-    // Python code runs whose operators torch hides from us, so nothing may be evicted.
+    // This thread is in a Python mode or subclass, whose operators old torch hides: evict nothing.
     bool handled = false;
-    bool replaying = false;     // The operator is a recomputation, not the program's call.
-    bool first_run = false;     // The operator runs for the first time, with extra work.
-    bool making_room = false;   // Evictions now make room for a request.
-    bool indices_stay = false;  // A composite kernel reads its integer results (composites.cpp).
-    std::int64_t search_ticks = 0;  // Spent looking for memory, not computing.
-    // Of requests refused since this operator began: the largest, and a budget that would have
-    // served them all (0 if no budget would).
+    bool replaying = false;         // This thread recomputes or reloads a value.
+    bool first_run = false;         // The first run of a library's operator or compiled graph.
+    bool making_room = false;       // Evictions serve a request for memory, not a resize.
+    bool indices_stay = false;      // Integer results stay: a composite kernel reads their memory.
+    std::int64_t search_ticks = 0;  // Time that this thread has spent in search of memory.
+    // The largest request refused since this operator began, and a budget that would have served
+    // each refused one (0 if no budget would).
     std::int64_t refused = 0, at_least = 0;
     MadeSoFar made;
   };
@@ -80,7 +80,7 @@ class InOperator {
   bool before_;
 };
 
-// Sets a variable to another value for the lifetime of an object.
+// Sets a variable to `value`; the destructor restores the old value.
 template <typename T>
 class Meanwhile {
  public:

@@ -1,16 +1,15 @@
-// Measures what an operator costs on a device, where the host's clock only sees the launch.
+// Measures how long an operator runs on a device. (The host's clock would measure only the launch.)
 //
-// The same operator on the same shapes costs the same, so it is measured only a few times: by two
-// time stamps around it, which we read later, when the device has passed them. No thread ever waits
-// for the device, and a program in its steady state makes no stamp at all. Until a time is known,
-// the caller's estimate is used.
+// The same operator on the same shapes takes the same time, so only a few runs are measured. We put
+// one time stamp into the stream before the run and one after it, and read both later, when the
+// device has passed them. No thread ever waits for the device, and a program in its steady state
+// makes no stamps. Until a time is known, cost() returns the caller's estimate. A look-up takes a
+// lock and one probe of a hash table, 20 to 30 ns.
 //
-// Between two stamps the device may be idle because the host is busy. Three rules exclude such
-// times. The first run of an operator is not measured: it loads the kernel. A run in which the host
-// made or moved pages or evicted does not count, unless nearly all runs are such. The cost is the
-// least of samples from different steps, since all layers of one step may be disturbed alike.
-//
-// Looking a cost up takes a lock and one probe of a hash table, 20 to 30 ns.
+// Between two stamps the device may idle because the host is busy. Three rules keep such runs out.
+// The first run is not measured: it loads the kernel. A run is "disturbed", and not counted, if the
+// host evicted, or made or moved pages meanwhile, unless nearly all runs are. The cost is the least
+// of samples from different steps, since all layers of one step may be slowed alike.
 
 #pragma once
 
@@ -28,16 +27,16 @@ namespace dtr {
 
 class Costs {
  public:
-  using Key = std::uint64_t;  // A hash of an operator and its shapes.
+  using Key = std::uint64_t;  // A hash of an operator and its arguments' shapes.
   struct Sample {
     Key key = 0;
-    void* first = nullptr;  // Null: this run is not measured.
+    void* first = nullptr;  // The first time stamp; null if this run is not measured.
   };
   static constexpr int kSamples = 3;
-  static constexpr int kRunsApart = 64;  // Runs between samples, in a program without steps.
-  static constexpr int kPatience = 8;    // The last of so many disturbed runs in a row counts.
-  static constexpr std::size_t kMostUnderWay = 256;  // Unread samples; then we take no more.
-  static constexpr std::size_t kMost = 1 << 16;      // Keys. At so many, all are erased.
+  static constexpr int kRunsApart = 64;  // Runs between two samples, if there are no steps.
+  static constexpr int kPatience = 8;    // If so many runs in a row are disturbed, the last counts.
+  static constexpr std::size_t kMostUnderWay = 256;  // While so many are unread, none is measured.
+  static constexpr std::size_t kMost = 1 << 16;      // At so many keys, all are erased.
 
   explicit Costs(DeviceWork& work) : work_(work) {}
   ~Costs() {
@@ -47,7 +46,7 @@ class Costs {
     }
   }
 
-  // Call begin() and end() around a run. Neither throws: they skip what they cannot measure.
+  // Call begin() before a run and end() after it. Neither throws; a run may stay unmeasured.
   Sample begin(Key key, Stream stream, std::int64_t step) {
     const std::lock_guard lock(mutex_);
     collect();
@@ -73,7 +72,7 @@ class Costs {
     const std::lock_guard lock(mutex_);
     Known& known = known_[sample.key];
     if (disturbed && ++known.disturbed < kPatience) {
-      known.step = -1;  // The next run may be better.
+      known.step = -1;  // So that the next run is measured.
       return work_.give_back(sample.first);
     }
     try {
@@ -86,7 +85,7 @@ class Costs {
     }
   }
 
-  void abandon(const Sample& sample) {  // The run failed.
+  void abandon(const Sample& sample) {  // Call if the run failed.
     if (sample.first != nullptr) work_.give_back(sample.first);
   }
 
@@ -95,7 +94,7 @@ class Costs {
     const auto at = known_.find(key);
     return at == known_.end() || at->second.least == 0ns ? estimate : at->second.least;
   }
-  std::int64_t stamps() const {  // Number made so far.
+  std::int64_t stamps() const {  // Number of stamps made so far.
     const std::lock_guard lock(mutex_);
     return stamps_;
   }
@@ -104,9 +103,9 @@ class Costs {
   struct Known {
     int runs = 0;  // Counted until there are enough samples.
     int samples = 0, disturbed = 0;
-    int run = 0;             // The last run with a sample.
-    std::int64_t step = -1;  // The step of this run.
-    Nanos least = 0ns;       // The least sample; 0: none yet.
+    int run = 0;             // The number of the last measured run.
+    std::int64_t step = -1;  // The step of that run.
+    Nanos least = 0ns;       // The least time of all samples; 0 if there is none yet.
   };
   struct UnderWay {
     Key key;
@@ -114,18 +113,18 @@ class Costs {
     void* last;
   };
 
-  // Reads the samples that the device has passed. With several streams, the first sample in the
-  // queue may hold up others, which does no harm.
+  // Reads the samples whose stamps the device has passed, in the order of the runs. So a slow
+  // stream may delay the samples of other streams, which does no harm.
   void collect() {
     while (!under_way_.empty()) {
       const UnderWay sample = under_way_.front();
-      Nanos passed{};  // 0: a failed measurement.
+      Nanos passed{};  // 0 if the measurement failed.
       try {
         const std::optional<Nanos> measured = work_.between(sample.first, sample.last);
         if (!measured) return;
         passed = std::max<Nanos>(*measured, 1ns);
       } catch (const std::exception&) {
-        // The code that ran the work gets the device's error.
+        // We ignore the device's error: the code that ran the work gets it.
       }
       under_way_.pop_front();
       work_.give_back(sample.first);

@@ -1,6 +1,6 @@
-// Makes the texts of torch.OutOfMemoryError: what was asked, what was free, and what to do. Advice
-// is added when no lock is held. An operator may catch the error and then throw another: we add to
-// its text what was refused before.
+// Makes the texts of torch.OutOfMemoryError: how much was asked, how much was free, and what to do.
+// Advice from Python is added when none of our locks is held. If an operator catches the error and
+// then throws another one, we tell in that error's text what was refused before.
 
 #pragma once
 
@@ -13,41 +13,41 @@
 
 namespace dtr {
 
-std::string in_mib(Bytes bytes);  // Rounded down, as free bytes must be.
+std::string in_mib(Bytes bytes);  // Rounds down, so that no more is called free than is.
 
 // What a session knows when it cannot serve a request.
 struct Refusal {
-  Bytes asked, charge;  // Requested bytes; bytes that the block would count as.
+  Bytes asked, charge;  // The request, and the bytes that its block would count as.
   const PoolStats& pool;
-  Bytes locked;            // Of values that running operators and recomputations hold.
-  Bytes made;              // Allocated so far by the asking operator; not in `locked`.
-  Bytes largest_operator;  // In bytes, so far.
+  Bytes locked;            // Bytes of values that running operators and replays hold.
+  Bytes made;              // Bytes that the asking operator has allocated so far; not in `locked`.
+  Bytes largest_operator;  // The most bytes that one operator has needed so far.
   Bytes full_swap;         // The swap's size if it is full, else 0.
   const std::vector<std::string>& exposures;
 
-  Bytes least_budget() const;  // The least that would have served the request.
+  Bytes least_budget() const;  // The least budget that would have served the request.
 };
 
-// Each throws torch.OutOfMemoryError. `machine`: the system's error text, if the machine has less
-// memory than the budget. `device`: all bytes of the device.
+// Each throws torch.OutOfMemoryError. `machine`: the system's error text. `device`: the device's
+// bytes. Nothing is evicted "here": in a Python mode or subclass, whose operators old torch hides.
 [[noreturn]] void throw_machine_is_full(const Refusal& refusal, const std::string& machine);
 [[noreturn]] void throw_device_is_too_small(const Refusal& refusal, Bytes device);
-[[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);  // In a mode or subclass.
+[[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);
 [[noreturn]] void throw_budget_is_full(const Refusal& refusal);
 [[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);
 [[noreturn]] void throw_thrashing(Bytes budget, double ratio, double limit);
 
-// Returns advice from Python for an error's text. `at_least`: a budget in bytes that would have
+// Makes the advice for an error's text, in Python. `at_least`: a budget in bytes that would have
 // served the request. Called with none of our locks held.
 using Adviser = std::string (*)(Bytes at_least);
 void set_adviser(Adviser adviser);
 
 [[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error);
-void add_refusal(c10::Error& error);  // Appends a refusal that may be the cause.
-bool forget_refusal();                // Returns whether there was a refusal.
+void add_refusal(c10::Error& error);  // Adds to its text a refused request that may be the cause.
+bool forget_refusal();                // True if a larger budget would have served the request.
 
-// The warning about an operator that caught such an error. `at_least`: a budget that would have
-// served the request, or 0 if none would.
+// Makes the warning about an operator that caught such an error and went on. `at_least`: a budget
+// that would have served the request, or 0 if none would.
 std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least);
 
 }  // namespace dtr

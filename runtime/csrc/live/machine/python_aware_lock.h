@@ -1,5 +1,5 @@
-// Locks a recursive mutex. A thread that waits for it releases Python's lock (the GIL) meanwhile,
-// since the mutex's owner may need the GIL.
+// Locks a recursive mutex. While a thread waits for the mutex, it releases Python's lock (the GIL),
+// because the mutex's owner may need the GIL.
 
 #pragma once
 

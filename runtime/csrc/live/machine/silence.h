@@ -1,11 +1,11 @@
-// Silences warnings in a replay. The operator warned when it ran first, by the filters that the
-// program had set then. A second warning would name an unrelated line. If warnings are errors, it
-// would make backward() fail, outside the program's catch_warnings().
+// Silences warnings in a replay. The operator warned in its first run already, under the warning
+// filters that the program had set then. In a replay, a warning would name an unrelated line. If
+// warnings are errors, it would make backward() fail, outside the program's catch_warnings().
 //
 // C++ warnings go to the thread's handler (c10/util/Exception.cpp, torch 2.11 to 2.15); this class
 // sets an empty handler. Operators in Python, and torch's functions that they call, warn by
-// Python's module `warnings`: see bindings/bind_silence.cpp. The runtime's own warnings wait until
-// no replay is under way (session/notes.h).
+// Python's module `warnings`, which bindings/bind_silence.cpp silences. The runtime's own warnings
+// wait until no replay is under way (session/notes.h).
 
 #pragma once
 
@@ -20,7 +20,7 @@ class Silence {
   }
   Silence(const Silence&) = delete;
 
-  static inline void (*silence_python)() = nullptr;  // Set when the module is imported.
+  static inline void (*silence_python)() = nullptr;  // Set when our Python module is imported.
 
  private:
   class Nobody final : public c10::WarningHandler {

@@ -1,11 +1,11 @@
-// Keeps the bytes of tensors in a file, when memory has no room.
+// Keeps in a file the bytes of tensors for which memory has no room.
 //
-// The file has no name, so the system deletes it when the process ends, however it ends. All of it
-// is reserved at the start, so that a full disk is an error then, and not at an eviction. A pool
-// (pool.h) manages the file's addresses: a tensor's place is a block. Reads and writes use the
-// system's page cache, which keeps as much of the file in memory as fits.
+// The file has no name, so the system deletes it when the process ends, even in a crash. The
+// constructor reserves the whole file, so that a full disk is an error then, not at an eviction. A
+// pool (pool.h) divides the file into blocks: a block's offset is a tensor's place in the file. The
+// system's page cache keeps as much of the file in memory as fits.
 //
-// Functions are called with the engine's lock held, except begin_read().
+// All functions but begin_read() are called with the engine's lock held.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace dtr {
 class SwapFile final : public Tier {
  public:
   // Makes a file of `asked` bytes, rounded up to granules, in `folder`. If the system refuses,
-  // throws std::runtime_error that says what to do.
+  // throws a std::runtime_error whose text says what to do.
   SwapFile(const std::string& folder, Bytes asked);
   ~SwapFile() override;
 
@@ -38,7 +38,7 @@ class SwapFile final : public Tier {
   const std::string folder_;
   int file_ = -1;
   Pool::Handle rooms_;
-  std::atomic<std::int64_t> busy_ = 0;  // Nanoseconds.
+  std::atomic<std::int64_t> busy_ = 0;  // Nanoseconds spent in reads and writes.
 };
 
 }  // namespace dtr

@@ -1,7 +1,7 @@
-// Detects a budget far below the program's need: with it, the program would not fail, but recompute
-// for ever. Compares the time of recomputations with that of the program's own operators, in
-// windows of two seconds and a hundred operators, so that one long recomputed chain does not count
-// as thrashing.
+// Detects a budget so far below the program's need that the program, instead of failing, would
+// recompute for ever. Compares the time of recomputations with that of the program's own operators.
+// A comparison covers a window of at least two seconds and a hundred operators, so that one long
+// recomputed chain does not count as thrashing.
 
 #pragma once
 
@@ -14,13 +14,13 @@ namespace dtr {
 
 class ThrashWatch {
  public:
-  // `limit`: the largest ratio of recomputing to computing time that is no error; 0 allows any.
+  // `limit`: the largest allowed ratio of recomputing to computing time; 0 allows any ratio.
   explicit ThrashWatch(double limit) : limit_(limit) {}
 
   void computed(std::int64_t ticks) { computed_ += ticks, ++operators_; }
   void recomputed(std::int64_t ticks) { recomputed_ += ticks; }
 
-  // If the window is complete, begins another, and returns the ratio if it is above the limit.
+  // If the window is complete, begins the next, and returns the ratio if it is above the limit.
   std::optional<double> exceeded() {
     constexpr std::int64_t kOperators = 100;
     constexpr Nanos kTime = 2s;
@@ -33,7 +33,7 @@ class ThrashWatch {
 
  private:
   const double limit_;
-  std::int64_t recomputed_ = 0, computed_ = 0, operators_ = 0;  // In this window.
+  std::int64_t recomputed_ = 0, computed_ = 0, operators_ = 0;  // In the current window.
 };
 
 }  // namespace dtr

@@ -1,5 +1,5 @@
-// Reads time in the processor's ticks, and converts it to nanoseconds on request. An operator needs
-// four readings. We measured 24 ns for one of the system clock, and 10 ns for one of ticks.
+// Reads time in the processor's ticks, and converts it to nanoseconds on request. Each operator
+// takes four readings. One takes 24 ns with the system clock, and 10 ns with ticks.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace dtr {
 
 inline std::int64_t ticks() { return static_cast<std::int64_t>(c10::getApproximateTime()); }
 
-// Nanoseconds per tick, measured once over about two milliseconds.
+// Returns the nanoseconds per tick, measured at the first call over about two milliseconds.
 inline double nanoseconds_per_tick() {
   static const double ratio = [] {
     using Clock = std::chrono::steady_clock;

@@ -1,9 +1,9 @@
-// Counts the operators of a scope that are running, so that a replay can run alone. A replay that
-// has to change a switch of the process (switches.h) must not run beside an operator of another
-// thread, which would see the change. So the replay waits until no such operator runs, and
-// operators that begin meanwhile wait for the replay. A program of one thread never waits.
+// Counts a scope's running operators, so that a replay can run alone if it has to change a switch
+// of the process (switches.h): an operator of another thread would see the change. Such a replay
+// waits until no operator of another thread runs. Operators that want to begin during the replay
+// wait for its end. A program of one thread never waits.
 //
-// Composite kernels and Python code read switches, too, but are no operators that we see. So a
+// Composite kernels and Python code read switches, too, but we do not see them as operators. So a
 // thread that runs alone also holds Python's lock, unless its operator in Python releases it.
 //
 // Functions are called with the engine's lock held. A wait releases this lock and Python's.
@@ -21,12 +21,12 @@ namespace dtr {
 
 class UnderWay {
  public:
-  // `turn`: the session's (locks.h), which a thread that runs alone holds.
+  // `turn`: the session's mutex of that name (locks.h). A thread that runs alone holds it.
   explicit UnderWay(std::recursive_mutex& turn) : turn_(turn) {}
   struct PythonLock;
 
   // An operator runs for the lifetime of this object. It is not counted if the lock is not held, or
-  // if `apart`: an operator that waits for another process must not be waited for.
+  // with `apart`: such an operator waits for another process, so no replay must wait for it.
   class Operator {
    public:
     Operator(UnderWay& all, Lock& lock, bool apart);
@@ -38,8 +38,8 @@ class UnderWay {
     const bool counted_;
   };
 
-  // While this lives, the thread waits in the middle of its operators. They are not counted,
-  // because none of them computes.
+  // While this lives, the thread waits in the middle of its operators, so none of them computes,
+  // and none is counted.
   class Aside {
    public:
     explicit Aside(UnderWay& all);
@@ -51,7 +51,7 @@ class UnderWay {
     const int counted_;
   };
 
-  // While this lives, no operator of another thread runs. Needs the session's turn.
+  // While this lives, no operator of another thread runs. The thread must hold the session's turn.
   class Alone {
    public:
     Alone(UnderWay& all, Lock& lock);
@@ -64,7 +64,7 @@ class UnderWay {
     std::unique_ptr<PythonLock> python_;
   };
 
-  // The switches as the program has set them.
+  // Returns the program's switches, even while a replay has changed them.
   Switches::Number switches() const { return alone_ ? switches_ : Switches::now(); }
 
  private:
@@ -73,9 +73,9 @@ class UnderWay {
   std::recursive_mutex& turn_;
   int running_ = 0;
   bool alone_ = false;
-  Switches::Number switches_ = 0;  // The program's, while a replay runs alone.
+  Switches::Number switches_ = 0;  // The program's switches, while a replay runs alone.
   std::condition_variable ended_;
-  // Of this thread, in the active session: number of operators that run; whether it runs alone.
+  // For this thread: how many counted operators it runs, and whether it runs alone.
   static constinit thread_local int here;
   static constinit thread_local bool alone_here;
 };

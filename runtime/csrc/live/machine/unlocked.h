@@ -1,4 +1,4 @@
-// Releases a held lock for the lifetime of an object: the engine's, while an operator runs.
+// Releases a held lock, such as the engine's while an operator runs, for the lifetime of an object.
 
 #pragma once
 

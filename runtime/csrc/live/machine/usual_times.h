@@ -1,11 +1,11 @@
 // Tells what an operator costs on the host: the time that it usually takes.
 //
-// The time of a single run varies: with interrupts, a cold cache, memory that the system clears
-// first. With such times no two steps would evict the same tensors, and a simulation's results
-// would not hold. But the same operator on the same shapes costs the same. So its cost is the least
-// time of the first three steps in which it ran, or of a thousand runs if there are no steps. Then
-// the cost stays, and equal steps evict the same tensors. Costs a hash of the shapes, and a lookup
-// in a table.
+// The time of a single run varies, as with interrupts, a cold cache, memory that the system clears
+// first. If we took such times as costs, no two steps would evict the same tensors, and a
+// simulation would not match the program. But the same operator on the same shapes costs the same.
+// So its cost is the least time in the first three steps in which it ran, or in its first thousand
+// runs if these end earlier. After that the cost never changes, so equal steps evict the same
+// tensors. Each call takes a hash of the shapes, and a look-up in a table.
 
 #pragma once
 
@@ -18,12 +18,12 @@ namespace dtr {
 
 class UsualTimes {
  public:
-  using Key = std::uint64_t;  // A hash of an operator and its shapes.
+  using Key = std::uint64_t;  // A hash of an operator and its arguments' shapes.
   static constexpr int kSteps = 3;
   static constexpr int kRuns = 1000;
-  static constexpr std::size_t kMost = 1 << 16;  // Keys. At so many, all are erased.
+  static constexpr std::size_t kMost = 1 << 16;  // At so many keys, all are erased.
 
-  // Returns the usual time, now that a run took `ticks` in this step.
+  // Notes that a run took `ticks` in an optimizer's step `step`, and returns the usual time.
   std::int64_t of(Key key, std::int64_t ticks, std::int64_t step) {
     if (known_.size() >= kMost && !known_.contains(key)) known_.clear();
     const auto [at, is_new] = known_.try_emplace(key, Known{.least = ticks, .step = step});

@@ -1,5 +1,5 @@
-// Lists composite operators that read memory through a pointer. A composite operator calls other
-// operators, which we intercept, so only the listed ones need kernels of ours
+// Lists composite operators that read memory through a pointer. We intercept the operators that a
+// composite operator calls, but not such a read, so only the listed operators need kernels of ours
 // (intercept/composites.cpp).
 
 #pragma once
@@ -12,24 +12,24 @@ namespace dtr {
 
 // What a composite kernel reads through pointers.
 enum class Reads {
-  kIndices,  // Integers: split points, lengths. Recorded operators read all else.
-  kContent,  // Anything. Nothing is recorded: such kernels mostly write by pointer, too.
+  kIndices,  // Integers, such as lengths. Other content is read by operators that we record.
+  kContent,  // Any content. No call inside is recorded: most such kernels also write by pointer.
 };
 
 // To add an operator, add its row to the table in pointer_readers.cpp. If it writes through a
 // pointer, also add a row to kUndeclaredWrites (operators.cpp). The rows were found by
 // perf/survey/composites.py, which calls each composite operator with every argument evicted.
 struct PointerReader {
-  std::string_view name;  // With its overload.
+  std::string_view name;  // The operator's name, with its overload.
   Reads reads;
 };
-// Whether the operator only calls other operators, all of which we intercept.
+// Whether the operator has only a composite kernel. We intercept the operators that it calls.
 bool is_composite(const c10::OperatorHandle& op);
 
-// The operator's row of the table; null if it has none. An operator with a row must have no other
-// kernel at our key.
+// Returns the operator's row of the table, or null. An operator with a row must have no other
+// kernel at kKey.
 const PointerReader* pointer_reader(const c10::OperatorHandle& op);
 
-void register_pointer_readers();  // Kernels for all rows: composites.cpp.
+void register_pointer_readers();  // Registers a kernel for each row (composites.cpp).
 
 }  // namespace dtr

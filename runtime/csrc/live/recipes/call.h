@@ -1,5 +1,5 @@
-// Holds what a session knows of one operator's call on its way through (intercept.cpp), and visits
-// the tensors among the arguments or results.
+// Holds what a session knows of one operator call while Interception handles it (intercept.cpp),
+// and visits the tensors among the call's arguments or results.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace dtr {
 
-// Calls `visit(tensor, item)` for the tensor, or for each tensor of the list, in `value`.
+// Calls `visit(tensor, item)` for each tensor in `value`, which may be a tensor or a list.
 template <typename Visit>
 void for_each_tensor(const c10::IValue& value, Visit visit) {
   if (is_defined_tensor(value)) {
@@ -34,7 +34,7 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
-// Whether a result is large enough to be evicted. Smaller ones are constants (engine/rules.h).
+// Whether a result is large enough to be evicted. A smaller result is a constant (engine/rules.h).
 inline bool worth_evicting(const c10::TensorImpl& tensor) {
   const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
   const bool index = c10::isIntegralType(type, /*includeBool=*/true);
@@ -44,42 +44,42 @@ inline bool worth_evicting(const c10::TensorImpl& tensor) {
 
 struct Call {
   const OperatorInfo& info;
-  c10::DispatchKeySet keys;  // For the next kernel below ours.
+  c10::DispatchKeySet keys;  // The dispatch keys for the next kernel below ours.
   TensorArguments arguments;
-  c10::SmallVector<Value*, 8> sources;  // By argument: the copy that the recipe reads. Or empty.
+  c10::SmallVector<Value*, 8> sources;  // For each argument, the recipe's copy or null; or empty.
   Bytes bytes = 0;
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
-  bool handled = false;  // By a Python mode or subclass, which torch 2.11 calls below kKey.
+  bool handled = false;  // A Python mode or subclass runs it, which torch 2.11 calls below kKey.
   bool here = false;     // It runs on the session's device.
   bool tracked = false;  // An argument's storage is tracked.
   bool recording = false;
-  bool first_run = false;          // The operator's first run, which loads or tunes kernels.
-  bool recordable = false;         // A recipe could be recorded.
+  bool first_run = false;          // It is the operator's first run, which loads or tunes kernels.
+  bool recordable = false;         // The call could be recorded; `recording`: it is recorded.
   const char* stays = nullptr;     // Why a library's operator or compiled graph is not recorded.
-  c10::SmallVector<bool, 4> kept;  // By result: other code holds its memory, too.
+  c10::SmallVector<bool, 4> kept;  // By result: whether other code holds its memory, too.
   std::shared_ptr<const RandomState> random;  // The generator's state before a call that may draw.
-  std::unique_ptr<RandomState> host_random;   // On a device: the host generator's state, too.
-  // For a trace: the arguments' storages, which a call such as `set_` may drop.
+  std::unique_ptr<RandomState> host_random;   // On a device: the state of the host's generator.
+  // For a trace, keeps the arguments' storages alive, since a call such as `set_` may drop them.
   c10::SmallVector<StoragePtr, 4> held;
   // Written storages to make movable after the call (swap.h).
   c10::SmallVector<StoragePtr, 2> movable;
-  std::int64_t begin_ticks = 0, inside_hold = 0;  // ticks() and Hold::inside() at the start.
-  std::int64_t remat_ticks = 0;                   // Spent bringing arguments back.
-  std::int64_t inside_ticks = 0;                  // Spent in the operator.
-  std::int64_t kernel_ticks = 0;                  // The same without searches for memory.
-  std::int64_t usual_ticks = 0;                   // The cost given to the recipe.
-  Costs::Key cost = 0;                            // 0: the cost is not measured.
+  std::int64_t begin_ticks = 0, inside_hold = 0;  // ticks() and Hold::inside() when it began.
+  std::int64_t remat_ticks = 0;                   // Time spent to bring arguments back.
+  std::int64_t inside_ticks = 0;                  // Time spent in the operator.
+  std::int64_t kernel_ticks = 0;                  // `inside_ticks` without searches for memory.
+  std::int64_t usual_ticks = 0;                   // The time that the recipe gets as its cost.
+  Costs::Key cost = 0;                            // The key in Costs; 0 if no cost is measured.
   Costs::Sample sample;
   std::exception_ptr undeclared;  // Error about a write that the schema does not declare.
 
   Value* source(std::size_t i) const { return sources.empty() ? nullptr : sources[i]; }
-  // Whether a result becomes a new value.
+  // Whether `result` becomes a new value: it is no argument's memory, and large enough to evict.
   bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
     const auto is_over = [&](const auto& one) { return one.storage == storage_of(result); };
     return device.holds(result) && worth_evicting(result) &&
            std::ranges::none_of(arguments, is_over);
   }
-  // Valid until the call consumes the arguments; results() is valid afterwards.
+  // Valid until the call takes its arguments off the stack. results() is valid from then on.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
     return c10::ArrayRef<c10::IValue>(stack.data() + stack.size() - info.arguments, info.arguments);
   }

@@ -1,8 +1,8 @@
-// Keeps the state of a random generator before a call, for the recipe of the call.
+// Keeps the state of a random generator before a call, for the call's recipe.
 //
-// A CPU generator's state is copied field by field, in about 0.2 us. Its clone() would seed a new
-// generator first, which takes 1 us, and get_state() makes a tensor, which may run out of memory.
-// Another device's generator has only a seed and an offset, and is cloned.
+// A CPU generator's state is copied field by field, in about 0.2 us. (clone() would first seed a
+// new generator, which takes 1 us, and get_state() would make a tensor, which may run out of
+// memory.) The generator of another device has only a seed and an offset, so we clone it.
 
 #pragma once
 
@@ -17,7 +17,7 @@ namespace dtr {
 
 class RandomState {
  public:
-  // This, put() and is_of() are called with the generator's mutex held.
+  // The constructor, put() and is_of() are called with the generator's mutex held.
   explicit RandomState(const at::Generator& generator) {
     if (generator.device().is_cpu()) {
       cpu_.emplace(*generator.get<at::CPUGeneratorImpl>());
@@ -26,7 +26,7 @@ class RandomState {
     }
   }
 
-  // Sets the generator to this state. A CUDA generator's state is replaced as a whole: setting its
+  // Sets the generator to this state. Replaces a CUDA generator's state as a whole: setting its
   // seed would make cuDNN's dropout start anew.
   void put(const at::Generator& generator) const {
     if (!cpu_) {
@@ -39,7 +39,7 @@ class RandomState {
     target.set_next_double_normal_sample(cpu_->next_double);
   }
 
-  bool is_of(const at::Generator& generator) const {  // Whether it is still in this state.
+  bool is_of(const at::Generator& generator) const {  // Whether `generator` is in this state.
     if (!cpu_) {
       return other_.current_seed() == generator.current_seed() &&
              other_.get_offset() == generator.get_offset();
@@ -52,7 +52,7 @@ class RandomState {
            cpu_->next_double == now.next_double_normal_sample();
   }
 
-  at::Generator generator() const {  // A new generator in this state.
+  at::Generator generator() const {  // Makes a new generator in this state.
     if (!cpu_) return other_.clone();
     at::Generator made = at::make_generator<at::CPUGeneratorImpl>();
     put(made);
@@ -60,7 +60,7 @@ class RandomState {
   }
 
  private:
-  // 2.5 kilobytes, constructed in place.
+  // A CPU generator's state: 2.5 kilobytes, constructed in place.
   struct Cpu {
     explicit Cpu(at::CPUGeneratorImpl& source)
         : engine(source.engine()),

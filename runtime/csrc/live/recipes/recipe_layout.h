@@ -1,10 +1,10 @@
-// Defines where the parts of a recipe lie in its one block of memory. The writer and the reader of
-// a recipe advance by the same functions, so they cannot disagree.
+// Defines where the parts of a recipe lie in its one block of memory. RecipeWriter and RecipeReader
+// find them by the same functions, so the two cannot disagree.
 //
 //   Recipe | TensorRecipe per tensor | IValue per plain argument | words, 64 bits each
 //
-// The words of a tensor are its sizes, then its strides unless the sizes imply them, then its
-// content if the recipe keeps it. Every size is a multiple of eight bytes, so nothing is padded.
+// The words of a tensor are its sizes, then its strides (if the sizes do not imply them), then its
+// content (if the recipe keeps it). Every size is a multiple of eight bytes: nothing is padded.
 
 #pragma once
 
@@ -30,16 +30,16 @@ struct TensorRecipe {
   std::uint8_t argument;
   std::uint8_t dims;
   bool contiguous : 1, wrapped_number : 1, requires_grad : 1, written : 1;
-  std::uint8_t remainder;  // For kInline: the remainder_of() its storage (device.h).
+  std::uint8_t remainder;  // For kInline: remainder_of() the original's address (device.h).
   std::int64_t offset;
 };
-constexpr std::int32_t kShapeOnly = -1;  // Its content does not matter.
-constexpr std::int32_t kInline = -2;     // The recipe keeps its content.
-constexpr std::int32_t kScratch = -3;    // Any memory will do.
+constexpr std::int32_t kShapeOnly = -1;  // The operator reads only the tensor's shape.
+constexpr std::int32_t kInline = -2;     // The recipe keeps the tensor's content.
+constexpr std::int32_t kScratch = -3;    // Any memory will do: no result depends on the content.
 
 static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
 
-// The layout of one tensor's words: at which word each of three parts begins, and the end.
+// The layout of a tensor's words: at which word sizes, strides and content begin, and the end.
 struct TensorWords {
   explicit TensorWords(const TensorRecipe& tensor)
       : strides(tensor.dims),
@@ -49,7 +49,7 @@ struct TensorWords {
   std::size_t sizes = 0, strides, content, end;
 };
 
-// A cursor at the start of each part of a recipe. `begin`: the address after the Recipe.
+// Points to the start of each part of a recipe. `begin`: the address after the Recipe object.
 struct RecipeParts {
   RecipeParts(void* begin, std::size_t tensor_count, std::size_t plain_count)
       : tensor(static_cast<TensorRecipe*>(begin)),
@@ -96,7 +96,7 @@ class RecipeReader {
     const TensorRecipe& recipe;
     c10::IntArrayRef sizes;
     c10::IntArrayRef strides;  // Empty if the sizes imply them.
-    const void* content;       // kLargestInline bytes, if the recipe has them.
+    const void* content;       // kLargestInline bytes, if the recipe keeps the content.
   };
 
   RecipeReader(const RecipeParts& parts, std::size_t tensor_count)

@@ -1,19 +1,19 @@
-// Keeps tensors in memory while code reads them through pointers, past the dispatcher.
+// Keeps tensors in memory while code reads them through pointers, which the dispatcher cannot see.
 //
-// Reading serves Python when it copies a tensor's content through a pointer (`tolist`), and
-// composite kernels. The tensor does not become a constant.
+// Reading serves code that only reads: Python's `tolist`, which copies a tensor's content through a
+// pointer, and some composite kernels. The tensor does not become a constant.
 //
 // Hold serves torch.compile's kernels, which take the address of every tensor they get, and do the
-// work of many operators without calling us. So all tensors are first brought back and locked. A
-// tensor that the code drops, as compiled code drops arguments that it has read, is freed at once.
-// Afterwards the tensors can be evicted again. A tensor that the code writes becomes a constant,
-// and recipes that read it keep the old content (hand_out in by_hand.h). Nothing is recorded
-// meanwhile: between two operators compiled code writes over its own buffers, so a recipe would
-// read wrong content.
+// work of many operators without calling us. So Hold first brings all the tensors back and locks
+// them. If the code drops a tensor, as compiled code drops arguments that it has read, the tensor
+// is freed at once. When the code ends, the others can be evicted again. A tensor that the code
+// writes becomes a constant, and recipes that read it keep the old content (hand_out in by_hand.h).
+// Operators that the code calls are not recorded: compiled code writes over its own buffers between
+// two operators, so a recipe would read wrong content.
 //
-// On the tape (policy/tape.h) the code is one operator that accesses all the tensors, so that the
+// On the tape (policy/tape.h), the code is one operator that accesses all the tensors, so that the
 // next step can be predicted. Its cost is its time without the operators that it calls, which are
-// counted themselves. This time is counted after theirs, because it is known only at the end.
+// counted themselves. We count the cost after theirs, because it is known only when the code ends.
 
 #pragma once
 
@@ -31,14 +31,14 @@
 
 namespace dtr {
 
-// Must be destroyed in the thread that made it.
+// A Reading must be destroyed in the thread that made it.
 class Reading {
  public:
   // Throws torch.OutOfMemoryError if not all tensors fit at once.
   Reading(Session& session, c10::ArrayRef<at::Tensor> tensors);
   ~Reading();
   Reading(const Reading&) = delete;
-  static bool covers(const c10::StorageImpl* storage);  // Whether this thread reads it.
+  static bool covers(const c10::StorageImpl* storage);  // Whether a Reading of this thread has it.
 
  private:
   static thread_local std::vector<const c10::StorageImpl*> storages;
@@ -49,26 +49,26 @@ class Reading {
 
 class Hold {
  public:
-  // `code` identifies the code. Equal code on arguments of equal sizes costs the same. Throws
-  // torch.OutOfMemoryError if not all tensors fit at once, and then makes none a constant.
+  // `code` identifies the code: the same code on arguments of the same sizes costs the same. If not
+  // all tensors fit at once, throws torch.OutOfMemoryError, and none becomes a constant.
   Hold(Session& session, std::uint64_t code, c10::ArrayRef<at::Tensor> read,
        c10::ArrayRef<at::Tensor> written);
   ~Hold();
   Hold(const Hold&) = delete;
 
-  void ended();  // Call if the code did not fail: its time counts.
-  // Call for a tensor that the code returns. It may lie in an argument's memory: a compiled
+  void ended();  // Call if the code did not fail, so that its time counts.
+  // Call for each tensor that the code returns. It may lie in an argument's memory: a compiled
   // backward graph may write over a saved tensor that nothing else holds, without declaring it.
   void returned(const at::Tensor& result);
 
-  static bool here() { return innermost != nullptr; }  // Whether this thread runs such code.
-  // Whether that code may read this value's tensor (null: a constant's) through a pointer.
+  static bool here() { return innermost != nullptr; }  // Whether this thread is in a Hold.
+  // Whether a Hold of this thread lets code read the value (null: any constant) by a pointer.
   static bool covers(const Value* value);
-  static void died(Value& value);  // Call when the program drops it, with the engine's lock.
+  static void died(Value& value);  // Call when the program drops the value, with the engine's lock.
 
-  // For this thread's innermost Hold, in ticks. inside(): the time so far of its operators, of
-  // Holds in it and of its searches for memory, counted elsewhere. ran(): an operator took
-  // `passed`, and computed for `cost`; `inside` is what inside() returned when it began.
+  // For this thread's innermost Hold. inside(): the ticks so far of its operators, of Holds in it
+  // and of its searches for memory, all of which are counted elsewhere. ran(): an operator took
+  // `passed` ticks and costs `cost`; `inside` is what inside() returned when the operator began.
   static std::int64_t inside() { return innermost ? innermost->inside_ticks_ : 0; }
   static void ran(std::int64_t inside, std::int64_t passed, std::int64_t cost);
   static void searched(std::int64_t passed);
@@ -86,10 +86,10 @@ class Hold {
 
   Session& session_;
   Hold* const outer_ = innermost;
-  // In another operator, whose cost and place on the tape include this code, or in a replay.
+  // True in another operator, whose cost and place on the tape include this code, or in a replay.
   const bool apart_ = InOperator::state.depth > 0;
-  std::vector<Held> values_;              // One for each tensor, even of the same value.
-  std::vector<c10::StorageImpl*> armed_;  // Constants to arm again. They may die before that.
+  std::vector<Held> values_;              // One for each tensor, even if two tensors share a value.
+  std::vector<c10::StorageImpl*> armed_;  // Constants to arm again at the end, if they then live.
   Bytes bytes_ = 0;
   bool on_tape_ = false;
 

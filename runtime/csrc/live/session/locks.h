@@ -1,16 +1,16 @@
 // The locks of a session, in the order in which they are taken:
 //
-//   Turn    Only the thread that holds it recomputes (so that each value is recomputed once),
-//           writes in place (because a recomputation may be reading the old content), draws random
-//           numbers (because the recipe needs the generator's state), or commits (settle.h). A
-//           thread that waits for another process releases it. All other operators run side by
-//           side.
+//   Turn    One thread at a time holds it. Only the holder recomputes (so that each value is
+//           recomputed once), writes in place (since a recomputation may be reading the old
+//           content), draws random numbers (since the recipe needs the generator's state), or makes
+//           all values constants (commit() in settle.h). A thread that waits for another process
+//           releases its Turn. Operators that need no Turn run side by side.
 //   Guard   Holds the engine's lock, which guards the engine and every table of the session. The
 //           lock is released while an operator runs.
 //
-// Python's lock may be taken before a Turn, and never after a Guard. A resize has its own mutex,
-// taken after its Turn and before a Guard (memory_requests.h). Last come the mutexes of the notes,
-// the trace recorder and the operators' costs: their holder takes no other lock.
+// A thread may take Python's lock before a Turn, but never after a Guard. A resize has its own
+// mutex, taken after its Turn and before a Guard (memory_requests.h). The mutexes of the notes, the
+// trace recorder and the operators' costs come last: who holds one of these takes no other lock.
 
 #pragma once
 
@@ -24,14 +24,14 @@
 namespace dtr {
 
 struct Locks {
-  Engine& engine;  // A Guard locks its mutex.
+  Engine& engine;  // A Guard locks the engine's mutex.
   StorageTable& storages;
   std::recursive_mutex turn{};
   UnderWay under_way{turn};
 };
 
-// Holds the engine's lock. Storages that die meanwhile are destroyed after its release, because
-// this may run any code, such as Python's, which waits for locks of its own.
+// Holds the engine's lock. Storages that die while it is held are destroyed only after its release,
+// because their destruction may run any code, such as Python's, which waits for locks of its own.
 class Guard {
  public:
   explicit Guard(Locks& locks, bool locked = true)
@@ -64,7 +64,7 @@ class Guard {
   Lock lock_;
 };
 
-// A thread that waits for the turn releases Python's lock, and its operators do not count as
+// While a thread waits for the turn, it releases Python's lock, and its operators do not count as
 // running: the turn's owner may need Python's lock, or wait until no operator runs (under_way.h).
 class Turn {
  public:

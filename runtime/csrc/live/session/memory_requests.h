@@ -1,5 +1,5 @@
 // Serves a session's requests for memory, and evicts if the budget or the machine has no room.
-// Keeps the budget, which may change at any time (resize.cpp), and the streams whose work uses the
+// Knows the budget, which may change at any time (resize.cpp), and the streams whose work uses the
 // memory.
 
 #pragma once
@@ -32,37 +32,38 @@ class MemoryRequests {
         recorder_(recorder),
         budget_(options.budget) {}
 
-  // Allocates for work of a stream. Throws torch.OutOfMemoryError.
+  // Allocates for a stream's work, and evicts for it. Throws torch.OutOfMemoryError if that fails.
   void* allocate(std::size_t bytes, Stream stream);
-  // The same without evicting; null if there is no room. Sets `shortage` to the system's error.
+  // Allocates without evicting; null if there is no room. Sets `shortage` to the system's error.
   Block* take(Bytes asked, Fit fit, Stream stream, std::string& shortage);
-  void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }  // Tests: the k-th fails.
+  // For tests: the k-th request from now on fails, and no other.
+  void fail_allocation(std::int64_t k) { allocations_to_failure_ = k; }
   std::int64_t search_ticks() const { return search_ticks_; }
-  Nanos moving() const { return moving_; }  // Time of searches spent moving pages.
+  Nanos moving() const { return moving_; }  // Part of search_ticks() in which pages moved.
 
-  // Sets the budget, up to the largest that the memory can have (resize.cpp), and evicts what does
-  // not fit. If too much cannot be evicted now, throws torch.OutOfMemoryError and keeps the old
-  // budget.
+  // Sets the budget, at most to the largest that the memory can have, and evicts what exceeds it.
+  // If too much cannot be evicted now, throws torch.OutOfMemoryError, and the old budget holds
+  // (resize.cpp).
   void resize(Bytes budget);
-  void lend(Bytes bytes);  // Reduces the budget, or increases it if `bytes` < 0.
-  void bound(Bytes most);  // Sets a second limit beside the budget.
-  Bytes give_back();       // Evicts all that it can; returns the bytes of freed pages.
+  void lend(Bytes bytes);  // Reduces the budget by `bytes`; a negative number increases it.
+  void bound(Bytes most);  // Sets a second limit; the smaller of it and the budget holds.
+  Bytes give_back();       // Evicts all that can be evicted; returns the bytes of freed pages.
 
   // While a CUDA graph is captured, requests evict nothing (Session::begin_capture).
   void capture_began() { ++captures_; }
   void capture_ended() { --captures_; }
   bool capturing() const { return captures_ > 0; }
 
-  bool follow_stream();     // Notes this thread's stream. Returns whether there are several.
-  void meet_this_stream();  // The same, but only on a device and outside a capture.
-  bool may_be_new() const;  // Whether this thread's stream may be new.
+  bool follow_stream();     // Notes this thread's stream. Returns whether several are in use.
+  void meet_this_stream();  // As follow_stream(), if on a device and outside a capture.
+  bool may_be_new() const;  // Whether this thread's stream may be new to us.
   void read_on_stream(const Value& value);
   void retire_stream(Stream stream);  // Call before the stream is destroyed.
 
  private:
   class Resizing;
   struct Resizes {
-    std::recursive_mutex mutex;  // Held while a limit is set that may be refused.
+    std::recursive_mutex mutex;  // Held while a resize is tried, which may be refused.
     std::atomic<int> under_way{0};
     std::atomic<std::int64_t> ended{0};
   };
@@ -71,7 +72,7 @@ class MemoryRequests {
   Block* make_room(Bytes asked, Stream stream, std::string& shortage, Lock& lock);
   MovePrices move_prices(const Pool& pool) const;
   [[noreturn]] void out_of_memory(Bytes asked, const std::string& shortage);
-  bool give_up_ahead() { return swap_ && swap_->give_up_ahead(); }  // Cancels copies.
+  bool give_up_ahead() { return swap_ && swap_->give_up_ahead(); }  // Cancels the swap's copies.
   void refuse_what_cannot_fit(Bytes budget);
   void insist_on(Bytes budget, Bytes stays) const;
   void shrink(Bytes budget);
@@ -88,15 +89,15 @@ class MemoryRequests {
   Swap* const swap_;
   const std::atomic<TraceRecorder*>& recorder_;
 
-  Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The limit is their minimum.
+  Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The memory's limit is the smaller.
   Resizes resizes_;
   std::int64_t search_ticks_ = 0;
   Nanos moving_{0};
   static constexpr Stream kNoStream = ~Stream{0};
-  std::vector<Stream> streams_;                   // Those that ran operators.
-  std::atomic<Stream> latest_stream_{kNoStream};  // The last that ran one.
+  std::vector<Stream> streams_;                   // Streams that ran operators.
+  std::atomic<Stream> latest_stream_{kNoStream};  // The last stream that ran one.
   std::atomic<int> captures_{0};
-  std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: none is to fail.
+  std::atomic<std::int64_t> allocations_to_failure_{0};  // 0: no request is to fail.
 };
 
 }  // namespace dtr

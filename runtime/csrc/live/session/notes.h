@@ -1,8 +1,8 @@
-// Collects what a session has to tell: memory that was handed out, what is not recorded and why,
-// and operators that were refused memory, caught the error and went on with less. cuDNN then takes
-// another algorithm, whose results may differ in their last bits. No error reaches the program, so
-// it gets a warning, once for each operator, when the operator is over and none of our locks is
-// held. A replay's warning waits until then, too.
+// Collects what a session has to tell the user: which memory was handed out, what is not recorded
+// and why, and which operators were refused memory, caught the error and went on with less. cuDNN,
+// for example, then takes another algorithm, whose results may differ in their last bits. The
+// program sees no error, so we warn once for each such operator, when it has ended and none of our
+// locks is held. A warning about a replay waits until the program's operator has ended.
 
 #pragma once
 
@@ -30,7 +30,7 @@ inline constexpr char kUnseenText[] =
     "back. The next step of an optimizer enables the key again, as does "
     "dtr_alloc.materialize(tensor)";
 
-// Any thread may call it, with or without our locks. Its own mutex is taken last.
+// Its functions may be called in any thread, with our locks held or not. Its mutex is taken last.
 class Notes {
  public:
   // For error texts: which call handed memory out, and where.
@@ -42,7 +42,7 @@ class Notes {
     std::lock_guard guard(mutex_);
     return exposures_;
   }
-  void note_stayed(std::string what_and_why) {  // Of an operator that is not recorded.
+  void note_stayed(std::string what_and_why) {  // Names an operator that is not recorded.
     std::lock_guard guard(mutex_);
     stayed_.insert(std::move(what_and_why));
   }
@@ -51,7 +51,7 @@ class Notes {
     return {stayed_.begin(), stayed_.end()};
   }
 
-  // An operator of this thread succeeded. If it was refused memory, it has caught the error.
+  // Call when an operator of this thread succeeded. If it was refused memory, it caught the error.
   void note_caught(const OperatorInfo& info) {
     const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
     if (asked == 0) return;
@@ -64,7 +64,7 @@ class Notes {
     }
     most = std::max(most, asked);
   }
-  std::map<std::string, Bytes> caught() const {  // The most that each operator was refused.
+  std::map<std::string, Bytes> caught() const {  // Each operator's largest refused request.
     std::lock_guard guard(mutex_);
     return caught_;
   }
@@ -72,8 +72,8 @@ class Notes {
     if (!some_untold_) return;
     for (const std::string& text : take_untold()) TORCH_WARN(text);
   }
-  // An allocation in a thread of the scope whose operators pass the runtime by. The first one is
-  // told at once: perhaps no other operator comes.
+  // Counts an allocation in a thread of the scope whose operators bypass the runtime. Warns at once
+  // of the first one, because no operator may come that could warn later.
   void note_unseen(Bytes bytes) {
     {
       std::lock_guard guard(mutex_);
@@ -86,13 +86,13 @@ class Notes {
     std::lock_guard guard(mutex_);
     return unseen_;
   }
-  std::vector<std::string> take_untold() {  // Warnings that were not given yet.
+  std::vector<std::string> take_untold() {  // Returns the warnings that were not given yet.
     std::lock_guard guard(mutex_);
     some_untold_ = false;
     return std::exchange(untold_, {});
   }
 
-  std::mutex& mutex() { return mutex_; }  // For a fork.
+  std::mutex& mutex() { return mutex_; }  // Locked during a fork.
 
  private:
   mutable std::mutex mutex_;

@@ -1,9 +1,9 @@
-// The life of a scope: which session the operators and allocations of this process belong to, who
-// has joined it, and what becomes of its tensors when it ends or the process forks.
+// Manages the life of a scope: which session serves this process's operators and allocations, which
+// threads have joined the scope, and what becomes of tensors when it ends or the process forks.
 //
-// There is one at a time. When a scope ends, whatever the program holds becomes an ordinary tensor.
-// If that does not fit the budget, it lies in ordinary memory from then on. If even that fails, the
-// scope lingers: it stays the active one, and records nothing, until its last tensor has died.
+// A process has one scope at a time. When it ends, the program's tensors become ordinary ones. If
+// the budget has no room for all, some move to ordinary memory. If one cannot be brought back even
+// then, the scope lingers: it stays active, and records nothing, until its last tensor has died.
 
 #pragma once
 
@@ -26,28 +26,28 @@ class Scope {
 
   static Session* active() { return active_.load(std::memory_order_acquire); }  // Or null.
 
-  void claim();  // Becomes the active one. Throws c10::Error if another scope is.
-  void enter();  // The same, and the operators of this thread are the scope's.
-  void join();   // The operators of this thread too. Not while a trace is recorded.
+  void claim();  // Becomes the active scope. Throws c10::Error if another scope is.
+  void enter();  // Calls claim(), and records this thread's operators.
+  void join();   // Records this thread's operators, too. Throws if a trace is recorded.
   void part();
-  // Bytes that did not fit and are ordinary memory now, and those that were beyond the budget while
-  // the rest came back.
+  // When the scope ended, `spilled` bytes moved to ordinary memory, since they did not fit the
+  // budget. By `beyond` bytes the others exceeded it.
   struct Left {
     Bytes spilled = 0, beyond = 0;
   };
-  Left leave();  // Commits. Nothing where it is over.
-  // The same of torch's memory, with nothing evicted, whatever the budget. Throws
-  // torch.OutOfMemoryError, and all is as before, where the machine has not so much.
+  Left leave();  // Ends the scope, unless it is over.
+  // Ends a scope over torch's memory: brings all tensors back, whatever the budget. If the machine
+  // has too little memory, throws torch.OutOfMemoryError and changes nothing.
   void leave_beyond_budget();
-  // Makes constant all that the program holds, and calls `then` before anybody can record more.
+  // Makes all the program's values constants, and calls `then` before a thread can record more.
   void commit_and(const std::function<void()>& then) { freeze_all(false, then); }
   void commit() {
     freeze_all(false, [] {});
   }
-  void bring_back_for_child();  // Before fork, what the budget has room for.
-  void abandon_in_child();      // After it: the parent's scope is not the child's.
+  void bring_back_for_child();  // Call before a fork. Brings back what the budget has room for.
+  void abandon_in_child();      // Call in the forked child, which has no part in the scope.
 
-  static void record_this_thread(bool on);  // Whether its operators are the active scope's.
+  static void record_this_thread(bool on);  // Whether the scope gets this thread's operators.
   static bool records_this_thread();
   // Whether this thread opened or joined the scope, and the key's bit is gone: torch's C++ fake
   // mode (from 2.14 on) and torchdistx clear the bit when they end.
@@ -56,10 +56,10 @@ class Scope {
   static void keep_recording();  // Sets the bit again if it is lost, unless a fake mode is on.
   static bool part_if_member();  // Clears a member's bit. Returns whether it was one.
 
-  int joined() const { return joined_; }         // Threads.
-  bool lingering() const { return lingering_; }  // It is over, and some tensors are still its own.
-  // Of the commit that ends the scope, under the engine's lock: whether it is under way, and a
-  // storage that it has made ordinary.
+  int joined() const { return joined_; }         // Number of joined threads.
+  bool lingering() const { return lingering_; }  // The scope is over, but still tracks tensors.
+  // leaving(): whether the scope is ending, so that tensors become ordinary. outlives(): tells the
+  // scope that this one has. Both need the engine's lock.
   bool leaving() const { return leaving_; }
   void outlives(c10::StorageImpl* storage) { outliving_.push_back(share(storage)); }
 
@@ -85,7 +85,7 @@ class Scope {
   std::vector<StoragePtr> outliving_;
 
   // Guarded by: nothing: of the thread that leaves, and of who finds the scope over
-  Bytes spilled_ = 0, lifted_from_ = 0, peak_before_ = 0;  // The lift, if there was one.
+  Bytes spilled_ = 0, lifted_from_ = 0, peak_before_ = 0;  // Last two: before lifting the budget.
 };
 
 }  // namespace dtr

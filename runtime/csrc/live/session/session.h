@@ -1,5 +1,5 @@
-// The live executor of one scope. Owns the memory and the engine, and connects the parts that give
-// each operator of the program its memory and its recipe:
+// Serves one scope, as the engine's live Executor. Owns the memory and the engine, and connects the
+// parts that give each operator of the program its memory and its recipe:
 //
 //   Scope           decides when and in which threads a session is active
 //   MemoryRequests  serves requests for memory, and keeps the budget
@@ -58,22 +58,22 @@ class Session final : public Executor {
   EventLog& events() { return events_; }
   Notes& notes() { return notes_; }
   Tally& tally() { return tally_; }
-  // The state of a generator, shared if unchanged. Called in a Turn, with the generator's lock.
+  // The generator's state, the same object if unchanged. Needs a Turn and the generator's mutex.
   std::shared_ptr<const RandomState> random_state(at::Generator& generator);
 
   void bring_back(Value& value, Lock& lock);
-  void freed(const void* data);  // Called by the deleter of ordinary tensors.
+  void freed(const void* data);  // Called by the deleter of untracked tensors.
   void watch_for_thrash();
   void begin_capture();
   void end_capture() { requests_.capture_ended(); }
   void lock_for_fork();
   void unlock_after_fork();
 
-  void watch();  // Records the first steps from now on (session_trace.h).
+  void watch();  // Records a trace of the next steps, for advice (session_trace.h).
   SessionTrace::Seen seen() const;
   void start_trace();  // Throws c10::Error if a trace is being recorded.
   TraceRecorder::Records take_trace();
-  // Ends an optimizer's step, and marks it in a trace. In a thread outside the scope, counts only.
+  // Ends an optimizer's step and returns its costs. In a thread outside the scope, only counts it.
   std::optional<StepCosts> step();
 
   SessionStats stats() const;
@@ -82,7 +82,7 @@ class Session final : public Executor {
   std::vector<EventLog::Event> kept_events() const;
   void check() const;
 
-  // Executor.
+  // Overrides of Executor.
   void recompute(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
   void make_ordinary(Value& value) override;
@@ -106,13 +106,13 @@ class Session final : public Executor {
   const Memory::Handle memory_;
 
   // Guarded by: nothing: set before the scope opens
-  // Their contents change; each header says what guards them.
+  // Only the contents of these objects change; the header of each class says what guards them.
   SessionTrace trace_;
   Notes notes_;
   Locks locks_{engine_, storages_};
 
   // Guarded by: the engine's mutex
-  // Except the costs and steps of the tally.
+  // Except the tally's `costs` and `steps`.
   Engine engine_;
   StorageTable storages_;
   Tally tally_;
@@ -121,10 +121,10 @@ class Session final : public Executor {
   Constants constants_;
   Replayer replayer_;
   SessionSwap session_swap_;
-  TraceRecorder* locked_recorder_ = nullptr;  // Its mutex is locked for a fork.
+  TraceRecorder* locked_recorder_ = nullptr;  // The recorder whose mutex is locked for a fork.
 
   // Guarded by: nothing: set before the scope opens
-  // As above.
+  // Each header says what guards the contents.
   MemoryRequests requests_;
   Scope scope_;
 

@@ -1,5 +1,5 @@
-// Uses a session's swap (swap.h): decides which tensors may go there, saves old content before a
-// write, and stores and reloads tensors.
+// Uses a session's swap (swap.h): decides which tensors may move there, stores and reloads them,
+// and stores old content before a write.
 
 #pragma once
 
@@ -21,15 +21,15 @@ class SessionSwap {
   bool is_there() const { return swap_ != nullptr; }
   void close();  // Call when the session is over.
 
-  // Call after an operator: make its results, or storages noted by note_movable(), movable.
+  // Call these after an operator. They make its results, or what note_movable() noted, movable.
   void adopt_what_was_made(const Call& call, const torch::jit::Stack& stack);
   void adopt_what_was_written(const Call& call);
-  void note_movable(Call& call, c10::StorageImpl* storage);  // To be made movable after the call.
-  void let_write(Value& value, c10::StorageImpl& storage);   // Allows writes that we do not see.
+  void note_movable(Call& call, c10::StorageImpl* storage);  // Makes it movable after the call.
+  void let_write(Value& value, c10::StorageImpl& storage);   // Call before writes unseen by us.
 
   void store(Value& value);
   void reload(Op& op, Lock& lock);
-  void copy_beside(bool met);  // Begins copies ahead of use.
+  void copy_beside(bool met);  // Begins to reload what is needed soon. `met`: our stream is known.
 
  private:
   bool may_adopt(const Call& call) const;

@@ -1,11 +1,11 @@
-// Records a session's traces: tells the recorder (trace_recorder.h) which storages are an
-// operator's arguments and results, and begins and ends recordings.
+// Records a session's traces: begins and ends recordings, and tells the recorder (trace_recorder.h)
+// which storages are an operator's arguments and results.
 //
-// Besides the traces that the user asks for, the first steps of every scope are recorded, so that
-// an error can say which budget would suffice (runtime/scope/advice.py). This watch ends after some
-// steps or operators, so a long run pays little for it. In a session without recipes (measure), the
-// recorder works out from the operators and results which values a scope with a budget could
-// recompute, and which constants such a scope would copy before a write.
+// A trace is recorded when the user asks for one. Also, the first steps of every scope are recorded
+// (the watch), so that an error can say which budget would suffice (runtime/scope/advice.py). The
+// watch ends after some steps or operators, so a long run pays little. In a session without recipes
+// (measure), the recorder works out from operators and results which values a scope with a budget
+// could recompute, and which constants such a scope would copy before a write.
 //
 // Functions that begin or end a recording, or return its records, are called with the engine's lock
 // held. Any thread may call recorder() without this lock; a recorder has its own mutex.
@@ -28,14 +28,14 @@ class StorageTable;
 class SessionTrace {
  public:
   enum class Watch { kOff, kOn, kOver, kThreads, kLong, kTraced };
-  // Optimizers' steps: a GAN's generator may step once for several steps of its critic.
+  // The optimizers' steps to watch: enough for a GAN, whose critic steps more often.
   static constexpr std::int64_t kWatchedSteps = 12;
 
   // `recipes`: whether the session records recipes.
   SessionTrace(bool recipes, const StorageTable& storages)
       : recipes_(recipes), storages_(storages) {}
 
-  TraceRecorder* recorder() const { return recorder_; }  // Null while nothing is recorded.
+  TraceRecorder* recorder() const { return recorder_; }  // Null while no trace is recorded.
   const std::atomic<TraceRecorder*>& now() const { return recorder_; }
 
   void start();  // Throws c10::Error if a trace is being recorded.
@@ -45,16 +45,16 @@ class SessionTrace {
   void end_watch(Watch why);
   struct Seen {
     TraceRecorder::Records records;
-    std::int64_t steps;  // Of optimizers.
-    Watch watch;         // What ended the watch.
+    std::int64_t steps;  // Number of optimizers' steps.
+    Watch watch;         // Why the watch ended, or that it is on or off.
   };
   Seen seen() const;
   void stepped();
 
-  // Whether a storage is tracked, or would be in a session with recipes.
+  // Whether a storage is tracked, or would be tracked if this session recorded recipes.
   bool tracks(const c10::StorageImpl* storage) const;
 
-  // Called before and after an operator runs, in its thread.
+  // begin() is called before an operator runs, and end() after it, in the operator's thread.
   void begin(const Call& call, TraceRecorder& recorder);
   void end(const Call& call, TraceRecorder& recorder, Nanos cost, const torch::jit::Stack& stack);
 
@@ -72,13 +72,13 @@ class SessionTrace {
   const StorageTable& storages_;
 
   // Guarded by: nothing: atomic
-  std::atomic<TraceRecorder*> recorder_{nullptr};  // Written under the engine's mutex.
+  std::atomic<TraceRecorder*> recorder_{nullptr};  // Written with the engine's mutex held.
 
   // Guarded by: the engine's mutex
-  std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may still use old ones.
-  TraceRecorder::Name last_name_ = 0;                      // The last name of earlier recordings.
-  TraceRecorder* watched_ = nullptr;                       // Null before the watch.
-  std::int64_t steps_ = 0;                                 // Watched so far.
+  std::vector<std::unique_ptr<TraceRecorder>> recorders_;  // Other threads may use old recorders.
+  TraceRecorder::Name last_name_ = 0;                      // The last name in earlier recordings.
+  TraceRecorder* watched_ = nullptr;                       // The watch's recorder; null before.
+  std::int64_t steps_ = 0;                                 // Steps watched so far.
   Watch watch_ = Watch::kOff;
 };
 

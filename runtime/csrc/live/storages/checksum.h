@@ -1,7 +1,7 @@
-// Computes a checksum of host memory, to notice changes: two different contents share one with a
-// chance of about 2^-64. As wyhash does (https://github.com/wangyi-fudan/wyhash), multiplies two
-// words, mixed with a constant and with the sum so far, and combines the halves of the product. It
-// takes one multiplication for 16 bytes, so memory bandwidth sets the speed.
+// Computes a checksum of host memory, to notice changes: different contents have the same checksum
+// with a chance of about 2^-64. The method is wyhash's (https://github.com/wangyi-fudan/wyhash). A
+// step mixes one word with a constant, another with the sum so far, multiplies them, and combines
+// the halves of the product. It takes one multiplication for 16 bytes: bandwidth sets the speed.
 
 #pragma once
 
@@ -18,7 +18,7 @@ inline std::uint64_t folded_product(std::uint64_t one, std::uint64_t other) {
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
-inline std::uint64_t checksum(const c10::StorageImpl* storage) {  // 0 if it has no memory.
+inline std::uint64_t checksum(const c10::StorageImpl* storage) {  // Returns 0 if it has no memory.
   constexpr std::uint64_t kFirst = 0xa0761d6478bd642f, kSecond = 0xe7037ed1a0b428db;
   const auto* bytes = static_cast<const char*>(pointer_of(storage).get());
   if (!bytes) return 0;

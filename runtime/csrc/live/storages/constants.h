@@ -1,15 +1,15 @@
-// Keeps the constants that recipes read: untracked storages (parameters, inputs, results that are
-// not recorded). They stay in memory while a recipe may need them.
+// Keeps the constants that recipes read: storages that we do not track (parameters, inputs, results
+// that are not recorded). A constant stays in memory while a recipe may need it.
 //
-// A program may write a constant, or give its memory to code that writes at any time, but recipes
-// still need the old content. So either recipes get a copy, or values computed from the constant
-// are brought back and become constants: whichever takes less memory, earlier copies included.
-// Otherwise a program that changes its parameters could keep a copy of each for one small result.
+// A program may write a constant, or give its memory to code that writes at any time, while recipes
+// still need the old content. Then either recipes get a copy, or values computed from the constant
+// are brought back and become constants. Recipes get the copy if those values take more memory than
+// all copies together. Otherwise a program that changes its parameters could keep a copy of each
+// for one small result.
 //
 // We find a constant by its storage. A library may give the same memory to several storages
-// (from_numpy, DLPack), so constants in its memory are also found by address.
-//
-// All functions are called with the engine's lock held.
+// (from_numpy, DLPack), so a constant in a library's memory is also found by its address. All
+// functions are called with the engine's lock held.
 
 #pragma once
 
@@ -27,41 +27,41 @@ class Constants {
   Constants(StorageTable& storages, MutationDetector* detector)
       : storages_(storages), detector_(detector) {}
 
-  Value& of(c10::StorageImpl* storage);  // Makes the constant if needed.
+  Value& of(c10::StorageImpl* storage);  // Makes the constant if there is none.
   Value* find(const c10::StorageImpl* storage) const;
   void add(Value& value, c10::StorageImpl* storage);  // Call when `value` became a constant.
-  // Arms (storage_access.h) the storages that recipes still read. Other pointers may be invalid.
+  // Arms (storage_access.h) those of `storages` that recipes read. The others may have died.
   void arm(c10::ArrayRef<c10::StorageImpl*> storages) const;
   void forget(Value& constant);  // Call when no recipe reads it any more.
 
-  // Call before the memory of `storage` is written: keeps the content that recipes read there, even
-  // through other storages. Returns the bytes of copies, and of values settled instead.
+  // Call before the memory of `storage` is written. Keeps the content that recipes read there, even
+  // through another storage. Returns the bytes of new copies, and of values kept instead of copies.
   struct Kept {
     Bytes copied = 0, kept = 0;
   };
   Kept keep_content(c10::StorageImpl* storage, Lock& lock);
   // Call when other code frees the content of `storage` and will restore it later: FSDP does so
-  // with a layer's parameters between its passes. Meanwhile the storage may be resized and written,
-  // and recipes cannot read it. If different content comes back, as after an optimizer's step, the
-  // old recipes cannot be run any more.
+  // with a layer's parameters between its passes. Until then the storage may be resized and
+  // written, and recipes cannot read it. If different content is restored, as after an optimizer's
+  // step, the old recipes can never run again.
   //
   // `stays`: which values computed from the content are first brought back and kept in memory,
-  // because they may be needed before the content is back: all, after the last use; those made or
-  // read since the content came, if nothing is differentiated; or none.
+  // because they may be read before the content is back. kAll: all, after the layer's last use.
+  // kSinceItCame, if there is no backward pass to come: those made or read since the content came.
   enum class Stays { kNothing, kSinceItCame, kAll };
   void content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock);
   void content_is_back(c10::StorageImpl* storage);
   bool some_absent() const { return !absent_.empty(); }
 
-  // Copies a constant, which the caller has locked. Recipes then read the copy.
+  // Makes a copy of a constant, which the caller has locked. From then on recipes read the copy.
   void give_copy(Value& constant, Lock& lock);
 
   // Whether the program has dropped a constant, so that only recipes keep it in memory.
   static bool kept_for_recipes(const Value& constant) {
     return c10::raw::intrusive_ptr::use_count(constant_storage(constant)) == 1;
   }
-  // Calls shed() (settle.h) for constants that only recipes hold, each time the number of constants
-  // has doubled: a program that never lacks memory could keep the batch of each small result.
+  // Each time the number of constants has doubled, calls shed() (settle.h) for those that only
+  // recipes hold. Else a program that never lacks memory could keep a batch for each small result.
   void shed_sometimes();
 
  private:
@@ -80,8 +80,8 @@ class Constants {
   ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
   ska::flat_hash_set<c10::StorageImpl*> of_libraries_;      // Constants in a library's memory.
   Bytes copies_ = 0;                                        // Bytes of all copies for recipes.
-  ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // Checksums of absent contents.
-  std::size_t shed_at_ = kFirstShedding;                    // Sheds at so many constants.
+  ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // Checksums of contents that are away.
+  std::size_t shed_at_ = kFirstShedding;                    // Calls shed() at so many constants.
 };
 
 }  // namespace dtr

@@ -1,13 +1,13 @@
-// Finds undeclared writes, in debug mode. A recipe trusts that its inputs are as the operator read
-// them. The dispatcher shows us all writes, except those through NumPy arrays over the same memory,
-// raw pointers, other processes, threads outside the scope, and operators whose schemas do not
-// declare their writes.
+// Finds undeclared writes, in debug mode. A recipe relies on its inputs, which must be as the
+// operator read them. The dispatcher shows us all writes except those by raw pointers, NumPy arrays
+// over the same memory, other processes, threads outside the scope, and operators whose schemas do
+// not declare their writes.
 //
-// Compares checksums, and throws if one has changed: of a constant, whenever it is read after a
-// recipe began to read it; of an argument, before and after an operator that does not declare to
-// write it. Torch's version counter would not do: it misses writes outside of torch, and counts
-// changes of shape. It is read only for the error's text, which says whether torch saw the write.
-// The cost is a pass over every argument of every operator, so this is a mode of its own.
+// Throws if a checksum has changed. A constant is checked at each read after a recipe began to read
+// it. An argument is checked after each operator that does not declare to write it. Torch's version
+// counter would not do instead: it misses writes outside of torch, and counts changes of shape. It
+// only serves the error's text, which says whether torch saw the write. The cost is a pass over all
+// arguments of each operator, which only debug mode should pay.
 
 #pragma once
 
@@ -25,7 +25,7 @@ namespace dtr {
 
 class MutationDetector {
  public:
-  // An argument that the operator does not declare to write, before the operator runs.
+  // An argument that the operator must not write, and its checksum before the operator runs.
   struct Seen {
     StoragePtr storage;
     std::uint64_t checksum;
@@ -33,7 +33,7 @@ class MutationDetector {
   using Arguments = c10::SmallVector<Seen, 8>;
 
   Arguments look(const OperatorInfo& info, const TensorArguments& arguments) const;
-  // Throws c10::Error if an argument has changed.
+  // Throws c10::Error if an argument has changed since look().
   void compare(const OperatorInfo& info, const Arguments& before) const;
 
   void made(const c10::TensorImpl& result, const OperatorInfo& by);
@@ -49,7 +49,7 @@ class MutationDetector {
     std::uint32_t version;
     std::string origin;
   };
-  // While the weak pointer lives, no other storage gets the same address.
+  // Where a storage came from. While the weak pointer lives, no other storage gets its address.
   struct Origin {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::string text;

@@ -1,8 +1,7 @@
-// Runs a recipe again. The arguments lie over the memory of the values that the recipe reads. An
-// argument that the operator writes gets a copy, or the memory itself if nothing else needs the old
-// content.
-//
-// Functions are called with the engine's lock held; it is released while the operator runs.
+// Runs a recipe again. The operator's arguments get the memory of the values that the recipe reads.
+// An argument that the operator writes gets a copy of the value, or the value's own memory if
+// nothing else needs the old content. Functions are called with the engine's lock held, and release
+// it while the operator runs.
 
 #pragma once
 
@@ -23,8 +22,8 @@ class Replayer {
   // Recomputes the missing outputs of `op`; returns their bytes.
   Bytes recompute(Op& op, Lock& lock);
 
-  // For tests and debug mode: compares a replay's results with the outputs. Returns a text that
-  // names the first difference, or "". All inputs and outputs of `op` are resident and locked.
+  // For tests and debug mode: replays `op`, and returns a text that names the first difference from
+  // the outputs in memory, or "". All inputs and outputs of `op` are resident and locked.
   std::string difference(Op& op, Lock& lock);
 
  private:

@@ -1,7 +1,7 @@
-// Controls access to a storage's memory. An evicted storage throws on raw access. For a resident
-// tracked storage, and a constant that recipes read, torch calls our hook before it gives out a
-// mutable pointer (from 2.13 on: StorageMaterializer.h). Torch calls a hook only once, even for a
-// kernel's access, so we arm a storage (set the hook) again after each operator.
+// Controls access to a storage's memory. An evicted storage throws on raw access. Torch calls our
+// hook before it gives out a mutable pointer to a resident tracked storage, or to a constant that
+// recipes read (from torch 2.13 on: StorageMaterializer.h). Torch calls a hook only once, even for
+// a kernel's access, so we arm a storage (set its hook) again after each operator.
 
 #pragma once
 
@@ -28,7 +28,7 @@ bool is_armed(const Storage* storage) {
   return false;
 }
 
-// Removes our hook. A lazy clone and its original keep torch's hook, which copies before a write.
+// Removes our hook. A lazy clone and its original keep torch's, which copies before a write.
 template <typename Storage>
 void disarm(Storage* storage) {
   if constexpr (requires { storage->clear_materializer(); }) {
@@ -37,8 +37,8 @@ void disarm(Storage* storage) {
   }
 }
 
-// Older torch versions have a call that makes a storage refuse access, but none to allow it again.
-// So we set the private flag, which an explicit instantiation may name.
+// Older torch has a function that makes a storage refuse access, but none to allow access again. So
+// we set the private flag, which C++ lets an explicit instantiation name.
 void allow_access(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::* flag>
 struct AccessFlag {
@@ -46,7 +46,7 @@ struct AccessFlag {
 };
 template struct AccessFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-// Allows access again, as the storage is resident.
+// Allows access to a storage that is resident again.
 template <typename Storage>
 void readmit(Storage& storage) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {

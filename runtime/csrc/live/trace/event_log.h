@@ -1,6 +1,6 @@
 // Logs what is evicted, recomputed and swapped, and when, for display beside a profile
-// (runtime/scope/chrome_trace.py). Logs nothing until keep() is called; then an event takes about
-// 60 bytes.
+// (runtime/scope/chrome_trace.py). Logs nothing until keep() is called; from then on, an event
+// takes about 60 bytes.
 
 #pragma once
 
@@ -18,9 +18,9 @@ class EventLog {
   struct Event {
     Kind kind;
     Nanos at, duration;           // By the system's clock, as a profiler's times are.
-    const OperatorInfo* made_by;  // Null for a swap.
-    Bytes size;                   // Of the value.
-    Bytes live = 0;               // In use in the pool, after the event.
+    const OperatorInfo* made_by;  // The value's operator; null for a swap.
+    Bytes size;                   // The value's size.
+    Bytes live = 0;               // Bytes in use in the session's memory, after the event.
   };
 
   explicit EventLog(const Memory& memory) : memory_(memory) {}
@@ -44,7 +44,7 @@ class EventLog {
 
  private:
   void add(Event event) {
-    event.live = memory_.live();  // Takes the pool's lock, so only if events are kept.
+    event.live = memory_.live();  // Takes a lock, so is read only if events are kept.
     events_.push_back(event);
   }
 

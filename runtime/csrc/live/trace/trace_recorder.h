@@ -1,10 +1,11 @@
 // Records what a scope's program does, so that the simulator can repeat it.
 //
 // The record has all that influences evictions: which storages an operator reads and makes, what it
-// costs, every allocation and release inside it, when storages die, and which stop being
-// recomputable. It is one vector of integers, which runtime/scope/record.py later turns into lines.
-// Storages are named in program order, and replays are left out, so a trace is the same at every
-// budget. Cost: 0.2 to 0.4 us for an operator of few tensors (perf/cost/trace_overhead.py).
+// costs, every allocation and release inside it, when storages die, and when values stop being
+// recomputable. It is one vector of integers, which runtime/scope/record.py turns into lines.
+// Storages get names in program order, and replays are left out, so a trace is the same at every
+// budget. Recording takes 0.2 to 0.4 us for an operator of few tensors
+// (perf/cost/trace_overhead.py).
 
 #pragma once
 
@@ -26,17 +27,17 @@ class TraceRecorder {
  public:
   using Name = std::int32_t;
 
-  // Names continue after `last`, so that two recordings of a scope never share a name.
+  // The first name comes after `last`, so that two recordings of a scope never share a name.
   TraceRecorder(Name last, bool recipes) : recipes_(recipes), first_(last + 1), last_(last) {}
   Name last() const { return last_; }
 
   // A record is its kind, the number of its fields, and the fields:
   //   kOperator: operator, cost, then four lists, each after its length: names of the arguments;
-  //     positions of the written ones; results (name, bytes, block, tracked), and written arguments
-  //     (name, 0, -1, tracked); what happened to memory meanwhile (MemoryEvent, number).
+  //     positions of the written arguments; results (name, bytes, allocation's number, tracked)
+  //     and written arguments (name, 0, -1, tracked); its memory events (MemoryEvent, number).
   //   kConstant: name, bytes in the pool.
-  //   kRelease, kFreeze: name.
-  //   kStep, kOptimizing: no fields. An optimizer's step ends, or begins.
+  //   kRelease, kFreeze: name. The storage has died, or is a constant from now on.
+  //   kStep, kOptimizing: no fields. An optimizer's step has ended, or begins.
   enum Kind : std::int64_t { DTR_RECORD_KINDS(DTR_ENUMERATOR) };
   enum MemoryEvent : std::int64_t { DTR_MEMORY_EVENTS(DTR_ENUMERATOR) };
 
@@ -46,14 +47,14 @@ class TraceRecorder {
     bool tracked;
   };
 
-  // A storage's key is its data pointer if it is untracked memory of the pool, else the storage
-  // itself. `copies`: the bytes of each argument that a replay copies before the operator runs.
+  // A storage's key is its address; or its data pointer, if it has a block of the session's memory
+  // but no value. `copies`: bytes of each argument that a replay copies before the operator runs.
   void begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<std::int64_t> written,
              c10::ArrayRef<Bytes> copies);
   void end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results);
-  void abandon();  // The operator threw an exception.
+  void abandon();  // Call if the operator threw an exception.
 
-  void found(const void* key, Bytes bytes);  // It was in memory before the recording began.
+  void found(const void* key, Bytes bytes);  // It was in memory when the recording began.
   void allocated(const void* data, Bytes size);
   void freed(const void* data);
   void died(const void* key);
@@ -61,11 +62,11 @@ class TraceRecorder {
   void froze(const void* key);
   void mark(Kind kind);  // kStep or kOptimizing.
   void evicted(const Value& value);
-  // For a session without recipes: a constant of `bytes` is about to be written. The tracked values
-  // made from the constant, even indirectly, either get a copy as their source, or stop being
-  // recomputable, as in Constants::keep_content.
+  // For a session without recipes: a constant of `bytes` is about to be written. As in
+  // Constants::keep_content, the tracked values made from it, even indirectly, then either have a
+  // copy as their source, or stop being recomputable.
   void overwritten(const void* key, Bytes bytes);
-  Name name_of(const void* key);  // 0 if the storage has no name.
+  Name name_of(const void* key);  // Returns 0 if the storage has no name.
   // For a session without recipes: whether end() recorded the storage as a tracked result.
   bool tracks(const void* key);
 
@@ -73,7 +74,7 @@ class TraceRecorder {
   struct Records {
     std::vector<std::int64_t> records;
     std::vector<std::string> operators;
-    // Evictions of values named in this recording, in order: pairs (name, version).
+    // Evictions, in order, of values named in this recording: pairs (name, version).
     std::vector<std::int64_t> evictions;
   };
   Records take();
@@ -88,13 +89,13 @@ class TraceRecorder {
     bool alive;
   };
 
-  // A constant's content, copied before a write because recipes would read it.
+  // A copy of a constant's content, made before a write because recipes would read the content.
   struct Copy {
     Name name;
     Bytes bytes;
     Name needed_by;  // One of the values made from this content.
   };
-  struct Resting {  // Values computed from a constant: their bytes, and one name.
+  struct Resting {  // Tracked values computed from a constant: their bytes, and one name.
     Bytes bytes = 0;
     Name one = 0;
   };
@@ -123,11 +124,11 @@ class TraceRecorder {
   ska::flat_hash_map<Name, Bytes> tracked_;
   ska::flat_hash_map<Name, std::vector<Name>> made_of_;  // By name: tracked results made from it.
   std::vector<Copy> copies_;
-  Bytes copied_ = 0;  // Sum of their bytes.
+  Bytes copied_ = 0;  // Sum of the bytes in `copies_`.
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
   const bool recipes_;  // Whether the session records recipes.
   Name first_, last_;
-  // Data of the operator that is running.
+  // About the operator that is running.
   bool running_ = false;
   std::vector<std::int64_t> arguments_, written_, made_, memory_;
   std::vector<Local> locals_;

@@ -1,8 +1,9 @@
 // Replays a recorded run without tensors, to tell what the engine would do under a budget.
 //
-// The live runtime's engine runs on an executor that only counts, by the rules of the paper's
-// simulator: memory is a number, and an operator needs room for all its outputs at once. The live
-// runtime's rules are in live_simulation.h. Source: the paper, section 4.2 and appendix C.6.
+// The live runtime's engine runs here, but its executor only counts bytes. The rules are those of
+// the paper's simulator: memory is a number, and an operator needs room for all its outputs at
+// once. Simulations by the live runtime's rules are in live_simulation.h. Source: the paper,
+// section 4.2 and appendix C.6.
 
 #pragma once
 
@@ -23,19 +24,18 @@ class PaperSimulation final : public Executor {
 
   SimulationStatus run();
   SimulationCounts counts() const;
-  // Pairs of a tensor and a SimulationEvent. Empty unless log_events is set.
+  // Returns pairs of a tensor and a SimulationEvent; none unless log_events is set.
   const std::vector<std::int64_t>& events() const { return events_; }
   void check() const { engine_.check(); }
 
-  // The bytes and time of the whole run without a budget. Released tensors, also constants, are
-  // freed at once. `largest_operator` is the most bytes that one operator reads and makes.
+  // What the whole run takes without a budget, if all released tensors, also constants, are freed
+  // at once. `largest_operator` is the most bytes that one operator reads and makes.
   struct Baseline {
     Bytes peak, constants, largest_operator;
     Nanos cost;
   };
   static Baseline baseline(const Schedule& schedule);
 
-  // Executor.
   void recompute(Op& op, Lock& lock) override;
   void release(Value& value, Loss loss) override;
   void make_ordinary(Value& value) override;
@@ -65,12 +65,12 @@ class PaperSimulation final : public Executor {
   const Schedule schedule_;
   const SimulationOptions options_;
   Engine engine_;
-  std::vector<Value*> values_;        // By tensor; by root if views are free.
+  std::vector<Value*> values_;        // By tensor; by root (see roots_) if views are free.
   std::vector<std::int64_t> roots_;   // By tensor: the tensor whose bytes it shares.
-  std::vector<std::int64_t> held_;    // By tensor, at roots: references of the program.
-  std::vector<Held> pinned_;          // By tensor, at roots.
-  std::vector<Held> held_constants_;  // By tensor: the program's hold, unless all records are kept.
-  std::vector<Op*> ops_;              // Like constants_, empty unless every record is kept.
+  std::vector<std::int64_t> held_;    // By root: how many references the program has.
+  std::vector<Held> pinned_;          // By root: locks a pinned tensor.
+  std::vector<Held> held_constants_;  // By tensor: locks on constants, unless all records are kept.
+  std::vector<Op*> ops_;              // All Ops. Empty, like constants_, unless all are kept.
   std::vector<Value*> constants_;
   SimulationCounts counts_;
   std::vector<std::int64_t> events_;
