@@ -15,7 +15,6 @@ from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
 
 __all__ = ["Block", "Pool", "PoolStats"]
 
-_MIB = 1 << 20
 _LARGEST_ARENA = 2 * LARGEST_BUDGET
 
 
@@ -254,4 +253,4 @@ class Pool:
 def _usual_space(budget: int, arena: str) -> int:
     if arena == "virtual":
         return budget
-    return max(budget, min(2 * budget + 64 * _MIB, _LARGEST_ARENA))
+    return max(budget, _core.usual_addresses(budget))

@@ -9,9 +9,11 @@ import re
 from fractions import Fraction
 from typing import SupportsIndex
 
+from dtr_alloc import _core
+
 __all__ = ["LARGEST_BUDGET", "format_size", "parse_size"]
 
-LARGEST_BUDGET = 16 << 40
+LARGEST_BUDGET = _core.LARGEST_BUDGET
 """Bytes that a scope can have at most: half of the addresses of the largest arena (arena.h)."""
 
 _PREFIXES = "KMGTP"

@@ -97,8 +97,7 @@ class Allocator(_Base):
         core = self._core.session()
         if core is None:
             return None
-        limited = self._budget is not None
-        return Session(core, self._steps, has_budget=limited)
+        return Session(core, self._steps)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         """Returns the address of a block of the same pool that torch's tensors lie in, for work of
@@ -266,7 +265,7 @@ def allocator(
         "recordable": vouched,
     }
     if memory == "torch":
-        guest = _core.GuestAllocator(budget=LARGEST_BUDGET if size is None else size, **options)
+        guest = _core.GuestAllocator(budget=size or 0, **options)
         return Guest(guest, size, number)
     assert size is not None
     options |= {"rematerialize": rematerialize, "rdma": rdma, "exportable": exportable}

@@ -32,11 +32,6 @@ from dtr_alloc.runtime.scope.swapping import Folder, native_swap
 from dtr_alloc.runtime.scope.used_once import OnceOrDecorator, used_once
 from dtr_alloc.runtime.simulate.rules import Clock, live
 
-# Addresses reserved for a pool without a budget: twice the machine's memory, and 128 GiB at least.
-_NO_LIMIT = max(1 << 37, 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-_NO_LIMIT = min(_NO_LIMIT, LARGEST_BUDGET)
-
-
 Memory = Literal["pool", "torch"]
 """Who keeps the bytes of a scope's tensors."""
 
@@ -146,8 +141,7 @@ def rematerialize(
     if swap is not None and size is None:
         raise ValueError("swap goes with a budget: without one nothing leaves memory")
     core = _core.Session(
-        budget=_NO_LIMIT if size is None else size,
-        limited=size is not None,
+        budget=size or 0,
         guest=memory == "torch",
         heuristic=chosen._native(),
         recordable=libraries.checked(recordable),
@@ -159,7 +153,7 @@ def rematerialize(
         **_testing.options(),
     )
     steps = Steps()
-    session = Session(core, steps, has_budget=size is not None, events=events)
+    session = Session(core, steps, events=events)
     adviser = Adviser(core, live(chosen, cast(Clock, clock)), swap=swap is not None)
     return Opening(core, session, adviser, steps)
 
@@ -191,16 +185,13 @@ def measure(
     """
     _check_device(device)
     core = _core.Session(
-        budget=_NO_LIMIT,
-        limited=False,
         heuristic=resolve_live(DEFAULT)._native(),
         record=False,
         timeline=timeline,
         **_testing.options(),
     )
     steps = Steps()
-    session = Session(core, steps, has_budget=False)
-    return Opening(core, session, Adviser(core, live()), steps)
+    return Opening(core, Session(core, steps), Adviser(core, live()), steps)
 
 
 def _check_device(device: str | torch.device) -> None:

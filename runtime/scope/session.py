@@ -82,12 +82,9 @@ class Session:
     """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
     scope is left."""
 
-    def __init__(
-        self, core: _core.Session, steps: Steps, *, has_budget: bool, events: bool = False
-    ) -> None:
+    def __init__(self, core: _core.Session, steps: Steps, *, events: bool = False) -> None:
         self._core = core
         self._steps = steps
-        self._has_budget = has_budget
         self._events = events
         if events:
             core.keep_events()
@@ -97,7 +94,7 @@ class Session:
         now = self._core.stats()
         names = (field.name for field in fields(SessionStats) if field.name != "budget_bytes")
         figures = {name: getattr(now, name) for name in names}
-        budget = self._core.pool_stats().budget if self._has_budget else None
+        budget = self._core.pool_stats().budget if self._core.has_budget() else None
         return SessionStats(**figures, budget_bytes=budget)
 
     def summary(self) -> str:
@@ -252,7 +249,7 @@ class Session:
         return self._core.give_back()
 
     def _insist_budget(self) -> None:
-        if not self._has_budget:
+        if not self._core.has_budget():
             raise ValueError(
                 "there is no budget to change: give rematerialize() or allocator() the largest "
                 "that may ever be needed"

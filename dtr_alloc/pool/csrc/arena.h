@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -97,6 +98,15 @@ constexpr Bytes kVirtualEnd = Bytes{1} << 49;
 // above 0 and at most kMaxCapacity. This is a quarter of a process's addresses on x86-64 (47 bits),
 // since a pool's tables and pools of earlier scopes that still live need addresses, too.
 constexpr Bytes kMaxCapacity = Bytes{32} << 40;
+
+// The largest budget. A scope's pool with it can still reserve twice as many addresses.
+constexpr Bytes kLargestBudget = kMaxCapacity / 2;
+
+// Returns how many bytes of addresses a pool reserves for a budget: twice as many and some more, so
+// that it can make a hole from scattered pages (pool.h).
+constexpr Bytes usual_addresses(Bytes budget) {
+  return std::min(2 * budget + (Bytes{64} << 20), kMaxCapacity);
+}
 
 // Makes an arena of the host's anonymous private memory, in pages of host_page(capacity) bytes.
 std::unique_ptr<Arena> make_host_arena(Bytes capacity);

@@ -112,6 +112,8 @@ void bind_pool(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
 
   m.def("host_pages_move", &host_pages_move);
+  m.attr("LARGEST_BUDGET") = kLargestBudget;
+  m.def("usual_addresses", &usual_addresses);
   py::class_<PoolStats>(m, "PoolStats")
       .def_readonly("budget", &PoolStats::budget)
       .def_readonly("live", &PoolStats::live)

@@ -230,6 +230,7 @@ void bind_session(py::module_& m) {
            })
       .def("stats", &Session::stats)
       .def("pool_stats", in(&Session::memory, &Memory::stats))
+      .def("has_budget", [](Session& self) { return self.options().budget > 0; })
       .def("largest_budget", in(&Session::memory, &Memory::largest_budget))
       .def("reset_peak", in(&Session::memory, &Memory::reset_peak))
       .def("timeline", &Session::timeline)

@@ -123,7 +123,7 @@ void bind_simulation(py::module_& m) {
         if (link) options.link = Transfer{2 * link->first, 2 * link->second, kSmallestMoved};
         if (move_ns) options.prices = {.call = 0ns, .page = *move_ns};
         if (measured_prices) {
-          options.prices = make_host_arena(scope_addresses(budget))->move_prices();
+          options.prices = make_host_arena(usual_addresses(budget))->move_prices();
         }
         if (pool) return result_of<LiveSimulation>(schedule.view(), options);
         return result_of<PaperSimulation>(schedule.view(), options);

@@ -50,12 +50,6 @@ Block* take_by_cheaper_remedy(const Pool& pool, Engine& engine, const MovePrices
 
 }  // namespace
 
-// Twice those of the budget, and some, so that a hole can be made of scattered pages (pool.h); no
-// more than there can be, which is twice the largest budget.
-Bytes scope_addresses(Bytes budget) {
-  return std::min(2 * budget + (Bytes{64} << 20), kMaxCapacity);
-}
-
 Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
                       const std::function<Nanos()>& recompute) {
   // A window's search, for each block of the pool: twice what it takes with warm caches (window.h).

@@ -10,8 +10,6 @@
 
 namespace dtr {
 
-Bytes scope_addresses(Bytes budget);  // Returns how many bytes of addresses a scope reserves.
-
 // Chooses a remedy if enough bytes are free within the budget, but not in one hole. We can move
 // free pages to adjacent addresses, at a price measured on this machine (Arena::move_prices; mostly
 // the time for page tables on a host, and for driver calls on a device). Or we can evict values

@@ -25,7 +25,7 @@ std::unique_ptr<Session> make_session(SessionOptions options, c10::DeviceIndex d
 
 Pool::Handle make_pool(const SessionOptions& options, c10::DeviceIndex device) {
   const Bytes budget = options.budget;
-  return Pool::create(make_cuda_arena(scope_addresses(budget), device, options.page_uses), budget);
+  return Pool::create(make_cuda_arena(usual_addresses(budget), device, options.page_uses), budget);
 }
 
 }  // namespace

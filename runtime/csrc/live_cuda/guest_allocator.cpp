@@ -81,7 +81,7 @@ void GuestAllocator::remove() {
 void GuestAllocator::serve(Session& session) {
   TORCH_CHECK(session.memory().is_torchs(), "the session's memory is not torch's");
   const auto& work = session.storages().device().work;
-  total_ = work ? work->total_memory() : NativeMemory::kLargest;
+  total_ = work ? work->total_memory() : kLargestBudget;
   serves_ = 0;
   session_.store(&session, std::memory_order_release);
 }
@@ -116,7 +116,8 @@ Session* GuestAllocator::make_session(DeviceIndex device) {
   total_ = here.work->total_memory();
   auto session = std::make_unique<Session>(
       options, std::move(here),
-      NativeMemory::create(native_, device, options.budget, work_, deleter_));
+      NativeMemory::create(native_, device, options.budget ? options.budget : kLargestBudget,
+                           work_, deleter_));
   session->scope().claim();
   serves_ = device;
   session_.store(session.get(), std::memory_order_release);

@@ -213,7 +213,7 @@ class GuestAllocator final : public caching::CUDAAllocator {
   std::atomic<Session*> session_{nullptr};  // Never destroyed: tensors outlive it.
   std::atomic<DeviceIndex> serves_{-1};
   std::atomic<bool> removed_{false};
-  Bytes total_ = NativeMemory::kLargest;  // The device's memory.
+  Bytes total_ = kLargestBudget;  // The device's memory.
   std::mutex mutex_;
   std::vector<MempoolId> captures_;  // Captures that the session knows of.
   std::vector<OomObserver> observers_;

@@ -61,7 +61,7 @@ NativeMemory::NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget
 
 Memory::Handle NativeMemory::create(Native& native, c10::DeviceIndex device, Bytes budget,
                                     CurrentWork work, c10::DeleterFnPtr deleter) {
-  insist(budget > 0 && budget <= kLargest, "a guest's budget must be above 0 and at most 16 TiB");
+  insist(budget > 0 && budget <= kLargestBudget, "a guest's budget must be above 0 and at most 16 TiB");
   return Handle(new NativeMemory(native, device, budget, work, deleter));
 }
 
@@ -78,7 +78,7 @@ void* NativeMemory::ask(Bytes size, Stream stream) {
 Block* NativeMemory::allocate(Bytes size, Fit fit, Stream stream) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
   const Bytes asked = std::max(size, Bytes{1});  // Of nothing there is no address to know.
-  const Bytes charge = asked > kLargest ? asked : this->charge(asked);
+  const Bytes charge = asked > kLargestBudget ? asked : this->charge(asked);
   failure = nullptr;
   if (!reserve(charge, fit)) {
     ++failures_;
@@ -122,20 +122,20 @@ void NativeMemory::served(Bytes charge, Fit fit) {
   const std::lock_guard lock(mutex_);
   answer(charge);
   failures_in_a_row_ = 0;
-  if (cap_ == kLargest) return;
+  if (cap_ == kLargestBudget) return;
   raise_cap(charge);
   if (fit == Fit::kBeyond) cap_ = std::max(cap_, bound_);  // So much there is.
 }
 
 void NativeMemory::raise_cap(Bytes charge) {
-  cap_ = std::min(cap_ + (charge >> rise_), kLargest - 1);
+  cap_ = std::min(cap_ + (charge >> rise_), kLargestBudget - 1);
   if (rise_ == kFastestRise || cap_ - refused_at_ <= refused_at_ >> 6) return;
   --rise_;
   refused_at_ = cap_;
 }
 
 void NativeMemory::drop_cap() {
-  cap_ = kLargest;
+  cap_ = kLargestBudget;
   rise_ = kFastestRise;
 }
 
@@ -165,7 +165,7 @@ std::exception_ptr NativeMemory::take_failure() {
 
 void NativeMemory::forget_bound() {
   const std::lock_guard lock(mutex_);
-  bound_ = kLargest;
+  bound_ = kLargestBudget;
   ++changes_;
 }
 
@@ -345,7 +345,7 @@ PoolStats NativeMemory::stats() const {
 }
 
 void NativeMemory::set_limit(Bytes limit) {
-  insist(limit >= 0 && limit <= kLargest, "a guest's limit must be within 0 and 16 TiB");
+  insist(limit >= 0 && limit <= kLargestBudget, "a guest's limit must be within 0 and 16 TiB");
   const std::lock_guard lock(mutex_);  // Nobody is between the look and the count.
   limit_ = limit;
 }

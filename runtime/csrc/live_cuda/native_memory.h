@@ -51,7 +51,6 @@ CurrentWork current_cuda_work();
 class NativeMemory final : public Memory {
  public:
   using Native = c10::cuda::CUDACachingAllocator::CUDAAllocator;
-  static constexpr Bytes kLargest = Bytes{16} << 40;  // LARGEST_BUDGET of size.py: means no budget.
 
   // `native` is never destroyed. `deleter` is the deleter of its cached blocks.
   static Handle create(Native& native, c10::DeviceIndex device, Bytes budget, CurrentWork work,
@@ -66,7 +65,7 @@ class NativeMemory final : public Memory {
   void disown(Block* block) override;
 
   Bytes budget() const override { return limit_; }
-  Bytes largest_budget() const override { return kLargest; }
+  Bytes largest_budget() const override { return kLargestBudget; }
   Bytes live() const override;  // Includes requests under way, some perhaps twice.
   Bytes settled_live(Bytes enough) const override;
   Bytes charge(Bytes size) const override;
@@ -125,10 +124,10 @@ class NativeMemory final : public Memory {
   std::atomic<Bytes> limit_;
 
   mutable std::mutex mutex_;  // Never held while memory is requested or freed.
-  Bytes bound_ = kLargest;    // An upper bound of the live bytes.
+  Bytes bound_ = kLargestBudget;    // An upper bound of the live bytes.
   Bytes in_flight_ = 0;       // Bytes requested, but perhaps not yet in torch's statistics.
   std::int64_t changes_ = 0;  // Number of ended requests and of calls of forget_bound().
-  Bytes cap_ = kLargest;
+  Bytes cap_ = kLargestBudget;
   int failures_in_a_row_ = 0;
   int rise_ = kFastestRise;  // The cap rises by a request's size >> rise_.
   Bytes refused_at_ = 0;     // Live bytes plus request at the last refusal.

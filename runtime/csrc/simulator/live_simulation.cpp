@@ -17,7 +17,7 @@ namespace {
 // With addresses to spare, pages make a hole where bytes are; without, blocks lie where they lie.
 std::unique_ptr<Arena> arena_for(Bytes budget, bool remap) {
   if (!remap) return make_virtual_arena(round_to_granule(budget));
-  Bytes addresses = scope_addresses(budget);
+  Bytes addresses = usual_addresses(budget);
   return make_virtual_arena(addresses, host_page(addresses));
 }
 

@@ -102,7 +102,7 @@ Table& table() {
 }  // namespace
 
 Memory::Handle GuestMemory::create(at::Allocator& allocator, Bytes budget) {
-  insist(budget > 0 && budget <= kLargest, "a guest's budget must be above 0 and at most 16 TiB");
+  insist(budget > 0 && budget <= kLargestBudget, "a guest's budget must be above 0 and at most 16 TiB");
   return Handle(new GuestMemory(allocator, budget));
 }
 
@@ -128,7 +128,7 @@ at::DataPtr GuestMemory::ask(Bytes size) {
 // another thread may have been quicker. Then the block goes back.
 Block* GuestMemory::allocate(Bytes size, Fit, Stream) {
   if (size < 0) throw std::invalid_argument("the size of a block must not be negative");
-  const Bytes rounded = size > kLargest ? size : round_to_granule(std::max(size, Bytes{1}));
+  const Bytes rounded = size > kLargestBudget ? size : round_to_granule(std::max(size, Bytes{1}));
   const auto fits = [&] { return rounded <= limit_ - live_; };
   if (!fits()) {
     ++failures_;
@@ -250,7 +250,7 @@ void GuestMemory::reset_peak() {
 }
 
 void GuestMemory::set_limit(Bytes limit) {
-  insist(limit >= 0 && limit <= kLargest, "a guest's limit must be within 0 and 16 TiB");
+  insist(limit >= 0 && limit <= kLargestBudget, "a guest's limit must be within 0 and 16 TiB");
   const std::lock_guard lock(table().mutex);  // Nobody is between the look and the count.
   limit_ = limit;
 }

@@ -27,7 +27,7 @@ namespace dtr {
 
 class GuestMemory final : public Memory {
  public:
-  // `budget` is above 0 and at most kLargest.
+  // `budget` is above 0 and at most kLargestBudget.
   static Handle create(at::Allocator& allocator, Bytes budget);
 
   // Whether a live block of any GuestMemory starts at `data`, and no session tracks the block.
@@ -45,7 +45,7 @@ class GuestMemory final : public Memory {
   bool let_go(Block* block) override;
 
   Bytes budget() const override { return limit_; }
-  Bytes largest_budget() const override { return kLargest; }
+  Bytes largest_budget() const override { return kLargestBudget; }
   Bytes live() const override { return live_; }
   PoolStats stats() const override;
   void reset_peak() override;
@@ -54,7 +54,6 @@ class GuestMemory final : public Memory {
   void check() const override;
 
  private:
-  static constexpr Bytes kLargest = Bytes{16} << 40;  // As LARGEST_BUDGET in size.py.
 
   GuestMemory(at::Allocator& allocator, Bytes budget)
       : Memory(0), allocator_(allocator), limit_(budget) {}

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -29,8 +28,7 @@ class MemoryRequests {
         locks_(locks),
         notes_(notes),
         swap_(swap),
-        recorder_(recorder),
-        budget_(options.budget) {}
+        recorder_(recorder) {}
 
   // Allocates for a stream's work, and evicts for it. Throws torch.OutOfMemoryError if that fails.
   void* allocate(std::size_t bytes, Stream stream);
@@ -89,7 +87,8 @@ class MemoryRequests {
   Swap* const swap_;
   const std::atomic<TraceRecorder*>& recorder_;
 
-  Bytes budget_, most_ = std::numeric_limits<Bytes>::max();  // The memory's limit is the smaller.
+  Bytes budget_ = memory_.budget();
+  Bytes most_ = kLargestBudget;  // The memory's limit is the smaller one.
   Resizes resizes_;
   std::int64_t search_ticks_ = 0;
   Nanos moving_{0};

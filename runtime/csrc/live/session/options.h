@@ -14,9 +14,7 @@ namespace dtr {
 // Lists each option once: X(type, name, default). runtime/scope/scope.py makes the options from the
 // user's arguments. It passes each that differs from its default (bindings/bind_session.cpp).
 #define DTR_SESSION_OPTIONS(X)                                                              \
-  X(Bytes, budget, 0)                                                                       \
-  /* False: there is no budget; then `budget` is the size of the memory's address space. */ \
-  X(bool, limited, true)                                                                    \
+  X(Bytes, budget, 0) /* 0: no budget. */                                                   \
   X(Heuristic, heuristic, {})                                                               \
   /* Other libraries' operators that the user allows us to record (libraries.h). */         \
   X(std::vector<std::string>, recordable, {})                                               \

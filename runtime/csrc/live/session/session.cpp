@@ -1,5 +1,7 @@
 #include "runtime/csrc/live/session/session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -15,8 +17,13 @@
 namespace dtr {
 namespace {
 
-std::unique_ptr<Arena> arena_for(const SessionOptions& options) {
-  const Bytes addresses = options.limited ? scope_addresses(options.budget) : options.budget;
+// Twice the machine's memory, and 128 GiB at least.
+Bytes addresses_without_budget() {
+  const Bytes memory = Bytes{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  return std::clamp(2 * memory, Bytes{128} << 30, kLargestBudget);
+}
+
+std::unique_ptr<Arena> make_arena(const SessionOptions& options, Bytes addresses) {
   return options.on_cuda ? make_cuda_arena(addresses, options.cuda_device, options.page_uses)
                          : make_host_arena(addresses);
 }
@@ -55,7 +62,11 @@ void tell_what_is_there(const Pool& pool, TraceRecorder& recorder) {
 }  // namespace
 
 Memory::Handle pool_for(const SessionOptions& options) {
-  return Pool::create(arena_for(options), options.budget);
+  if (options.budget) {
+    return Pool::create(make_arena(options, usual_addresses(options.budget)), options.budget);
+  }
+  const Bytes addresses = addresses_without_budget();
+  return Pool::create(make_arena(options, addresses), addresses);
 }
 
 Session::Session(const SessionOptions& options, SessionDevice device, Memory::Handle memory)
