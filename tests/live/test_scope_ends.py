@@ -270,6 +270,18 @@ def test_an_end_beyond_the_budget_after_an_error_is_told_with_bytes() -> None:
         assert re.search(BEYOND, raised.value.__notes__[0])
 
 
+def test_the_bytes_beyond_the_budget_are_counted_at_the_end_not_at_an_earlier_peak() -> None:
+    scope = dtr_alloc.rematerialize("16MiB")
+    session = scope.__enter__()
+    torch.empty(15 << 18)
+    session.resize("8MiB")
+    x = torch.ones(1 << 17).exp()
+    filled = filling(8 << 20)
+    with pytest.warns(UserWarning, match="beyond its budget, by up to 512 KiB:"):
+        scope.__exit__(None, None, None)
+    del x, filled
+
+
 @pytest.mark.parametrize("memory", ["pool", "torch"])
 def test_what_others_leave_no_room_for_comes_back_beyond_the_budget(
     memory: Literal["pool", "torch"],

@@ -293,3 +293,23 @@ def test_each_thread_is_recomputed_by_its_own_number_and_control_word() -> None:
     with dtr_alloc.rematerialize("256MiB"):
         in_threads(work("a", "b", 1, True), work("b", "a", 2, False))
     assert not torch.equal(wanted["a"], wanted["b"])
+
+
+def test_a_replay_leaves_nothing_in_the_cache_of_autocast() -> None:
+    weight = torch.randn(128, 128, requires_grad=True)
+
+    @torch.library.custom_op("dtr_alloc_test::casts", mutates_args=())
+    def casts(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight).float()
+
+    casts.register_fake(torch.empty_like)
+    with scope(None, recordable=["dtr_alloc_test::casts"]) as session, torch.no_grad():
+        x = torch.randn(128, 128).exp()
+        with torch.autocast("cpu"):
+            y = casts(x)
+        assert dtr_alloc.evict(y)
+        y.sum()
+        before = session.stats().live_bytes
+        torch.clear_autocast_cache()
+        assert session.stats().live_bytes == before
+        assert session.stats().rematerializations == 1

@@ -110,6 +110,34 @@ def test_recomputing_in_one_thread_while_another_writes_what_is_read_there() -> 
         session.check()
 
 
+def test_an_operator_that_draws_waits_for_a_replay_in_another_thread() -> None:
+    """Its recipe needs the state of the generator that the replay may have exchanged."""
+    runs = []
+    begun, drawn = threading.Event(), threading.Event()
+
+    @torch.library.custom_op("dtr_alloc_test::patient", mutates_args=())
+    def patient(x: torch.Tensor) -> torch.Tensor:
+        runs.append(drawn.is_set())
+        if len(runs) == 2:
+            begun.set()
+            runs.append(drawn.wait(0.5))
+        return x.cos()
+
+    patient.register_fake(torch.empty_like)
+    with scope(None, recordable=["dtr_alloc_test::patient"]):
+        x = torch.ones(1 << 14).exp()
+        y = patient(x)
+        assert dtr_alloc.evict(y)
+
+        def draw() -> None:
+            begun.wait()
+            torch.rand(1 << 14)
+            drawn.set()
+
+        in_threads(lambda: y.sum(), draw)
+    assert runs == [False, False, False]
+
+
 def test_random_numbers_of_threads_are_recomputed_as_they_were_drawn() -> None:
     found: list[tuple[Tensor, tuple[Any, ...]]] = []
     with scope(None):

@@ -216,14 +216,16 @@ def test_a_disk_without_the_room_is_an_error_and_is_not_filled_to_find_out(
 
 def test_a_disk_that_has_less_room_than_it_says_is_an_error_at_the_begin(folder: Path) -> None:
     program = """
-import resource, sys, dtr_alloc
+import os, resource, sys, dtr_alloc
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+open_before = os.listdir("/proc/self/fd")
 try:
     dtr_alloc.rematerialize("64MiB", swap="2MiB", swap_dir=sys.argv[1]).__enter__()
 except RuntimeError as error:
     print(error)
+print(len(os.listdir("/proc/self/fd")) - len(open_before), "more files are open")
 """
-    text = r"swap of 2097152 bytes cannot be reserved in .*swap_dir"
+    text = r"swap of 2097152 bytes cannot be reserved in .*swap_dir.*\n0 more files are open"
     assert re.match(text, printed(program, str(folder)))
 
 

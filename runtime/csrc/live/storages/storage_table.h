@@ -6,10 +6,10 @@
 // access with a text that says what to do. Untracked storages are constants (constants.h).
 //
 // A storage may die in any thread, even in Python's garbage collector, while another thread evicts
-// its value. So the Value has only a weak pointer to the storage. When the storage dies, torch
-// calls the deleter while the object still exists, and the deleter waits for the engine's lock.
-// While it waits, nothing else may use the storage's DataPtr. So home_of() is the only way to a
-// value's storage (DESIGN.md, rule 9).
+// its value. So the Value has only a weak pointer to the storage: we keep no garbage cycle and no
+// retained graph alive (DESIGN.md, rules 9 and 10). When the storage dies, torch calls the deleter
+// while the object still exists. The deleter waits for the engine's lock, and meanwhile nothing
+// else may use the storage's DataPtr. So home_of() is the only way to a value's storage.
 //
 // Functions are called with the engine's lock held, unless they are static or const.
 
