@@ -73,7 +73,7 @@ class EngineHarness final : public Executor {
                : 0;
   }
   PoolStats pool_stats() const { return pool_->stats(); }
-  std::vector<Id> take_evicted();  // Takes the ids that lost contents; -1 stands for a dropped id.
+  std::vector<Id> take_evicted();  // Ids that lost contents since the last call; -1: a dropped id.
   void check() const;
 
   static std::uint64_t content_of(std::uint64_t name, const std::vector<std::uint64_t>& inputs,

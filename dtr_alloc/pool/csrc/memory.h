@@ -95,7 +95,7 @@ class Memory {
   virtual Nanos moving() const { return 0ns; }  // The host's time for moving pages so far.
   virtual void reset_peak() = 0;
   virtual void set_limit(Bytes limit) = 0;  // Sets budget(); live blocks stay.
-  virtual Bytes trim() = 0;  // Gives free memory back to the system; returns the bytes, if known.
+  virtual Bytes trim() = 0;  // Gives free memory to the system; returns the bytes, 0 if unknown.
   virtual void check() const = 0;  // For tests: throws std::logic_error if an invariant is broken.
 
   // These are for a device's streams (pool.h). On the host, which has no streams, they do nothing.

@@ -47,7 +47,7 @@ class Pages {
     if (run.size() == 1) return (bits_[run.begin >> 6] >> (run.begin & 63) & 1) != 0;
     return next(false, run) == run.end;
   }
-  // Whether the limit holds after commit(run).
+  // Whether commit(run) adds no page beyond the limit.
   bool fits(Run run) const {
     const std::int64_t headroom = limit_ - committed_;
     if (run.size() <= headroom || all_committed(run)) return true;

@@ -24,7 +24,7 @@
 // use without waiting. The pool may move pages while work in a stream still uses them at the old
 // address (backing.h). A host pool ignores the stream of a request, and nothing waits.
 //
-// Every member is thread-safe. The mutex is held for about ten nanoseconds, longer if pages move.
+// All members are thread-safe: a mutex is held for about ten nanoseconds, longer if pages move.
 
 #pragma once
 
@@ -123,9 +123,9 @@ class Pool final : public Memory {
   std::vector<std::pair<Bytes, Bytes>> committed_runs() const;
   std::vector<Block> snapshot() const;  // All blocks in address order.
   // Walks over all blocks in address order, to find neighbours whose eviction makes a hole of
-  // `bytes`. Calls visit(size, owner) for each block: a hole has a null owner, a live block that
-  // cannot be evicted has size 0. If new pages are short, a hole is visited in parts, and parts
-  // without pages have size 0. `visit` must not call the pool.
+  // `bytes`. Calls visit(size, owner) for each block: a hole has a null owner, a live block without
+  // an owner has size 0. If new pages are short, a hole is visited in parts, and parts without
+  // pages have size 0. `visit` must not call the pool.
   template <class Visit>
   Visit each_extent(Bytes bytes, Visit visit) const;
   MovePrices move_prices() const;  // As the arena has measured them so far.

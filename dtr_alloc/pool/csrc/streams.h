@@ -76,7 +76,7 @@ class StreamOrder {
   // event. For other streams, records an event now: they seldom allocate, so their next event would
   // come late. Never throws: if recording fails, the number is that of the next event.
   void freed(Fence fence);
-  Fence join(Fence a, Fence b);  // Returns the union of a and b, which it replaces.
+  Fence join(Fence a, Fence b);  // Returns the union, which replaces a and b.
 
   // Whether the stream may use the fence's block without waiting. Does not call the driver.
   bool ready(Fence fence, std::int32_t stream) const;

@@ -84,7 +84,7 @@ class Engine {
   Value& write(Op& op, std::uint16_t output, Bytes size, void* home, void* data);
   void finish(Op& op, Nanos cost);
   void abandon(Op& op);                    // Discards the recipe.
-  void finish_reload(Op& op);              // Replaces finish() for an Op::reload: its cost is set.
+  void finish_reload(Op& op);              // finish() for an Op::reload, whose cost is set already.
   void reprice(Value& value, Nanos cost);  // Sets the cost of a resident movable value.
   Value& constant(Bytes size, void* home, void* data);
 
@@ -129,7 +129,7 @@ class Engine {
   void overwritten(Value& value);    // The value's storage was written, and now holds a new value.
   void* reuse_buffer(Value& value);  // Returns the value's memory, for a replay to overwrite.
   void freeze(Value& value);         // Makes a resident value a constant, without a recipe.
-  void settle(Value& value);         // Makes it movable to the swap if possible, else a constant.
+  void settle(Value& value);         // Makes a resident value movable to the swap, else constant.
   void restore(Value& value, void* data);  // Gives a missing value its content.
 
   // Frees all records at once. `ops` and `constants` must list all Ops and all constants. Requires

@@ -1,7 +1,7 @@
 // Chooses victims: values that leave memory to make room. A victim is evicted, or moved to the swap
-// if a transfer takes no longer than recomputing it. In its place, we may free constants that only
-// the victim's recipes keep in memory. Orphans are evicted first: dropped values that no missing
-// value needs (orphans.h). Then the selector (policy/selector.h) chooses by score.
+// if a transfer takes no longer than recomputing it. In its place, we may free constants in its
+// history (histories.h) that only recipes keep in memory. Orphans are evicted first: dropped values
+// that nothing needs now (orphans.h). Then the selector (policy/selector.h) chooses by score.
 
 #pragma once
 
@@ -30,20 +30,20 @@ class Eviction {
         orphans_(orphans),
         selector_(heuristic, columns, neighbourhood, executor) {}
 
-  // Evicts one victim. With kBehindVictim, may instead free constants that only the victim's
-  // recipes keep in memory. Returns false if nothing can be evicted.
+  // Evicts one victim. With kBehindVictim, may instead free constants in the victim's history that
+  // only recipes keep in memory. Returns false if nothing can be evicted.
   enum class Shed { kBehindVictim, kNothing };
   bool evict_one(Shed shed = Shed::kBehindVictim);
   bool evict_orphan();   // Evicts an orphan; false if there is none.
-  bool evict_waiting();  // Evicts a value that only waiting operators lock; false if none.
+  bool evict_waiting();  // Evicts a value that only waiting operators lock; else false.
   void evict_all();
   // If recomputing the value takes at least as long as a transfer, moves the value to the swap,
   // erases its recipe, and frees dropped values that only this recipe read. Else evicts the value.
   void evict_or_move(Value& value);
   void move_all();
 
-  // From now on, evict_one() frees, if it can, constants that only the victim's recipes keep in
-  // memory, and leaves the victim (settle.h). Else a small evicted result could keep a whole batch.
+  // From now on, evictions free, if they can, constants in the victim's history that only recipes
+  // keep, and leave the victim (settle.h). Else a small evicted result could keep a whole batch.
   void shed_before_evicting() { sheds_ = true; }
   void begin_rematerialization(std::int64_t runs_before) { runs_before_ = runs_before; }
 

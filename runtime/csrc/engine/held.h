@@ -33,9 +33,9 @@ class Held {
   Value* value_ = nullptr;
 };
 
-// Locks the result of torch.empty until used(), which is called when an operator first reads or
-// writes it. Before that, a kernel may fill it through a pointer, and eviction would lose the
-// content.
+// Locks the result of torch.empty, or of a similar operator, until used(), which is called when an
+// operator first reads or writes it. Before that, a kernel may fill it through a pointer, and
+// eviction would lose the content.
 inline void keep_until_used(Engine& engine, Value& value) {
   value.unfilled = true;
   engine.lock(value);

@@ -59,7 +59,7 @@ class Histories {
   bool weighs_too_much(Value& value);
 
   const Executor& executor_;
-  std::uint64_t walk_ = 0;  // The last walk's mark. Counts down, as Neighbourhood's count up.
+  std::uint64_t walk_ = 0;  // The last walk's mark. Counts down: Neighbourhood's marks count up.
 };
 
 }  // namespace dtr

@@ -1,7 +1,7 @@
-// Settles values: frees them of their recipes. A settled value is movable to the swap or, without a
-// swap, a constant, which is never evicted. We settle a value if a constant that it was computed
-// from changes or is lost, or if its recipes keep too much memory. When a scope ends, all its
-// values become constants. Hold the engine's lock in all calls.
+// Settles values: frees them of their recipes. A settled value is movable to the swap or, if no
+// swap can take it, a constant, which is never evicted. We settle a value if a constant that it was
+// computed from changes or is lost, or if its recipes keep too much memory. When a scope ends, all
+// its values become constants. Hold the engine's lock in all calls.
 
 #pragma once
 
@@ -27,7 +27,7 @@ void forsake(Engine& engine, const Value& lost);
 // were computed from it are resident, unlocked, and together no larger than the constant. Settles
 // these values, which erases the recipes. Runs no operator. Returns whether it settled any.
 bool shed(Engine& engine, Value& constant);
-// Calls shed() for each constant that only the value's history keeps (histories.h).
+// Calls shed() for each constant in the value's history that only recipes keep (histories.h).
 bool shed_behind(Engine& engine, Value& value);
 
 // Brings back all the program's values and makes them constants, so that no recipe is left. If this

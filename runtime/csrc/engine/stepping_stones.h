@@ -1,7 +1,7 @@
 // Keeps stepping stones: small dropped values, from which larger ones are cheap to recompute.
 //
 // Usually a value is freed when the program drops it (paper, appendix C.5). To recompute a value
-// made from it, it must then be recomputed first. For example, a layer of DenseNet makes 64 KiB by
+// made from it, we must then recompute it first. For example, a layer of DenseNet makes 64 KiB by
 // two convolutions, concatenates them with others to 960 KiB, and drops the 64 KiB. To recompute
 // the 960 KiB then takes the convolutions, too. With Heuristic::stepping_stones the 64 KiB stay in
 // memory as a stone, which can be evicted, while the program holds a much larger value made from

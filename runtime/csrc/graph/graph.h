@@ -3,7 +3,7 @@
 // A Value is the content of a storage at one version. An Op is its recipe: the operator that made
 // the Value, with its inputs. A storage that is written in place gets a new Value; the old Value
 // stays in the graph, without a storage, while a recipe reads it. A Value owns its producer (an
-// Op), an Op its inputs; there are no cycles. With storages as nodes, in-place writes would.
+// Op), an Op its inputs; this makes no cycles. With storages as nodes, in-place writes would.
 //
 // An Op is one block of memory: the struct, its uses (links to inputs), its outputs, then what the
 // executor needs to run it. Values and Ops cost memory beyond the budget. So they are small (176

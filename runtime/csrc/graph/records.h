@@ -5,8 +5,8 @@
 // records lie in slabs. A record's size is rounded up to 16 bytes. A new record takes the place of
 // the last freed record of this size or, if there is none, the next place in the newest slab. Slabs
 // live as long as the Records object, since each step needs as many records as the one before.
-// Under the address or thread sanitizer, malloc allocates each record, so that it finds uses after
-// free.
+// Under the address or thread sanitizer, malloc allocates each record, so that the sanitizer finds
+// uses after free.
 //
 // Not thread-safe: the owner needs a lock.
 

@@ -37,7 +37,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   void retire_stream(Stream stream, DeviceIndex device) {  // Call before the stream is destroyed.
     if (DeviceMemory* memory = at(device)) memory->retire_stream(stream);
   }
-  DeviceMemory* at(DeviceIndex device) const;  // Null before the device's first request.
+  DeviceMemory* at(DeviceIndex device) const;  // Null before the device's first use.
   const Memory* memory(DeviceIndex device) const {
     const DeviceMemory* memory = at(device);
     return memory ? &memory->pool : nullptr;

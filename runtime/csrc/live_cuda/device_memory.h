@@ -1,6 +1,6 @@
 // Holds the memory of one CUDA device for torch's allocator interface: a pool, the session that
 // evicts from it, the memory of captured graphs, and the counters behind torch's statistics. It is
-// made at the device's first request, so that no driver or GPU is needed until then. It is never
+// made at the device's first use, so that no driver or GPU is needed until then. It is never
 // destroyed, because tensors may die after this library's static objects.
 
 #pragma once
@@ -19,7 +19,7 @@ SessionDevice session_device(c10::DeviceIndex index, at::Allocator& allocator,
                              c10::DeleterFnPtr deleter);
 
 struct DeviceMemory {
-  // Throws if a driver call fails or, with `rematerialize`, if the process has a scope already.
+  // Throws if a driver call fails. With `rematerialize`, calls Scope::claim(), which may throw.
   DeviceMemory(const SessionOptions& options, c10::DeviceIndex device, at::Allocator& allocator,
                bool rematerialize);
 

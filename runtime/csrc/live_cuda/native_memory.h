@@ -88,7 +88,7 @@ class NativeMemory final : public Memory {
   // Call these if anything but a request changed the live bytes or, respectively, the free memory.
   void forget_bound();
   void forget_cap();
-  // Number of requests that torch first refused, and served after an eviction.
+  // Number of torch's refusals that did not become errors of the program.
   std::int64_t recovered() const { return recovered_; }
   void forget_recovered() { recovered_ = 0; }
   // Returns torch's error at this thread's last request, or null. The caller must throw the error.

@@ -8,7 +8,7 @@
 // often than their sums. When a value is evicted or comes back, its neighbours' caches are cleared.
 // A cache holds union-find nodes, which live until their values come back.
 //
-// A class counts references: one from each value in it, one from each class merged into it.
+// An EvictedClass counts references: one from its value, one from each class merged into it.
 
 #pragma once
 
@@ -48,7 +48,7 @@ class EvictedClasses {
 
   // Adds a value whose operator has not run yet. It was never evicted, so its class starts with
   // cost 0. After the run, returned() subtracts the value's cost nevertheless, as in the reference
-  // simulator. This matters only if another class was merged into this one before.
+  // simulator. This matters only if the class was merged with another one before.
   void expected(Value& value) {
     value.evicted_class = start(0ns);
     forget_around(value);

@@ -43,10 +43,10 @@ inline constexpr const char* kNames<Selection>[] = {"sample", "single", "random"
 static_assert(std::size(kNames<NeighbourhoodKind>) == int(NeighbourhoodKind::kMegEngine) + 1);
 static_assert(std::size(kNames<Selection>) == int(Selection::kWindow) + 1);
 
-// The role says which values a parameter may have, and at which value it has no effect.
+// The role says which values a parameter may have, and which value takes its term out of the score.
 enum class ParameterRole {
   kName,      // A value of an enumeration.
-  kExponent,  // 0 or more. At 0 it has no effect; 1 needs no pow().
+  kExponent,  // 0 or more. 0 takes its term out; 1 needs no pow().
   kWeight,    // 0 or more. At 0 it has no effect.
   kSwitch,    // True or false.
   kFactor,    // Above 0, raised to a count. At 1 it has no effect. A kernel gets its log2.

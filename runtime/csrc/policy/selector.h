@@ -43,8 +43,8 @@ class Selector {
   void score_on(std::unique_ptr<DeviceScorer> device);
   const DeviceScorer* device() const { return device_.get(); }  // Null if no device scores.
 
-  // Returns a victim, or null if nothing can be evicted. `clock`: the time from which staleness is
-  // counted (columns.h). `computed`: the time that operators have taken so far.
+  // Returns a victim, or null if nothing can be evicted. `clock`: the time now, on the clock of the
+  // column last_access (columns.h). `computed`: the time that operators have taken so far.
   Value* choose(Nanos clock, Nanos computed);
   Value* choose_waiting(Nanos clock);
   Window cheapest_window(const Pool& pool, Bytes bytes, Nanos clock) {

@@ -4,9 +4,9 @@
 // more values must be evicted. A window is a run of adjacent blocks that are free or evictable.
 // With two pointers we find, for each block, the shortest run that ends with the block and is large
 // enough. We take the run of least score. A run's score is that of one value (score.h) of the
-// request's size. Its cost is the sum over the run's values, plus that of their missing neighbours,
-// each counted once. Its staleness is the mean over the run's evictable bytes. Missing neighbours
-// only add to a cost. So we look them up only for the few runs that would be cheapest without them.
+// request's size. Its cost is the sum over the run's values and their neighbourhoods; each evicted
+// class counts once. Its staleness is the mean over the run's evictable bytes. Evicted classes only
+// add to a cost. So we look them up only for the few runs that would be cheapest without them.
 // Cost: O(blocks and their neighbours), about 5 ns a block (perf/choice/decision_cost.py). Source:
 // Zhang et al., Coop, NeurIPS 2023, for the one pass; the score is ours.
 

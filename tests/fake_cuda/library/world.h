@@ -66,7 +66,7 @@ struct Mapping {
 };
 
 struct EventState {
-  std::uint64_t recorded = 0;  // How often it was recorded.
+  std::uint64_t recorded = 0;  // 1 if recorded: each recording has a new EventState.
   std::uint64_t complete = 0;
   double milliseconds = 0;  // When it was complete, if not World::timed.
   std::int64_t at = 0;      // When it is complete, if World::timed, in nanoseconds.

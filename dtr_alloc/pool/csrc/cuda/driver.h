@@ -194,8 +194,8 @@ class PrimaryContext {
   Context context_ = nullptr;
 };
 
-// Makes the primary context current while it lives, and allows calls that CUDA forbids in a graph
-// capture (ours touch no captured stream). Throws std::runtime_error in a forked child.
+// Makes the primary context current while the Scope lives, and allows calls that CUDA forbids in a
+// graph capture (ours touch no captured stream). Throws std::runtime_error in a forked child.
 class Scope {
  public:
   explicit Scope(const PrimaryContext& context);

@@ -58,13 +58,13 @@ class Interception {
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
 
-  // Called before an operator that writes an argument; defined in writes.cpp.
+  // For an operator that writes an argument; defined in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);
   void freeze_written(TensorArgument& argument, OperatorCall& engaged);
   void copy_written_constants(Call& call, OperatorCall& engaged, Lock& lock);
   bool long_written(Value& value);
 
-  // For operators of other libraries; defined in library_calls.cpp.
+  // Mainly for operators of other libraries; defined in library_calls.cpp.
   const char* distrusts(const OperatorInfo& info) const;
   bool library_keeps(const at::Tensor& result) const;
   void snapshot(Call& call, const torch::jit::Stack& stack);
@@ -103,6 +103,6 @@ class Interception {
   Tally& tally_ = session_.tally();
 };
 
-void set_in_optimizer(bool inside);  // Tells whether this thread runs an optimizer's step.
+void set_in_optimizer(bool inside);  // Notes whether this thread runs an optimizer's step.
 
 }  // namespace dtr

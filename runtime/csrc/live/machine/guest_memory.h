@@ -66,7 +66,7 @@ class GuestMemory final : public Memory {
 
   at::Allocator& allocator_;
   std::atomic<Bytes> limit_;
-  // These are written with the table's mutex held.
+  // All of these but failures_ are written with the table's mutex held.
   std::atomic<Bytes> live_ = 0;
   Bytes peak_ = 0, allocated_ = 0;
   std::int64_t allocations_ = 0, frees_ = 0, peak_blocks_ = 0;

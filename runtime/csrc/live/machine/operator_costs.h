@@ -7,9 +7,9 @@
 // lock and one probe of a hash table, 20 to 30 ns.
 //
 // Between two stamps the device may idle because the host is busy. Three rules keep such runs out.
-// The first run is not measured: it loads the kernel. A run is "disturbed", and not counted, if the
-// host evicted, or made or moved pages meanwhile, unless nearly all runs are. The cost is the least
-// of samples from different steps, since all layers of one step may be slowed alike.
+// The first run is not measured: it loads the kernel. A run during which the host evicted, or made
+// or moved pages, is "disturbed" and does not count, unless nearly all runs are. The cost is the
+// least of samples from different steps, since all layers of one step may be slowed alike.
 
 #pragma once
 
@@ -35,7 +35,7 @@ class Costs {
   static constexpr int kSamples = 3;
   static constexpr int kRunsApart = 64;  // Runs between two samples, if there are no steps.
   static constexpr int kPatience = 8;    // If so many runs in a row are disturbed, the last counts.
-  static constexpr std::size_t kMostUnderWay = 256;  // While so many are unread, none is measured.
+  static constexpr std::size_t kMostUnderWay = 256;  // At so many unread samples, we take no more.
   static constexpr std::size_t kMost = 1 << 16;      // At so many keys, all are erased.
 
   explicit Costs(DeviceWork& work) : work_(work) {}

@@ -28,7 +28,7 @@ class Switches {
 
   // now() returns the current state's number. Both functions need the engine's lock.
   static Number now();
-  static bool deterministic(Number number);  // Whether torch's deterministic mode is on there.
+  static bool deterministic(Number number);  // Whether that state has deterministic mode on.
 
   // For tests. names(): all switches. refuse(): setting `name` then throws ("": no name does).
   static std::vector<std::string> names();

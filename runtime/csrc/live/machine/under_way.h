@@ -26,7 +26,7 @@ class UnderWay {
   struct PythonLock;
 
   // An operator runs for the lifetime of this object. It is not counted if the lock is not held, or
-  // with `apart`: such an operator waits for another process, so no replay must wait for it.
+  // with `apart`: such an operator waits for another process, and no replay waits for it.
   class Operator {
    public:
     Operator(UnderWay& all, Lock& lock, bool apart);

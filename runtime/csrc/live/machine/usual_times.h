@@ -1,7 +1,7 @@
 // Tells what an operator costs on the host: the time that it usually takes.
 //
-// The time of a single run varies, as with interrupts, a cold cache, memory that the system clears
-// first. If we took such times as costs, no two steps would evict the same tensors, and a
+// The time of a single run varies, as with interrupts, a cold cache, or memory that the system
+// clears first. If we took such times as costs, no two steps would evict the same tensors, and a
 // simulation would not match the program. But the same operator on the same shapes costs the same.
 // So its cost is the least time in the first three steps in which it ran, or in its first thousand
 // runs if these end earlier. After that the cost never changes, so equal steps evict the same
@@ -23,7 +23,7 @@ class UsualTimes {
   static constexpr int kRuns = 1000;
   static constexpr std::size_t kMost = 1 << 16;  // At so many keys, all are erased.
 
-  // Notes that a run took `ticks` in an optimizer's step `step`, and returns the usual time.
+  // Notes that a run took `ticks` in the program's step `step`, and returns the usual time.
   std::int64_t of(Key key, std::int64_t ticks, std::int64_t step) {
     if (known_.size() >= kMost && !known_.contains(key)) known_.clear();
     const auto [at, is_new] = known_.try_emplace(key, Known{.least = ticks, .step = step});

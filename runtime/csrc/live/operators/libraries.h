@@ -6,8 +6,8 @@
 // is recorded if its author gave it pt2_compliant_tag, or if the user names it in `recordable`. The
 // tag promises nothing about random numbers, so each recipe keeps the generator's state, copied
 // only if it changed since the last copy. A result that other code holds, too, such as an entry of
-// a library's cache, is a constant. Debug mode runs an operator twice at its first call, and at
-// much larger calls later, and throws if the results differ. All this takes 1 us a call.
+// a library's cache, is a constant. All this takes 1 us a call. Debug mode also runs an operator
+// twice at its first call, and at much larger calls later, and throws if the results differ.
 
 #pragma once
 

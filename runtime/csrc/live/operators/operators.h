@@ -4,7 +4,7 @@
 // Pure views and composite operators never reach the runtime: the dispatcher itself skips us at no
 // cost (intercept/dispatch_key.h). All others are found by the address of their schema in a table
 // that readers search without a lock. Facts that no schema states stand in the tables of
-// operators.cpp, one in a row: undeclared writes, operators that read only the shape of their
+// operators.cpp, a row for each: undeclared writes, operators that read only the shape of their
 // arguments, and more.
 
 #pragma once
@@ -48,7 +48,7 @@ struct OperatorInfo {
   bool waits = false;      // Waits for other processes, and writes nothing itself.
   bool collective = false;
   bool listed = false;  // Returns a list of `returns` tensors (bind_compiled_region.cpp).
-  // False: no call is recorded. We cannot keep an argument, or there is `surgery` or an `obstacle`.
+  // False: no call is recorded (`surgery`, `stays`, `obstacle`, or an argument we cannot keep).
   bool recordable = true;
 
   // True for an operator of another library (libraries.h).

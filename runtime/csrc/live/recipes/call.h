@@ -68,7 +68,7 @@ struct Call {
   std::int64_t inside_ticks = 0;                  // Time spent in the operator.
   std::int64_t kernel_ticks = 0;                  // `inside_ticks` without searches for memory.
   std::int64_t usual_ticks = 0;                   // The time that the recipe gets as its cost.
-  Costs::Key cost = 0;                            // The key in Costs; 0 if no cost is measured.
+  Costs::Key cost = 0;                            // The key in Costs or UsualTimes; 0 for none.
   Costs::Sample sample;
   std::exception_ptr undeclared;  // Error about a write that the schema does not declare.
 

@@ -86,9 +86,9 @@ struct Replay {
 class Recipe {
  public:
   // Builds the Op for a call whose arguments are the last `info.arguments` of `stack`. The caller
-  // links its uses: one for each of `arguments` that is neither inlined nor scratch, or none if the
-  // operator reads only shapes. Its outputs are the results, then the written arguments. Returns
-  // null if the call cannot be recorded. Called with the engine's lock, as is prepare().
+  // links its uses: in order, one for each of `arguments` that is neither inlined nor scratch, or
+  // none if the operator reads only shapes. Its outputs are the results, then the written
+  // arguments. Returns null if it cannot record the call. Needs the engine's lock, like prepare().
   static Op* record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
                     std::shared_ptr<const RandomState> random, Switches::Number switches);

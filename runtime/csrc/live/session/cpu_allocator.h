@@ -1,6 +1,6 @@
 // Replaces torch's CPU allocator, so that tensors made in a scope lie in the session's memory. Our
 // allocator is installed once, at import, and never removed, because storages remember their
-// allocator. Outside a scope it passes every request to torch's allocator.
+// allocator. Outside a scope it passes every request to the replaced allocator.
 
 #pragma once
 

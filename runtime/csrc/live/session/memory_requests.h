@@ -39,7 +39,7 @@ class MemoryRequests {
   std::int64_t search_ticks() const { return search_ticks_; }
   Nanos moving() const { return moving_; }  // Part of search_ticks() in which pages moved.
 
-  // Sets the budget, at most to the largest that the memory can have, and evicts what exceeds it.
+  // Sets the budget (at most the memory's largest_budget()), and evicts what exceeds it.
   // If too much cannot be evicted now, throws torch.OutOfMemoryError, and the old budget holds
   // (resize.cpp).
   void resize(Bytes budget);

@@ -31,12 +31,12 @@ class Scope {
   void join();   // Records this thread's operators, too. Throws if a trace is recorded.
   void part();
   // When the scope ended, `spilled` bytes moved to ordinary memory, since they did not fit the
-  // budget. By `beyond` bytes the others exceeded it.
+  // budget. While the others came back, they exceeded it by up to `beyond` bytes.
   struct Left {
     Bytes spilled = 0, beyond = 0;
   };
   Left leave();  // Ends the scope, unless it is over.
-  // Ends a scope over torch's memory: brings all tensors back, whatever the budget. If the machine
+  // Ends a scope in torch's memory: brings all tensors back, whatever the budget. If the machine
   // has too little memory, throws torch.OutOfMemoryError and changes nothing.
   void leave_beyond_budget();
   // Makes all the program's values constants, and calls `then` before a thread can record more.
@@ -47,7 +47,7 @@ class Scope {
   void bring_back_for_child();  // Call before a fork. Brings back what the budget has room for.
   void abandon_in_child();      // Call in the forked child, which has no part in the scope.
 
-  static void record_this_thread(bool on);  // Whether the scope gets this thread's operators.
+  static void record_this_thread(bool on);  // Sets whether the scope gets this thread's operators.
   static bool records_this_thread();
   // Whether this thread opened or joined the scope, and the key's bit is gone: torch's C++ fake
   // mode (from 2.14 on) and torchdistx clear the bit when they end.
@@ -58,8 +58,8 @@ class Scope {
 
   int joined() const { return joined_; }         // Number of joined threads.
   bool lingering() const { return lingering_; }  // The scope is over, but still tracks tensors.
-  // leaving(): whether the scope is ending, so that tensors become ordinary. outlives(): tells the
-  // scope that this one has. Both need the engine's lock.
+  // leaving(): whether the scope is ending, so that tensors become ordinary. outlives(): notes a
+  // storage that has then become ordinary. Both need the engine's lock.
   bool leaving() const { return leaving_; }
   void outlives(c10::StorageImpl* storage) { outliving_.push_back(share(storage)); }
 

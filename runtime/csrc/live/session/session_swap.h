@@ -24,7 +24,7 @@ class SessionSwap {
   // Call these after an operator. They make its results, or what note_movable() noted, movable.
   void adopt_what_was_made(const Call& call, const torch::jit::Stack& stack);
   void adopt_what_was_written(const Call& call);
-  void note_movable(Call& call, c10::StorageImpl* storage);  // Makes it movable after the call.
+  void note_movable(Call& call, c10::StorageImpl* storage);  // Notes what to make movable later.
   void let_write(Value& value, c10::StorageImpl& storage);   // Call before writes unseen by us.
 
   void store(Value& value);

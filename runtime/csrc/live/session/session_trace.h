@@ -1,11 +1,11 @@
 // Records a session's traces: begins and ends recordings, and tells the recorder (trace_recorder.h)
 // which storages are an operator's arguments and results.
 //
-// A trace is recorded when the user asks for one. Also, the first steps of every scope are recorded
-// (the watch), so that an error can say which budget would suffice (runtime/scope/advice.py). The
-// watch ends after some steps or operators, so a long run pays little. In a session without recipes
-// (measure), the recorder works out from operators and results which values a scope with a budget
-// could recompute, and which constants such a scope would copy before a write.
+// A trace is recorded when the user asks for one. Also, the first steps of a scope on the host that
+// has no swap are recorded (the watch), so that an error can say which budget would suffice
+// (runtime/scope/advice.py). The watch ends after some steps or operators, so a long run pays
+// little. In a session without recipes (measure), the recorder works out which values a scope with
+// a budget could recompute, and which constants such a scope would copy before a write.
 //
 // Functions that begin or end a recording, or return its records, are called with the engine's lock
 // held. Any thread may call recorder() without this lock; a recorder has its own mutex.

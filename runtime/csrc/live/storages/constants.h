@@ -4,8 +4,8 @@
 // A program may write a constant, or give its memory to code that writes at any time, while recipes
 // still need the old content. Then either recipes get a copy, or values computed from the constant
 // are brought back and become constants. Recipes get the copy if those values take more memory than
-// all copies together. Otherwise a program that changes its parameters could keep a copy of each
-// for one small result.
+// all copies, the new one included. Otherwise a program that changes its parameters could keep a
+// copy of each for one small result.
 //
 // We find a constant by its storage. A library may give the same memory to several storages
 // (from_numpy, DLPack), so a constant in a library's memory is also found by its address. All

@@ -46,7 +46,7 @@ class Swap {
   Swap(StorageTable& storages, std::unique_ptr<Tier> tier, bool repeatable, bool always);
 
   // Makes an untracked storage of this session's memory a movable value, and returns the value.
-  // Returns null if the storage is too small, or the tier full.
+  // Returns null if the storage is too small or in other memory, or if the tier is full.
   Value* adopt(c10::StorageImpl* storage);
   // Reserves room in the tier, and makes its Op::reload. Null if `bytes` is small or the tier full.
   Op* place_for(Bytes bytes);

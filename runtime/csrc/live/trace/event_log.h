@@ -19,7 +19,7 @@ class EventLog {
     Kind kind;
     Nanos at, duration;           // By the system's clock, as a profiler's times are.
     const OperatorInfo* made_by;  // The value's operator; null for a swap.
-    Bytes size;                   // The value's size.
+    Bytes size;                   // The value's size, or the sum if one replay made several.
     Bytes live = 0;               // Bytes in use in the session's memory, after the event.
   };
 
@@ -44,7 +44,7 @@ class EventLog {
 
  private:
   void add(Event event) {
-    event.live = memory_.live();  // Takes a lock, so is read only if events are kept.
+    event.live = memory_.live();  // May take a lock, so is read only if events are kept.
     events_.push_back(event);
   }
 
