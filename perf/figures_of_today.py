@@ -33,7 +33,6 @@ FIRST_LINE = re.compile(
 OLDER = {
     "hugging_face": "made before results told their code",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
-    "mutants": "two hours",
     "plan": "long",
     "tune": "long, needs the published logs; made before results told their code",
     "paper/overhead_profile": "has times: for a quiet machine",

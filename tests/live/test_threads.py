@@ -130,7 +130,7 @@ def test_an_operator_that_draws_waits_for_a_replay_in_another_thread() -> None:
         assert dtr_alloc.evict(y)
 
         def draw() -> None:
-            begun.wait()
+            assert begun.wait(60)
             torch.rand(1 << 14)
             drawn.set()
 

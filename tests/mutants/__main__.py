@@ -12,9 +12,10 @@ breaks.
 Verdicts are kept in the folder of `--out`, so that a run may be stopped, and goes on where it was.
 A verdict holds while the C++ is as it was, and the test file that noticed. Where it does not hold,
 who noticed the fault before is asked first. Where nothing noticed, files that have let the fault
-pass are not asked again as they are. A first run takes hours.
+pass are not asked again as they are. A first run takes hours. A new test may stand behind others
+that take the seven minutes: --tests asks its file alone.
 
-    make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp]"
+    make mutants ARGS="[--count 300] [--seed 1] [--only pool.cpp] [--tests test_pool]"
 """
 
 import argparse
@@ -203,7 +204,7 @@ def imported(file: Path) -> set[Path]:
 def judged_of(planted: dict[int, Fault], verdicts: dict[str, str]) -> dict[int, bool]:
     """Of each fault that changes a result: whether it was noticed."""
     same = equivalents()
-    return {n: bool(verdicts[f.key]) for n, f in planted.items() if f.key not in same}
+    return {n: bool(verdicts.get(f.key)) for n, f in planted.items() if f.key not in same}
 
 
 def table(planted: dict[int, Fault], verdicts: dict[str, str], tests: list[Tests]) -> str:
@@ -249,7 +250,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the lot")
     parser.add_argument("--only", default="", help="faults whose path has this text")
     parser.add_argument(
-        "--tests", default="", help="test files whose names match this pattern; nothing is written"
+        "--tests",
+        default="",
+        help="only test files whose names match this pattern; what they notice is kept",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for mutants.json and .txt")
@@ -266,11 +269,14 @@ def main() -> int:
     if not planted:
         parser.error(f"none of them is in a path with {options.only}")
 
-    names = [name for name in files_of_tests(TREE) if re.search(options.tests, Path(name).name)]
-    kept = (FOLDER if options.tests else options.out) / "mutants.json"
+    files = files_of_tests(TREE)
+    names = [name for name in files if re.search(options.tests, Path(name).name)]
+    kept = options.out / "mutants.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     told: dict[str, list[str]] = {  # Each with the state that it is of.
-        key: [where_now(by, names), of] for key, (by, of) in known.get("verdicts", {}).items()
+        key: [where_now(by, files), of]
+        for key, (by, of) in known.get("verdicts", {}).items()
+        if (TREE / key.partition(": ")[0].partition(" (")[0]).exists()
     }
     same = set(equivalents())
     holds = {key for key, (by, of) in told.items() if by and of == state(by.partition("::")[0])}
@@ -286,7 +292,8 @@ def main() -> int:
             before, passed = told.get(fault.key, ["", ""])
             by, of = verdict(number, tests, before, passed, counts[fault.path])
             with writing:
-                told[fault.key] = [by, of]
+                if by or not options.tests:
+                    told[fault.key] = [by, of]
                 write_json(kept, provenance() | {"verdicts": told})
                 print(f"{by or 'NOT NOTICED'}: {fault.key}", flush=True)
 
