@@ -106,6 +106,31 @@ def test_there_is_one_session_in_a_process(cuda: FakeCuda) -> None:
 
 
 @with_cuda
+def test_memory_that_a_thread_takes_past_the_runtime_is_told_once(cuda: FakeCuda) -> None:
+    """Somebody has cleared the key's bit of the thread, as a fake mode in C++ does at its end."""
+    before, told, summary = tell(
+        """
+        import warnings
+        allocator = swap()
+        allocator.allocate(512)
+        before = allocator.session.summary()
+        key = torch._C.DispatchKey(_core.dispatch_key)
+        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            allocator.allocate(1024)
+            allocator.allocate(1024)
+        told = [str(one.message) for one in caught]
+        print(json.dumps([before, told, allocator.session.summary()]))
+        """
+    )
+    assert "unseen" not in before
+    assert len(told) == 1
+    assert "made without the runtime in a thread of the dtr_alloc scope" in told[0]
+    assert "unseen                 2 KiB" in summary
+
+
+@with_cuda
 @pytest.mark.parametrize("scorer", ["auto", "host", "device"])
 def test_victims_are_chosen_where_it_was_said(cuda: FakeCuda, scorer: str) -> None:
     """At the first request; the fake driver's kernel is far slower than the host."""

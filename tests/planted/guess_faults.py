@@ -1,5 +1,6 @@
 """Faults of rules that a good guess about torch gets wrong: what a kernel reads besides its
-arguments, which operators repeat themselves, where copies begin, whose memory may move."""
+arguments, which operators repeat themselves, where copies begin, whose memory may move, who else
+has the dispatch key."""
 
 from tests.planted.fault import Edit, Fault, fault
 
@@ -86,5 +87,35 @@ GUESS_FAULTS = (
         '    {"aten::mkldnn_rnn_layer_backward", "workspace"},\n',
         "",
         "tests/live/test_mutation.py::test_recurrent_layers_train_in_debug_mode",
+    ),
+    fault(
+        "run a fake tensor in a scope",
+        "runtime/csrc/live/intercept/dispatch_key.cpp",
+        "return !ours || fake_mode_is_on() || has_fake_argument(op, stack);",
+        "return !ours;",
+        "tests/live/test_other_fallback.py::"
+        "test_a_fake_tensor_in_a_scope_is_theirs_and_real_ones_beside_it_are_ours[before]",
+    ),
+    fault(
+        "keep another library's mode from what is never intercepted",
+        "runtime/csrc/live/intercept/dispatch_key.cpp",
+        "if (others_have_key() && hand_over(op, keys, stack)) return;",
+        "",
+        "tests/live/test_other_fallback.py",
+    ),
+    fault(
+        "remember an operator that is gone",
+        "runtime/csrc/live/intercept/dispatch_key.cpp",
+        "    forget_operator(op);\n",
+        "",
+        "tests/live/test_library_lifetimes.py::"
+        "test_an_operator_that_is_defined_anew_is_not_run_in_place_of_the_old_one",
+    ),
+    fault(
+        "allocate past a lost key in silence",
+        "runtime/csrc/live/session/cpu_allocator.cpp",
+        "    if (Scope::lost_key()) session->notes().note_unseen(bytes);\n",
+        "",
+        "tests/live/test_lost_key.py",
     ),
 )

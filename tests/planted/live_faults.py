@@ -14,7 +14,7 @@ LIVE_FAULTS = (
     fault(
         "record the backward pass",
         "runtime/csrc/live/intercept/intercept.cpp",
-        "return in_optimizer || torch::autograd::get_current_graph_task_id() >= 0;",
+        "return in_optimizer || in_backward();",
         "return in_optimizer;",
         "tests/simulate/test_record_trace.py::test_results_that_cannot_be_recomputed_are_marked",
     ),

@@ -22,7 +22,7 @@
 #include "runtime/csrc/engine/rules.h"
 #include "runtime/csrc/simulator/schedule.h"
 #include "runtime/csrc/simulator/simulation.h"
-#include "runtime/csrc/simulator/paper/two_ended_placement.h"
+#include "runtime/csrc/simulator/two_ended_placement.h"
 
 namespace dtr {
 

@@ -16,6 +16,7 @@
 #include "runtime/csrc/live/session/session_swap.h"
 
 namespace dtr {
+
 Scope::~Scope() {
   if (active() == &session_) active_ = nullptr;
 }
