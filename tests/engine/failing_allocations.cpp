@@ -1,6 +1,6 @@
-// Each allocation of EngineHarness::call fails once: the first one in the first round, the second in
-// the second, until the call needs no more. A call that failed leaves no records behind, and once
-// the harness is gone no memory is left. Prints what is, and how many allocations failed.
+// Each allocation of EngineHarness::call fails once: the first one in the first round, the second
+// in the second, until the call needs no more. A call that failed leaves no records behind, and
+// once the harness is gone no memory is left. Prints what is, and how many allocations failed.
 //
 // Most records lie in a slab that is there. So all is done with more and more constants before the
 // call: then each of its records is the first of a slab once (records.h).

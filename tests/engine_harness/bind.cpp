@@ -1,5 +1,5 @@
-// The compiled module of build.py: Python's view of the engine without tensors. Heuristics are those
-// of `dtr_alloc._core`, which must therefore be loaded.
+// The compiled module of build.py: Python's view of the engine without tensors. Heuristics are
+// those of `dtr_alloc._core`, which must therefore be loaded.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

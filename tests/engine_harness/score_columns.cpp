@@ -90,8 +90,8 @@ class BorrowedColumns {
     return Array<std::int64_t>(static_cast<py::ssize_t>(victims.size()), victims.data());
   }
 
-  // Of perf/choice/scoring.py: seconds of choosing `times` times: by the scorer, row after row, or where
-  // `image` is not empty by CUDA device 0.
+  // Of perf/choice/scoring.py: seconds of choosing `times` times: by the scorer, row after row, or
+  // where `image` is not empty by CUDA device 0.
   double time_choices(const Heuristic& heuristic, Nanos clock, int times, bool by_row,
                       const std::string& image) const {
     if (!image.empty()) return time_device(heuristic, clock, times, image);

@@ -1,5 +1,5 @@
-// What an extension in C++ does with a tensor that it is given, past the dispatcher: the ways by which
-// it takes the address, and an optimizer's step through it.
+// What an extension in C++ does with a tensor that it is given, past the dispatcher: the ways by
+// which it takes the address, and an optimizer's step through it.
 
 #include <torch/csrc/utils/pybind.h>
 

@@ -61,7 +61,8 @@ NativeMemory::NativeMemory(Native& native, c10::DeviceIndex device, Bytes budget
 
 Memory::Handle NativeMemory::create(Native& native, c10::DeviceIndex device, Bytes budget,
                                     CurrentWork work, c10::DeleterFnPtr deleter) {
-  insist(budget > 0 && budget <= kLargestBudget, "a guest's budget must be above 0 and at most 16 TiB");
+  insist(budget > 0 && budget <= kLargestBudget,
+         "a guest's budget must be above 0 and at most 16 TiB");
   return Handle(new NativeMemory(native, device, budget, work, deleter));
 }
 

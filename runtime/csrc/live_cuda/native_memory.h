@@ -123,10 +123,10 @@ class NativeMemory final : public Memory {
   const c10::DeleterFnPtr deleter_;
   std::atomic<Bytes> limit_;
 
-  mutable std::mutex mutex_;  // Never held while memory is requested or freed.
-  Bytes bound_ = kLargestBudget;    // An upper bound of the live bytes.
-  Bytes in_flight_ = 0;       // Bytes requested, but perhaps not yet in torch's statistics.
-  std::int64_t changes_ = 0;  // Number of ended requests and of calls of forget_bound().
+  mutable std::mutex mutex_;      // Never held while memory is requested or freed.
+  Bytes bound_ = kLargestBudget;  // An upper bound of the live bytes.
+  Bytes in_flight_ = 0;           // Bytes requested, but perhaps not yet in torch's statistics.
+  std::int64_t changes_ = 0;      // Number of ended requests and of calls of forget_bound().
   Bytes cap_ = kLargestBudget;
   int failures_in_a_row_ = 0;
   int rise_ = kFastestRise;  // The cap rises by a request's size >> rise_.

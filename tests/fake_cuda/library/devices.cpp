@@ -1,5 +1,5 @@
-// The fake driver's devices and contexts, and its words for errors: calls without a rule that a pool
-// could break, but for the order of contexts, which each thread has for itself.
+// The fake driver's devices and contexts, and its words for errors: calls without a rule that a
+// pool could break, but for the order of contexts, which each thread has for itself.
 
 #include <algorithm>
 #include <map>

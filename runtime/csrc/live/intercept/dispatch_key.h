@@ -3,9 +3,9 @@
 // DispatchKey::Fake lies below autograd and autocast, above every backend, and from torch 2.13 on
 // below Python's modes. Torch's own C++ FakeTensor (pytorch #183776) and torchdistx register a
 // fallback on it, and the dispatcher admits one fallback a key. An operator's own kernel precedes a
-// fallback, so we register none: the dispatcher's listener tells us of every operator, of later ones
-// too, and each gets its kernel. A missed operator would fall to somebody else's fallback, which
-// makes tensors without memory.
+// fallback, so we register none: the dispatcher's listener tells us of every operator, of later
+// ones too, and each gets its kernel. A missed operator would fall to somebody else's fallback,
+// which makes tensors without memory.
 //
 // Pure views and composite operators get a fallthrough instead, which costs nothing. Where another
 // fallback is there, they get a kernel that hands over to it, because a fallthrough would hide them

@@ -102,7 +102,8 @@ Table& table() {
 }  // namespace
 
 Memory::Handle GuestMemory::create(at::Allocator& allocator, Bytes budget) {
-  insist(budget > 0 && budget <= kLargestBudget, "a guest's budget must be above 0 and at most 16 TiB");
+  insist(budget > 0 && budget <= kLargestBudget,
+         "a guest's budget must be above 0 and at most 16 TiB");
   return Handle(new GuestMemory(allocator, budget));
 }
 

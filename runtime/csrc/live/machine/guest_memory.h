@@ -54,7 +54,6 @@ class GuestMemory final : public Memory {
   void check() const override;
 
  private:
-
   GuestMemory(at::Allocator& allocator, Bytes budget)
       : Memory(0), allocator_(allocator), limit_(budget) {}
 

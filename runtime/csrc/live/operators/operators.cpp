@@ -62,8 +62,8 @@ struct Row {
   std::string_view argument;
 };
 
-// An argument that an operator writes although its schema says that it reads it. To add an operator,
-// add a row for each such argument.
+// An argument that an operator writes although its schema says that it reads it. To add an
+// operator, add a row for each such argument.
 constexpr Row kUndeclaredWrites[] = {
     // What the forward pass left there is read, and then written over (torch 2.13, oneDNN).
     {"aten::mkldnn_rnn_layer_backward", "workspace"},
@@ -71,9 +71,9 @@ constexpr Row kUndeclaredWrites[] = {
 };
 
 // Batch norm writes its running statistics, `running_mean` and `running_var`, and its schema does
-// not say when. In training no result depends on them, so a replay may write any memory instead, and
-// they never get a recipe and are never copied. The argument is a flag: without it they are only
-// read. Empty: they are always written.
+// not say when. In training no result depends on them, so a replay may write any memory instead,
+// and they never get a recipe and are never copied. The argument is a flag: without it they are
+// only read. Empty: they are always written.
 constexpr Row kRunningStatistics[] = {
     {"aten::native_batch_norm", "training"}, {"aten::cudnn_batch_norm", "training"},
     {"aten::miopen_batch_norm", "training"}, {"aten::_native_batch_norm_legit", "training"},

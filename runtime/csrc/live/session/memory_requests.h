@@ -24,11 +24,7 @@ class MemoryRequests {
   // `swap` may be null.
   MemoryRequests(const SessionOptions& options, Locks& locks, Notes& notes, Swap* swap,
                  const std::atomic<TraceRecorder*>& recorder)
-      : options_(options),
-        locks_(locks),
-        notes_(notes),
-        swap_(swap),
-        recorder_(recorder) {}
+      : options_(options), locks_(locks), notes_(notes), swap_(swap), recorder_(recorder) {}
 
   // Allocates for a stream's work, and evicts for it. Throws torch.OutOfMemoryError if that fails.
   void* allocate(std::size_t bytes, Stream stream);
