@@ -188,7 +188,7 @@ def build() -> Path:
     sources = [
         f for f in (ROOT / "dtr_alloc/pool/csrc").rglob("*.cpp") if not f.name.startswith("bind")
     ]
-    sources.append(ROOT / "perf" / "throughput.cpp")
+    sources.append(Path(__file__).with_suffix(".cpp"))
     command = ["g++", "-O3", "-DNDEBUG", "-std=c++20", f"-I{ROOT}", *map(str, sources)]
     subprocess.run([*command, "-o", str(program), "-ldl", "-pthread"], check=True)
     return program
