@@ -151,12 +151,12 @@ void bind_session(py::module_& m) {
              if (native) {
                device.deleter = deleter_of(native);
                return std::make_unique<Session>(options, std::move(device),
-                                                memory_over(native, options.budget));
+                                                memory_over(native, options.limit()));
              }
 #endif
              TORCH_CHECK(!native, "this build has no CUDA");
              Memory::Handle memory =
-                 guest ? GuestMemory::create(ordinary_cpu_allocator(), options.budget)
+                 guest ? GuestMemory::create(ordinary_cpu_allocator(), options.limit())
                        : pool_for(options);
              return std::make_unique<Session>(options, std::move(device), std::move(memory));
            }),

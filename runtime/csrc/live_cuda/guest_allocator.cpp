@@ -116,8 +116,7 @@ Session* GuestAllocator::make_session(DeviceIndex device) {
   total_ = here.work->total_memory();
   auto session = std::make_unique<Session>(
       options, std::move(here),
-      NativeMemory::create(native_, device, options.budget ? options.budget : kLargestBudget, work_,
-                           deleter_));
+      NativeMemory::create(native_, device, options.limit(), work_, deleter_));
   session->scope().claim();
   serves_ = device;
   session_.store(session.get(), std::memory_order_release);

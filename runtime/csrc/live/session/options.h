@@ -45,6 +45,7 @@ struct SessionOptions {
 #define DTR_FIELD(type, name, initially) type name = initially;
   DTR_SESSION_OPTIONS(DTR_FIELD)
 #undef DTR_FIELD
+  Bytes limit() const { return budget ? budget : kLargestBudget; }
   int cuda_device = 0;
   PageUses page_uses{};  // How a device's pages are used.
 };
