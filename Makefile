@@ -14,7 +14,7 @@ ARGS :=
 
 # CUDA builds of torch: the oldest and the newest that are served, each in an environment of its
 # own.
-CUDA_TORCHES := 2.11.0 2.15.0
+CUDA_TORCHES := 2.11.0 2.14.1 2.15.0
 
 .PHONY: demo test beside-fallback test-all test-newest figures tables lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
 
@@ -29,9 +29,12 @@ HANGS := -o faulthandler_timeout=590 --timeout 600 --timeout-method thread
 test: $(READY)
 	.venv/bin/$(PYTEST) -m "not slow" $(HANGS) $(ARGS)
 
-# The tests of interception once more, with another library on our dispatch key before us.
+# The tests of interception once more, with another library on our dispatch key: before the import,
+# after it, and after a scope.
 beside-fallback: $(READY)
-	$(PYTHON) -m pytest -q -n 0 -p tests.support.other_fallback -m "not slow" tests/live/test_exactness.py tests/live/test_libraries.py tests/live/test_library_lifetimes.py tests/live/test_higher_order.py tests/live/test_mutation.py tests/conformance/test_mutation.py $(ARGS)
+	for when in before between after; do \
+	  OTHER_FALLBACK=$$when $(PYTHON) -m pytest -q -n 0 -p tests.support.other_fallback -m "not slow" $(addprefix tests/live/test_,exactness.py libraries.py library_lifetimes.py higher_order.py mutation.py) tests/conformance/test_mutation.py $(ARGS) || exit; \
+	done
 
 # Hours, and other examples each time.
 test-all: $(READY)
@@ -160,7 +163,7 @@ format: $(READY)
 	find dtr_alloc runtime tests \( -name '*.h' -o -name '*.cpp' \) -print0 | xargs -0r .venv/bin/clang-format -i
 
 clean:
-	rm -rf .venv .venv-cuda .venv-newest build dist *.egg-info dtr_alloc/*.so
+	rm -rf .venv .venv-cuda .venv-newest build dist *.egg-info dtr_alloc/*.so dtr_alloc/*.built_for
 
 # A changed C++ file is compiled alone; a changed requirement, or the first time, installs anew.
 $(READY): pyproject.toml setup.py Makefile install/versions.txt $(SOURCES)

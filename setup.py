@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import sysconfig
 from pathlib import Path
 
 from setuptools import setup
@@ -39,8 +38,8 @@ def listed(pattern: str, with_cuda: bool) -> list[str]:
 
 def cuda_headers() -> str | None:
     """The folder that holds cuda_runtime_api.h and all that it includes, or None. The headers that
-    come with torch go before a toolkit's, and those of another CUDA are refused."""
-    packages = Path(sysconfig.get_path("purelib"))
+    come with torch go before a toolkit's, and those of another major release are refused."""
+    packages = Path(torch.__file__).parents[1]
     folders = sorted(packages.glob("nvidia/cu*/include"), reverse=True)
     folders.append(packages / "nvidia/cuda_runtime/include")
     homes = (CUDA_HOME, os.environ.get("CUDA_HOME"), "/usr/local/cuda")
@@ -77,9 +76,12 @@ class Build(BuildExtension):
                 f"dtr_alloc is compiled, and there is no {compiler[0]}: install a C++20 compiler "
                 "(Debian, Ubuntu: apt install g++), or name one in the variable CXX"
             )
-        super().run()
         module = Path(self.get_ext_fullpath("dtr_alloc._core"))
-        module.with_suffix(".built_for").write_text(f"{RELEASE} {KIND}\n")
+        built_for, here = module.with_suffix(".built_for"), f"{RELEASE} {KIND}\n"
+        # Without ninja, what is newer than its sources is not compiled again.
+        self.force = not built_for.exists() or built_for.read_text() != here
+        super().run()
+        built_for.write_text(here)
 
 
 headers = cuda_headers() if torch.version.cuda else None

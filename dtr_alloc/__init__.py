@@ -17,7 +17,7 @@ _release = torch.__version__.split("+")[0]
 _here = f"torch {_release} {'CUDA' if torch.version.cuda else 'CPU'}"
 _module = Path(__file__).with_name(f"_core{sysconfig.get_config_var('EXT_SUFFIX')}")
 _built_for = _module.with_suffix(".built_for")
-if not _built_for.exists():
+if not (_module.exists() and _built_for.exists()):
     raise ImportError(
         "dtr_alloc has no compiled part here: pip install --no-build-isolation -e . in its folder"
     )

@@ -26,6 +26,7 @@ from measurement import write_json
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / "build/gpu"
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+COMPILED = (f"_core{SUFFIX}", Path(f"_core{SUFFIX}").with_suffix(".built_for").name)
 HARNESS = f"_engine_harness{SUFFIX}"
 
 
@@ -51,7 +52,7 @@ def is_current(folder: Path) -> bool:
         written = json.loads((folder / "built.json").read_text())
     except (OSError, json.JSONDecodeError):
         return False
-    whole = all((folder / name).exists() for name in (f"_core{SUFFIX}", HARNESS))
+    whole = all((folder / name).exists() for name in (*COMPILED, HARNESS))
     return whole and written == key()
 
 
@@ -74,7 +75,8 @@ def build(folder: Path) -> None:
             harness = _build_harness()
         if extension.returncode != 0:
             raise RuntimeError(f"the extension does not build:\n{log.read_text()[-4000:]}")
-        shutil.copy(Path(place) / "dtr_alloc" / f"_core{SUFFIX}", folder)
+        for name in COMPILED:
+            shutil.copy(Path(place) / "dtr_alloc" / name, folder)
         shutil.copy(harness, folder / HARNESS)
     write_json(folder / "built.json", key())
 
@@ -97,9 +99,10 @@ def link(folder: Path) -> Path:
     package = path / "dtr_alloc"
     package.mkdir(parents=True)
     for item in (ROOT / "dtr_alloc").iterdir():
-        if item.suffix != ".so" and item.name != "__pycache__":
+        if item.suffix not in (".so", ".built_for") and item.name != "__pycache__":
             (package / item.name).symlink_to(item.resolve())
-    (package / f"_core{SUFFIX}").symlink_to((folder / f"_core{SUFFIX}").resolve())
+    for name in COMPILED:
+        (package / name).symlink_to((folder / name).resolve())
     return path
 
 

@@ -4,62 +4,90 @@ Torch resolves higher-order operators (cond, scan, flex_attention) in Python, by
 of the thread less those that the operator lets pass. An operator without an implementation on the
 scopes' key would find no kernel there, so while a scope is open it lets the key pass, as ordinary
 operators do by a fallthrough. What it calls inside is recorded as ever. An operator with an
-implementation there keeps it, and gets that in a scope too: no release up to 2.15 has one. Costs
-some microseconds a scope. Source: HigherOrderOperator in torch/_ops.py (2.11 to 2.15), whose list
-of keys is read by operators that are made later.
+implementation there, for fake tensors, gets it for these alone: no release up to 2.15 has one.
+Source: HigherOrderOperator in torch/_ops.py (2.11 to 2.15), whose list of keys is read by
+operators that are made later.
 
-Another library may register kernels of ordinary operators on the key, and the dispatcher then calls
-the one that came last. A scope warns of these as it opens.
+Another library may give an ordinary operator a kernel on the key, and the dispatcher calls the one
+that came last. Ours goes before it as a scope opens, and after each registration from Python while
+one is open. Costs some 100 us a scope.
 """
 
 from __future__ import annotations
 
-import warnings
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.adapters.undo import Undo
 
-_NAMED = 5
+_KEY = torch._C.DispatchKey(_core.dispatch_key)
+_OPS: Any = torch._ops  # Without types.
+_OF_NEW_ONES = _OPS._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
 
 
-def let_key_pass(undo: Undo) -> None:
-    """Makes every higher-order operator without an implementation on the key, present and future,
-    pass over it, until `undo` is closed."""
-    key = torch._C.DispatchKey(_core.dispatch_key)
-    of_new_ones = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    if key in of_new_ones:
-        return
-    there = list(torch._ops._higher_order_ops.values())
-    kept = [one for one in there if not one.non_fallthrough_keys.has(key)]
-    undo.callback(_insist_on_key, key, kept)
+def share_key(undo: Undo) -> None:
+    """Gives the key to the scope where no fake tensor is meant, until `undo` is closed."""
+    if _KEY not in _OF_NEW_ONES:
+        _let_key_pass(undo)
+    _watch_registrations(undo)
+    _core.take_key()
+
+
+def _let_key_pass(undo: Undo) -> None:
+    there = list(_OPS._higher_order_ops.values())
+    kept = [one for one in there if not one.non_fallthrough_keys.has(_KEY)]
+    undo.callback(_insist_on_key, kept)
     for operator in there:
-        if key not in operator.py_kernels:
-            operator.fallthrough(key)  # type: ignore[no-untyped-call]
-    of_new_ones.append(key)
+        if theirs := operator.py_kernels.get(_KEY):
+            undo.callback(_implement, operator, theirs)
+            _implement(operator, _for_fake_tensors(operator, theirs))
+        else:
+            operator.fallthrough(_KEY)
+    _OF_NEW_ONES.append(_KEY)
 
 
-def _insist_on_key(key: torch._C.DispatchKey, but: list[torch._ops.HigherOrderOperator]) -> None:
-    of_new_ones = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    if key in of_new_ones:
-        of_new_ones.remove(key)
-    for operator in list(torch._ops._higher_order_ops.values()):
+def _insist_on_key(but: list[Any]) -> None:
+    if _KEY in _OF_NEW_ONES:
+        _OF_NEW_ONES.remove(_KEY)
+    for operator in list(_OPS._higher_order_ops.values()):
         if operator not in but:
-            operator.non_fallthrough_keys = operator.non_fallthrough_keys.add(key)
+            operator.non_fallthrough_keys = operator.non_fallthrough_keys.add(_KEY)
 
 
-def warn_of_other_kernels(stacklevel: int) -> None:
-    """Warns if another library has registered kernels on the key."""
-    names = _core.kernels_of_others()
-    if not names:
-        return
-    rest = len(names) - _NAMED
-    more = f" and {rest} more" if rest > 0 else ""
-    warnings.warn(
-        f"another library has registered kernels on DispatchKey.Fake for "
-        f"{', '.join(names[:_NAMED])}{more}. In this scope torch calls these kernels instead of "
-        "dtr_alloc's: their results are not recorded, and evicted arguments do not come back. "
-        "Register them on another key, or when the scope is over",
-        stacklevel=stacklevel + 1,
-    )
+def _implement(operator: Any, kernel: Callable[..., Any]) -> None:
+    operator.py_kernels[_KEY] = kernel
+    operator._dispatch_cache.clear()
+
+
+def _for_fake_tensors(operator: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        tensors = _OPS._get_tensors(args, kwargs)
+        if _core.fake_mode_is_on() or any(
+            torch._C._dispatch_keys(one).has(_KEY) for one in tensors
+        ):
+            return theirs(*args, **kwargs)
+        keys = _OPS._compute_keyset(args, kwargs, operator.non_fallthrough_keys.remove(_KEY))
+        return operator.dispatch(keys.highestPriorityTypeId(), *args, **kwargs)
+
+    return kernel
+
+
+def _watch_registrations(undo: Undo) -> None:
+    library: Any = torch.library.Library
+
+    def taking(register: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(register)
+        def and_take_key(*args: Any, **kwargs: Any) -> None:
+            register(*args, **kwargs)
+            _core.take_key()
+
+        return and_take_key
+
+    for name in ("impl", "_register_fake"):
+        register = getattr(library, name)
+        undo.callback(setattr, library, name, register)
+        setattr(library, name, taking(register))

@@ -88,7 +88,7 @@ class OpenScope(ABC):
     def admit(self, who: object) -> bool:
         """Counts this thread as one of the scope's, until `dismiss` gets the same `who`. False if
         the scope admits none any more. Raises RuntimeError where it is in a scope already."""
-        if _core.records_this_thread():
+        if _core.is_member():
             raise RuntimeError("this thread belongs to a dtr_alloc scope already")
         self._joined[who] = threading.current_thread().name
         return self._admits

@@ -51,11 +51,10 @@ class Opening(AbstractContextManager[Session]):
                 "process: CPU tensors cannot have a scope beside it"
             )
         self._adviser.watch()
-        dispatch_key.let_key_pass(self._undo)
+        dispatch_key.share_key(self._undo)
         self._core.enter()
         current.begin(self._scope)
         watch_program(self._scope, self._undo)
-        dispatch_key.warn_of_other_kernels(stacklevel=3)
         return self._session
 
     def __exit__(

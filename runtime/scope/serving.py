@@ -33,13 +33,12 @@ class Service:
         self._scope = scope
         self._undo = Undo()  # To which what is imported later adds its own.
         try:
-            dispatch_key.let_key_pass(self._undo)
+            dispatch_key.share_key(self._undo)
             watch_program(self._scope, self._undo)
             self._undo.callback(current.end)
             current.begin(self._scope)
             self._undo.callback(_core.record_this_thread, False)
             _core.record_this_thread(True)
-            dispatch_key.warn_of_other_kernels(stacklevel=4)
         except BaseException:
             self._undo.close()
             raise

@@ -17,7 +17,7 @@ from dtr_alloc import _core
 from tests.support.exactness import alike, bits, scope
 
 KEY = torch._C.DispatchKey(_core.dispatch_key)
-WARNING = "made without the runtime in a thread of the dtr_alloc scope"
+WARNING = "was made without the runtime in a thread of the dtr_alloc scope"
 
 
 def clear() -> None:
@@ -90,6 +90,50 @@ def test_memory_of_other_threads_is_theirs(told: list[warnings.WarningMessage]) 
     assert not told
 
 
+def test_the_end_of_a_scope_is_no_request_of_the_program(
+    told: list[warnings.WarningMessage], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It recomputes what the program still holds."""
+    norm = torch.nn.BatchNorm1d(64)
+    with scope("8MiB") as session:
+        y = norm(torch.randn(256, 64))
+        assert dtr_alloc.evict(y)
+        clear()
+    assert "unseen" not in session.summary()
+    assert not told
+    assert "made without" not in capfd.readouterr().err
+
+
+def test_a_thread_of_an_earlier_scope_is_no_member_of_a_later_one(
+    told: list[warnings.WarningMessage],
+) -> None:
+    """A scope that another thread leaves takes nothing from the thread that opened it."""
+    first = dtr_alloc.rematerialize("1MiB")
+    first.__enter__()
+    leave = threading.Thread(target=lambda: first.__exit__(None, None, None))
+    leave.start()
+    leave.join()
+    clear()
+
+    def work() -> None:
+        with dtr_alloc.rematerialize("1MiB") as session:
+            opened.set()
+            made.wait()
+            summaries.append(session.summary())
+
+    opened, made = threading.Event(), threading.Event()
+    summaries: list[str] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    opened.wait()
+    kept = torch.ones(256, 256)
+    made.set()
+    thread.join()
+    assert "unseen" not in summaries[0]
+    assert not told
+    assert float(kept.sum()) == 65536
+
+
 def test_after_the_scope_nothing_is_told(told: list[warnings.WarningMessage]) -> None:
     with dtr_alloc.rematerialize("1MiB"):
         pass
@@ -102,7 +146,7 @@ def f(x: Tensor) -> Tensor:
     return (x @ x).relu().sum(0)
 
 
-def fakes(rng: random.Random, x: Tensor) -> None:
+def fakes(rng: random.Random) -> None:
     """What opens a fake mode, and closes it."""
     kind = rng.randrange(4)
     if kind == 0:
@@ -116,29 +160,38 @@ def fakes(rng: random.Random, x: Tensor) -> None:
     else:
         torch._dynamo.reset()
         torch.compile(f, backend="eager")(torch.ones(8, 8))
-    if rng.random() < 0.5:
-        clear()  # As that of torch's C++ would.
-        dtr_alloc.materialize(x)
 
 
 def program(seed: int, *, fake: bool) -> list[Tensor]:
     steps: list[Callable[[Tensor], Tensor]]
-    rng = random.Random(seed)
+    rng, of_fakes = random.Random(seed), random.Random(seed)
     torch.manual_seed(seed)
     layers = [torch.nn.Linear(64, 64) for _ in range(4)]
     steps = [torch.sin, torch.tanh, lambda t: t @ t.t() / 64, *layers]
     held = [torch.randn(64, 64)]
     for _ in range(rng.randint(8, 16)):
         x = held[rng.randrange(len(held))]
-        if rng.random() < 0.3 and fake:
+        step = rng.choice(steps)
+        if fake and of_fakes.random() < 0.3:
             with torch.random.fork_rng():
-                fakes(random.Random(seed), x)
-        held.append(rng.choice(steps)(x))
+                fakes(of_fakes)
+            if of_fakes.random() < 0.5:
+                # As the end of torch's own mode in C++ does. What is evicted cannot be read now.
+                for one in (*(p for layer in layers for p in layer.parameters()), x):
+                    dtr_alloc.materialize(one)
+                clear()
+                for _ in range(of_fakes.randint(1, 3)):
+                    x.sin() @ x
+                held.append(step(x))
+                dtr_alloc.materialize(x)
+                continue
+        held.append(step(x))
     loss = torch.stack([one.square().mean() for one in held]).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     return [loss.detach(), *(one.weight.grad for one in layers if one.weight.grad is not None)]
 
 
+@pytest.mark.filterwarnings("ignore:a tensor of .* was made without the runtime")
 @pytest.mark.parametrize("seed", range(50))
 def test_programs_that_open_fake_modes_are_exact(seed: int) -> None:
     expected = [bits(one) for one in program(seed, fake=False)]

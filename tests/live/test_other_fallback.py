@@ -1,13 +1,19 @@
 """Another library registers a fallback on our dispatch key, before us, between two scopes or after
-us: neither takes the other's operators."""
+us, or a kernel for one operator: neither takes the other's operators."""
 
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.other_fallback import BUILD, other_library
 from tests.support.own_process import printed
 
+HEADER = Path(torch.__file__).parent / "include/c10/core/impl/FakeTensorModeTLS.h"
+with_fake_mode = pytest.mark.skipif(
+    not HEADER.exists(), reason="before 2.14 torch has no fake mode in C++"
+)
 WHENS = ("never", "before", "between", "after")
 
 BEGIN = """
@@ -168,17 +174,175 @@ print(other_fallback.seen())
     assert run(program, when).strip() == "[]"
 
 
-def test_an_operator_that_somebody_took_is_named_once_a_scope() -> None:
-    program = f"""{BEGIN}
-import warnings
-import dtr_alloc
-library = torch.library.Library("aten", "IMPL")
-library.impl("sin", lambda x: x, "Fake")
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    with dtr_alloc.rematerialize("1MiB"):
-        pass
-print([str(one.message) for one in caught])
+TAKEN = """
+def take(name):
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(name, lambda x: torch.empty_like(x, device="meta"), "Fake")
+    return library
+def both():
+    with dtr_alloc.rematerialize("1MiB") as session:
+        y = torch.sin(torch.ones(8))
+        z = torch.ones(8).t()
+        assert session.stats().operators == 3
+    return y.device.type, z.device.type
 """
-    told = run(program, "never")
-    assert re.findall(r"aten::\w+", told) == ["aten::sin"]
+
+
+@pytest.mark.parametrize("when", ["never", "before"])
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_an_operator_that_somebody_has_a_kernel_for_is_ours_in_a_scope_and_theirs_outside(
+    first: str, when: str
+) -> None:
+    """`t` is a view, which nobody else intercepts."""
+    program = f"""{BEGIN}{TAKEN}
+if sys.argv[3] == "theirs":
+    libraries = [take("sin"), take("t")]
+    import dtr_alloc
+else:
+    import dtr_alloc
+    libraries = [take("sin"), take("t")]
+told = [both()]
+other_fallback.mode(True)
+outside = torch.sin(torch.ones(8)).device.type
+other_fallback.mode(False)
+told.append(both())
+for library in libraries:
+    library._destroy()
+print([*told, both()], outside)
+"""
+    cpu = ("cpu", "cpu")
+    assert run(program, when, first).strip() == f"{[cpu, cpu, cpu]} meta"
+
+
+@pytest.mark.parametrize("when", ["never", "before"])
+def test_a_kernel_for_fake_tensors_that_comes_inside_a_scope_gets_no_real_ones(when: str) -> None:
+    """As register_fake() of a later torch will give one to every custom operator."""
+    program = f"""{BEGIN}
+import dtr_alloc
+with dtr_alloc.rematerialize("1MiB") as session:
+    x = torch.ones(8)
+    library = torch.library.Library("late", "FRAGMENT")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    library.impl("double", torch.empty_like, "Fake")
+    y = torch.ops.late.double(x)
+    print(y.tolist() == [2] * 8, session.stats().operators)
+"""
+    assert run(program, when).strip() == "True 2"
+
+
+@pytest.mark.parametrize("when", ["never", "before"])
+def test_what_a_thread_of_torchs_own_computes_for_a_scope_is_real(when: str) -> None:
+    """It has the key of who started the work. The process ends by itself, because torch's pool of
+    threads may abort at an ordinary exit (seen with 2.13, without us)."""
+    program = f'''{BEGIN}
+import os
+import dtr_alloc
+unit = torch.jit.CompilationUnit("""
+def sine(x):
+    return torch.sin(x)
+def forked(x):
+    return torch.jit._wait(torch.jit._fork(sine, x))
+""")
+with dtr_alloc.rematerialize("1MiB"):
+    print(float(unit.forked(torch.zeros(()))), flush=True)
+os._exit(0)
+'''
+    assert run(program, when).strip() == "0.0"
+
+
+@pytest.mark.parametrize("when", ["never", "before"])
+def test_a_higher_order_operator_has_its_fake_implementation_for_fake_tensors_alone(
+    when: str,
+) -> None:
+    program = f"""{BEGIN}
+import dtr_alloc
+from torch._higher_order_ops.cond import cond_op
+kernel = lambda pred, true, false, operands: (torch.empty(3, device="meta"),)
+key = torch._C._parse_dispatch_key("Fake")
+cond_op.py_impl(key)(kernel)
+def choose(x):
+    return cond_op(torch.tensor(True), lambda x: (x + 1,), lambda x: (x - 1,), (x,))[0]
+told = []
+with dtr_alloc.rematerialize("1MiB") as session:
+    told.append(choose(torch.ones(3)).tolist())
+    told.append(session.stats().operators > 2)
+    told.append(choose(other_fallback.fake(torch.ones(3))).device.type)
+print(told, cond_op.py_kernels[key] is kernel)
+"""
+    assert run(program, when).strip() == "[[2.0, 2.0, 2.0], True, 'meta'] True"
+
+
+@with_fake_mode
+def test_their_mode_goes_on_in_its_thread_whatever_scopes_do() -> None:
+    program = f"""{BEGIN}
+import threading
+import dtr_alloc
+def in_their_mode():
+    other_fallback.mode(True)
+    told.append(torch.ones(3).device.type)
+    torch.ones(3, device="cpu", requires_grad=True).exp().sum().backward()
+    told.append(torch.ones(3).device.type)
+    other_fallback.mode(False)
+told = []
+with dtr_alloc.rematerialize("1MiB"):
+    thread = threading.Thread(target=in_their_mode)
+    thread.start()
+    thread.join()
+    told.append(torch.ones(3).device.type)
+other_fallback.mode(True)
+with dtr_alloc.rematerialize("1MiB"):
+    pass
+told.append(torch.ones(3).device.type)
+other_fallback.mode(False)
+with dtr_alloc.rematerialize("1MiB"):
+    other_fallback.mode(True)
+    other_fallback.mode(False)
+    dtr_alloc.materialize(torch.ones(3))
+    told.append(torch.ones(3).device.type)
+told.append(torch.ones(3).device.type)
+print(told)
+"""
+    told = "['meta', 'meta', 'cpu', 'meta', 'cpu', 'cpu']"
+    assert run(program, "before").strip() == told
+
+
+GRAPHS = """
+import io
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+@torch.library.custom_op("graphs::triple", mutates_args=())
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+triple.register_fake(torch.empty_like)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+    def forward(self, x):
+        h = triple(self.norm(self.layer(x)).relu())
+        return torch.nn.functional.dropout(h, 0.5).reshape(-1)[::2] + x.sum()
+def told():
+    x = torch.ones(2, 4)
+    program = torch.export.export(Model(), (x,))
+    graphs = [program.graph, program.run_decompositions().graph]
+    for mode in ("real", "fake", "symbolic"):
+        graphs.append(make_fx(lambda x: triple(x @ x.t()).relu(), tracing_mode=mode)(x).graph)
+    graphs.append(make_fx(torch.func.vmap(torch.func.grad(lambda x: x.sin().sum())))(x).graph)
+    graphs.append(make_fx(torch.func.functionalize(lambda x: x.clone().add_(1)))(x).graph)
+    torch.library.opcheck(triple, (x,))
+    return "".join(map(str, graphs))
+"""
+
+
+def test_graphs_are_those_of_a_process_without_us() -> None:
+    alone = run(f"{GRAPHS}print(told())")
+    beside = f"""{GRAPHS}
+import dtr_alloc
+print(told())
+with dtr_alloc.rematerialize("64MiB"):
+    inside = told()
+print(inside)
+"""
+    assert "graphs.triple" in alone
+    assert run(beside) == alone * 2

@@ -7,6 +7,7 @@ no model is trained and no GPU is asked. The probe of the driver's calls runs on
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -379,7 +380,7 @@ def test_a_killed_run_of_tests_says_which_test_ran(
 def test_what_was_built_of_other_sources_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (f"_core{prepare.SUFFIX}", prepare.HARNESS):
+    for name in (*prepare.COMPILED, prepare.HARNESS):
         (tmp_path / name).write_text("")
     assert not prepare.is_current(tmp_path)
     write_json(tmp_path / "built.json", prepare.key())
@@ -389,10 +390,11 @@ def test_what_was_built_of_other_sources_is_built_again(
 
 
 def test_the_folder_that_is_imported_offers_the_package_and_nothing_else(tmp_path: Path) -> None:
-    compiled = next((ROOT / "dtr_alloc").glob(f"_core{prepare.SUFFIX}"), None)
-    if compiled is None:
+    compiled = ROOT / "dtr_alloc" / prepare.COMPILED[0]
+    if not compiled.exists():
         pytest.skip("the extension is not built in place")
-    (tmp_path / compiled.name).write_bytes(compiled.read_bytes())
+    for name in prepare.COMPILED:
+        shutil.copy(compiled.with_name(name), tmp_path)
     path = prepare.link(tmp_path)
     program = (
         "import dtr_alloc, dtr_alloc.runtime, importlib.util as u; "

@@ -5,8 +5,7 @@
 //
 //     stress pool      threads allocate, write, read and free on memory of the host
 //     stress streams   the same on the fake driver, a stream for each thread (DTR_ALLOC_LIBCUDA)
-//     stress engine    threads compute, write in place, drop, evict and commit under one budget,
-// with
+//     stress engine    threads compute, write in place, drop, evict and commit under one budget, with
 //                      each neighbourhood and each policy; operators run without the engine's lock
 //     stress engine_harness
 //                      the engine on addresses alone, called from threads

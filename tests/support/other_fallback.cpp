@@ -1,6 +1,7 @@
 // Another library that has taken the runtime's dispatch key, as torch's own C++ FakeTensor will: a
 // boxed fallback that runs the meta kernel and returns tensors without memory. Its mode sets the
-// key's bit of the thread, and clears it at the end. It lists the operators that reach it.
+// key's bit of the thread, from torch 2.14 on by torch's own functions, and clears it at the end. It
+// lists the operators that reach it.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
@@ -8,6 +9,14 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#if __has_include(<c10/core/impl/FakeTensorModeTLS.h>)
+#include <c10/core/impl/FakeTensorModeTLS.h>
+#define HAS_FAKE_MODE 1
+#else
+#define HAS_FAKE_MODE 0
+#endif
+
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -65,7 +74,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     library->fallback(torch::CppFunction::makeFromBoxedFunction<&theirs>());
   });
   m.def("drop", [] { library.reset(); });
-  m.def("mode", [](bool on) { c10::impl::tls_set_dispatch_key_included(kKey, on); });
+  m.attr("has_fake_mode") = bool{HAS_FAKE_MODE};
+  m.def("mode", [](bool on) {
+#if HAS_FAKE_MODE
+    using Mode = c10::impl::FakeTensorModeTLS;
+    if (!on) return Mode::reset_state();
+    Mode::set_state(std::make_shared<c10::FakeTensorMode>(nullptr, nullptr));
+#else
+    c10::impl::tls_set_dispatch_key_included(kKey, on);
+#endif
+  });
   m.def("seen", [] { return std::exchange(seen, {}); });
   m.def("fake", [](const at::Tensor& tensor) { return fake(without_memory(tensor)); });
 }

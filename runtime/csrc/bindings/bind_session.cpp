@@ -9,6 +9,7 @@
 #include "runtime/csrc/bindings/nanos_caster.h"
 #include "runtime/csrc/live/intercept/dispatch_key.h"
 #include "runtime/csrc/live/intercept/interception.h"
+#include "runtime/csrc/live/machine/fake_mode.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/operators/libraries.h"
@@ -269,11 +270,10 @@ void bind_session(py::module_& m) {
   m.def("record_this_thread", &Scope::record_this_thread);
   m.attr("dispatch_key") = static_cast<int>(kKey);
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
-  m.def("records_this_thread", [] {
-    Scope::keep_recording();
-    return Scope::records_this_thread();
-  });
-  m.def("kernels_of_others", &kernels_of_others, py::call_guard<py::gil_scoped_release>());
+  m.def("records_this_thread", &Scope::records_this_thread);
+  m.def("is_member", &Scope::is_member);
+  m.def("fake_mode_is_on", &fake_mode_is_on);
+  m.def("take_key", &take_key, py::call_guard<py::gil_scoped_release>());
   m.def("lingering_session", []() -> py::object {
     Session* session = Scope::active();
     if (!session || !session->scope().lingering()) return py::none();

@@ -3,13 +3,11 @@
 #include <torch/library.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
 
-#include "runtime/csrc/live/machine/autograd_task.h"
 #include "runtime/csrc/live/machine/fake_mode.h"
 #include "runtime/csrc/live/operators/operators.h"
 #include "runtime/csrc/live/operators/pointer_readers.h"
@@ -30,11 +28,46 @@ template struct Definition<&c10::OperatorHandle::operatorDef_>;
 
 c10::impl::OperatorEntry& entry_of(const c10::OperatorHandle& op) { return definition_of(op).op; }
 
+// Before torch 2.14 nothing tells a fake mode in C++ from ours but the thread's bit. A thread that
+// belonged to a scope, which another thread has left, may still have that.
+bool is_for_others(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (fake_mode_is_on()) return true;
+  bool fake = false;
+  for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
+    for_each_tensor(stack[i], [&](c10::TensorImpl& tensor, std::uint16_t) {
+      fake |= tensor.key_set().has(kKey);
+    });
+  }
+  return fake || (!Scope::active() && !Scope::part_if_member());
+}
+
+void redispatch_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack) {
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
 // For what would have a fallthrough if nobody else had the key.
 void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (others_have_key() && hand_over(op, keys, stack)) return;
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  redispatch_below(op, keys, stack);
 }
+
+// Takes the place of a kernel that somebody else has for one operator.
+class Shared final : public c10::OperatorKernel {
+ public:
+  Shared(c10::KernelFunction theirs, bool passes) : theirs_(std::move(theirs)), passes_(passes) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    const bool is_theirs = is_for_others(op, *stack);
+    if (is_theirs && !theirs_.isFallthrough()) return theirs_.callBoxed(op, keys, stack);
+    if (is_theirs || passes_) return redispatch_below(op, keys, stack);
+    intercept(op, keys, stack);
+  }
+
+ private:
+  c10::KernelFunction theirs_;
+  bool passes_;
+};
 
 c10::KernelFunction kernel_for(bool passes) {
   if (!passes) return c10::KernelFunction::makeFromBoxedFunction<&intercept>();
@@ -42,10 +75,8 @@ c10::KernelFunction kernel_for(bool passes) {
                            : c10::KernelFunction::makeFallthrough();
 }
 
-bool is_ours(const c10::KernelFunction& kernel, bool passes) {
-  if (!passes) return kernel._equalsBoxedAndUnboxed(kernel_for(false));
-  return kernel.isFallthrough() ||
-         kernel._equalsBoxedAndUnboxed(c10::KernelFunction::makeFromBoxedFunction<&pass>());
+c10::KernelFunction shared(const c10::KernelFunction& theirs, bool passes) {
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Shared>(theirs, passes));
 }
 
 // Operators of ours, of which none may be intercepted by name: their kernels are registered with
@@ -60,91 +91,71 @@ class Kernels final : public c10::OpRegistrationListener {
  public:
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
     if (op.schema().name().starts_with(kOurs) || pointer_reader(op)) return;
-    auto& entry = entry_of(op);
-    Kernel kernel{op, passes_over_us(op), std::nullopt};
-    // An entry that outlived its operator's definition has our kernel already.
-    if (!entry.hasKernelForDispatchKey(kKey)) {
-      kernel.place =
-          entry.registerKernel(c10::Dispatcher::singleton(), kKey, kernel_for(kernel.passes),
-                               std::nullopt, nullptr, "dtr_alloc");
-    }
-    all_.push_back(std::move(kernel));
+    all_.push_back({op, passes_over_us(op)});
+    // Outside of a scope the next one does. By then the operator has what its library gives it on
+    // the key: torch would warn of a second kernel there.
+    if (Scope::active()) take(all_.back());
   }
 
   void onOperatorDeregistered(const c10::OperatorHandle& op) override {
     forget_operator(op);
-    std::erase_if(all_, [&](const Kernel& one) { return one.op == op; });
+    std::erase_if(all_, [&](const Operator& one) { return one.handle == op; });
   }
 
-  // Somebody else has registered a fallback after us.
-  void stop_falling_through() {
-    for (Kernel& one : all_) {
-      if (!one.passes || !one.place) continue;
-      (*one.place)->kernel = kernel_for(true);
-      entry_of(one.op).updateFallback(c10::Dispatcher::singleton(), kKey);
-    }
-  }
-
-  std::vector<std::string> others() const {
-    std::vector<std::string> names;
-    for (const Kernel& one : all_) {
-      const auto& entry = entry_of(one.op);
-      const bool ours = entry.hasKernelForDispatchKey(kKey) &&
-                        is_ours(entry.kernelForDispatchKey(kKey), one.passes);
-      if (!ours) names.push_back(c10::toString(one.op.operator_name()));
-    }
-    return names;
+  void take_all() {
+    for (const Operator& one : all_) take(one);
   }
 
  private:
-  struct Kernel {
-    c10::OperatorHandle op;
+  struct Operator {
+    c10::OperatorHandle handle;
     bool passes;
-    // None where a kernel was there first.
-    std::optional<c10::impl::OperatorEntry::AnnotatedKernelContainerIterator> place;
   };
-  std::vector<Kernel> all_;
+
+  // Puts ours in front of what else is there on the key, or in place of a fallthrough of ours that
+  // would hide the operator from a fallback. The dispatcher calls the kernel in front.
+  void take(const Operator& one) {
+    auto& entry = entry_of(one.handle);
+    const auto& dispatcher = c10::Dispatcher::singleton();
+    const c10::KernelFunction ours = kernel_for(one.passes);
+    if (!entry.hasKernelForDispatchKey(kKey)) {
+      entry.registerKernel(dispatcher, kKey, ours, std::nullopt, nullptr, "dtr_alloc");
+      return;
+    }
+    auto& front = const_cast<c10::KernelFunction&>(entry.kernelForDispatchKey(kKey));
+    if (is(front, ours) || is(front, shared_)) return;
+    const bool passed = one.passes && (front.isFallthrough() || is(front, pass_));
+    front = passed ? ours : shared(front, one.passes);
+    entry.updateFallback(dispatcher, kKey);
+  }
+
+  static bool is(const c10::KernelFunction& one, const c10::KernelFunction& other) {
+    return one._equalsBoxedAndUnboxed(other);  // Compares the functions, not what they hold.
+  }
+
+  std::vector<Operator> all_;
+  const c10::KernelFunction pass_ = c10::KernelFunction::makeFromBoxedFunction<&pass>();
+  const c10::KernelFunction shared_ = shared({}, false);
 };
 
 Kernels* kernels = nullptr;  // The dispatcher's, for as long as the process lives.
 
-// Calls `run` with the dispatcher's lock held: a new listener is told of all operators so.
-void with_dispatcher_locked(std::function<void()> run) {
-  class Once final : public c10::OpRegistrationListener {
-   public:
-    explicit Once(std::function<void()> run) : run_(std::move(run)) {}
-    void onOperatorRegistered(const c10::OperatorHandle&) override {
-      if (const auto run = std::exchange(run_, nullptr)) run();
-    }
-    void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+// The dispatcher tells a new listener of all operators, with its lock held.
+class Once final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle&) override {
+    if (!std::exchange(done_, true)) kernels->take_all();
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 
-   private:
-    std::function<void()> run_;
-  };
-  c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Once>(std::move(run)));
-}
+ private:
+  bool done_ = false;
+};
 
 void notice_others() {
   static std::atomic<bool> noticed = false;
-  if (!others_have_key() || noticed.exchange(true)) return;
-  with_dispatcher_locked([] { kernels->stop_falling_through(); });
-}
-
-bool has_fake_argument(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  bool found = false;
-  for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
-    for_each_tensor(stack[i], [&](c10::TensorImpl& tensor, std::uint16_t) {
-      found |= tensor.key_set().has(kKey);
-    });
-  }
-  return found;
-}
-
-// A thread that belonged to a scope, which another thread has left, may still have our bit.
-bool is_for_others(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  if (!Scope::active()) return !Scope::part_if_member();
-  const bool ours = Scope::is_member() || in_backward();
-  return !ours || fake_mode_is_on() || has_fake_argument(op, stack);
+  if (noticed.load(std::memory_order_relaxed) || !others_have_key()) return;
+  if (!noticed.exchange(true)) take_key();
 }
 
 }  // namespace
@@ -160,12 +171,7 @@ bool hand_over(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   return true;
 }
 
-std::vector<std::string> kernels_of_others() {
-  notice_others();
-  std::vector<std::string> names;
-  with_dispatcher_locked([&] { names = kernels->others(); });
-  return names;
-}
+void take_key() { c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Once>()); }
 
 void register_interception() {
   static auto* library =  // Registrations live as long as the process.
@@ -176,6 +182,7 @@ void register_interception() {
   static auto* all = new c10::RegistrationHandleRAII(
       c10::Dispatcher::singleton().addRegistrationListener(std::move(listener)));
   static_cast<void>(all);
+  take_key();
 }
 
 }  // namespace dtr

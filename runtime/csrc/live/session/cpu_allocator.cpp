@@ -23,8 +23,10 @@ class CpuAllocator final : public at::Allocator {
     // Autograd's threads inherit the key from the scope's, and other threads may join. What the
     // rest make could not be evicted, so it is ordinary memory.
     if (!session || !session->device().device.is_cpu()) return ordinary->allocate(bytes);
-    if (Scope::lost_key()) session->notes().note_unseen(bytes);
-    if (!Scope::records_this_thread()) return ordinary->allocate(bytes);
+    if (!Scope::records_this_thread()) {
+      if (Scope::is_member()) session->notes().note_unseen(bytes);
+      return ordinary->allocate(bytes);
+    }
     return session->storages().device().ordinary(bytes ? allocate(*session, bytes) : nullptr);
   }
 

@@ -24,8 +24,8 @@
 namespace dtr {
 
 inline constexpr char kUnseenText[] =
-    "a tensor was made without the runtime in a thread of the dtr_alloc scope: DispatchKey.Fake is "
-    "off there, because a fake mode of another library ended or somebody cleared it. Such tensors "
+    " was made without the runtime in a thread of the dtr_alloc scope: DispatchKey.Fake is off "
+    "there, because a fake mode of another library ended or somebody cleared it. Such tensors "
     "are not recorded, on the CPU they lie outside the budget, and evicted arguments do not come "
     "back. The next step of an optimizer enables the key again, as does "
     "dtr_alloc.materialize(tensor)";
@@ -80,7 +80,7 @@ class Notes {
       unseen_ += bytes;
       if (std::exchange(some_unseen_, true)) return;
     }
-    TORCH_WARN(kUnseenText);
+    TORCH_WARN("a tensor of ", bytes, " bytes", kUnseenText);
   }
   Bytes unseen() const {
     std::lock_guard guard(mutex_);

@@ -33,22 +33,27 @@ void Scope::claim() {
   }
   if (!over) last = nullptr;
   TORCH_CHECK(active_.compare_exchange_strong(last, &session_),
-              "a dtr_alloc scope is already open in this process; scopes do not nest: leave it first");
+              "a dtr_alloc scope is already open in this process; scopes do not nest: leave it "
+              "first");
+  ++opened_;
 }
 
-constinit thread_local bool Scope::member_ = false;
+constinit thread_local std::uint64_t Scope::member_of_ = 0;
 
+// A fake mode that is still on keeps the bit.
 void Scope::record_this_thread(bool on) {
-  c10::impl::tls_set_dispatch_key_included(kKey, on);
-  member_ = on;
+  c10::impl::tls_set_dispatch_key_included(kKey, on || fake_mode_is_on());
+  member_of_ = on ? opened_.load() : 0;
 }
+
+bool Scope::is_member() { return member_of_ && member_of_ == opened_; }
 
 void Scope::keep_recording() {
   if (lost_key() && !fake_mode_is_on()) record_this_thread(true);
 }
 
 bool Scope::part_if_member() {
-  const bool was = member_;
+  const bool was = member_of_;
   if (was) record_this_thread(false);
   return was;
 }
@@ -76,6 +81,7 @@ void Scope::give_up() {
 
 Scope::Left Scope::leave() {
   if (active() != &session_ || lingering_) return {};
+  keep_recording();
   struct Close {
     Scope& scope;
     ~Close() {

@@ -10,6 +10,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -49,12 +50,13 @@ class Scope {
 
   static void record_this_thread(bool on);  // Sets whether the scope gets this thread's operators.
   static bool records_this_thread();
-  // Whether this thread opened or joined the scope, and the key's bit is gone: torch's C++ fake
-  // mode (from 2.14 on) and torchdistx clear the bit when they end.
-  static bool lost_key() { return !records_this_thread() && member_; }
-  static bool is_member() { return member_; }
+  static bool is_member();  // Whether this thread opened or joined the scope of today.
+  // Whether a member's key is off: torch's C++ fake mode (from 2.14 on) and torchdistx clear the
+  // bit when they end. Autograd's threads of a device have the key as who called backward() has it,
+  // and are no members.
+  static bool lost_key() { return !records_this_thread() && is_member(); }
   static void keep_recording();  // Sets the bit again if it is lost, unless a fake mode is on.
-  static bool part_if_member();  // Clears a member's bit. Returns whether it was one.
+  static bool part_if_member();  // Clears a bit that a scope set. Returns whether one had.
 
   int joined() const { return joined_; }         // Number of joined threads.
   bool lingering() const { return lingering_; }  // The scope is over, but still tracks tensors.
@@ -73,7 +75,8 @@ class Scope {
   void lower_budget();
 
   static inline std::atomic<Session*> active_{nullptr};
-  static constinit thread_local bool member_;
+  static inline std::atomic<std::uint64_t> opened_ = 0;    // Number of scopes so far.
+  static constinit thread_local std::uint64_t member_of_;  // The scope's number; 0: of none.
 
   Session& session_;
   // Guarded by: nothing: atomic
