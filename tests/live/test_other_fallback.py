@@ -232,6 +232,22 @@ with dtr_alloc.rematerialize("1MiB") as session:
 
 
 @pytest.mark.parametrize("when", ["never", "before"])
+def test_an_operator_that_a_library_defines_inside_a_scope_is_recorded(when: str) -> None:
+    """One in C++, which no Python tells of."""
+    program = f"""{BEGIN}
+import dtr_alloc
+with dtr_alloc.rematerialize("1MiB") as session:
+    x = torch.ones(8)
+    library = torch._C._dispatch_library("FRAGMENT", "late", "")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", "CPU", lambda x: x * 2, False)
+    y = torch.ops.late.double(x)
+    print(y.tolist() == [2] * 8, session.stats().operators)
+"""
+    assert run(program, when).strip() == "True 2"
+
+
+@pytest.mark.parametrize("when", ["never", "before"])
 def test_what_a_thread_of_torchs_own_computes_for_a_scope_is_real(when: str) -> None:
     """It has the key of who started the work. The process ends by itself, because torch's pool of
     threads may abort at an ordinary exit (seen with 2.13, without us)."""

@@ -91,8 +91,8 @@ GUESS_FAULTS = (
     fault(
         "run a fake tensor in a scope",
         "runtime/csrc/live/intercept/dispatch_key.cpp",
-        "return !ours || fake_mode_is_on() || has_fake_argument(op, stack);",
-        "return !ours;",
+        "return fake || (!Scope::active() && !Scope::part_if_member());",
+        "return !Scope::active() && !Scope::part_if_member();",
         "tests/live/test_other_fallback.py::"
         "test_a_fake_tensor_in_a_scope_is_theirs_and_real_ones_beside_it_are_ours[before]",
     ),
@@ -114,8 +114,32 @@ GUESS_FAULTS = (
     fault(
         "allocate past a lost key in silence",
         "runtime/csrc/live/session/cpu_allocator.cpp",
-        "    if (Scope::lost_key()) session->notes().note_unseen(bytes);\n",
+        "      if (Scope::is_member()) session->notes().note_unseen(bytes);\n",
         "",
         "tests/live/test_lost_key.py",
+    ),
+    fault(
+        "leave an operator to another library's kernel",
+        "runtime/csrc/live/intercept/dispatch_key.cpp",
+        "    front = passed ? ours : shared(front, one.passes);\n",
+        "    if (!passed) return;\n    front = ours;\n",
+        "tests/live/test_other_fallback.py::"
+        "test_an_operator_that_somebody_has_a_kernel_for_is_ours_in_a_scope_and_theirs_outside",
+    ),
+    fault(
+        "leave what is defined inside a scope to the next one",
+        "runtime/csrc/live/intercept/dispatch_key.cpp",
+        "    if (Scope::active()) take(all_.back());\n",
+        "",
+        "tests/live/test_other_fallback.py::"
+        "test_an_operator_that_a_library_defines_inside_a_scope_is_recorded",
+    ),
+    fault(
+        "count a thread to the scope after its own",
+        "runtime/csrc/live/session/scope.cpp",
+        "return member_of_ && member_of_ == opened_;",
+        "return member_of_;",
+        "tests/live/test_lost_key.py::"
+        "test_a_thread_of_an_earlier_scope_is_no_member_of_a_later_one",
     ),
 )
