@@ -377,7 +377,7 @@ def infeasible(ratio: float | None, budget: int | None, error: torch.OutOfMemory
 
 def _floor(error: torch.OutOfMemoryError) -> int | None:
     """The smallest budget that would do, in bytes, as the error tells it; None if it does not."""
-    found = re.search(r"raise the budget to at least ([\d.]+) ([KMG]i)?B", str(error))
+    found = re.search(r"Raise the budget to at least ([\d.]+) ([KMG]i)?B", str(error))
     if found is None:
         return None
     unit = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}[found[2]]

@@ -87,10 +87,11 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do() -> None:
         """
     )
     assert plain[0] == served[0] == "OutOfMemoryError"
-    assert "budget of 67108864 bytes on CUDA device 0: 1048576 bytes asked, 0 free" in plain[1]
-    assert "raise the budget to at least 68157440" in plain[1]
-    assert "budget 64.00 MiB: 1.00 MiB asked, 0 B free, nothing left to evict" in served[1]
-    assert "raise the budget to at least 65.00 MiB" in served[1]
+    assert "asked: 1048576 bytes on CUDA device 0\n" in plain[1]
+    assert "budget: 67108864 bytes, of which 0 are free" in plain[1]
+    assert "Raise the budget to at least 68157440 bytes" in plain[1]
+    assert "asked: 1.00 MiB\n  budget: 64.00 MiB, of which 0 B are free\n" in served[1]
+    assert "Raise the budget to at least 65.00 MiB" in served[1]
     assert stats == 1
 
 

@@ -200,7 +200,7 @@ def test_the_text_says_when_the_device_has_less_than_the_budget(cuda: FakeCuda) 
         with pytest.raises(torch.OutOfMemoryError) as caught:
             torch.zeros(4 << 20)
         text = str(caught.value)
-    assert "budget 256.00 MiB: 16.00 MiB asked and within the budget" in text
+    assert "asked: 16.00 MiB, within the budget of 256.00 MiB" in text
     assert "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY" in text
     assert "another budget does not help" in text
 

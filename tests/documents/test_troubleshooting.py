@@ -25,7 +25,7 @@ INSTRUMENTS = {
     "runtime/csrc/simulator/schedule.cpp",
 }
 THROWN = re.compile(
-    r"(?:TORCH_CHECK(?:_WITH|_VALUE)?\(|constexpr char \w+\[\] ="
+    r"(?:TORCH_CHECK(?:_WITH|_VALUE)?\(|DTR_OUT_OF_MEMORY\(|constexpr char \w+\[\] ="
     r"|throw std::(?:runtime_error|invalid_argument|system_error)\()(.*?);\n",
     re.S,
 )
@@ -38,7 +38,8 @@ def plain(text: str) -> str:
 
 
 def longest(pieces: list[str]) -> str:
-    return plain(max(pieces, key=len, default=""))
+    lines = [line for piece in pieces for line in piece.split("\\n")]
+    return plain(max(lines, key=len, default=""))
 
 
 def pieces_of(node: ast.expr, names: dict[str, ast.expr]) -> list[str]:

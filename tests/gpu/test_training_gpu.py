@@ -160,7 +160,7 @@ def out_of_memory(device: str, budget: int) -> Any:
             backward(net(x).square().mean())
             del x
         except torch.OutOfMemoryError as error:
-            refused += "raise the budget to at least" in str(error)
+            refused += "Raise the budget to at least" in str(error)
     return result(watched, trained(net), refused=refused)
 
 

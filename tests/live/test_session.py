@@ -43,13 +43,15 @@ def test_the_budget_that_would_do_is_more_than_the_one_that_did_not() -> None:
 def test_a_request_that_fails_though_the_bytes_are_free_asks_for_more_than_there_was() -> None:
     with scope("1MiB") as session:
         session._core.fail_allocation(1)
-        with pytest.raises(torch.OutOfMemoryError, match=r"smaller pieces.*to at least 1\.01 MiB"):
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"to at least 1\.01 MiB(?s:.*) in smaller pieces"
+        ):
             torch.ones(1000)
 
 
 def test_thrashing_is_an_error_that_names_the_ratio() -> None:
     with (
-        pytest.raises(torch.OutOfMemoryError, match=r"recomputes \d+ times longer than"),
+        pytest.raises(torch.OutOfMemoryError, match=r"recomputing took \d+ times as long"),
         dtr_alloc.rematerialize("2MiB", heuristic="lru", thrash_limit=0.5),
     ):
         for _ in range(1000):
@@ -265,7 +267,7 @@ def test_every_allocation_of_a_training_step_may_fail() -> None:
             try:
                 loss = step(model, optimizer, words)
             except torch.OutOfMemoryError as error:
-                assert "raise the budget" in str(error)
+                assert "Raise the budget" in str(error)
                 failures += 1
                 session.check()
                 torch.manual_seed(1)

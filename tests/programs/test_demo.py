@@ -169,7 +169,7 @@ def test_a_budget_below_the_floor_is_told_and_fails_from_one_half_up(
 
     def refuse(budget: int | None, **options: Any) -> Any:
         if budget is not None:
-            raise torch.OutOfMemoryError("too small: raise the budget to at least 17.5 MiB")
+            raise torch.OutOfMemoryError("too small. Raise the budget to at least 17.5 MiB")
         return real(None, **options)
 
     monkeypatch.setattr(dtr_alloc, "rematerialize", refuse)

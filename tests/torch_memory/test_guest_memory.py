@@ -277,12 +277,13 @@ with dtr_alloc.rematerialize("1TiB", memory="torch") as session:
     torch.empty(1 << 25)
 """
     done = own_process(program, MALLOC_MMAP_THRESHOLD_=str(1 << 20))
-    full = "MiB asked and within the budget, but the machine has not the memory"
-    error, note = done.stderr.splitlines()[-2:]
-    assert error.startswith("torch.OutOfMemoryError: budget")
-    assert f"128.00 {full}" in error
-    assert "not all that the scope leaves behind can be read" in note
-    assert f"4.00 {full}" in note
+    full = "the machine has no more, and nothing is left to evict"
+    error = done.stderr[done.stderr.index("torch.OutOfMemoryError: dtr_alloc is out of memory.") :]
+    _, asked, machine = error.splitlines()[:3]
+    assert asked == "  asked: 128.00 MiB, within the budget of 1048576.00 MiB"
+    assert full in machine
+    note = error[error.index("not all that the scope leaves behind can be read") :]
+    assert "asked: 4.00 MiB, within" in note
 
 
 def test_a_forked_child_and_an_exit_with_a_scope_open_end_well() -> None:

@@ -126,12 +126,14 @@ void DeviceMemory::free(void* data) {
 
 void DeviceMemory::refuse(Bytes asked) const {
   PoolStats now = pool.stats();
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget of ", now.budget, " bytes on CUDA device ",
-                   static_cast<int>(device), ": ", asked, " bytes asked, ",
-                   std::max<Bytes>(now.budget - now.live, 0), " free, the largest hole has ",
-                   now.largest_hole, "; raise the budget to at least ",
-                   now.live + round_to_granule(asked),
-                   ", or let tensors be evicted: dtr_alloc.allocator(budget, rematerialize=True)");
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "dtr_alloc is out of memory. Raise the budget to at least ",
+      now.live + round_to_granule(asked),
+      " bytes, or let tensors be evicted: dtr_alloc.allocator(budget, rematerialize=True)"
+      "\n  asked: ",
+      asked, " bytes on CUDA device ", static_cast<int>(device), "\n  budget: ", now.budget,
+      " bytes, of which ", std::max<Bytes>(now.budget - now.live, 0), " are free, and ",
+      now.largest_hole, " in the largest hole");
 }
 
 void DeviceMemory::begin_capture(GraphMemory::Id id, GraphMemory::Filter filter) {

@@ -114,7 +114,7 @@ void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::S
     Interception(*session).execute(info, keys, stack);
   } catch (const c10::OutOfMemoryError& error) {
     if (!outermost) throw;
-    rethrow_with_advice(error);
+    rethrow_with_advice(error, info.name);
   } catch (c10::Error& error) {
     if (outermost) add_refusal(error);
     throw;

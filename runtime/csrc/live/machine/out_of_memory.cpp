@@ -34,11 +34,12 @@ Bytes free_of(const PoolStats& pool) { return std::max<Bytes>(pool.budget - pool
 std::string handed_out(const std::vector<std::string>& exposures) {
   std::string list;
   for (const std::string& text : exposures) list += (list.empty() ? "" : ", ") + text;
-  return list.empty() ? "" : "memory was handed out by " + list + "; ";
+  return list.empty() ? "" : "\n  memory was handed out by: " + list;
 }
 
 std::string full_swap(Bytes size) {
-  return size > 0 ? "; the swap of " + in_mib(size) + " is full: a larger one takes more of that"
+  return size > 0 ? "\n  swap: full, with " + in_mib(size) +
+                        "; a larger one takes more of what cannot be recomputed"
                   : "";
 }
 
@@ -46,12 +47,12 @@ std::string full_swap(Bytes size) {
 std::string asked_of(const Refusal& refusal) {
   const Bytes free = free_of(refusal.pool);
   const bool rounded = refusal.asked <= free && free < refusal.charge;
-  return enough_mib(refusal.asked) + " asked" +
+  return enough_mib(refusal.asked) +
          (rounded ? ", in a block of " + enough_mib(refusal.charge) : "");
 }
 
-std::string made_so_far(Bytes bytes) {
-  return bytes > 0 ? in_mib(bytes) + " were made so far by the one that asks, " : "";
+std::string where_any(const char* name, Bytes bytes) {
+  return bytes > 0 ? name + in_mib(bytes) : "";
 }
 
 std::atomic<Adviser> the_adviser{nullptr};
@@ -64,41 +65,46 @@ std::string in_mib(Bytes bytes) {
 
 Bytes Refusal::least_budget() const { return std::max(pool.live + charge, pool.budget + kGranule); }
 
+// Accelerate and transformers, which look for a batch size that fits, know such an error by
+// " out of memory.".
+#define DTR_OUT_OF_MEMORY(...) \
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "dtr_alloc is out of memory. ", __VA_ARGS__)
+
 void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   enough_mib(refusal.asked),
-                   " asked and within the budget, but the machine has not the memory (", machine,
-                   ") and nothing is left to evict: free memory of other programs, or of this one "
-                   "outside of the scope; another budget does not help");
+  DTR_OUT_OF_MEMORY(
+      "Free memory of other programs, or of this one outside of the scope; another budget does not "
+      "help\n  asked: ",
+      enough_mib(refusal.asked), ", within the budget of ", in_mib(refusal.pool.budget),
+      "\n  the machine has no more, and nothing is left to evict: ", machine);
 }
 
 void throw_device_is_too_small(const Refusal& refusal, Bytes device) {
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   enough_mib(refusal.asked), " asked, and the device has ", in_mib(device),
-                   " in all, so no budget helps: ask for less, as with a smaller batch");
+  DTR_OUT_OF_MEMORY("Ask for less, as with a smaller batch; no budget helps\n  asked: ",
+                    enough_mib(refusal.asked), "\n  the device has in all: ", in_mib(device),
+                    "\n  budget: ", in_mib(refusal.pool.budget));
 }
 
 void throw_nothing_is_evicted_here(const Refusal& refusal) {
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(refusal.pool.budget), ": ",
-                   asked_of(refusal), ", ", in_mib(free_of(refusal.pool)),
-                   " free; this torch hides what tensor subclasses and dispatch modes call, so "
-                   "nothing is evicted inside them: raise the budget to at least ",
-                   enough_mib(refusal.least_budget()), ", or take torch 2.13 or later");
+  DTR_OUT_OF_MEMORY("Raise the budget to at least ", enough_mib(refusal.least_budget()),
+                    ", or take torch 2.13 or later: this torch hides what tensor subclasses and "
+                    "dispatch modes call, so nothing is evicted inside them\n  asked: ",
+                    asked_of(refusal), "\n  budget: ", in_mib(refusal.pool.budget), ", of which ",
+                    in_mib(free_of(refusal.pool)), " are free");
 }
 
 void throw_budget_is_full(const Refusal& refusal) {
   const PoolStats& pool = refusal.pool;
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "budget ", in_mib(pool.budget), ": ", asked_of(refusal), ", ",
+  DTR_OUT_OF_MEMORY(
+      "Raise the budget to at least ", enough_mib(refusal.least_budget()),
+      "\n  asked: ", asked_of(refusal), "\n  budget: ", in_mib(pool.budget), ", of which ",
       in_mib(free_of(pool)),
-      pool.live + refusal.charge <= pool.budget ? " free but in smaller pieces" : " free",
-      ", nothing left to evict: ", in_mib(refusal.locked),
-      " are read by operators now running or being recomputed, ", made_so_far(refusal.made),
-      in_mib(pool.live - refusal.locked - refusal.made),
-      " cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors); ",
-      handed_out(refusal.exposures), "the largest operator so far needs ",
-      in_mib(refusal.largest_operator), full_swap(refusal.full_swap),
-      "; raise the budget to at least ", enough_mib(refusal.least_budget()));
+      pool.live + refusal.charge <= pool.budget ? " are free in smaller pieces" : " are free",
+      "\n  read by operators now running or being recomputed: ", in_mib(refusal.locked),
+      where_any("\n  made so far by the one that asks: ", refusal.made),
+      "\n  cannot be recomputed (gradients, optimizer state, inputs, exposed or pinned tensors): ",
+      in_mib(pool.live - refusal.locked - refusal.made), handed_out(refusal.exposures),
+      where_any("\n  largest operator so far: ", refusal.largest_operator),
+      full_swap(refusal.full_swap));
 }
 
 void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget) {
@@ -110,11 +116,10 @@ void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget) {
 }
 
 void throw_thrashing(Bytes budget, double ratio, double limit) {
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "budget ", in_mib(budget), ": the program recomputes ",
-                   static_cast<std::int64_t>(ratio),
-                   " times longer than it computes, which is above the limit of ", limit,
-                   "; raise the budget to at least ", enough_mib(budget + budget / 4),
-                   ", or set thrash_limit=0 to go on regardless");
+  DTR_OUT_OF_MEMORY("Raise the budget to at least ", enough_mib(budget + budget / 4),
+                    ", or set thrash_limit=0 to go on regardless\n  budget: ", in_mib(budget),
+                    "\n  recomputing took ", static_cast<std::int64_t>(ratio),
+                    " times as long as computing; the limit is ", limit);
 }
 
 std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least) {
@@ -129,12 +134,15 @@ std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least
 
 void set_adviser(Adviser adviser) { the_adviser = adviser; }
 
-void rethrow_with_advice(const c10::OutOfMemoryError& error) {
+void rethrow_with_advice(const c10::OutOfMemoryError& error, const std::string& name) {
   const Bytes at_least = InOperator::state.at_least;
   forget_refusal();
   const Adviser adviser = the_adviser;
   if (at_least == 0 || !adviser) throw;
-  TORCH_CHECK_WITH(OutOfMemoryError, false, error.msg(), adviser(at_least));
+  std::string text = error.msg();
+  const std::string of = name.empty() ? "" : "\n  operator: " + name;
+  text.insert(std::min(text.find('\n'), text.size()), adviser(at_least) + of);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, text);
 }
 
 void add_refusal(c10::Error& error) {

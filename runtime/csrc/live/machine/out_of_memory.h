@@ -1,5 +1,6 @@
-// Makes the texts of torch.OutOfMemoryError: how much was asked, how much was free, and what to do.
-// Advice from Python is added when none of our locks is held. If an operator catches the error and
+// Makes the texts of torch.OutOfMemoryError: in the first line what to do, and on lines of their own
+// how much was asked, and what the memory holds. Advice from Python, and the operator's name, are
+// added when none of our locks is held. If an operator catches the error and
 // then throws another one, we tell in that error's text what was refused before.
 
 #pragma once
@@ -42,7 +43,8 @@ struct Refusal {
 using Adviser = std::string (*)(Bytes at_least);
 void set_adviser(Adviser adviser);
 
-[[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error);
+// `name`: of the operator that failed; empty: of none.
+[[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error, const std::string& name);
 void add_refusal(c10::Error& error);  // Adds to its text a refused request that may be the cause.
 bool forget_refusal();                // True if a larger budget would have served the request.
 

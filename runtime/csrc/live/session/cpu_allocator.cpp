@@ -44,7 +44,7 @@ class CpuAllocator final : public at::Allocator {
       return session.requests().allocate(bytes, host_stream);
     } catch (const c10::OutOfMemoryError& error) {
       if (InOperator::state.depth > 0) throw;
-      rethrow_with_advice(error);
+      rethrow_with_advice(error, "");
     }
   }
 
