@@ -99,6 +99,7 @@ NO_RESULT_DEPENDS = {
     "_set_warn_on_accumulate_grad_stream_mismatch": "warnings",
     "_set_worker_pids": "the loader's processes", "_set_worker_signal_handlers": "the loader's",
     "set_anomaly_enabled": "checks", "set_num_interop_threads": "once in a process",
+    "set_vital": "statistics",
 }  # fmt: skip
 # Whose values are devices' libraries: torch refuses them, or nothing happens, without that device.
 OF_A_DEVICE = {

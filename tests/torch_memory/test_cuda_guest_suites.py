@@ -24,6 +24,8 @@ LEFT_OUT = {
     # It is no longer bounded when guests go (GuestAllocator::remove); a scope of the test's is.
     "test_what_does_not_fit_the_budget_together_survives_the_scope",
     "test_a_trace_is_of_one_thread",
+    # Without oneDNN (below) most of its peak cannot be recomputed.
+    "test_a_carried_state_trains_exactly_at_less_than_eager_needs",
     # Torch's blocks are larger than tensors: whether a budget fits is known after evicting.
     "test_a_budget_below_what_must_stay_is_refused_before_anything_changes",
     "test_a_budget_that_can_never_be_is_refused_unseen_by_other_threads",

@@ -35,7 +35,6 @@ void Scope::claim() {
   TORCH_CHECK(active_.compare_exchange_strong(last, &session_),
               "a dtr_alloc scope is already open in this process; scopes do not nest: leave it "
               "first");
-  ++opened_;
 }
 
 constinit thread_local std::uint64_t Scope::member_of_ = 0;
@@ -43,10 +42,10 @@ constinit thread_local std::uint64_t Scope::member_of_ = 0;
 // A fake mode that is still on keeps the bit.
 void Scope::record_this_thread(bool on) {
   c10::impl::tls_set_dispatch_key_included(kKey, on || fake_mode_is_on());
-  member_of_ = on ? opened_.load() : 0;
+  member_of_ = on ? today() : 0;
 }
 
-bool Scope::is_member() { return member_of_ && member_of_ == opened_; }
+bool Scope::is_member() { return member_of_ == today(); }
 
 void Scope::keep_recording() {
   if (lost_key() && !fake_mode_is_on()) record_this_thread(true);
@@ -70,6 +69,7 @@ void Scope::enter() {
 // Storages that could not be made ordinary still lead here when they die.
 void Scope::linger() {
   record_this_thread(false);
+  ++ended_;
   lingering_ = true;
   if (session_.engine().stats().values == 0) give_up();
 }

@@ -75,7 +75,11 @@ class Scope {
   void lower_budget();
 
   static inline std::atomic<Session*> active_{nullptr};
-  static inline std::atomic<std::uint64_t> opened_ = 0;    // Number of scopes so far.
+  // The number of today's scope. A thread may get it before there is a session, which the first
+  // request for a device's memory makes.
+  static std::uint64_t today() { return ended_ + 1; }
+
+  static inline std::atomic<std::uint64_t> ended_ = 0;     // Number of scopes that are over.
   static constinit thread_local std::uint64_t member_of_;  // The scope's number; 0: of none.
 
   Session& session_;
