@@ -219,7 +219,7 @@ def test_the_summary_and_the_error_name_the_line_that_took_memory_once() -> None
         assert f"numpy at {__file__}:" in text
         assert "156.25 KiB copied" in text
         with pytest.raises(
-            torch.OutOfMemoryError, match=r"memory was handed out by numpy at .*:\d+"
+            torch.OutOfMemoryError, match=r"memory was handed out by: numpy at .*:\d+"
         ):
             torch.ones(1 << 20)
 

@@ -119,7 +119,7 @@ def test_what_a_failing_disk_kept_comes_back_though_the_budget_has_no_room_for_a
 def test_an_error_says_that_the_swap_is_full() -> None:
     kept = []
     with (
-        pytest.raises(torch.OutOfMemoryError, match=r"the swap of 1.00 MiB is full: a larger one"),
+        pytest.raises(torch.OutOfMemoryError, match=r"swap: full, with 1.00 MiB; a larger one"),
         dtr_alloc.rematerialize("1MiB", swap="1MiB"),
     ):
         for _ in range(16):
