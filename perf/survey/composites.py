@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from calls import Call, Source, digest, operators, tensors
 from children import Lost, results
 from repeats import described
-from result import write
+from result import surveyed, write
 from samples import samples
 from schemas import is_composite
 
@@ -119,12 +119,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("perf/results/survey"))
     parser.add_argument("--samples", type=Path, default=Path("build/survey"))
     parser.add_argument("--only", default="", help="operators with this in their names")
+    parser.add_argument("--fresh", action="store_true", help="those that no committed result names")
     asked = parser.parse_args()
+    known = surveyed(asked.out, "composites") if asked.fresh else set()
     torch.set_num_threads(1)
     source = Source(samples(asked.samples), ELEMENTS)
     able, unable = operators()
-    able = [name for name in able if is_composite(name) and asked.only in name]
-    unable = {name: why for name, why in unable.items() if is_composite(name)}
+    able = [x for x in able if is_composite(x) and asked.only in x and x not in known]
+    unable = {x: why for x, why in unable.items() if is_composite(x) and x not in known}
     rows: list[dict[str, Any]] = []
     called: list[str] = []
     nothing: list[str] = []
@@ -134,6 +136,7 @@ def main() -> None:
         too = {row["operator"] for row in rows} - wrong
         return {
             "unfinished": unfinished,
+            "fresh alone": asked.fresh,
             "called with evicted inputs": len(called),
             "go wrong": sorted(wrong),
             EAGER_TOO: sorted(too),

@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from calls import Call, Source, digest, operators, tensors
 from children import Lost, results
-from result import read, write
+from result import read, surveyed, write
 from samples import overload, samples
 
 THREADS = (1, 2, 4)
@@ -111,15 +111,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("perf/results/survey"))
     parser.add_argument("--samples", type=Path, default=Path("build/survey"))
     parser.add_argument("--only", default="", help="operators with this in their names")
+    parser.add_argument("--fresh", action="store_true", help="those that no committed result names")
     asked = parser.parse_args()
+    known = surveyed(asked.out, "repeats") if asked.fresh else set()
     torch.set_num_threads(1)
     source = Source(samples(asked.samples))
     able, unable = operators()
     able = sorted(
         (x for x in able if asked.only in x), key=lambda x: (not takes_indices(x), "out" in x)
     )
+    unable = {name: why for name, why in unable.items() if name not in known}
     table = Table.of(asked.out)
-    able = [name for name in able if name not in table.known]
+    table.fresh = asked.fresh
+    able = [name for name in able if name not in table.known | known]
     for count, (name, about) in enumerate(results(lambda x: survey(source, x), able, seconds=45)):
         table.add(name, about)
         if count % 20 == 0:
@@ -135,6 +139,7 @@ class Table:
     small: set[str] = field(default_factory=set)
     differ: list[dict[str, Any]] = field(default_factory=list)
     unable: dict[str, str] = field(default_factory=dict)
+    fresh: bool = False
 
     @classmethod
     def of(cls, folder: Path) -> "Table":
@@ -166,6 +171,7 @@ class Table:
         with_one = {row["operator"] for row in self.differ if row["results"]["1"] > 1}
         return {
             "unfinished": unfinished,
+            "fresh alone": self.fresh,
             "runs": RUNS,
             "operators called": len(self.repeat) + len(differ),
             "operators that repeat themselves": len(self.repeat),

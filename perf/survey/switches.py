@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from calls import Call, Source, digest, operators
 from children import Lost, results
-from result import read, write
+from result import read, surveyed, write
 from samples import samples
 from schemas import is_composite
 from switch_list import (
@@ -124,7 +124,9 @@ def main() -> None:
     parser.add_argument("--samples", type=Path, default=Path("build/survey"))
     parser.add_argument("--only", default="", help="operators with this in their names")
     parser.add_argument("--out-variants", action="store_true", help="those that end in out, too")
+    parser.add_argument("--fresh", action="store_true", help="those that no committed result names")
     asked = parser.parse_args()
+    known = surveyed(asked.out, "switches") if asked.fresh else set()
     torch.set_num_threads(1)
     source = Source(samples(asked.samples))
     able, unable = operators()
@@ -135,7 +137,8 @@ def main() -> None:
     # Where the survey of repeats.py found one, no setting can be told from chance.
     for row in read(asked.out, "repeats").get("differ", []):
         unable[row["operator"]] = "does not repeat itself"
-    able = [name for name in able if name not in unable]
+    able = [name for name in able if name not in unable and name not in known]
+    unable = {name: why for name, why in unable.items() if name not in known}
     tried = [THREADS, DEFAULT_DTYPE, DETERMINISTIC, FLUSH_DENORMAL, *switches()]
     settings = [f"{switch.name}={value}" for switch in tried for value in switch.others]
     table: dict[str, list[str]] = {}
@@ -145,6 +148,7 @@ def main() -> None:
         found = {x: table.get(x, []) for x in settings}
         return {
             "unfinished": unfinished,
+            "fresh alone": asked.fresh,
             "operators called": len(called),
             "settings": {
                 x: {"number": len(names), "operators": " ".join(names)}

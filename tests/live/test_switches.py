@@ -126,6 +126,8 @@ OF_TORCH = {  # Whose functions are called alike, and what each is set to.
     "sm_carveout_experimental": 20,
     "float32_matmul_precision": "medium",
 }
+SINCE_2_15 = {"native_aot_enabled": False, "native_aot_unconditional_masked": True}
+OF_TORCH |= {name: to for name, to in SINCE_2_15.items() if hasattr(torch._C, f"_set_{name}")}
 FILLS = torch.utils.deterministic, "fill_uninitialized_memory"
 SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = [
     (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
@@ -143,9 +145,10 @@ SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = [
         (
             getattr(torch._C, f"_get_{kernel}_sdp_enabled"),
             getattr(torch._C, f"_set_sdp_use_{kernel}"),
-            False,
+            kernel == "fa4",
         )
-        for kernel in ("flash", "math", "mem_efficient", "cudnn", "overrideable")
+        for kernel in ("flash", "math", "mem_efficient", "cudnn", "overrideable", "fa4")
+        if hasattr(torch._C, f"_set_sdp_use_{kernel}")
     ),
     (
         torch._C._get_cublas_allow_fp16_reduced_precision_reduction,

@@ -19,6 +19,7 @@ import torch
 from calls import Source, digest, operators, tensors
 from children import Lost, results
 from repeats import takes_indices
+from result import surveyed
 from samples import Sample, overload, record
 from schemas import is_composite, seen
 from switch_list import DEFAULT_DTYPE, context_fields, switches, unknown
@@ -37,13 +38,16 @@ def tables(survey: str) -> list[dict[str, Any]]:
     return found
 
 
+def whole(survey: str) -> list[dict[str, Any]]:
+    """Those that called every operator of their torch."""
+    found = [table for table in tables(survey) if not table.get("fresh alone")]
+    assert found, f"{FOLDER} has no result of {survey} that called every operator"
+    return found
+
+
 def of_torch() -> list[str]:
     """Those that a program runs eagerly. What tests and torch's compilers define comes and goes."""
     return [name for name in operators()[0] if name.startswith("aten::")]
-
-
-def not_called(table: dict[str, Any]) -> set[str]:
-    return {name for row in table["not called"].values() for name in row["operators"].split()}
 
 
 def assert_none(fresh: Iterable[str], what: str, then: str) -> None:
@@ -58,29 +62,18 @@ def calls_of_the_entries() -> list[Sample]:
 
 
 def test_every_composite_operator_was_called_with_evicted_inputs_or_is_listed() -> None:
-    known: set[str] = set()
-    for table in tables("composites"):
-        known |= not_called(table) | {row["operator"] for row in table["rows"]}
-        known |= {
-            *table["right"].split(),
-            *table["called, with inputs that nothing evicts"].split(),
-        }
     assert_none(
-        {name for name in of_torch() if is_composite(name)} - known,
+        {name for name in of_torch() if is_composite(name)} - surveyed(FOLDER, "composites"),
         "has composite operators that no survey called with evicted inputs",
-        "run perf/survey/composites.py and see whether their kernels read a pointer",
+        "run perf/survey/composites.py --fresh and see whether their kernels read a pointer",
     )
 
 
 def test_every_operator_that_takes_indices_was_tried_for_repeating_itself() -> None:
-    known: set[str] = set()
-    for table in tables("repeats"):
-        known |= not_called(table) | {row["operator"] for row in table["differ"]}
-        known |= set(table["repeat"].split())
     assert_none(
-        {name for name in of_torch() if takes_indices(name)} - known,
+        {name for name in of_torch() if takes_indices(name)} - surveyed(FOLDER, "repeats"),
         "has operators that take indices, and no survey ran them twice",
-        "run perf/survey/repeats.py",
+        "run perf/survey/repeats.py --fresh",
     )
 
 
@@ -99,7 +92,7 @@ def test_every_field_of_the_context_was_there_when_the_switches_were_surveyed() 
     assert_none(
         set(context_fields()) - known,
         "has fields of at::Context that no survey has seen",
-        "run perf/survey/switches.py, and see what reads them",
+        "run perf/survey/switches.py --fresh, and see what reads them",
     )
 
 
@@ -128,10 +121,10 @@ def test_no_operator_does_what_neither_its_schema_nor_the_survey_says() -> None:
 
 
 def test_the_survey_found_what_does_not_repeat_itself() -> None:
-    for table in tables("repeats"):
+    assert not any(table["unfinished"] for table in tables("repeats"))
+    for table in whole("repeats"):
         found = set(table["differ with several threads alone"])
         assert {"aten::index_put_", "aten::put_", "aten::_index_put_impl_"} <= found
-        assert not table["unfinished"]
 
 
 def test_the_survey_found_composite_operators_that_read_a_pointer() -> None:
@@ -153,7 +146,7 @@ def test_with_their_inputs_brought_back_no_composite_operator_goes_wrong() -> No
 
 
 def test_the_survey_found_what_the_library_and_the_threads_change() -> None:
-    for table in tables("switches"):
+    for table in whole("switches"):
         settings = {name: row["operators"].split() for name, row in table["settings"].items()}
         assert "aten::convolution" in settings["_set_mkldnn_enabled=False"]
         assert "aten::gelu" in settings["_set_mkldnn_enabled=False"]

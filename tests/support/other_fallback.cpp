@@ -28,18 +28,31 @@ constexpr auto kKey = c10::DispatchKey::Fake;
 std::vector<std::string> seen;
 std::optional<torch::Library> library;
 
+bool is_fake(const at::Tensor& tensor) { return tensor.key_set().has(kKey); }
+
+at::Tensor on_storage_of(const at::Tensor& tensor, c10::DispatchKeySet keys) {
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(c10::Storage(tensor.storage()), keys, tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return at::Tensor(std::move(impl));
+}
+
+// What the meta kernel takes for a tensor: one without memory, of the same storage if it was fake.
 at::Tensor without_memory(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_meta()) return tensor;
+  if (!tensor.defined() || (tensor.is_meta() && !is_fake(tensor))) return tensor;
+  if (is_fake(tensor)) return on_storage_of(tensor, c10::DispatchKeySet(c10::DispatchKey::Meta));
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
 }
 
-// A meta tensor whose own keys have ours.
+// A tensor without memory whose own keys have ours. From torch 2.14 on it says which device it
+// stands for.
 at::Tensor fake(const at::Tensor& meta) {
-  if (!meta.defined() || meta.key_set().has(kKey)) return meta;
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(meta.storage()),
-                                                   meta.key_set().add(kKey), meta.dtype());
-  impl->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
-  return at::Tensor(std::move(impl));
+  if (!meta.defined() || is_fake(meta)) return meta;
+  at::Tensor made = on_storage_of(meta, meta.key_set().add(kKey));
+#if HAS_FAKE_MODE
+  made.unsafeGetTensorImpl()->set_fake_device(c10::kCPU);
+#endif
+  return made;
 }
 
 template <typename Change>
@@ -56,13 +69,24 @@ void change(c10::IValue& value, Change to) {
 void theirs(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   seen.push_back(c10::toString(op.operator_name()));
   c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  std::vector<std::pair<at::Tensor, at::Tensor>> given;  // As the program has it, and the kernel.
   for (std::size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); ++i) {
     if ((*stack)[i].isDevice()) (*stack)[i] = c10::Device(c10::kMeta);
-    change((*stack)[i], without_memory);
+    change((*stack)[i], [&](const at::Tensor& tensor) {
+      return given.emplace_back(tensor, without_memory(tensor)).second;
+    });
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
   for (std::size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
-    change((*stack)[i], fake);
+    change((*stack)[i], [&](const at::Tensor& made) {
+      for (const auto& [tensor, meta] : given) {
+        if (!made.is_same(meta) || !is_fake(tensor)) continue;
+        tensor.unsafeGetTensorImpl()->set_sizes_and_strides(made.sizes(), made.strides(),
+                                                            made.storage_offset());
+        return tensor;
+      }
+      return fake(made);
+    });
   }
 }
 
@@ -85,5 +109,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 #endif
   });
   m.def("seen", [] { return std::exchange(seen, {}); });
+  m.def("is_fake", &is_fake);
   m.def("fake", [](const at::Tensor& tensor) { return fake(without_memory(tensor)); });
 }
