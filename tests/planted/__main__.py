@@ -4,8 +4,9 @@ for it, which must fail. A copy without a fault comes first, on which all those 
 
 The faults are in the files beside this one. A file is changed by its text, so that a fault that no
 longer fits its source is an error and not a pass. Only the unit that includes that file is compiled
-(setup.py), by the command that built the extension; the rest is linked from there. Tests of the engine harness get one with the
-fault. The repository itself is not touched. Each core has a fault of its own.
+(setup.py), by the command that built the extension; the rest is linked from there. Tests of the
+engine harness get one with the fault. The repository itself is not touched. Each core has a fault
+of its own.
 """
 
 import os
