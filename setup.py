@@ -10,15 +10,18 @@ Nearly all time goes into reading torch's headers, once for each file. So what i
 of some eight files, written into the build's folder: half the time, and ninja compiles again the
 units that a change is in.
 
-`make wheel` (install/wheel.py) names releases in DTR_TORCHES, whose headers lie in build/torches:
-then one `_core` is built for each of them and each kind, and none for the torch that is installed.
+`make wheel` (install/make_wheel.py) names releases in DTR_TORCHES, whose headers are below
+build/torches: then one `_core` is built for each of them and each kind, and none for the torch that
+is installed.
 """
 
 import os
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
+from sysconfig import get_platform
 
 from setuptools import Extension, setup
 
@@ -98,6 +101,13 @@ class Build(BuildExtension):
     """Says so once where there is no compiler, instead of once a file, and notes the torch that it
     builds for."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if (
+            self.editable_mode
+        ):  # Else in a folder that goes: later builds in place need the objects.
+            self.build_temp = f"build/temp.{get_platform()}-{sys.implementation.cache_tag}"
+
     def run(self) -> None:
         compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
         if shutil.which(compiler[0]) is None:
@@ -116,9 +126,11 @@ class Build(BuildExtension):
             note.write_text(here)
 
     def build_extension(self, extension: Extension) -> None:
-        extension.depends += extension.sources
-        extension.sources = units(extension.sources, Path(self.build_temp, extension.name))
+        sources = extension.sources
+        extension.depends += sources
+        extension.sources = units(sources, Path(self.build_temp, extension.name))
         super().build_extension(extension)
+        extension.sources = sources  # What an sdist holds.
 
 
 headers = cuda_headers() if torch.version.cuda and not TORCHES else None
@@ -162,6 +174,7 @@ def for_release(release: str, kind: str) -> Extension:
     torches, cuda = ROOT / "build/torches", kind == "CUDA"
     include = torches / release / "include"
     folders = [ROOT, include, include / "torch/csrc/api/include", torches / "cuda/include"]
+    libraries = [*(["c10_cuda"] if cuda else []), "c10", "torch_cpu", "torch_python"]
     return Extension(
         name,
         listed("*.cpp", cuda),
@@ -169,9 +182,9 @@ def for_release(release: str, kind: str) -> Extension:
         include_dirs=[str(folder) for folder in folders],
         define_macros=[("DTR_TORCH_CUDA", None)] if cuda else [],
         library_dirs=[str(torches / "lib")],
-        libraries=[*(["c10_cuda"] if cuda else []), "c10", "torch_cpu", "torch_python"],
         extra_compile_args=flags,
-        extra_link_args=["-Wl,--no-as-needed"],  # The libraries are empty: none is needed.
+        # These libraries are empty, and a linker drops what it finds nothing in.
+        extra_link_args=["-Wl,--no-as-needed", *(f"-l{name}" for name in libraries)],
         language="c++",
     )
 

@@ -4,6 +4,7 @@ Nothing is compiled here: `make wheel` does that, and tests/documents/test_packa
 wheel for one torch.
 """
 
+import importlib.util
 import os
 import runpy
 import shutil
@@ -77,8 +78,10 @@ def test_a_wheel_has_a_part_for_each_release_and_kind(built_for_two: dict[str, A
     for module in built_for_two["ext_modules"]:
         cuda = module.name.endswith("_cuda._core")
         assert any("live_cuda" in source for source in module.sources) == cuda
-        assert ("c10_cuda" in module.libraries) == cuda
-        assert {*module.libraries} - {"c10_cuda"} == {"c10", "torch_cpu", "torch_python"}
+        flag, *libraries = module.extra_link_args  # What follows the flag is linked, though empty.
+        assert (flag, "-lc10_cuda" in libraries) == ("-Wl,--no-as-needed", cuda)
+        assert {*libraries} - {"-lc10_cuda"} == {"-lc10", "-ltorch_cpu", "-ltorch_python"}
+        assert not module.libraries
         folders = [*module.include_dirs, *module.library_dirs]
         assert all(Path(folder).is_relative_to(ROOT) for folder in folders)
 
@@ -130,7 +133,7 @@ def test_an_import_under_a_release_that_the_wheel_lacks_is_one_sentence(
 def test_headers_and_empty_libraries_stand_in_for_a_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel = runpy.run_path(str(ROOT / "install/wheel.py"))
+    wheel = runpy.run_path(str(ROOT / "install/make_wheel.py"))
     run, asked = wheel["subprocess"].run, []
 
     def download(words: list[str], **more: Any) -> None:
@@ -152,3 +155,10 @@ def test_headers_and_empty_libraries_stand_in_for_a_torch(
     assert b"libc10_cuda.so" in (tmp_path / "lib/libc10_cuda.so").read_bytes()
     wheel["lay_out"](tmp_path, ["2.11"])
     assert len(asked) == 3  # What is there is not downloaded again.
+
+
+def test_nothing_in_the_folder_of_the_backend_has_the_name_of_a_package() -> None:
+    """It is put on sys.path first: a wheel.py there would hide the package that setuptools uses."""
+    names = {path.stem for path in (ROOT / "install").glob("*.py")}
+    assert {"backend", "make_wheel"} <= names
+    assert [name for name in names if importlib.util.find_spec(name)] == []

@@ -9,7 +9,7 @@ names, so nothing of CUDA is linked but torch's own libc10_cuda. At last auditwh
 Linux that the wheel works on, and names it after that: manylinux_2_28 in pypa's image of this name,
 where install/manylinux.sh runs this for every Python.
 
-    python install/wheel.py [--releases 2.11,2.13] [--out dist]
+    python install/make_wheel.py [--releases 2.11,2.13] [--out dist]
 
 Needs what a build needs, auditwheel and patchelf. Costs: five downloads of 0.2 GB (an index of CPU
 builds) to 0.9 GB, kept as 9 MB each in build/torches, and some 25 minutes of processor. The number
