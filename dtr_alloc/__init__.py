@@ -12,25 +12,34 @@ from pathlib import Path
 import torch  # Loads libc10, which the compiled module needs.
 
 # A module of another torch loads as a rule, and takes a dispatch key and the CPU's allocator before
-# it fails. So what it was built for is compared first (setup.py).
-_release = torch.__version__.split("+")[0]
-_here = f"torch {_release} {'CUDA' if torch.version.cuda else 'CPU'}"
-_module = Path(__file__).with_name(f"_core{sysconfig.get_config_var('EXT_SUFFIX')}")
-_built_for = _module.with_suffix(".built_for")
-if not (_module.exists() and _built_for.exists()):
+# it fails. So what it was built for is compared first (setup.py). A wheel has a module for each
+# minor release, of which patches do not change the C++ interface, and for each kind.
+_release, _kind = torch.__version__.split("+")[0], "CUDA" if torch.version.cuda else "CPU"
+_minor, _here = ".".join(_release.split(".")[:2]), f"torch {_release} {_kind}"
+_note = f"_core{sysconfig.get_config_var('EXT_SUFFIX').removesuffix('.so')}.built_for"
+_modules = {
+    f"torch {note.read_text().strip()}": note.parent
+    for pattern in (_note, f"native/*/{_note}")
+    for note in Path(__file__).parent.glob(pattern)
+    if note.with_suffix(".so").exists()
+}
+if not _modules:
     raise ImportError(
         "dtr_alloc has no compiled part here: pip install --no-build-isolation -e . in its folder"
     )
-if (_built := f"torch {_built_for.read_text().strip()}") != _here:
+_built = _here if _here in _modules else f"torch {_minor} {_kind}"
+if _built not in _modules:
+    _served = ", ".join(sorted(_modules))
     raise ImportError(
-        f"dtr_alloc is built for {_built}, and {_here} is installed: install {_built}, or build "
-        "dtr_alloc again for this one: pip install --no-build-isolation --no-deps "
+        f"dtr_alloc is built for {_served}, and {_here} is installed: install what it is built "
+        "for, or build dtr_alloc again for this one: pip install --no-build-isolation --no-deps "
         "--force-reinstall FOLDER, with the folder of its source (-e FOLDER for a checkout)"
     )
+__path__.append(str(_modules[_built]))
 try:
     from dtr_alloc import _core
 
-    if _core.torch_version != _release:
+    if _core.torch_version.split(".")[:2] != _release.split(".")[:2]:
         raise ImportError(f"it is of torch {_core.torch_version}")
 except ImportError as error:
     raise ImportError(

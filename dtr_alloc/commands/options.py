@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,25 +22,27 @@ _POLICY = with_default(
     "--policy",
     type=click.Choice(["eager", "banish", "ignore"]),
     default="eager",
-    help="What becomes of a tensor that the program lets go.",
+    help="What happens to a tensor that the program drops: eager: it is evicted at once; banish: "
+    "it is forgotten as soon as nothing missing was computed from it; ignore: nothing.",
 )
 _MODE = with_default(
     "--mode",
     type=click.Choice(["bytes", "pool"]),
-    default="bytes",
-    help="As the paper's simulator, or as the live runtime.",
+    default="pool",
+    help="pool: memory is blocks, as in a scope; bytes: memory is a number, as in the paper.",
 )
 _LINK = click.option(
     "--link",
     metavar="SPEED",
-    help='A second tier of memory, so far away: "50GB/s", or "50GB/s+10us" with a latency. Needs '
-    "--mode pool.",
+    help='Add a second tier of memory, over a link of this speed: "50GB/s", or "50GB/s+10us" with '
+    "a latency. Needs --mode pool.",
 )
 _LEAVE_BY = with_default(
     "--leave-by",
     type=click.Choice(["drop", "swap", "both"]),
     default="both",
-    help="With a link: whether what is evicted is recomputed, moved, or what takes less time.",
+    help="With --link: recompute what is evicted (drop), move it over the link (swap), or do what "
+    "takes less time (both).",
 )
 BUDGET = (
     'A number with a point is a share of the peak without a budget ("0.5"); anything else is bytes '
@@ -48,9 +50,39 @@ BUDGET = (
 )
 
 
+def _as_the_paper(context: click.Context, parameter: click.Parameter, on: bool) -> None:
+    """Other defaults: what is given beside it counts."""
+    from dtr_alloc.runtime.simulate.sweep import FIGURE_2
+
+    if on:
+        papers = {"mode": "bytes", "heuristic": "dtr", "heuristics": ",".join(FIGURE_2)}
+        context.default_map = papers
+
+
+_PAPER = click.option(
+    "--paper",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_as_the_paper,
+    help="Replay as the paper's simulator does: --mode bytes --heuristic dtr.",
+)
+
+
 def rules(command: Callable[..., None]) -> Callable[..., None]:
     """Options of a simulation, under the names that `Rules` has for them."""
-    return _POLICY(_MODE(_LINK(_LEAVE_BY(command))))
+    return _PAPER(_POLICY(_MODE(_LINK(_LEAVE_BY(command)))))
+
+
+def json_flag(what: str) -> Callable[..., Any]:
+    """Where it is given, nothing but JSON goes to stdout, with times in ns and sizes in bytes."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print JSON: {what}.")
+
+
+def picture(name: str) -> Callable[..., Any]:
+    return click.option(
+        name, type=PICTURE, metavar="FILE", help="Write a picture to FILE (.png, .svg, .pdf)."
+    )
 
 
 def ratio(

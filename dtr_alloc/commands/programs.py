@@ -107,8 +107,13 @@ def demo(
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@with_default("-o", "--out", default="trace.log.gz", metavar="LOG")
-@with_default("--clock", type=click.Choice(["wall", "logical"]), default="wall")
+@with_default("-o", "--out", default="trace.log.gz", metavar="LOG", help="Write the trace to LOG.")
+@with_default(
+    "--clock",
+    type=click.Choice(["wall", "logical"]),
+    default="wall",
+    help="Cost of an operator: its time (wall), or the bytes that it touches (logical).",
+)
 def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
     """Run a Python SCRIPT with ARGS and record what it computes on the CPU.
 
@@ -129,14 +134,34 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
 @click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: six.")
-@click.option("--batches", callback=names, metavar="N,N,...", help="For {batch} in ARGS.")
-@with_default("--slowdown", type=float, default=1.2, help="What is acceptable.")
-@with_default("--steps", type=int, default=4, help="Of the optimizer.")
-@with_default("--rounds", type=int, default=3, help="The least times count.")
-@with_default("--heuristic", default=DEFAULT, metavar="NAME")
-@click.option("--within", metavar="BYTES", help="Evict already now, where it does not fit.")
-@click.option("--link", metavar="SPEED", help='Of a swap file: "2GB/s", or "measured".')
-@click.option("--swap-dir", metavar="FOLDER", help="Of that file. Default: of temporary files.")
+@click.option(
+    "--batches",
+    callback=names,
+    metavar="N,N,...",
+    help="Plan for each of these, in place of {batch} in ARGS.",
+)
+@with_default("--slowdown", type=float, default=1.2, help="Largest acceptable slowdown.")
+@with_default("--steps", type=int, default=4, help="Optimizer steps to run.")
+@with_default(
+    "--rounds",
+    type=int,
+    default=3,
+    help="Repeat the runs so often; the fastest time of each step counts.",
+)
+@with_default("--heuristic", default=DEFAULT, metavar="NAME", help="Choose victims by this preset.")
+@click.option(
+    "--within",
+    metavar="BYTES",
+    help="Limit memory while the script runs, if it does not fit without a limit.",
+)
+@click.option(
+    "--link", metavar="SPEED", help='Plan for a swap file of this speed: "2GB/s", or "measured".'
+)
+@click.option(
+    "--swap-dir",
+    metavar="FOLDER",
+    help="Put the swap file there. Default: the folder of temporary files.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a batch.")
 def plan_(
     script: str,

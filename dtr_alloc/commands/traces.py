@@ -1,6 +1,7 @@
 """Commands that read recorded traces: what would other budgets and other heuristics cost?"""
 
 import importlib.util
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -15,12 +16,15 @@ from dtr_alloc.commands.options import (
     LOGS,
     PICTURE,
     explained,
+    json_flag,
     names,
     needs_place_for_picture,
+    picture,
     rules,
     wide_console,
     with_default,
 )
+from dtr_alloc.runtime.heuristic import DEFAULT
 
 if TYPE_CHECKING:
     import optuna
@@ -31,16 +35,22 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("log", type=FILE)
 @click.option("--budget", required=True, metavar="RATIO|BYTES", help=BUDGET)
-@with_default("--heuristic", default="dtr", metavar="NAME")
+@with_default(
+    "--heuristic",
+    default=DEFAULT,
+    metavar="NAME",
+    help="Choose victims by this preset or ablation.",
+)
 @rules
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_flag("one object, of all figures")
 def simulate(log: str, budget: str, as_json: bool, **rules: Any) -> None:
     """Replay a recorded trace under a budget.
 
-    Prints a line for each figure, with what it means. The status is ok where the run came to its
-    end; oom where nothing was left to evict; thrash where recomputing had taken longer than
-    all operators together, and the run was stopped. The overhead is the time of all operators that
-    ran, those run again included, by that of each once: 1.25 is a quarter more.
+    Replays it as a scope would run it; with --paper as the paper's simulator does. Prints a line
+    for each figure, with what it means. The status is ok where the run came to its end; oom where
+    nothing was left to evict; thrash where recomputing had taken longer than all operators
+    together, and the run was stopped. The overhead is the time of all operators that ran, those run
+    again included, by that of each once: 1.25 is a quarter more.
 
     Exits with 3 unless the status is ok; the figures are printed all the same.
     """
@@ -66,18 +76,27 @@ def simulate(log: str, budget: str, as_json: bool, **rules: Any) -> None:
 
 @click.command()
 @LOGS
-@click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), help="Where rows go.")
-@click.option("--plot", type=PICTURE, help="A picture.")
+@click.option("--csv", type=PICTURE, metavar="FILE", help="Write a row for each run to FILE.")
+@picture("--plot")
+@json_flag("a list, an object a run")
 @click.option(
     "--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: 1.0,0.9,...,0.1."
 )
-@click.option("--heuristics", callback=names, metavar="NAME,NAME,...", help="Default: six.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
+@click.option(
+    "--heuristics",
+    callback=names,
+    metavar="NAME,NAME,...",
+    help="Compare these. Default: seven; with --paper the six of its figure 2.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Run this many processes. Default: one a core."
+)
 @rules
 def sweep(
     logs: tuple[str, ...],
     csv: Path | None,
     plot: Path | None,
+    as_json: bool,
     budgets: list[str],
     heuristics: list[str],
     **options: Any,
@@ -91,22 +110,27 @@ def sweep(
     from dtr_alloc.runtime.simulate.sweep import BUDGETS, HEURISTICS
     from dtr_alloc.runtime.simulate.sweep import sweep as run
 
-    if csv is None and plot is None:
-        raise click.UsageError("say where the results go: --csv, --plot or both")
+    if csv is None and plot is None and not as_json:
+        raise click.UsageError("say where the results go: --csv, --plot or --json")
     needs_place_for_picture(plot)
     with explained():
         chosen = heuristics or HEURISTICS, budgets or BUDGETS
         results = run(logs, *chosen, csv=csv, progress=True, **options)
     if plot is not None:
         _draw(results, plot)
+    if as_json:
+        click.echo(json.dumps([result.figures() for result in results], indent=1))
     failed = sum(result.status != "ok" for result in results)
     wrote = " and ".join(map(str, filter(None, (csv, plot))))
-    click.echo(f"{len(results)} runs, {failed} of them out of memory or thrashing. Wrote {wrote}.")
+    told = f"{len(results)} runs, {failed} of them out of memory or thrashing."
+    click.echo(f"{told} Wrote {wrote}." if wrote else told, err=as_json)
 
 
 @click.command()
 @click.argument("csv", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-o", "--out", required=True, type=PICTURE, help="A picture.")
+@click.option(
+    *("-o", "--out"), required=True, type=PICTURE, metavar="FILE", help="Write the picture to FILE."
+)
 def plot(csv: Path, out: Path) -> None:
     """Draw a sweep's CSV: overhead against budget."""
     needs_place_for_picture(out)
@@ -128,16 +152,23 @@ def _draw(results: "Sequence[SimulationResult]", path: Path) -> None:
 @click.command("bound")
 @click.argument("log", type=FILE)
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="R", help=BUDGET)
-@click.option("--floor", is_flag=True, help="Look for the smallest budget that works, too.")
+@click.option("--floor", is_flag=True, help="Also look for the smallest budget that works.")
 @with_default(
     "--seconds",
     type=click.FloatRange(min=0),
     default=10.0,
-    help="For a budget's proof, and as long again for the search. 0: the quick bound alone.",
+    help="Spend so long on each budget's proof, and as long again on the search. 0: only the quick "
+    "bound.",
 )
-@click.option("--out", type=PICTURE, help="A picture.")
+@picture("--out")
+@json_flag("a list, an object a budget")
 def bound_(
-    log: str, budgets: tuple[str, ...], floor: bool, seconds: float, out: Path | None
+    log: str,
+    budgets: tuple[str, ...],
+    floor: bool,
+    seconds: float,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Tell how much recomputation any policy needs at a budget, and how near the known ones come.
 
@@ -157,8 +188,11 @@ def bound_(
         bounder = Bounder(log)
         bounds = [bounder.at(budget, floor, seconds) for budget in dict.fromkeys(budgets)]
         bounds.sort(key=lambda one: -one.budget_bytes)
-        wide_console().print(bound_report.table(bounds))
-        click.echo("\n".join(bound_report.lines(bounds)))
+        if as_json:
+            click.echo(json.dumps([one.as_dict() for one in bounds], indent=1))
+        else:
+            wide_console().print(bound_report.table(bounds))
+            click.echo("\n".join(bound_report.lines(bounds)))
         if out is not None:
             bound_report.draw(bounds, out)
     if any(math.isinf(one.lower) for one in bounds):
@@ -168,17 +202,22 @@ def bound_(
 @click.command()
 @LOGS
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="B", help=BUDGET)
-@with_default("--trials", type=click.IntRange(min=1), default=200)
-@click.option("--storage", metavar="URL|FILE", help="Where the study is kept. Default: nowhere.")
+@with_default(
+    "--trials", type=click.IntRange(min=1), default=200, help="Stop after this many settings."
+)
+@click.option(
+    "--storage", metavar="URL|FILE", help="Keep the study there, to go on later. Default: nowhere."
+)
 @click.option(
     "--holdout",
     multiple=True,
     type=FILE,
     metavar="LOG",
-    help="A trace to try the result on; may be repeated.",
+    help="Also try the result on this trace; may be repeated.",
 )
-@click.option("--plot", type=PICTURE, help="A picture.")
-@click.option("--seed", type=int, help="Of the search.")
+@picture("--plot")
+@click.option("--seed", type=int, help="Use this random seed for the search.")
+@json_flag("one object, of the setting and each trace with it")
 def tune(
     logs: tuple[str, ...],
     budgets: tuple[str, ...],
@@ -187,6 +226,7 @@ def tune(
     holdout: tuple[str, ...],
     plot: Path | None,
     seed: int | None,
+    as_json: bool,
 ) -> None:
     """Search the score's parameters for the least overhead on traces.
 
@@ -226,7 +266,11 @@ def tune(
             study = tuning.tune(logs, budgets, trials, storage, seed=seed, progress=advance)
         best = tuning.heuristic_of(study.best_params)
         given = tune_report.compare(tuning.cases(logs, budgets), best)
-        click.echo(tune_report.table(given, tune_report.compare(held, best)))
-        click.echo(f"\n{tuning.line_to_paste(best)}")
+        held_out = tune_report.compare(held, best)
+        if as_json:
+            click.echo(json.dumps(tune_report.as_dict(best, given, held_out), indent=1))
+        else:
+            click.echo(tune_report.table(given, held_out))
+            click.echo(f"\n{tuning.line_to_paste(best)}")
         if plot is not None:
             tune_report.draw(study, plot)

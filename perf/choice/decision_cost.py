@@ -45,7 +45,9 @@ def score_ns(heuristic: str, candidates: int, decisions: int) -> float:
     whole = linear_schedule(layers)
     forward = replace(whole, kind=whole.kind[:layers], operand=whole.operand[:layers])
     simulator = Simulator(forward)
-    runs = [simulator.run(candidates, Rules(heuristic, thrash=None)) for _ in range(3)]
+    runs = [
+        simulator.run(candidates, Rules(heuristic, mode="bytes", thrash=None)) for _ in range(3)
+    ]
     if runs[0].evictions != decisions:
         raise RuntimeError(f"{runs[0].evictions} evictions where {decisions} were to be made")
     return min(run.wall_seconds for run in runs) * 1e9 / runs[0].evaluations

@@ -79,7 +79,7 @@ def cells(path: Path, budgets: Sequence[float]) -> dict[tuple[str, float], Simul
     """A result for each way and budget of one trace; the ways "bytes" and "bytes - 2 %" are the
     paper's simulator, at the budget and at one 2 % smaller."""
     simulator = Simulator(path, name=short_name(str(path)))
-    peak = simulator.run(PLENTY, Rules(mode="pool", thrash=None, pin_outputs=False)).peak_bytes
+    peak = simulator.run(PLENTY, Rules("dtr", thrash=None, pin_outputs=False)).peak_bytes
     found = {}
     for share in budgets:
         budget = int(peak * share)
@@ -92,8 +92,8 @@ def cells(path: Path, budgets: Sequence[float]) -> dict[tuple[str, float], Simul
                 clock=way.clock,
             )
             found[name, share] = simulator.run(budget, rules)
-        found["bytes", share] = simulator.run(budget, Rules(DTR))
-        found["bytes - 2 %", share] = simulator.run(int(budget * 0.98), Rules(DTR))
+        found["bytes", share] = simulator.run(budget, Rules(DTR, mode="bytes"))
+        found["bytes - 2 %", share] = simulator.run(int(budget * 0.98), Rules(DTR, mode="bytes"))
     return found
 
 

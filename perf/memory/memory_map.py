@@ -61,7 +61,7 @@ def main() -> int:
     options = parser.parse_args()
     trace = options.trace or OWN / f"{'unrolled_gan' if options.quick else 'densenet'}.log.gz"
     simulator = Simulator(trace, name=short_name(str(trace)))
-    peak = simulator.run(PLENTY, Rules(mode="pool", thrash=None, pin_outputs=False)).peak_bytes
+    peak = simulator.run(PLENTY, Rules("dtr", thrash=None, pin_outputs=False)).peak_bytes
     budget = int(peak * options.budget)
     figure = Figure(figsize=(11, 4.6), layout="constrained", dpi=100)
     for panel, name in zip(figure.subplots(1, len(SHOWN)), SHOWN, strict=True):

@@ -27,7 +27,9 @@ def main() -> None:
     chosen = options(__doc__, logs=True)
     names = [name for name in ABLATIONS if not chosen.quick or name.startswith("eqclass")]
     budgets = BUDGETS[::3] if chosen.quick else BUDGETS
-    results = named(sweep(chosen.logs, names, budgets, jobs=chosen.jobs, progress=True))
+    results = named(
+        sweep(chosen.logs, names, budgets, mode="bytes", jobs=chosen.jobs, progress=True)
+    )
     traces = list(dict.fromkeys(result.trace for result in results))
     rows: list[dict[str, object]] = []
     for name in names:

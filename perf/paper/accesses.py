@@ -21,7 +21,9 @@ HEURISTICS = ("dtr_full", "dtr", "dtr_local")
 def main() -> None:
     chosen = options(__doc__, logs=True)
     budgets = BUDGETS[::3] if chosen.quick else BUDGETS
-    results = named(sweep(chosen.logs, HEURISTICS, budgets, jobs=chosen.jobs, progress=True))
+    results = named(
+        sweep(chosen.logs, HEURISTICS, budgets, mode="bytes", jobs=chosen.jobs, progress=True)
+    )
     traces = list(dict.fromkeys(result.trace for result in results))
     columns, high = min(4, len(traces)), -(-len(traces) // 4)
     figure = Figure(figsize=(3.2 * columns, 2.8 * high), layout="constrained", dpi=100)

@@ -27,7 +27,15 @@ def main() -> None:
     results: list[SimulationResult] = []
     for policy in POLICIES:
         results += named(
-            sweep(chosen.logs, [heuristic], budgets, policy=policy, jobs=chosen.jobs, progress=True)
+            sweep(
+                chosen.logs,
+                [heuristic],
+                budgets,
+                policy=policy,
+                mode="bytes",
+                jobs=chosen.jobs,
+                progress=True,
+            )
         )
     rows = []
     for trace, kept in dict.fromkeys((r.trace, r.policy) for r in results):

@@ -16,7 +16,7 @@ from study import Options, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import Heuristic, SimulationResult, sweep
 from dtr_alloc.runtime.simulate.plot import plot
-from dtr_alloc.runtime.simulate.sweep import BUDGETS, HEURISTICS, write_csv
+from dtr_alloc.runtime.simulate.sweep import BUDGETS, FIGURE_2, write_csv
 
 SEEDS = 5
 
@@ -32,13 +32,15 @@ def merged(trials: Sequence[SimulationResult]) -> Iterator[SimulationResult]:
 
 
 def study(chosen: Options) -> list[SimulationResult]:
-    heuristics = HEURISTICS[::2] if chosen.quick else HEURISTICS
+    heuristics = FIGURE_2[::2] if chosen.quick else FIGURE_2
     budgets = BUDGETS[::3] if chosen.quick else BUDGETS
     random = [
         Heuristic("none", selection="random", seed=seed)
         for seed in range(1 if chosen.quick else SEEDS)
     ]
-    results = sweep(chosen.logs, [*heuristics, *random], budgets, jobs=chosen.jobs, progress=True)
+    results = sweep(
+        chosen.logs, [*heuristics, *random], budgets, mode="bytes", jobs=chosen.jobs, progress=True
+    )
     fixed = [result for result in results if result.heuristic in heuristics]
     return named([*fixed, *merged([r for r in results if r.heuristic not in heuristics])])
 

@@ -59,7 +59,7 @@ def recomputed(simulator: Simulator, budget: int, heuristic: Heuristic, enough: 
 def curves(path: str, thousandths: Sequence[int]) -> tuple[list[float], ...]:
     """One for each of `WAYS`."""
     simulator = Simulator(path)
-    peak = simulator.run(1 << 40, Rules(mode="pool")).peak_bytes
+    peak = simulator.run(1 << 40, Rules("dtr")).peak_bytes
     paper: list[float] = []
     default: list[float] = []
     best: list[float] = []

@@ -52,7 +52,7 @@ class Picture:
 def picture(layers: int, budget: int, heuristic: str) -> Picture:
     """Runs a linear network and keeps what was in memory after each operator."""
     simulator = Simulator(linear_schedule(layers))
-    result = simulator.run(budget, Rules(heuristic, thrash=None, log_events=True))
+    result = simulator.run(budget, Rules(heuristic, mode="bytes", thrash=None, log_events=True))
     now = np.zeros(layers, np.int8)
     columns: list[npt.NDArray[np.int8]] = []
     for tensor, event in result.events.tolist():

@@ -80,7 +80,7 @@ def networks(quick: bool) -> Iterator[Task]:
         trace = recorded(name, 1 if quick else ROUNDS)
         bounder = Bounder(trace)
         floor = bounder.needs.floor_bytes
-        free = bounder.simulator.run(1 << 40, Rules(mode="pool", pin_outputs=False)).peak_bytes
+        free = bounder.simulator.run(1 << 40, Rules("dtr", pin_outputs=False)).peak_bytes
         budgets = tuple(floor + int((free - floor) * share) for share in BETWEEN)
         yield Task(name, trace, budgets[:2] if quick else budgets, QUICK if quick else PROOF)
 
@@ -130,8 +130,16 @@ def draw(found: Sequence[Bound], path: Path) -> None:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, name in zip(panels, names, strict=False):
         panel(axes, [bound for bound in found if bound.trace == name], name)
-    handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", fontsize=8, ncols=7, frameon=False)
+    drawn = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    handles = {label: handle for panel_of in drawn for handle, label in panel_of}
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        fontsize=8,
+        ncols=7,
+        frameon=False,
+    )
     figure.savefig(path)
 
 

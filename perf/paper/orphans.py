@@ -58,7 +58,13 @@ def main() -> None:
     for way, (heuristic, policy) in WAYS.items():
         results = named(
             sweep(
-                chosen.logs, [heuristic], budgets, policy=policy, jobs=chosen.jobs, progress=False
+                chosen.logs,
+                [heuristic],
+                budgets,
+                policy=policy,
+                mode="bytes",
+                jobs=chosen.jobs,
+                progress=False,
             )
         )
         for trace in dict.fromkeys(result.trace for result in results):

@@ -60,7 +60,9 @@ def count(bound: str, heuristic: str | Heuristic, layers: int) -> Count:
         RuntimeError: the run failed.
     """
     budget = BOUNDS[bound](layers)
-    result = Simulator(linear_schedule(layers)).run(budget, Rules(heuristic, thrash=None))
+    result = Simulator(linear_schedule(layers)).run(
+        budget, Rules(heuristic, mode="bytes", thrash=None)
+    )
     if result.status != "ok":
         raise RuntimeError(f"{layers} layers in {budget}: {result.status}")
     again, seconds = result.rematerializations, result.wall_seconds

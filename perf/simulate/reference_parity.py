@@ -117,7 +117,9 @@ def compare_logs(logs: Path, expected: Path) -> bool:
     parsed = time.perf_counter() - began
     for row in rows:
         if row["log"] in simulators:
-            found = simulators[row["log"]].run(float(row["ratio"]), Rules(NAMES[row["heuristic"]]))
+            found = simulators[row["log"]].run(
+                float(row["ratio"]), Rules(NAMES[row["heuristic"]], mode="bytes")
+            )
             tally.count(f"{row['log']} at {row['ratio']}", found, differences(row, found))
     equal = tally.report(f"{len(simulators)} logs")
     whole = time.perf_counter() - began
@@ -138,7 +140,7 @@ def compare_linear(expected: Path, most_layers: int | None = None) -> bool:
         if layers not in simulators:
             simulators[layers] = Simulator(linear_schedule(layers))
         found = simulators[layers].run(
-            int(row["budget"]), Rules(NAMES[row["heuristic"]], thrash=None)
+            int(row["budget"]), Rules(NAMES[row["heuristic"]], mode="bytes", thrash=None)
         )
         tally.count(f"{layers} layers in {row['budget']}", found, linear_differences(row, found))
     return tally.report("linear network")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from dtr_alloc.pool.size import LARGEST_BUDGET
 from dtr_alloc.runtime.bounding.knapsack import least_again_ns
 from dtr_alloc.runtime.bounding.needs import Needs, needs_of
 from dtr_alloc.runtime.bounding.search import Setting, anneal, presets, run
 from dtr_alloc.runtime.bounding.stages import Proof, check_solver, prove
-from dtr_alloc.runtime.heuristic import PRESETS
+from dtr_alloc.runtime.heuristic import PRESETS, name_of
 from dtr_alloc.runtime.simulate.simulator import Budget, Simulator, Traced
 
 SECONDS = 10.0
@@ -72,6 +73,14 @@ class Bound:
     def optimal(self) -> bool:
         """Whether the best found is the optimum: nothing better is possible for any policy."""
         return self.gap is not None and self.gap <= SAME
+
+    def as_dict(self) -> dict[str, Any]:
+        """The attributes, `gap` and `optimal`, as JSON has them: None for an infinite bound."""
+        row = asdict(self) | {"gap": self.gap, "optimal": self.optimal}
+        row["best_found"] = self.best_found and vars(self.best_found) | {
+            "heuristic": name_of(self.best_found.heuristic)
+        }
+        return {name: None if value == math.inf else value for name, value in row.items()}
 
 
 class Bounder:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -61,14 +61,16 @@ def draw(bounds: Iterable[Bound], path: str | os.PathLike[str]) -> None:
     does not write files of this suffix, or OSError where the file cannot be written."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained", dpi=130)
+    figure = Figure(figsize=(7.6, 4.0), layout="constrained", dpi=130)
     panel(figure.subplots(), list(bounds))
-    figure.axes[0].legend(fontsize=7, frameon=False)
+    figure.legend(loc="outside right upper", fontsize=7, frameon=False)
     figure.savefig(path)
 
 
 def panel(axes: Axes, bounds: Sequence[Bound], title: str = "") -> None:
     """Draws one trace's bounds."""
+    from matplotlib import colormaps
+
     bounds = sorted(bounds, key=lambda bound: bound.budget_bytes)
     possible = [bound for bound in bounds if math.isfinite(bound.lower)]
 
@@ -76,16 +78,22 @@ def panel(axes: Axes, bounds: Sequence[Bound], title: str = "") -> None:
         return [math.nan if (found := overhead(one)) is None else found for one in possible]
 
     shares, lower, best = curve(_share), curve(lambda bound: bound.lower), curve(_best)
-    axes.fill_between(shares, lower, 1.0, color="#d9d9d9", label="impossible: proven")
-    axes.plot(shares, lower, color="#666666", linewidth=0.8)
-    for name in bounds[0].by_policy if possible else ():
-        overheads = curve(partial(_by_preset, name))
-        axes.plot(shares, overheads, linewidth=0.8, alpha=0.8, label=name)
-    axes.plot(shares, best, "o-", color="black", markersize=3, linewidth=1.3, label="best found")
+    top = min(max([2.0, *lower]), 1.05 * max([1.2, *filter(math.isfinite, best)]))
+
+    def line(overheads: list[float], label: str, form: str, **look: Any) -> None:
+        if any(overhead <= top for overhead in overheads):  # The legend tells what is to be seen.
+            axes.plot(shares, overheads, form, label=label, **look)
+
+    axes.fill_between(shares, lower, 1.0, color="#d9d9d9")
+    line(lower, "no policy below: proven", "_-", color="#666666", markersize=12, linewidth=0.8)
+    for index, name in enumerate(bounds[0].by_policy if possible else ()):
+        color = colormaps["tab20"](index * 2 % 20 + index // 10)  # The ten strong ones first.
+        line(curve(partial(_by_preset, name)), name, "o-", color=color, markersize=3, linewidth=0.8)
+    line(best, "best found", "o-", color="black", mfc="none", markersize=7, linewidth=1.3)
     optima = curve(lambda bound: bound.lower if bound.optimal else None)
-    axes.plot(shares, optima, "*", color="#b2182b", markersize=8, label="the optimum")
+    line(optima, "the optimum", "*", color="#b2182b", markersize=8)
     axes.axvline(bounds[0].floor_bytes / _peak(bounds[0]), color="#b2182b", linestyle=":")
-    axes.set_ylim(0.99, min(max([2.0, *lower]), 1.05 * max([1.2, *filter(math.isfinite, best)])))
+    axes.set_ylim(0.99, top)
     axes.set_title(title, fontsize=9)
     axes.set_xlabel("budget, share of the peak (dotted: the floor)", fontsize=7)
     axes.set_ylabel("computed, multiple of the trace", fontsize=7)

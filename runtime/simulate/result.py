@@ -9,27 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-JSON_FIELDS = (
-    "trace",
-    "heuristic",
-    "mode",
-    "budget_bytes",
-    "baseline_peak_bytes",
-    "status",
-    "base_compute",
-    "total_compute",
-    "overhead",
-    "evictions",
-    "rematerializations",
-    "collateral",
-    "peak_bytes",
-    "wall_seconds",
+POOL_FIELDS = (
+    *("misses", "fragmentation", "free_after", "evicted_bytes", "wasted_bytes"),
+    *("search_ns", "move_ns"),
 )
-POOL_FIELDS = ("misses", "fragmentation", "free_after", "evicted_bytes", "wasted_bytes")
 LINK_FIELDS = ("link", "leave_by", "swapped_out_bytes", "swapped_in_bytes", "reloads", "waited_ns")
-"""What `SimulationResult.as_json` holds, in this order, what more in mode ``pool``, and what more
-with a link: names that will not change.
-"""
+"""What means something in mode ``pool`` alone, and with a link alone."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +90,12 @@ class SimulationResult:
         del row["events"], row["layouts"]
         return row
 
+    def figures(self) -> dict[str, Any]:
+        """Those that mean something here: without `POOL_FIELDS` in mode ``bytes``, and without
+        `LINK_FIELDS` where there is no link."""
+        without = (() if self.mode == "pool" else POOL_FIELDS) + (() if self.link else LINK_FIELDS)
+        return {name: value for name, value in self.as_dict().items() if name not in without}
+
     def as_json(self) -> str:
-        """One object, of the fields in `JSON_FIELDS`; in mode ``pool`` of `POOL_FIELDS` too, and
-        with a link of `LINK_FIELDS`.
-        """
-        row = self.as_dict()
-        names: tuple[str, ...] = JSON_FIELDS
-        names += POOL_FIELDS if self.mode == "pool" else ()
-        names += LINK_FIELDS if self.link else ()
-        return json.dumps({name: row[name] for name in names}, indent=1)
+        """One object, of the figures."""
+        return json.dumps(self.figures(), indent=1)

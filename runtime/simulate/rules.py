@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.heuristic import (
+    DEFAULT,
     Heuristic,
     insist_float,
     insist_name,
@@ -49,17 +50,17 @@ class Rules:
             does not have.
 
     Example:
-        >>> Rules("lru", mode="pool").policy
+        >>> Rules("lru").policy
         'eager'
-        >>> Rules(clock="logical")
+        >>> Rules(mode="bytes", clock="logical")
         Traceback (most recent call last):
             ...
         ValueError: mode 'bytes' has the clock of the paper's simulator, "wall"
     """
 
-    heuristic: str | Heuristic = "dtr"
+    heuristic: str | Heuristic = DEFAULT
     policy: Policy = "eager"
-    mode: Mode = "bytes"
+    mode: Mode = "pool"
     thrash: float | None = THRASH
     log_events: bool = False
     pin_outputs: bool = True
@@ -125,8 +126,8 @@ def _insist_count(name: str, value: int | None) -> None:
         raise ValueError(f"{name} is {value!r}; it must be from 0 to 10^9")
 
 
-PAPERS = Rules()
-"""The paper's simulator with h_DTR."""
+DEFAULTS = Rules()
+"""Those of a scope that is given none, but that what is held at the end is brought back."""
 
 
 def live(heuristic: str | Heuristic = "dtr", clock: Clock = "wall") -> Rules:

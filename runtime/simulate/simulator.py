@@ -26,7 +26,7 @@ from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
 from dtr_alloc.runtime.heuristic import Heuristic, name_of, resolve
 from dtr_alloc.runtime.simulate.link import Link
 from dtr_alloc.runtime.simulate.result import SimulationResult
-from dtr_alloc.runtime.simulate.rules import PAPERS, Rules, native_policy
+from dtr_alloc.runtime.simulate.rules import DEFAULTS, Rules, native_policy
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
 
@@ -95,7 +95,7 @@ class Simulator:
             )
         return size
 
-    def check(self, budget: Budget, rules: Rules = PAPERS) -> tuple[int, Heuristic]:
+    def check(self, budget: Budget, rules: Rules = DEFAULTS) -> tuple[int, Heuristic]:
         """Whether `run` takes them: the bytes of the budget, and the heuristic that it follows.
 
         Raises:
@@ -112,7 +112,7 @@ class Simulator:
             parse_size(size, most=LARGEST_BUDGET)
         return size, chosen
 
-    def run(self, budget: Budget, rules: Rules = PAPERS) -> SimulationResult:
+    def run(self, budget: Budget, rules: Rules = DEFAULTS) -> SimulationResult:
         """Replays the trace under a budget; see `simulate`.
 
         Raises:
@@ -222,7 +222,8 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
         policy: what becomes of a tensor that the program lets go. ``"eager"``: it is evicted at
             once; ``"banish"``: it goes for good as soon as all that was made from it is there, and
             that can then not be evicted; ``"ignore"``: nothing, it goes when its score is least.
-        mode: ``"bytes"``, as the paper's simulator; ``"pool"``, as the live runtime.
+        mode: ``"pool"``, as a scope; ``"bytes"``, as the paper's simulator, whose heuristic is
+            ``"dtr"``.
         thrash: the run is stopped when recomputation takes longer than this multiple, less one, of
             the time of all operators; None for no limit.
         log_events: fills `SimulationResult.events`.
@@ -230,7 +231,7 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
             where they lie, as on a device that can't.
         move_ns: in mode ``pool``, what moving a page costs, in ns; None: what it does on an
             ordinary host; ``"measured"``: what it does on this one.
-        placement: in mode ``pool``, ``"two_ended"`` keeps cheap blocks apart from dear ones.
+        placement: in mode ``pool``, ``"two_ended"`` keeps cheap blocks apart from expensive ones.
         layouts: in mode ``pool``, how many pictures of the pool `SimulationResult.layouts` has.
         pin_outputs: what the program still holds at the end must be brought back and fit together.
         clock: in mode ``pool``, by what victims are chosen: ``"wall"``, the operators' times, or
@@ -259,7 +260,7 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
         ...     Release("c"),
         ...     Call("k", ("a",), (Result("d", 4, -1),), 10),
         ... ))
-        >>> result = simulate(trace, 8)
+        >>> result = simulate(trace, 8, "dtr", mode="bytes")
         >>> result.status, result.evictions, result.rematerializations, result.overhead
         ('ok', 3, 1, 1.25)
     """
@@ -270,8 +271,8 @@ def _papers(heuristic: Heuristic) -> Heuristic:
     """As the paper's simulator follows it."""
     if heuristic.next_use:
         raise ValueError(
-            f"{heuristic!r} follows the steps of a program, and the paper's simulator has none: "
-            "next_use needs mode 'pool'"
+            f"{heuristic!r} follows the steps of a program, and mode 'bytes', the paper's, has "
+            "none: use mode 'pool', or another heuristic, such as 'dtr'"
         )
     return replace(heuristic, selection="single") if heuristic.selection == "sample" else heuristic
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dtr_alloc.runtime.heuristic import Heuristic
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic
 from dtr_alloc.runtime.simulate.link import LeaveBy, Linked
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.rules import THRASH, Mode, Policy, Rules
@@ -33,8 +33,10 @@ from dtr_alloc.runtime.simulate.simulator import Budget, Simulator, Traced, pars
 BUDGETS = tuple(tenth / 10 for tenth in range(10, 0, -1))
 """Those of the paper: 1.0 to 0.1 of the peak."""
 
-HEURISTICS = ("dtr", "dtr_full", "dtr_local", "lru", "msps", "size")
+FIGURE_2 = ("dtr", "dtr_full", "dtr_local", "lru", "msps", "size")
 """Those of the paper's figure 2, but for the random one."""
+
+HEURISTICS = (DEFAULT, *FIGURE_2)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def sweep(
     budgets: Iterable[Budget] = BUDGETS,
     *,
     policy: Policy = "eager",
-    mode: Mode = "bytes",
+    mode: Mode = "pool",
     thrash: float | None = THRASH,
     link: Linked = None,
     leave_by: LeaveBy = "both",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
@@ -42,6 +42,20 @@ def compare(given: Iterable[Case], heuristic: Heuristic) -> list[Comparison]:
         Comparison(case.name, tuple(case.runs(PRESETS[DEFAULT])), tuple(case.runs(heuristic)))
         for case in given
     ]
+
+
+def as_dict(
+    heuristic: Heuristic, tuned: Sequence[Comparison], held_out: Sequence[Comparison]
+) -> dict[str, Any]:
+    """The setting, with all that it was compared by."""
+
+    def row(one: Comparison) -> dict[str, Any]:
+        runs = {"preset": one.preset, "tuned": one.tuned}
+        figures = {name: [run.figures() for run in of] for name, of in runs.items()}
+        return {"case": one.case, "ratio": one.ratio, **figures}
+
+    setting = asdict(heuristic)
+    return {"heuristic": setting, "tuned_on": [*map(row, tuned)], "held_out": [*map(row, held_out)]}
 
 
 def _outcome(runs: Sequence[SimulationResult]) -> str:

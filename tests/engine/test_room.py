@@ -158,7 +158,7 @@ def layout(*steps: Call | Constant | Mutate) -> list[tuple[int, int]]:
     result = simulate(
         Trace(steps),
         COUNT * BLOCK,
-        mode="pool",
+        "dtr",
         remap=False,
         pin_outputs=False,
         placement="two_ended",

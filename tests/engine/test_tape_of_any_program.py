@@ -102,5 +102,5 @@ def test_the_papers_simulator_knows_no_tape() -> None:
     with record_trace() as recording:
         run([0], lambda _: None)
     assert recording.trace is not None
-    with pytest.raises(ValueError, match=r"next_use.*mode 'pool'"):
-        Simulator(recording.trace).run(7 * BYTES, Rules(KINDS[0]))
+    with pytest.raises(ValueError, match=r"next_use.*use mode 'pool'"):
+        Simulator(recording.trace).run(7 * BYTES, Rules(KINDS[0], mode="bytes"))

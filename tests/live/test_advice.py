@@ -118,14 +118,14 @@ def test_what_is_advised_has_run_though_the_time_for_a_search_is_over(
 ) -> None:
     monkeypatch.setattr(advice, "_SECONDS", 0.0)
     simulators: Any = [Needs(least)]
-    found = advice._smallest(simulators, Rules(mode="pool"), 800_000)
+    found = advice._smallest(simulators, Rules("dtr"), 800_000)
     assert found is not None
     assert least <= found < 2 * least
 
 
 def test_what_asks_for_more_than_the_largest_budget_has_no_advice() -> None:
     simulators: Any = [Needs(900_000)]
-    assert advice._smallest(simulators, Rules(mode="pool"), LARGEST_BUDGET + 512) is None
+    assert advice._smallest(simulators, Rules("dtr"), LARGEST_BUDGET + 512) is None
 
 
 LIMITED = """

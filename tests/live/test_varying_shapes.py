@@ -66,7 +66,7 @@ def assert_holds(make: Callable[[], Job], budgets: tuple[float, ...], steps: int
     fixed = measured.gradient_bytes + measured.optimizer_bytes
     for share in budgets:
         budget = int(share * (measured.stats[-1].peak_bytes - fixed)) + fixed
-        counted = simulator.run(int(budget * 0.97), Rules(pin_outputs=False))
+        counted = simulator.run(int(budget * 0.97), Rules("dtr", mode="bytes", pin_outputs=False))
         try:
             found = train(job, plan, partial(dtr_alloc.rematerialize, budget, device="cpu"))
         except torch.OutOfMemoryError:

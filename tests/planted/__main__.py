@@ -3,9 +3,10 @@ for it, which must fail. A copy without a fault comes first, on which all those 
 `make planted-faults`; minutes, since each fault is compiled.
 
 The faults are in the files beside this one. A file is changed by its text, so that a fault that no
-longer fits its source is an error and not a pass. Only that file is compiled, by the command that
-built the extension; the rest is linked from there. Tests of the engine harness get one with the
-fault. The repository itself is not touched. Each core has a fault of its own.
+longer fits its source is an error and not a pass. Only the unit that includes that file is compiled
+(setup.py), by the command that built the extension; the rest is linked from there. Tests of the
+engine harness get one with the fault. The repository itself is not touched. Each core has a fault
+of its own.
 """
 
 import os
@@ -38,7 +39,7 @@ from measurement import origin  # noqa: E402
 
 
 def compile_commands() -> dict[str, list[str]]:
-    """The command that compiles each source of the extension, by its path."""
+    """The command that compiles each unit of the extension, by its path."""
     (ninja,) = ROOT.glob("build/temp.*/build.ninja")
     listed = subprocess.run(
         [sys.executable, "-m", "ninja", "-C", str(ninja.parent), "-t", "commands"],
@@ -48,8 +49,7 @@ def compile_commands() -> dict[str, list[str]]:
     for line in listed.splitlines():
         words = shlex.split(line)
         if "-o" in words:
-            source = next(word for word in words if word.endswith(".cpp"))
-            commands[str(Path(source).relative_to(ROOT))] = words
+            commands[next(word for word in words if word.endswith(".cpp"))] = words
     return commands
 
 
@@ -64,14 +64,20 @@ def plant(fault: Fault | None, folder: Path) -> None:
         changed[edit.source] = text.replace(edit.old, edit.new)
 
     commands = compile_commands()
-    objects = {source: words[words.index("-o") + 1] for source, words in commands.items()}
+    objects = {unit: words[words.index("-o") + 1] for unit, words in commands.items()}
     for source, text in changed.items():
-        copy, made = folder / Path(source).name, str(folder / f"{Path(source).stem}.o")
+        (folder / Path(source).name).write_text(text)
+    for unit, good in objects.items():
+        text = whole = Path(unit).read_text()
+        for source in changed:
+            text = text.replace(f'"{source}"', f'"{folder / Path(source).name}"')
+        if text == whole:
+            continue
+        copy, made = folder / Path(unit).name, str(folder / f"{Path(unit).stem}.o")
         copy.write_text(text)
-        good = objects[source]
-        swap = {str(ROOT / source): str(copy), good: made, f"{good}.d": f"{made}.d"}
-        subprocess.run([swap.get(word, word) for word in commands[source]], check=True)
-        objects[source] = made
+        swap = {unit: str(copy), good: made, f"{good}.d": f"{made}.d"}
+        subprocess.run([swap.get(word, word) for word in commands[unit]], check=True)
+        objects[unit] = made
     (library,) = (folder / "dtr_alloc").glob("_core.*.so")
     library.unlink()
     libraries = [f"-l{name}" for name in ("c10", "torch", "torch_cpu", "torch_python")]

@@ -1,5 +1,6 @@
 """The proven bound: never above what trying everything finds, nor above what any policy takes."""
 
+import json
 import math
 import random
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 import dtr_alloc
 from dtr_alloc.__main__ import main
@@ -21,6 +24,7 @@ from dtr_alloc.runtime.bounding import bound as bounding
 from dtr_alloc.runtime.bounding import knapsack, search, stages
 from dtr_alloc.runtime.bounding.bound import Bounder
 from dtr_alloc.runtime.bounding.needs import Needs, needs_of
+from dtr_alloc.runtime.bounding.report import panel
 from dtr_alloc.runtime.heuristic import PRESETS, resolve
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
@@ -392,6 +396,33 @@ def test_the_command_shows_bounds_policies_and_the_floor(step: str, tmp_path: Pa
     ):
         assert text in said
     assert picture.stat().st_size > 10_000
+
+
+def test_the_command_prints_json_in_which_an_infinite_bound_is_none(step: str) -> None:
+    code, said = say(step, "--budget", "0.6", "--budget", "1KiB", "--seconds", "0", "--json")
+    found, below = json.loads(said)
+    expected = dtr_alloc.bound(step, 0.6, seconds=0)
+    assert (code, found["lower"], found["gap"]) == (3, expected.lower, expected.gap)
+    assert found["by_policy"] == expected.by_policy
+    assert found["best_found"]["heuristic"] in PRESETS
+    assert (below["budget_bytes"], below["lower"], below["best_found"]) == (1024, None, None)
+
+
+@pytest.mark.parametrize("shares", [[0.6], [0.8, 0.6]])
+def test_a_picture_shows_each_line_that_its_legend_names_in_a_colour_of_its_own(
+    step: str, shares: list[float]
+) -> None:
+    """Also of a single budget, whose lines are points. A star that is nowhere is not named."""
+    bounds = [dtr_alloc.bound(step, share, seconds=0) for share in shares]
+    axes = Figure().subplots()
+    panel(axes, [replace(one, by_policy={**one.by_policy, "lru": None}) for one in bounds])
+    shown = axes.get_legend_handles_labels()[1]
+    named = {label: line for line in axes.lines if (label := str(line.get_label())) in shown}
+    assert {"dtr", "best found", "no policy below: proven"} <= set(named)
+    assert "lru" not in named
+    assert ("the optimum" in named) == any(one.optimal for one in bounds)
+    assert all(line.get_marker() not in ("None", "") for line in named.values())
+    assert len({to_hex(line.get_color()) for line in named.values()}) == len(named)
 
 
 def test_the_command_ends_with_3_where_a_budget_is_below_the_floor(step: str) -> None:

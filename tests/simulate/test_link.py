@@ -32,7 +32,7 @@ LINK = Link(1000 * MIB)
 
 
 def run(log: Path, mib: float, *parts: list[Line], **more: Any) -> SimulationResult:
-    rules: dict[str, Any] = {"mode": "pool", "log_events": True, "link": LINK, "thrash": None}
+    rules: dict[str, Any] = {"heuristic": "dtr", "log_events": True, "link": LINK, "thrash": None}
     return simulate(load(log, *parts), int(mib * MIB), **(rules | more))
 
 
@@ -169,7 +169,7 @@ def step_of_short_lives(number: int) -> list[Instruction]:
 def test_the_next_use_of_what_was_just_made_is_foretold_where_it_can_only_be_moved() -> None:
     trace = Trace(tuple(line for step in range(6) for line in step_of_short_lives(step)))
     simulator = Simulator(trace)
-    rules = Rules(mode="pool", link="1GB/s", leave_by="swap", thrash=None)
+    rules = Rules("dtr", link="1GB/s", leave_by="swap", thrash=None)
     stale = simulator.run(7 * MIB, rules)
     foretold = simulator.run(7 * MIB, replace(rules, heuristic="foresight"))
     assert 0 < foretold.reloads <= 2 * stale.reloads
@@ -182,7 +182,7 @@ def test_in_random_programs_the_sums_are_right(leave_by: Any) -> None:
         small = random_trace(40, draw.randrange, only_held=True).schedule()
         sizes, times = small.tensor_size * MIB, small.op_cost * 100
         grown = Simulator(replace(small, tensor_size=sizes, op_cost=times))
-        result = grown.run(0.5, Rules(mode="pool", link="100TB/s", leave_by=leave_by, thrash=None))
+        result = grown.run(0.5, Rules("dtr", link="100TB/s", leave_by=leave_by, thrash=None))
         if result.status != "ok":
             continue
         recomputed = result.total_compute - result.base_compute - result.waited_ns
@@ -265,5 +265,5 @@ def test_the_commands_take_a_link(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_a_link_needs() -> None:
-    done = command("simulate", str(UNET), "--budget", "0.5", "--link", "10GB/s")
+    done = command("simulate", str(UNET), "--budget", "0.5", "--paper", "--link", "10GB/s")
     assert (done.exit_code, "use 'pool'" in done.output) == (1, True)

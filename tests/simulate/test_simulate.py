@@ -20,7 +20,9 @@ from tests.support.trace_lines import Line, call, constant, load, release
 def run(
     log: Path, budget: int, heuristic: str, *parts: list[Line], **more: Any
 ) -> SimulationResult:
-    return dtr_alloc.simulate(load(log, *parts), budget, heuristic, log_events=True, **more)
+    return dtr_alloc.simulate(
+        load(log, *parts), budget, heuristic, log_events=True, **{"mode": "bytes"} | more
+    )
 
 
 def story(result: SimulationResult) -> str:

@@ -191,7 +191,7 @@ def test_a_run_is_that_of_the_model(
     budget = budget_of(simulator, share)
     limit = None if thrash is None else int(simulator.baseline.compute * (thrash - 1))
     expected = figures_of_model(simulator.schedule, budget, HEURISTICS[name], limit)
-    assert figures(simulator.run(budget, Rules(name, thrash=thrash))) == expected
+    assert figures(simulator.run(budget, Rules(name, mode="bytes", thrash=thrash))) == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -202,9 +202,9 @@ def test_a_run_that_ignores_releases_is_that_of_a_log_without_them(
     simulator = Simulator(trace)
     budget = budget_of(simulator, share)
     expected = figures_of_model(simulator.schedule, budget, HEURISTICS[name], None, releases=False)
-    assert figures(simulator.run(budget, Rules(name, "ignore", thrash=None))) == expected
+    assert figures(simulator.run(budget, Rules(name, "ignore", "bytes", None))) == expected
     without = Simulator(simulator.schedule.without_releases())
-    assert figures(without.run(budget, Rules(name, thrash=None))) == expected
+    assert figures(without.run(budget, Rules(name, mode="bytes", thrash=None))) == expected
 
 
 def of_storages(schedule: Schedule) -> dict[int, set[int]]:
@@ -245,7 +245,7 @@ def test_orphans_go_first_as_in_the_model(
     heuristic = replace(HEURISTICS[name], orphans_first=True)
     expected = figures_of_model(simulator.schedule, budget, heuristic, None, releases)
     policy: Policy = "eager" if releases else "ignore"
-    assert figures(simulator.run(budget, Rules(heuristic, policy, thrash=None))) == expected
+    assert figures(simulator.run(budget, Rules(heuristic, policy, "bytes", None))) == expected
 
 
 POLICIES: tuple[Policy, ...] = ("eager", "banish", "ignore")

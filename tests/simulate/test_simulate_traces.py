@@ -46,7 +46,7 @@ def compare(trace: Trace, heuristics: tuple[str, ...]) -> list[SimulationResult]
     for name in heuristics:
         for share in SHARES:
             budget = int(simulator.baseline.peak_bytes * share)
-            found = simulator.run(budget, Rules(name, thrash=2.0, log_events=True))
+            found = simulator.run(budget, Rules(name, mode="bytes", thrash=2.0, log_events=True))
             model = SimulationModel(
                 simulator.schedule, budget, HEURISTICS[name], int(simulator.baseline.compute)
             )

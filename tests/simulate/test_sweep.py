@@ -11,17 +11,19 @@ from click.testing import CliRunner, Result
 
 from dtr_alloc import SimulationResult, Trace, simulate, sweep
 from dtr_alloc.__main__ import main
+from dtr_alloc.pool.size import format_size
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.simulate.plot import plot, short_name
 from dtr_alloc.runtime.simulate.result import LINK_FIELDS
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
-from dtr_alloc.runtime.simulate.sweep import BUDGETS, HEURISTICS, read_csv, write_csv
+from dtr_alloc.runtime.simulate.sweep import BUDGETS, FIGURE_2, HEURISTICS, read_csv, write_csv
 from tests.support.fences import ROOT
 from tests.support.trace_lines import call, load, release
 
 LSTM = ROOT / "perf/traces/lstm.log.gz"
 PNG = b"\x89PNG\r\n"
+LRU = ("--heuristic", "lru")
 
 
 def timeless(results: list[SimulationResult]) -> list[SimulationResult]:
@@ -38,7 +40,7 @@ def logs(tmp_path: Path) -> list[Path]:
 
 
 def test_results_come_by_trace_then_heuristic_then_budget(logs: list[Path]) -> None:
-    results = sweep(logs, ["lru", "size"], [16, 1.0], jobs=1)
+    results = sweep(logs, ["lru", "size"], [16, 1.0], jobs=1, mode="bytes")
     assert [(r.trace, r.heuristic, r.budget_bytes) for r in results] == [
         (str(log), heuristic, budget)
         for log, peak in zip(logs, (24, 100), strict=True)
@@ -49,11 +51,11 @@ def test_results_come_by_trace_then_heuristic_then_budget(logs: list[Path]) -> N
 
 
 def test_each_result_is_that_of_its_simulation(logs: list[Path]) -> None:
-    results = sweep(logs, budgets=[16, 24], jobs=1, policy="ignore", thrash=None)
+    results = sweep(logs, FIGURE_2, [16, 24], jobs=1, policy="ignore", mode="bytes", thrash=None)
     one_by_one = [
-        simulate(log, budget, heuristic, "ignore", thrash=None)
+        simulate(log, budget, heuristic, "ignore", "bytes", thrash=None)
         for log in logs
-        for heuristic in HEURISTICS
+        for heuristic in FIGURE_2
         for budget in (16, 24)
     ]
     assert timeless(results) == timeless(one_by_one)
@@ -67,9 +69,12 @@ def test_processes_change_nothing(logs: list[Path], tmp_path: Path) -> None:
     assert read_csv(tmp_path / "runs.csv") == found
 
 
-def test_the_budgets_and_heuristics_of_the_paper_are_the_default(logs: list[Path]) -> None:
+def test_ours_at_the_budgets_and_beside_the_heuristics_of_the_paper_is_the_default(
+    logs: list[Path],
+) -> None:
     results = sweep(logs[:1], jobs=1)
     assert BUDGETS == (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+    assert (HEURISTICS, {r.mode for r in results}) == (("foresight", *FIGURE_2), {"pool"})
     assert [r.heuristic for r in results] == [name for name in HEURISTICS for _ in BUDGETS]
 
 
@@ -98,7 +103,7 @@ def test_a_mistake_is_told_before_anything_runs(
     [
         ("damaged log", r"bad\.log line 1: "),
         ("folder for a csv", "Is a directory"),
-        ("next use in mode bytes", "next_use needs mode 'pool'"),
+        ("next use in mode bytes", "next_use.* use mode 'pool', or another heuristic"),
         ("share of no byte", "less than a byte"),
     ],
 )
@@ -116,7 +121,7 @@ def test_what_a_later_run_would_fail_by_is_told_before_the_first(
     arguments: dict[str, dict[str, Any]] = {
         "damaged log": {"traces": [*logs, bad]},
         "folder for a csv": {"csv": tmp_path},
-        "next use in mode bytes": {"heuristics": ["lru", "foresight"]},
+        "next use in mode bytes": {"heuristics": ["lru", "foresight"], "mode": "bytes"},
         "share of no byte": {"budgets": [1.0, 0.001]},
     }
     monkeypatch.setattr(Simulator, "run", lambda *_: pytest.fail("ran"))
@@ -218,21 +223,46 @@ def command(*args: str | Path) -> Result:
 
 
 def test_simulate_prints_one_json_object(logs: list[Path]) -> None:
-    done = command("simulate", logs[0], "--budget", "16", "--heuristic", "lru", "--json")
+    done = command("simulate", logs[0], "--budget", "24", "--mode", "bytes", *LRU, "--json")
     assert done.exit_code == 0
-    found, expected = json.loads(done.stdout), json.loads(simulate(logs[0], 16, "lru").as_json())
-    assert found | {"wall_seconds": 0} == expected | {"trace": str(logs[0]), "wall_seconds": 0}
+    expected = simulate(logs[0], 24, "lru", mode="bytes").figures()
+    assert json.loads(done.stdout) | {"wall_seconds": 0} == expected | {"wall_seconds": 0}
+
+
+@pytest.mark.parametrize(
+    ("args", "rules"),
+    [
+        ([], Rules("foresight", mode="pool")),
+        (["--paper"], Rules("dtr", mode="bytes")),
+        (["--paper", *LRU], Rules("lru", mode="bytes")),
+        (["--mode", "pool", "--paper"], Rules("dtr", mode="pool")),
+    ],
+)
+def test_simulate_answers_for_a_scope_or_for_the_paper(args: list[str], rules: Rules) -> None:
+    found = json.loads(command("simulate", LSTM, "--budget", "0.6", *args, "--json").stdout)
+    expected = Simulator(LSTM).run(0.6, rules).figures()
+    timing = {"wall_seconds": 0, "search_ns": 0}
+    assert found | timing == expected | timing | {"trace": str(LSTM)}
+
+
+def test_times_and_sizes_are_told_in_units_for_people() -> None:
+    done = command("simulate", LSTM, "--budget", "0.6")
+    told = {line.split()[0]: re.split("  +", line)[1] for line in done.stdout.splitlines()}
+    result = Simulator(LSTM).run(0.6)
+    assert told["budget_bytes"] == format_size(result.budget_bytes)
+    assert told["base_compute"] == f"{result.base_compute / 1e6:.1f} ms"
+    assert not [value for value in told.values() if re.fullmatch("[0-9]{5,}", value)]
 
 
 def test_simulate_prints_a_line_for_each_figure(logs: list[Path]) -> None:
-    done = command("simulate", logs[0], "--budget", "16", "--policy", "banish", "--mode", "pool")
+    done = command("simulate", logs[0], "--budget", "16", "--policy", "banish")
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    figures = simulate(logs[0], 16, policy="banish", mode="pool").as_dict()
+    figures = simulate(logs[0], 16, policy="banish").as_dict()
     figures = {name: value for name, value in figures.items() if name not in LINK_FIELDS}
     assert names == list(figures)
     told = [line for line in done.stdout.splitlines() if len(line.split()) > 2]
     assert len(told) == len(figures) - 4  # What was run needs no word.
-    in_bytes = command("simulate", logs[0], "--budget", "16").stdout
+    in_bytes = command("simulate", logs[0], "--budget", "16", "--paper").stdout
     assert "misses" not in in_bytes
     assert re.search("^policy +eager$", in_bytes, re.M)
 
@@ -241,13 +271,13 @@ def test_simulate_prints_a_line_for_each_figure(logs: list[Path]) -> None:
 def test_simulate_exits_with_3_where_the_run_does_not_come_to_its_end(
     logs: list[Path], json: list[str]
 ) -> None:
-    assert command("simulate", logs[0], "--budget", "16", *json).exit_code == 0
-    done = command("simulate", logs[1], "--budget", "5", *json)
+    assert command("simulate", logs[0], "--budget", "16", "--paper", *json).exit_code == 0
+    done = command("simulate", logs[1], "--budget", "5", "--paper", *json)
     assert (done.exit_code, "oom" in done.stdout) == (3, True)
     assert done.stderr == (
         "The largest operator alone reads and makes 100 B, more than the budget of 5 B.\n"
     )
-    thrashing = command("simulate", LSTM, "--budget", "0.3", *json)
+    thrashing = command("simulate", LSTM, "--budget", "0.3", "--paper", *json)
     assert (thrashing.exit_code, "thrash" in thrashing.stdout) == (3, True)
     assert thrashing.stderr == ""
 
@@ -282,7 +312,7 @@ def test_a_sweep_writes_a_csv_and_a_picture_that_plot_draws_again(
     logs: list[Path], tmp_path: Path
 ) -> None:
     csv, png, again = tmp_path / "runs.csv", tmp_path / "runs.png", tmp_path / "again.png"
-    options = ["--budgets", "16, 1.0", "--heuristics", "lru,size", "--jobs", "1"]
+    options = ["--paper", "--budgets", "16, 1.0", "--heuristics", "lru,size", "--jobs", "1"]
     done = command("sweep", *logs, "--csv", csv, "--plot", png, *options)
     assert done.exit_code == 0
     assert "8 runs, 2 of them out of memory" in done.output
@@ -292,7 +322,17 @@ def test_a_sweep_writes_a_csv_and_a_picture_that_plot_draws_again(
     assert png.read_bytes().startswith(PNG)
 
 
+def test_a_sweep_prints_json_and_nothing_else_to_stdout(logs: list[Path]) -> None:
+    done = command("sweep", *logs, "--paper", "--budgets", "16,1.0", "--jobs", "1", "--json")
+    assert done.stderr.endswith("24 runs, 6 of them out of memory or thrashing.\n")
+    found = json.loads(done.stdout)
+    expected = sweep(logs, FIGURE_2, [16, 1.0], jobs=1, mode="bytes")
+    assert [row | {"wall_seconds": 0} for row in found] == [
+        one.figures() | {"wall_seconds": 0} for one in expected
+    ]
+
+
 def test_a_sweep_must_go_somewhere(logs: list[Path]) -> None:
     done = command("sweep", *logs)
     assert done.exit_code == 2
-    assert "--csv, --plot or both" in done.output
+    assert "--csv, --plot or --json" in done.output

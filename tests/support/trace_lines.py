@@ -96,7 +96,7 @@ def evicted(
 ) -> list[int]:
     """The tensors that a run evicts to make room, in order."""
     rules |= {"log_events": True, "pin_outputs": False}
-    result = dtr_alloc.simulate(load(log, *parts), budget, heuristic, **rules)
+    result = dtr_alloc.simulate(load(log, *parts), budget, heuristic, **{"mode": "bytes"} | rules)
     return [tensor for tensor, event in result.events.tolist() if event == 1]
 
 

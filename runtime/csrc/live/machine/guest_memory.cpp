@@ -33,7 +33,7 @@ struct Counted : Block {
 // tensors' memory, and hold up what malloc joins and gives back. By `next` a block is in the list
 // of its bucket, where no session tracks it, or in that of the spare ones. A bucket for each block
 // is made with the slab, so nothing but a new slab asks for memory.
-struct Table {
+struct CountedBlocks {
   static constexpr std::size_t kSlab = 4096;
 
   std::mutex mutex;
@@ -94,8 +94,8 @@ struct Table {
 };
 
 // Never destroyed: tensors may die after the destructors of this file's statics have run.
-Table& table() {
-  static Table& instance = *new Table;
+CountedBlocks& counted_blocks() {
+  static CountedBlocks& instance = *new CountedBlocks;
   return instance;
 }
 
@@ -107,13 +107,13 @@ Memory::Handle GuestMemory::create(at::Allocator& allocator, Bytes budget) {
   return Handle(new GuestMemory(allocator, budget));
 }
 
-void GuestMemory::lock_all() { table().mutex.lock(); }
+void GuestMemory::lock_all() { counted_blocks().mutex.lock(); }
 
-void GuestMemory::unlock_all() { table().mutex.unlock(); }
+void GuestMemory::unlock_all() { counted_blocks().mutex.unlock(); }
 
 bool GuestMemory::holds(const void* data) {
-  const std::lock_guard lock(table().mutex);
-  return table().find(data) != nullptr;
+  const std::lock_guard lock(counted_blocks().mutex);
+  return counted_blocks().find(data) != nullptr;
 }
 
 // What the machine has not is no error of the budget's.
@@ -136,16 +136,17 @@ Block* GuestMemory::allocate(Bytes size, Fit, Stream) {
     return nullptr;
   }
   at::DataPtr data = ask(std::max(size, Bytes{1}));  // Of nothing there is no address to know.
-  const std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(counted_blocks().mutex);
   if (!fits()) {
     ++failures_;
     return nullptr;
   }
-  insist(!table().find(data.get()), "an allocator must not hand out memory that is in use");
-  Counted& block = table().next();
-  table().take();
+  insist(!counted_blocks().find(data.get()),
+         "an allocator must not hand out memory that is in use");
+  Counted& block = counted_blocks().next();
+  counted_blocks().take();
   block.data = std::move(data);
-  table().list(block);
+  counted_blocks().list(block);
   block.offset = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(block.data.get()));
   block.size = rounded;
   block.free = false;
@@ -170,45 +171,45 @@ void GuestMemory::free(Block& block, std::unique_lock<std::mutex> lock) {
   GuestMemory* memory = counted.memory;
   if (memory) memory->uncount(counted.size);
   const std::unique_ptr<GuestMemory> over(memory && memory->over() ? memory : nullptr);
-  if (counted.listed) table().unlist(counted);
+  if (counted.listed) counted_blocks().unlist(counted);
   const at::DataPtr freed = std::move(counted.data);
   counted = {};
-  table().put_back(counted);
+  counted_blocks().put_back(counted);
   lock.unlock();
 }
 
 void GuestMemory::free(const void* data) {
-  std::unique_lock lock(table().mutex);
-  Counted* const block = table().find(data);
+  std::unique_lock lock(counted_blocks().mutex);
+  Counted* const block = counted_blocks().find(data);
   insist(block != nullptr, "what is freed must be a live block that no session tracks");
   free(*block, std::move(lock));
 }
 
-void GuestMemory::free(Block* block) { free(*block, std::unique_lock(table().mutex)); }
+void GuestMemory::free(Block* block) { free(*block, std::unique_lock(counted_blocks().mutex)); }
 
 Block* GuestMemory::find(const void* data) const {
-  const std::lock_guard lock(table().mutex);
-  Counted* const block = table().find(data);
+  const std::lock_guard lock(counted_blocks().mutex);
+  Counted* const block = counted_blocks().find(data);
   return block && block->memory == this ? block : nullptr;
 }
 
 Block* GuestMemory::adopt(void* data, Bytes) {
-  const std::lock_guard lock(table().mutex);
-  Counted* const block = table().find(data);
+  const std::lock_guard lock(counted_blocks().mutex);
+  Counted* const block = counted_blocks().find(data);
   if (!block || block->memory != this) return nullptr;
-  table().unlist(*block);
+  counted_blocks().unlist(*block);
   return block;
 }
 
 void GuestMemory::disown(Block* block) {
-  const std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(counted_blocks().mutex);
   auto& counted = *static_cast<Counted*>(block);
   insist(!counted.free, "a block that is disowned must be live");
-  if (!counted.listed) table().list(counted);
+  if (!counted.listed) counted_blocks().list(counted);
 }
 
 bool GuestMemory::let_go(Block* block) {
-  const std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(counted_blocks().mutex);
   static_cast<Counted*>(block)->memory = nullptr;
   uncount(block->size);
   return true;
@@ -216,7 +217,7 @@ bool GuestMemory::let_go(Block* block) {
 
 void GuestMemory::retire() {
   {
-    const std::lock_guard lock(table().mutex);
+    const std::lock_guard lock(counted_blocks().mutex);
     retired_ = true;
     if (!over()) return;
   }
@@ -224,7 +225,7 @@ void GuestMemory::retire() {
 }
 
 PoolStats GuestMemory::stats() const {
-  const std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(counted_blocks().mutex);
   const Bytes live = live_, limit = limit_;
   return {.budget = limit,
           .live = live,
@@ -245,14 +246,14 @@ PoolStats GuestMemory::stats() const {
 }
 
 void GuestMemory::reset_peak() {
-  const std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(counted_blocks().mutex);
   peak_ = live_;
   peak_blocks_ = allocations_ - frees_;
 }
 
 void GuestMemory::set_limit(Bytes limit) {
   insist(limit >= 0 && limit <= kLargestBudget, "a guest's limit must be within 0 and 16 TiB");
-  const std::lock_guard lock(table().mutex);  // Nobody is between the look and the count.
+  const std::lock_guard lock(counted_blocks().mutex);  // Nobody is between the look and the count.
   limit_ = limit;
 }
 
@@ -266,12 +267,12 @@ Bytes GuestMemory::trim() {
 }
 
 void GuestMemory::check() const {
-  const std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(counted_blocks().mutex);
   Bytes live = 0;
   std::int64_t count = 0;
-  for (const auto& slab : table().slabs) {
-    for (const Counted& block : std::span(slab.get(), Table::kSlab)) {
-      insist(table().find(block.data.get()) == (block.listed ? &block : nullptr),
+  for (const auto& slab : counted_blocks().slabs) {
+    for (const Counted& block : std::span(slab.get(), CountedBlocks::kSlab)) {
+      insist(counted_blocks().find(block.data.get()) == (block.listed ? &block : nullptr),
              "a block must be found by its address where no session tracks it, and only there");
       insist(block.free == (block.data.get() == nullptr), "a block must have memory while live");
       if (block.memory != this) continue;

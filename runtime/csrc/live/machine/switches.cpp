@@ -249,14 +249,14 @@ struct Image {
 
 // The distinct states so far; a number is a place. Guarded by the engine's lock, but what is there
 // stays as and where it is.
-struct States {
+struct KnownStates {
   std::deque<State> all;
   Image image;
   Switches::Number last = 0;
 };
-States& states() {
-  static auto* states = new States;
-  return *states;
+KnownStates& known_states() {
+  static auto* known = new KnownStates;
+  return *known;
 }
 
 int refusing = -1;  // Of tests: the row that cannot be put.
@@ -272,7 +272,7 @@ void put(std::size_t i, Setting to) {
 }
 
 void change(Switches::Number from, Switches::Number to) {
-  const State &before = states().all[from], &after = states().all[to];
+  const State &before = known_states().all[from], &after = known_states().all[to];
   for (std::size_t i = 0; i < before.size(); ++i) {
     if (before[i] == after[i]) continue;
     try {
@@ -292,7 +292,7 @@ void change(Switches::Number from, Switches::Number to) {
 }  // namespace
 
 Switches::Number Switches::now() {
-  States& known = states();
+  KnownStates& known = known_states();
   if (!known.all.empty() && known.image.is_of(at::globalContext())) return known.last;
   known.image.take(at::globalContext());
   const State state = read_all();
@@ -306,7 +306,9 @@ Switches::Number Switches::now() {
   return known.last;
 }
 
-bool Switches::deterministic(Number number) { return states().all[number][kDeterministic] & 1; }
+bool Switches::deterministic(Number number) {
+  return known_states().all[number][kDeterministic] & 1;
+}
 
 SwitchesPut::SwitchesPut(Switches::Number there, Switches::Number wanted)
     : there_(there), wanted_(wanted) {
