@@ -155,7 +155,8 @@ class Engine {
   const Eviction& eviction() const { return eviction_; }
   const std::vector<Value*>& owned() const { return owned_; }
   EngineStats stats() const;
-  void note_operator(Bytes bytes);  // `bytes`: of an operator's inputs and outputs.
+  Bytes largest_operator() const { return stats_.largest_operator; }
+  void note_operator(Bytes bytes);  // `bytes`: of an operator's inputs and outputs, each once.
   // For tests: throws std::logic_error if a record is wrong. `idle`: no operator runs and no Held
   // exists, so that a lock is wrong, too (except locks by the functions in held.h).
   void check(bool idle = false) const;

@@ -2,12 +2,32 @@
 // written ones hold a new version, and the operator is counted. After an operator that failed,
 // what it wrote stays as it is.
 
+#include <algorithm>
+#include <vector>
+
 #include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
 
 namespace dtr {
+
+namespace {
+
+// What a budget must hold for the call: of the scope's storages, each once.
+Bytes bytes_within(const Call& call) {
+  std::vector<const Value*> values;
+  for (const TensorArgument& argument : call.arguments) {
+    if (argument.value) values.push_back(argument.value);
+  }
+  std::ranges::sort(values);
+  values.erase(std::ranges::unique(values).begin(), values.end());
+  Bytes bytes = call.made_bytes;
+  for (const Value* value : values) bytes += value->size;
+  return bytes;
+}
+
+}  // namespace
 
 void Interception::adopt_results(Call& call, Op& op, const torch::jit::Stack& stack) {
   const c10::ArrayRef<c10::IValue> results = call.results(stack);
@@ -28,6 +48,7 @@ void Interception::adopt_result(Call& call, Op& op, std::uint16_t output,
   if (!block) return;
   const Bytes bytes = bytes_of(storage);
   call.bytes += bytes;
+  call.made_bytes += bytes;
   Value& value = engine_.write(op, output, bytes, storage, block.get());
   storages_.attach(storage, value, block.release());
   if (call.info.blank) keep_until_used(engine_, value);
@@ -94,7 +115,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   adopt_written(call, engaged);
   const Nanos cost = options_.logical_clock ? Nanos{call.bytes} : to_nanoseconds(call.usual_ticks);
   if (TraceRecorder* recorder = trace_.recorder()) trace_.end(call, *recorder, cost, stack);
-  engine_.note_operator(call.bytes);
+  if (call.bytes > engine_.largest_operator()) engine_.note_operator(bytes_within(call));
   const bool recorded = engaged.op();
   tell_what_stays(call, stack, !recorded && !in_capture);
   Op* kept = engaged.finish(cost);

@@ -47,7 +47,8 @@ struct Call {
   c10::DispatchKeySet keys;  // The dispatch keys for the next kernel below ours.
   TensorArguments arguments;
   c10::SmallVector<Value*, 8> sources;  // For each argument, the recipe's copy or null; or empty.
-  Bytes bytes = 0;
+  Bytes bytes = 0;       // Of arguments and new values, a storage as often as it is given.
+  Bytes made_bytes = 0;  // Of them, of new values.
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
   bool handled = false;  // A Python mode or subclass runs it, which torch 2.11 calls below kKey.
   bool here = false;     // It runs on the session's device.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <set>
 #include <stdexcept>
 
 #include "runtime/csrc/engine/rules.h"
@@ -211,7 +212,10 @@ PaperSimulation::Baseline PaperSimulation::baseline(const Schedule& schedule) {
     if (schedule.kind[i] == Schedule::kCompute) {
       sum.cost += schedule.cost(operand);
       Bytes together = 0;
-      for (std::int64_t arg : schedule.args(operand)) together += schedule.tensor_size[arg];
+      std::set<std::int64_t> read;  // Two views of a storage are one.
+      for (std::int64_t arg : schedule.args(operand)) {
+        if (read.insert(roots[arg]).second) together += schedule.tensor_size[roots[arg]];
+      }
       for (std::int64_t tensor = schedule.op_results_begin[operand];
            tensor < schedule.op_results_begin[operand + 1]; ++tensor) {
         usage += schedule.tensor_size[tensor];
