@@ -51,6 +51,7 @@ from dtr_alloc.runtime.scope.scope import join_scope, measure, rematerialize
 from dtr_alloc.runtime.scope.session import (
     Session,
     SessionStats,
+    current_session,
     evict,
     is_evicted,
     materialize,
@@ -83,6 +84,7 @@ __all__ = [
     "allocator",
     "bound",
     "cupy_allocator",
+    "current_session",
     "evict",
     "is_evicted",
     "join_scope",
