@@ -22,7 +22,7 @@ class BudgetCallback(Budgeted, lightning.Callback):
     def on_fit_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         self._open(trainer.strategy.root_device)
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:
             self.on_train_end(trainer)
 

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
 from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
-from dtr_alloc.runtime.scope import chrome_trace, current, summary
+from dtr_alloc.runtime.scope import chrome_trace, current
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.steps import Step, Steps
+from dtr_alloc.runtime.scope.summary import Row, rows, spent_ns
 from dtr_alloc.runtime.scope.used_once import OnceOrDecorator, Scope
 
 
@@ -114,8 +115,8 @@ class Session:
             f"{name:<17} {value:>12}   {note}".rstrip() for name, value, note in self._rows()
         )
 
-    def _rows(self) -> Iterable[summary.Row]:
-        return summary.rows(self.stats(), self._core, self._steps, self._measured)
+    def _rows(self) -> Iterable[Row]:
+        return rows(self.stats(), self._core, self._steps, self._measured)
 
     def _repr_html_(self) -> str:
         """The same table, which a notebook shows for a session."""
@@ -143,7 +144,7 @@ class Session:
             8192.0
         """
         s = self.stats()
-        spent = summary.spent_ns(s)
+        spent = spent_ns(s)
         share = spent["recomputing"] / (sum(spent.values()) or 1)
         figures = asdict(s) | {"steps": self.steps, "recompute_share": share}
         return {f"dtr_alloc/{name}": float(x) for name, x in figures.items() if x is not None}

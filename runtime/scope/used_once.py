@@ -154,7 +154,7 @@ def _in_operator() -> bool:
     """Whether this thread runs an operator. A compiled region does not run inside another one, and
     says so before it looks at its arguments, of which this one is too large for it."""
     try:
-        return _core.CompiledRegion("dtr_alloc::none", 0, [], False)([1 << 64], None) is None
+        return _core.CompiledRegion("dtr_alloc::none", 0, [], False)([1 << 64], list) is None
     except OverflowError:
         return False
 

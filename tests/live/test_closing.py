@@ -112,7 +112,12 @@ def test_a_backward_pass_does_not_close() -> None:
 
 def test_a_forked_child_closes_nothing() -> None:
     session = begun()
-    assert forked(lambda: (session.close(), repr(session))[1]).endswith("closed>")
+
+    def child() -> str:
+        session.close()
+        return repr(session)
+
+    assert forked(child).endswith("closed>")
     assert dtr_alloc.current_session() is session
 
 

@@ -64,7 +64,7 @@ def test_the_trainer_logs_what_the_budget_costs(tmp_path: Path) -> None:
 
     seen: list[dict[str, Any]] = []
 
-    class Tracker(TrainerCallback):
+    class Tracker(TrainerCallback):  # type: ignore[misc]
         def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
             seen.append(dict(logs))
 
@@ -108,7 +108,7 @@ def test_accelerates_search_for_a_batch_size_goes_on() -> None:
 
     tried, model = [], Model()
 
-    @find_executable_batch_size(starting_batch_size=64)
+    @find_executable_batch_size(starting_batch_size=64)  # type: ignore[untyped-decorator]
     def train(batch_size: int) -> None:
         tried.append(batch_size)
         with dtr_alloc.rematerialize("4MiB"):
