@@ -54,17 +54,11 @@ from dtr_alloc.runtime.bounding.bound import Bound, bound
 from dtr_alloc.runtime.heuristic import Heuristic
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan, plan
+from dtr_alloc.runtime.scope.by_hand import evict, is_evicted, materialize, pin
 from dtr_alloc.runtime.scope.cuda_allocator import Allocator, allocator
 from dtr_alloc.runtime.scope.record import Recording, record_trace
 from dtr_alloc.runtime.scope.scope import join_scope, measure, rematerialize
-from dtr_alloc.runtime.scope.session import (
-    Session,
-    SessionStats,
-    evict,
-    is_evicted,
-    materialize,
-    pin,
-)
+from dtr_alloc.runtime.scope.session import Session, SessionStats, current_session
 from dtr_alloc.runtime.scope.steps import OutlierBatchWarning, Step
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.simulator import simulate
@@ -92,6 +86,7 @@ __all__ = [
     "allocator",
     "bound",
     "cupy_allocator",
+    "current_session",
     "evict",
     "is_evicted",
     "join_scope",

@@ -2,37 +2,21 @@
 
     python examples/hugging_face_trainer.py
 
-The callback opens the scope when training begins and leaves it when it ends. Where you call
-`trainer.train()` yourself, `with dtr_alloc.rematerialize(...): trainer.train()` is the same, and
-leaves the scope also when training raises.
+The callback opens the scope when training begins and leaves it when it ends. Its entries in the
+Trainer's log tell what the budget costs. Where you call `trainer.train()` yourself, `with
+dtr_alloc.rematerialize(...): trainer.train()` is the same, and leaves the scope also when training
+raises.
 """
 
 import os
 import tempfile
-from contextlib import ExitStack
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-import dtr_alloc
-
-
-class MemoryBudget(TrainerCallback):
-    """Trains within `budget`: bytes, a text such as "2GiB", or None for no budget."""
-
-    def __init__(self, budget: int | str | None) -> None:
-        self.budget = budget
-        self.session: dtr_alloc.Session | None = None
-        self._scope = ExitStack()
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.session = self._scope.enter_context(dtr_alloc.rematerialize(self.budget))
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        self._scope.close()
+from dtr_alloc.integrations.transformers import BudgetCallback
 
 
 def train(*callbacks: TrainerCallback) -> list[torch.Tensor]:
@@ -59,12 +43,12 @@ def train(*callbacks: TrainerCallback) -> list[torch.Tensor]:
 
 def main() -> dict[str, object]:
     plain = train()
-    free = MemoryBudget(None)
+    free = BudgetCallback(None)
     train(free)
     assert free.session is not None
     peak = free.session.stats().peak_bytes
 
-    tight = MemoryBudget(int(0.5 * peak))
+    tight = BudgetCallback(int(0.5 * peak))
     parameters = train(tight)
     assert tight.session is not None
     stats = tight.session.stats()

@@ -3,36 +3,16 @@
     pip install lightning
     python examples/lightning_callback.py
 
-`on_fit_end` leaves the scope, and `on_exception` does where training raises.
+The callback opens the scope when fitting begins, leaves it when it ends or raises, and has the
+trainer's loggers tell what the budget costs.
 """
-
-from contextlib import ExitStack
-from typing import Any
 
 import lightning
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import dtr_alloc
-
-
-class MemoryBudget(lightning.Callback):
-    """Trains within `budget`: bytes, a text such as "2GiB", or None for no budget."""
-
-    def __init__(self, budget: int | str | None) -> None:
-        self.budget = budget
-        self.session: dtr_alloc.Session | None = None
-        self._scope = ExitStack()
-
-    def on_fit_start(self, *args: Any) -> None:
-        self.session = self._scope.enter_context(dtr_alloc.rematerialize(self.budget))
-
-    def on_fit_end(self, *args: Any) -> None:
-        self._scope.close()
-
-    def on_exception(self, *args: Any) -> None:
-        self._scope.close()
+from dtr_alloc.integrations.lightning import BudgetCallback
 
 
 class Perceptron(lightning.LightningModule):
@@ -68,12 +48,12 @@ def train(*callbacks: lightning.Callback) -> list[Tensor]:
 
 def main() -> dict[str, object]:
     plain = train()
-    free = MemoryBudget(None)
+    free = BudgetCallback(None)
     train(free)
     assert free.session is not None
     peak = free.session.stats().peak_bytes
 
-    tight = MemoryBudget(int(0.6 * peak))
+    tight = BudgetCallback(int(0.6 * peak))
     parameters = train(tight)
     assert tight.session is not None
     stats = tight.session.stats()

@@ -16,7 +16,6 @@ plain eager.
 import gc
 import hashlib
 import itertools
-import re
 import statistics
 import struct
 import time
@@ -372,16 +371,8 @@ def _add_times(
 
 def infeasible(ratio: float | None, budget: int | None, error: torch.OutOfMemoryError) -> Row:
     """The row of a budget that `error` refused."""
-    return Row(ratio, budget, feasible=False, floor_bytes=_floor(error), error=str(error))
-
-
-def _floor(error: torch.OutOfMemoryError) -> int | None:
-    """The smallest budget that would do, in bytes, as the error tells it; None if it does not."""
-    found = re.search(r"Raise the budget to at least ([\d.]+) ([KMG]i)?B", str(error))
-    if found is None:
-        return None
-    unit = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}[found[2]]
-    return int(float(found[1]) * unit)
+    floor = error.needed  # type: ignore[attr-defined]  # runtime/scope/out_of_memory.py
+    return Row(ratio, budget, feasible=False, floor_bytes=floor, error=str(error))
 
 
 def _pool_bytes(tensors: dict[str, Tensor]) -> int:

@@ -87,6 +87,17 @@ class Adviser:
             _before.pop(seen.steps > 0, None)
             _before[seen.steps > 0] = seen
 
+    def enough(self, least: int) -> int | None:
+        """The smallest budget from `least` bytes on in which, by a simulation, all would run that
+        was seen of the scope; None where that is not known."""
+        seen = _Seen.of(self._core)
+        if seen.watch in _NOT_FORETOLD or not any(seen.calls()):
+            return None
+        try:
+            return _smallest(list(_simulators([seen])), self._rules, least)
+        except MemoryError:
+            return None
+
     def advise(self, at_least: int) -> str:
         """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
         if self._swap:  # Of which recordings know nothing.

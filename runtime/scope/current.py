@@ -18,14 +18,21 @@ import logging
 import queue
 import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from dtr_alloc import _core
+from dtr_alloc.pool.size import format_size
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.steps import Steps
+
+if TYPE_CHECKING:
+    from dtr_alloc.runtime.scope.session import Session
+
+_log = logging.getLogger("dtr_alloc")
 
 _PATIENCE = 10.0
 """Seconds that a scope waits for its threads without a word."""
@@ -55,7 +62,9 @@ class OpenScope(ABC):
     """A scope while it is open, and the threads that have joined it."""
 
     def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+        self.steps = steps
+        self.front: weakref.ref[Session] | None = None  # What the program has of it.
+        self._told = False
         # No lock: what an exception of a signal's handler left locked would stay so.
         self._dismissed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._joined: dict[object, str] = {}  # The threads' names, by what `admit` was given.
@@ -83,7 +92,23 @@ class OpenScope(ABC):
             costs = session.step()
             if costs is None:  # Another thread's, outside of the scope.
                 return
-            self._steps.ended(*costs)
+            self.steps.stays_bytes = max(self.steps.stays_bytes, session.pool_stats().live)
+            if costs[0]:
+                self.tell_if_reached()
+            self.steps.ended(*costs)
+
+    def tell_if_reached(self) -> None:
+        """Has the log tell once that tensors were evicted for want of memory."""
+        session = self.session()
+        if self._told or session is None or not (evicted := session.stats().evicted_bytes):
+            return
+        self._told = True
+        _log.info(
+            "the budget of %s is reached, in step %d: %s evicted so far",
+            format_size(session.pool_stats().budget),
+            self.steps.count + 1,
+            format_size(evicted),
+        )
 
     def admit(self, who: object) -> bool:
         """Counts this thread as one of the scope's, until `dismiss` gets the same `who`. False if
@@ -102,14 +127,14 @@ class OpenScope(ABC):
         """Returns when all threads are dismissed, and admits none from then on. Where that takes
         long, the log tells for whom it waits, and which exception is on its way."""
         patience: float | None = _PATIENCE
-        body, log = sys.exc_info()[1], logging.getLogger("dtr_alloc")
+        body = sys.exc_info()[1]
         while self.refuse_threads():
             try:
                 self._dismissed.get(timeout=patience)
             except queue.Empty:
                 patience = None
                 raised = "" if body is None else f"; the body of the scope has raised {body!r}"
-                log.warning(
+                _log.warning(
                     "a scope ends, and waits for threads that joined it by join_scope(): %s%s",
                     self._names(),
                     raised,
@@ -134,7 +159,7 @@ class OpenScope(ABC):
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""
         self._dismissed = queue.SimpleQueue()
-        self._steps.abandon_in_child()
+        self.steps.abandon_in_child()
         self._joined = {}
         if session := self.session():
             session.abandon_in_child()

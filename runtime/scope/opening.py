@@ -10,6 +10,8 @@ from C++, where no handler runs. What one call of C++ does is done or not done, 
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -24,7 +26,7 @@ from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.current import CpuScope, CudaScope
 from dtr_alloc.runtime.scope.hooks import watch_program
 from dtr_alloc.runtime.scope.session import Session
-from dtr_alloc.runtime.scope.steps import Steps
+from dtr_alloc.runtime.scope.steps import Steps, level_of_the_program
 
 
 class Opening(AbstractContextManager[Session]):
@@ -34,8 +36,9 @@ class Opening(AbstractContextManager[Session]):
     """
 
     def __init__(
-        self, core: _core.Session, session: Session, adviser: Adviser, steps: Steps
+        self, core: _core.Session, session: Callable[[], Session], adviser: Adviser, steps: Steps
     ) -> None:
+        """`session` makes what the program gets. It leads back here, so it is not kept here."""
         self._core = core
         self._session = session
         self._adviser = adviser
@@ -55,7 +58,9 @@ class Opening(AbstractContextManager[Session]):
         self._core.enter()
         current.begin(self._scope)
         watch_program(self._scope, self._undo)
-        return self._session
+        session = self._session()
+        self._scope.front = weakref.ref(session)
+        return session
 
     def __exit__(
         self,
@@ -66,6 +71,7 @@ class Opening(AbstractContextManager[Session]):
         if not self._waited and current.scope() is self._scope:  # Not in a forked child.
             self._waited = True  # Who interrupts the wait ends it.
             self._scope.wait_for_threads()
+            self._scope.tell_if_reached()
         spilled, beyond = self._leave(error)
         if current.scope() is self._scope:
             current.end()
@@ -107,7 +113,7 @@ def _warn(text: str, error: BaseException | None) -> None:
     """At the line of the program that leaves the scope. An error on its way is not replaced by a
     warning that is one, and is told of it."""
     try:
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=level_of_the_program())
     except UserWarning:
         if error is None:
             raise

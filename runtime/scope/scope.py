@@ -13,6 +13,7 @@ import numbers
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -21,7 +22,7 @@ from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
 from dtr_alloc.runtime.adapters import libraries
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, insist_name, resolve_live
-from dtr_alloc.runtime.scope import current
+from dtr_alloc.runtime.scope import current, out_of_memory
 from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.current import Member, OpenScope
@@ -117,7 +118,9 @@ def rematerialize(
             needs together with what cannot be recomputed. The text names the least that would have
             served this request; and the budget in which all would run, by a simulation, once whole
             steps of an optimizer were seen: in this scope, or in one (or a ``measure``) before it
-            that began alike. Two steps tell more than one.
+            that began alike. Two steps tell more than one. The error's attributes ``needed`` and
+            ``suggested_budget`` are these two in bytes, and ``operator`` is the name of the one
+            that asked; each is None where it is not known.
 
     Example:
         >>> import torch
@@ -153,7 +156,7 @@ def rematerialize(
         **_testing.options(),
     )
     steps = Steps()
-    session = Session(core, steps, events=events)
+    session = partial(Session, core, steps, events=events)
     adviser = Adviser(core, live(chosen, cast(Clock, clock)), swap=swap is not None)
     return Opening(core, session, adviser, steps)
 
@@ -165,8 +168,10 @@ def measure(
     """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
     nothing is ever evicted.
 
-    ``session.stats().peak_bytes`` is what the body needs without a budget. An OutOfMemoryError of a
-    later ``rematerialize`` that begins alike tells the budget in which this body would run.
+    ``session.stats().peak_bytes`` is what the body needs without a budget, and
+    ``session.summary()`` says how much of it a budget may save, and which budget to try. An
+    OutOfMemoryError of a later ``rematerialize`` that begins alike tells the budget in which this
+    body would run.
 
     Args:
         device: ``"cpu"``.
@@ -190,8 +195,8 @@ def measure(
         timeline=timeline,
         **_testing.options(),
     )
-    steps = Steps()
-    return Opening(core, Session(core, steps), Adviser(core, live()), steps)
+    steps, adviser = Steps(), Adviser(core, live())
+    return Opening(core, partial(Session, core, steps, measured=adviser), adviser, steps)
 
 
 def _check_device(device: str | torch.device) -> None:
@@ -277,3 +282,4 @@ def _advise(at_least: int) -> str:
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 _core.set_adviser(_advise)
+out_of_memory.install()

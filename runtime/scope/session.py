@@ -1,30 +1,30 @@
-"""What a scope did, and the calls that move one tensor by hand.
+"""What a scope did, and what may be changed while it is open.
 
 A scope evicts and recomputes by itself, so a program needs nothing of this page. `Session` tells
-what happened: how often, how long it took, and how many bytes. `evict`, `materialize` and `pin`
-overrule the runtime for one tensor of the scope that is open. Outside of scopes they do nothing.
-Scopes are opened in scope.py.
+what happened: how often, how long it took, and how many bytes. Scopes are opened in scope.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
+from html import escape
 from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
 from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
 from dtr_alloc.runtime.scope import chrome_trace, current
+from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.steps import Step, Steps
-from dtr_alloc.runtime.scope.used_once import OnceOrDecorator
+from dtr_alloc.runtime.scope.summary import Row, rows, spent_ns
+from dtr_alloc.runtime.scope.used_once import OnceOrDecorator, Scope
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,21 @@ class Session:
     """An open scope, as ``rematerialize`` and ``measure`` give it. It stays readable after the
     scope is left."""
 
-    def __init__(self, core: _core.Session, steps: Steps, *, events: bool = False) -> None:
+    _scope: Scope | None = None  # Which `with` has entered, and `close` leaves.
+
+    def __init__(
+        self,
+        core: _core.Session,
+        steps: Steps,
+        *,
+        events: bool = False,
+        measured: Adviser | None = None,
+    ) -> None:
+        """`measured`: who knows what a scope of `measure` did."""
         self._core = core
         self._steps = steps
         self._events = events
+        self._measured = measured
         if events:
             core.keep_events()
 
@@ -98,27 +109,72 @@ class Session:
         return SessionStats(**figures, budget_bytes=budget)
 
     def summary(self) -> str:
-        """A table of where time and memory went, for people."""
+        """A table of where time and memory went, for people. Of a `measure` it says which budget to
+        try, which takes up to some seconds."""
+        return "\n".join(
+            f"{name:<17} {value:>12}   {note}".rstrip() for name, value, note in self._rows()
+        )
+
+    def _rows(self) -> Iterable[Row]:
+        return rows(self.stats(), self._core, self._steps, self._measured)
+
+    def _repr_html_(self) -> str:
+        """The same table, which a notebook shows for a session."""
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self._rows())
+        table = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<p>{escape(repr(self))}</p><table>{table}</table>"
+
+    def __repr__(self) -> str:
         s = self.stats()
-        rows = [
-            ("operators", f"{s.operators:,}", f"{s.recorded:,} can be recomputed"),
-            ("evictions", f"{s.evictions:,}", f"{s.rematerializations:,} operators run again"),
-            ("peak", format_size(s.peak_bytes), _of_budget(s)),
-            ("in use", format_size(s.live_bytes), f"{format_size(s.evictable_bytes)} evictable"),
-            ("largest operator", format_size(s.largest_operator_bytes), "arguments and results"),
-        ]
-        rows += _times(s)
-        rows += _swapped(s)
-        rows += self._steps.rows(s.evicted_bytes)
-        rows += self._compiled_code(s.budget_bytes)
-        for name, refused in self._core.caught().items():
-            note = f"{name} went on without it, perhaps with other last bits"
-            rows.append(("refused", format_size(refused), note))
-        if unseen := self._core.unseen():
-            note = "made while DispatchKey.Fake was off: not recorded, never evicted"
-            rows.append(("unseen", format_size(unseen), note))
-        rows += [("memory taken", "", text) for text in self._core.exposures()]
-        return "\n".join(f"{name:<17} {value:>12}   {note}" for name, value, note in rows)
+        budget = "no budget" if s.budget_bytes is None else f"budget {format_size(s.budget_bytes)}"
+        state = "open" if self._is_open() else "closed"
+        return f"<dtr_alloc.Session: {budget}, peak {format_size(s.peak_bytes)}, {state}>"
+
+    def metrics(self) -> dict[str, float]:
+        """The figures as TensorBoard, W&B and MLflow take them: names such as
+        ``"dtr_alloc/peak_bytes"``, one for each field of `SessionStats` that is not None, and also
+        ``dtr_alloc/steps`` and ``dtr_alloc/recompute_share``, the part of the time in operators and
+        the runtime that went to recomputing, from 0 to 1.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> with dtr_alloc.rematerialize("64MiB") as session:
+            ...     x = torch.ones(1000).exp()
+            >>> session.metrics()["dtr_alloc/peak_bytes"]
+            8192.0
+        """
+        s = self.stats()
+        spent = spent_ns(s)
+        share = spent["recomputing"] / (sum(spent.values()) or 1)
+        figures = asdict(s) | {"steps": self.steps, "recompute_share": share}
+        return {f"dtr_alloc/{name}": float(x) for name, x in figures.items() if x is not None}
+
+    def close(self) -> None:
+        """Does what leaving the ``with`` does. To leave it afterwards, or to close again, does
+        nothing. So a cell of a notebook may open a scope, and another one closes it.
+
+        Raises:
+            RuntimeError: this is another thread than the one that opened the scope, or an operator
+                or a backward pass is running in it, or the session is an allocator's, which has no
+                ``with``. The scope stays open.
+            torch.OutOfMemoryError, RuntimeError: as leaving the ``with`` does.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> session = dtr_alloc.rematerialize("64MiB").__enter__()
+            >>> x = torch.ones(1000).exp()
+            >>> session.close()
+            >>> session
+            <dtr_alloc.Session: budget 64 MiB, peak 8 KiB, closed>
+        """
+        if not self._is_open():
+            return
+        if self._scope is None:
+            raise RuntimeError(
+                "an allocator's session has no `with` to leave: it serves until the process ends, "
+                'and with memory="torch" until allocator.remove()'
+            )
+        self._scope.close()
 
     @property
     def steps(self) -> int:
@@ -149,16 +205,6 @@ class Session:
     def heuristic(self) -> Heuristic:
         """By which victims are chosen."""
         return heuristic_of(self._core.heuristic())
-
-    def _compiled_code(self, budget: int | None) -> list[tuple[str, str, str]]:
-        """What the summary tells of it, if anything."""
-        rows = [("not recorded", "", text) for text in self._core.stayed()]
-        held = self._core.stats().largest_hold_bytes
-        if budget is not None and held > budget / 3:
-            share = f"{100 * held / budget:.0f} % of the budget"
-            note = f"{share} held by one call: compile smaller blocks"
-            rows.append(("compiled code", format_size(held), note))
-        return rows
 
     def reset_peak(self) -> None:
         """Starts the peak again from what is in use now."""
@@ -329,119 +375,19 @@ class _Loan(AbstractContextManager[None]):
             self._taken.give_back()
 
 
-def _times(s: SessionStats) -> Iterator[tuple[str, str, str]]:
-    """Of the summary, where time went."""
-    spent_ns = {
-        "computing": s.kernel_ns,
-        "recomputing": s.remat_ns,
-        "finding memory": s.search_ns + s.move_ns,
-        "bookkeeping": s.bookkeeping_ns,
-    }
-    total = sum(spent_ns.values()) or 1
-    for name, spent in spent_ns.items():
-        note = f"{100 * spent / total:.1f} %"
-        if name == "finding memory" and s.move_ns:
-            note += f", {s.move_ns / 1e6:,.1f} ms of it moving pages"
-        yield name, f"{spent / 1e6:,.1f} ms", note
-
-
-def _swapped(s: SessionStats) -> Iterator[tuple[str, str, str]]:
-    """Of the summary, what went to the swap, if anything."""
-    if not s.swapped_out_bytes:
-        return
-    moved = f"{format_size(s.swapped_in_bytes)} came back"
-    if s.swapped_ahead_bytes:
-        moved += f", {format_size(s.swapped_ahead_bytes)} ahead of its use"
-    moved += f", in {s.swap_ns / 1e6:,.1f} ms"
-    if s.swap_waited_ns < s.swap_ns:
-        moved += f", of which operators waited for {s.swap_waited_ns / 1e6:,.1f} ms"
-    yield "swapped out", format_size(s.swapped_out_bytes), moved
-
-
-def _of_budget(s: SessionStats) -> str:
-    if s.budget_bytes is None:
-        return "budget none"
-    past = s.peak_bytes > s.budget_bytes  # It has shrunk since.
-    return f"{'the budget is now' if past else 'budget'} {format_size(s.budget_bytes)}"
-
-
-def evict(tensor: torch.Tensor) -> bool:
-    """Evicts a tensor's content now; it comes back when next touched.
-
-    Returns:
-        Whether there was something to evict: False for parameters, inputs and whatever else can
-            neither be recomputed nor go to a swap.
-
-    Raises:
-        TypeError: it is no tensor.
-        RuntimeError: it cannot be written to the swap.
+def current_session() -> Session | None:
+    """The session of the scope that is open, also where a decorator opened it, or of the allocator
+    that serves this process; None where there is none.
 
     Example:
-        >>> import dtr_alloc, torch
-        >>> with dtr_alloc.rematerialize("64MiB"):
-        ...     x = torch.ones(1000).exp()
-        ...     evict(x), is_evicted(x), f"{x[0]:.3f}", is_evicted(x)
-        (True, True, '2.718', False)
+        >>> import dtr_alloc
+        >>> with dtr_alloc.rematerialize("64MiB") as session:
+        ...     print(dtr_alloc.current_session() is session)
+        True
+        >>> if session := dtr_alloc.current_session():  # In a notebook, before a cell opens one.
+        ...     session.close()
     """
-    _insist_tensor(tensor)
-    session = current.session()
-    return session is not None and session.evict(tensor)
-
-
-def materialize(tensor: torch.Tensor) -> None:
-    """Brings an evicted tensor back now. One that is resident, or was never evictable, stays as it
-    is.
-
-    After a scope, it does so with a tensor that the scope's end could not bring back, because
-    memory or a disk was full.
-
-    Raises:
-        TypeError: it is no tensor.
-        torch.OutOfMemoryError: it does not fit the budget.
-        RuntimeError: it cannot be read from the swap.
-    """
-    _insist_tensor(tensor)
-    if session := current.session():
-        session.materialize(tensor)
-    elif over := _core.lingering_session():
-        over.pin(tensor)
-
-
-def pin(tensor: torch.Tensor) -> None:
-    """Brings a tensor back if it is evicted, and never evicts it again.
-
-    On a device that is work of the current stream. A thread outside the scope that reads the tensor
-    on another stream must first make that stream wait for this one (``wait_stream``).
-
-    Raises:
-        TypeError: it is no tensor.
-        torch.OutOfMemoryError: it does not fit the budget.
-        RuntimeError: it cannot be read from the swap.
-
-    Example:
-        >>> import dtr_alloc, torch
-        >>> with dtr_alloc.rematerialize("64MiB"):
-        ...     x = torch.ones(1000).exp()
-        ...     pin(x)
-        ...     evict(x)
-        False
-    """
-    _insist_tensor(tensor)
-    if session := current.session() or _core.lingering_session():
-        session.pin(tensor)
-
-
-def is_evicted(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's content is gone for now.
-
-    Raises:
-        TypeError: it is no tensor.
-    """
-    _insist_tensor(tensor)
-    session = current.session() or _core.lingering_session()
-    return session is not None and session.is_evicted(tensor)
-
-
-def _insist_tensor(tensor: object) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"a tensor is expected, not {type(tensor).__name__}")
+    opened, core = current.scope(), current.session()
+    if opened is None or core is None:
+        return None
+    return (opened.front and opened.front()) or Session(core, opened.steps)

@@ -64,6 +64,7 @@ class Steps:
         self._costliest: list[tuple[int, int, Step]] = []
         self._quiet = 0
         self._told = False
+        self.stays_bytes = 0  # The most in memory as a step ended: gradients, state, what is kept.
 
     def ended(self, evicted_bytes: int, added_ns: int) -> None:
         """At the end of each step of an optimizer, in the thread of the program: what was evicted
@@ -79,7 +80,7 @@ class Steps:
                 f"{_QUIET} steps before it needed no evictions. Results are the same. This is said "
                 "once in a scope; session.summary() counts such steps and names the costliest",
                 OutlierBatchWarning,
-                stacklevel=_level_of_the_program(),
+                stacklevel=level_of_the_program(),
             )
 
     def costliest(self) -> list[Step]:
@@ -139,7 +140,7 @@ class Steps:
             return step if odd else None
 
 
-def _level_of_the_program() -> int:
+def level_of_the_program() -> int:
     """The level of the frame that called torch, for a warning of the caller's."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in {

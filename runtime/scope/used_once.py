@@ -7,6 +7,10 @@ that is an error. The same object is a decorator, and then each call has a scope
 A scope may still be open as the process exits, as in a notebook. Leaving it then would bring back
 what nobody reads, and could not, when modules have lost their names. So an open scope ends with the
 process, and is never taken apart.
+
+A scope and its session hold each other, so a scope stays open while the program has either: a cell
+of a notebook enters it, keeps the session, and another cell closes that. Where nobody has them any
+more, Python's collector ends the scope.
 """
 
 from __future__ import annotations
@@ -14,10 +18,13 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope import current
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
+_NO_PASS = -1  # What torch says outside of a backward pass.
 _RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 # Of what is open: what becomes of it where nobody has it any more. What was left has none, because
@@ -76,10 +84,36 @@ class Scope(Once):
 
     def __init__(self, make: Callable[[], AbstractContextManager[Session]]) -> None:
         super().__init__("scope", "rematerialize() or measure()", make)
+        self._session: Session | None = None
 
     if TYPE_CHECKING:
 
         def __enter__(self) -> Session: ...
+
+    def _begin(self) -> Session:
+        session: Session = super()._begin()
+        self._thread = threading.get_ident()
+        self._session = session
+        session._scope = self
+        return session
+
+    def _end(self, error: BaseException | None) -> None:
+        super()._end(error)
+        self._session = None
+
+    def close(self) -> None:
+        """Leaves it without a `with`. Raises RuntimeError where that cannot be now."""
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "another thread has opened this scope, and its operators would go on to be "
+                "recorded: call session.close() in the thread that opened it"
+            )
+        if _in_operator() or torch._C._current_graph_task_id() != _NO_PASS:
+            raise RuntimeError(
+                "session.close() inside an operator or a backward pass, which still needs the "
+                "scope's tensors: close it when that is over"
+            )
+        self.__exit__(None, None, None)
 
     def __call__(self, function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
         """Has a scope around each call.
@@ -114,6 +148,15 @@ class OnceOrDecorator(Once, ContextDecorator):
     ) -> None:
         super().__init__(name, made_by, make)
         self._made_of = name, made_by, make
+
+
+def _in_operator() -> bool:
+    """Whether this thread runs an operator. A compiled region does not run inside another one, and
+    says so before it looks at its arguments, of which this one is too large for it."""
+    try:
+        return _core.CompiledRegion("dtr_alloc::none", 0, [], False)([1 << 64], list) is None
+    except OverflowError:
+        return False
 
 
 def _leave_dropped(opening: AbstractContextManager[Any]) -> None:

@@ -2,8 +2,10 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.support.swapped_allocator import tell, with_cuda
 
@@ -92,6 +94,8 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do() -> None:
     assert "Raise the budget to at least 68157440 bytes" in plain[1]
     assert "asked: 1.00 MiB\n  budget: 64.00 MiB, of which 0 B are free\n" in served[1]
     assert "Raise the budget to at least 65.00 MiB" in served[1]
+    told: list[Any] = [torch.OutOfMemoryError(text) for _, text in (plain, served)]
+    assert [error.needed for error in told] == [65 << 20] * 2
     assert stats == 1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import dtr_alloc
 from tests.support.two_processes import two_processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -75,15 +76,16 @@ def test_an_example_trains_exactly_in_a_share_of_plain_torchs_peak(
     assert row["budget_bytes"] == int(share * row["plain_peak_bytes"])
 
 
-def test_a_scope_is_left_where_lightning_stops_by_an_exception() -> None:
-    needs("lightning")
-    module = load("lightning_callback")
-    budget = module.MemoryBudget("64MiB")
-    budget.on_fit_start()
-    with pytest.raises(RuntimeError, match="open in this process"):
-        module.MemoryBudget("64MiB").on_fit_start()
-    budget.on_exception()
-    module.MemoryBudget("64MiB").on_fit_start()
+def test_the_cells_of_the_notebook_run_and_run_again() -> None:
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for code in codes:
+        for _ in range(2):
+            exec(code, names)
+    assert names["identical"]
+    assert names["session"].stats().rematerializations > 0
+    assert dtr_alloc.current_session() is None
 
 
 @pytest.mark.parametrize(

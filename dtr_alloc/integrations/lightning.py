@@ -1,0 +1,37 @@
+"""Lightning within a budget, by a callback.
+
+The scope is open from the begin of ``trainer.fit`` to its end, also where fitting raises. The
+figures go to all of the trainer's loggers, as often as its own, and once more at the end, because
+short trainings end before that.
+"""
+
+from typing import Any
+
+import lightning
+
+from dtr_alloc.integrations import Budgeted, logged
+
+
+class BudgetCallback(Budgeted, lightning.Callback):
+    """Fits within a budget, and logs what it costs.
+
+    Example:
+        >>> trainer = lightning.Trainer(callbacks=[BudgetCallback("2GiB")])  # doctest: +SKIP
+    """
+
+    def on_fit_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        self._open(trainer.strategy.root_device)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            self.on_train_end(trainer)
+
+    def on_train_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(logged(self.session), step=trainer.global_step)
+
+    def on_fit_end(self, *_: Any) -> None:
+        self._close()
+
+    def on_exception(self, *_: Any) -> None:
+        self._close()
