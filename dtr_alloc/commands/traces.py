@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("log", type=FILE)
-@click.option("--budget", required=True, metavar="RATIO|BYTES", help=BUDGET)
+@click.option("--budget", required=True, metavar="60%|SIZE", help=BUDGET)
 @with_default("--heuristic", default="dtr", metavar="NAME")
 @rules
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -69,7 +69,7 @@ def simulate(log: str, budget: str, as_json: bool, **rules: Any) -> None:
 @click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), help="Where rows go.")
 @click.option("--plot", type=PICTURE, help="A picture.")
 @click.option(
-    "--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: 1.0,0.9,...,0.1."
+    "--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: 100%,90%,...,10%."
 )
 @click.option("--heuristics", callback=names, metavar="NAME,NAME,...", help="Default: six.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
@@ -127,7 +127,7 @@ def _draw(results: "Sequence[SimulationResult]", path: Path) -> None:
 
 @click.command("bound")
 @click.argument("log", type=FILE)
-@click.option("--budget", "budgets", multiple=True, required=True, metavar="R", help=BUDGET)
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="60%|SIZE", help=BUDGET)
 @click.option("--floor", is_flag=True, help="Look for the smallest budget that works, too.")
 @with_default(
     "--seconds",
@@ -167,7 +167,7 @@ def bound_(
 
 @click.command()
 @LOGS
-@click.option("--budget", "budgets", multiple=True, required=True, metavar="B", help=BUDGET)
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="60%|SIZE", help=BUDGET)
 @with_default("--trials", type=click.IntRange(min=1), default=200)
 @click.option("--storage", metavar="URL|FILE", help="Where the study is kept. Default: nowhere.")
 @click.option(

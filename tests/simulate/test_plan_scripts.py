@@ -175,7 +175,7 @@ def test_the_command_names_the_folder_for_the_swap(
 
 
 def test_the_command_runs_the_script(script: Path) -> None:
-    words = ["--rounds", "1", "--steps", "2", "--json", "--budgets", "0.9,1KiB"]
+    words = ["--rounds", "1", "--steps", "2", "--json", "--budgets", "90%,1KiB"]
     done = CliRunner().invoke(main, ["plan", str(script), *words])
     assert done.exit_code == 0, done.output
     (made,) = json.loads(done.stdout)
