@@ -379,7 +379,7 @@ def test_a_log_that_could_not_be_written_is_refused_before_the_script_runs(
     ran = tmp_path / "ran"
     (tmp_path / "folder").mkdir()
     path, _ = script(tmp_path, f"open({str(ran)!r}, 'w').close()\n")
-    done = CliRunner().invoke(main, ["trace", path, "-o", str(tmp_path / log)])
+    done = CliRunner().invoke(main, ["trace", "-o", str(tmp_path / log), path])
     assert done.exit_code == 1
     assert re.search(f"Error: .*{message}\n", done.output)
     assert not ran.exists()

@@ -230,7 +230,7 @@ def test_a_process_id_that_was_given_anew_is_another_process() -> None:
 def test_a_study_of_other_traces_is_refused(logs: list[str], tmp_path: Path) -> None:
     storage = tmp_path / "study"
     tune(logs[:1], BUDGET, 1, storage)
-    with pytest.raises(ValueError, match=r"was made for short\.log at 0\.5; give these traces"):
+    with pytest.raises(ValueError, match=r"was made for short\.log at 50%; give these traces"):
         tune(logs, BUDGET, 1, storage)
 
 
@@ -239,7 +239,7 @@ def test_bad_arguments_are_refused_before_anything_runs(logs: list[str], tmp_pat
         tune(logs, BUDGET, 0)
     with pytest.raises(ValueError, match="there is nothing to tune on"):
         tune([], BUDGET)
-    with pytest.raises(ValueError, match="is not a share of the peak"):
+    with pytest.raises(ValueError, match="is not above zero"):
         tune(logs, [-1.0])
     with pytest.raises(FileNotFoundError, match="there is no folder for"):
         tune(logs, BUDGET, 1, tmp_path / "absent" / "study")
