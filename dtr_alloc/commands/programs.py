@@ -178,7 +178,8 @@ def plan_(
     silent = not console.is_terminal
     with explained(), Progress(console=console, transient=True, disable=silent) as bar:
         speed = planning.check(budgets, slowdown, steps, rounds, heuristic, within, link, swap_dir)
-        for batch in [*batches] or [None]:
+        each: list[str | None] = [*batches]
+        for batch in each or [None]:
             given = args if batch is None else [word.replace("{batch}", batch) for word in args]
             task = bar.add_task(batch or "", total=rounds * (2 if within is None else 1))
 

@@ -74,6 +74,7 @@ print(digest(net))
 raise SystemExit("the end")
 """
 ENV = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+ENV["OMP_NUM_THREADS"] = "1"
 RUN = (sys.executable, "-m", "dtr_alloc", "run")
 
 
@@ -197,10 +198,8 @@ def test_torchrun_gives_each_process_a_budget(tmp_path: Path) -> None:
         "if dist.get_rank() == 0: print(digest(net))\ndist.destroy_process_group()\n",
     )
     launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    plain = ran(folder, *launch, "program.py", OMP_NUM_THREADS="1")
-    ours = ran(
-        folder, *launch, "--no-python", *RUN, "--budget", "60%", "program.py", OMP_NUM_THREADS="1"
-    )
+    plain = ran(folder, *launch, "program.py")
+    ours = ran(folder, *launch, "--no-python", *RUN, "--budget", "60%", "program.py")
     assert (ours.returncode, ours.stdout) == (0, plain.stdout), ours.stderr[-3000:]
     for rank in range(2):
         assert f"dtr-alloc run, rank {rank}:\n" in ours.stderr
