@@ -4,6 +4,7 @@ import click
 
 from dtr_alloc import __version__
 from dtr_alloc.commands.programs import demo, plan_, trace
+from dtr_alloc.commands.run import run
 from dtr_alloc.commands.traces import bound_, plot, simulate, sweep, tune
 
 
@@ -24,7 +25,7 @@ def info() -> None:
         click.echo(f"{name:<{width}}  {value}")
 
 
-for command in (demo, trace, plan_, simulate, sweep, plot, bound_, tune):
+for command in (demo, run, trace, plan_, simulate, sweep, plot, bound_, tune):
     main.add_command(command)
 
 

@@ -1,7 +1,6 @@
 """What several commands share: options, how a budget is written, and errors without tracebacks."""
 
 import importlib.util
-import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from dtr_alloc.pool.size import Share, parse_budget
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,10 +45,33 @@ _LEAVE_BY = with_default(
     help="With --link: recompute what is evicted (drop), move it over the link (swap), or do what "
     "takes less time (both).",
 )
-BUDGET = (
-    'A number with a point is a share of the peak without a budget ("0.5"); anything else is bytes '
-    '("8GiB"; "5" is five bytes).'
-)
+BUDGET = 'A share of the activation peak, plus what must stay: "60%"; or a size: "8GiB".'
+OURS_FIRST = {"allow_interspersed_args": False}
+"""Of a command with a `program`: what stands behind the program's name is the program's."""
+
+
+def program(command: Callable[..., None]) -> Callable[..., None]:
+    """What to run, as `python` is told: a command gets `words`, a script or a module and what
+    follows, and `module`, whether it is one."""
+    shown = "SCRIPT|-m MODULE [ARGS]..."
+    words = click.argument(
+        "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar=shown, callback=_words
+    )
+    flag = click.option("-m", "module", is_flag=True, is_eager=True, help="Run a module.")
+    return flag(words(command))
+
+
+def _words(
+    context: click.Context, parameter: click.Parameter, words: tuple[str, ...]
+) -> tuple[str, ...]:
+    name, *others = words
+    if not context.params["module"]:
+        FILE.convert(name, parameter, context)
+    options = [one for one in context.command.params if isinstance(one, click.Option)]
+    ours = {"--", *context.help_option_names, *(name for one in options for name in one.opts)}
+    if taken := [word for word in dict.fromkeys(w.split("=")[0] for w in others) if word in ours]:
+        click.echo(f"{', '.join(taken)} behind {name} is {name}'s; ours stands before it", err=True)
+    return words
 
 
 def _as_the_paper(context: click.Context, parameter: click.Parameter, on: bool) -> None:
@@ -92,14 +116,12 @@ def ratio(
     ratios = set()
     for value in values:
         try:
-            ratio = float(value)
-        except ValueError:
-            ratio = math.nan
-        if not 0 < ratio < math.inf:
-            raise click.BadParameter(
-                f"{value!r} is not a share of the activation peak: give a number above 0."
-            )
-        ratios.add(ratio)
+            share = parse_budget(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+        if not isinstance(share, Share):
+            raise click.BadParameter(f'{value!r} is no share of the activation peak: write "50%".')
+        ratios.add(share.fraction)
     return tuple(sorted(ratios, reverse=True))
 
 
@@ -156,9 +178,10 @@ def needs_place_for_picture(path: Path | None) -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explained(*more: type[BaseException]) -> Iterator[None]:
     """What a user can put right becomes a message instead of a traceback."""
+    known: tuple[type[BaseException], ...] = (ValueError, OSError, ImportError, *more)
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except known as error:
         raise click.ClickException(str(error)) from error

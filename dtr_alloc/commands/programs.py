@@ -1,4 +1,4 @@
-"""Commands that run a program: ours, which the demo trains, or a script of the user's."""
+"""Commands that look at a program: ours, which the demo trains, or a script of the user's."""
 
 import sys
 from pathlib import Path
@@ -7,12 +7,13 @@ import click
 
 from dtr_alloc.commands.options import (
     BUDGET,
-    FILE,
+    OURS_FIRST,
     explained,
     names,
     needs_matplotlib,
     needs_place_for,
     needs_place_for_picture,
+    program,
     ratio,
     wide_console,
     with_default,
@@ -32,10 +33,10 @@ from dtr_alloc.runtime.heuristic import DEFAULT
     "--budget",
     "budgets",
     multiple=True,
-    metavar="R",
+    metavar="50%",
     callback=ratio,
-    default=("0.7", "0.5", "0.3"),
-    help="Share of the activation peak; may be repeated. Default: 0.7 0.5 0.3.",
+    default=("70%", "50%", "30%"),
+    help="Share of the activation peak; may be repeated. Default: 70% 50% 30%.",
 )
 @with_default(
     "--steps",
@@ -104,9 +105,8 @@ def demo(
         raise SystemExit(1)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("script", type=FILE)
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.command(context_settings=OURS_FIRST)
+@program
 @with_default("-o", "--out", default="trace.log.gz", metavar="LOG", help="Write the trace to LOG.")
 @with_default(
     "--clock",
@@ -114,25 +114,26 @@ def demo(
     default="wall",
     help="Cost of an operator: its time (wall), or the bytes that it touches (logical).",
 )
-def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
-    """Run a Python SCRIPT with ARGS and record what it computes on the CPU.
+def trace(words: tuple[str, ...], module: bool, out: str, clock: str) -> None:
+    """Run a Python SCRIPT or MODULE with ARGS and record what it computes on the CPU.
 
     Nothing is evicted meanwhile. The log can be replayed at any budget: dtr-alloc simulate LOG.
-    Put -- before ARGS that begin with a dash. A script that fails or exits early leaves a log of
-    what it did; its exit code is kept.
+    Options stand before the script: what is behind it is the script's. A script that fails or exits
+    early leaves a log of what it did; its exit code is kept.
     """
     from dtr_alloc.runtime.scope.record import trace_script
 
     needs_place_for(Path(out))
     with explained():
-        code, operators = trace_script(script, args, out, clock)
+        code, operators, elsewhere = trace_script(words[0], words[1:], out, clock, module=module)
     click.echo(f"{out}: {operators:,} operators", err=True)
+    if elsewhere:
+        click.echo(f"not in {out}: what was computed by {elsewhere}", err=True)
     sys.exit(code)
 
 
-@click.command("plan", context_settings={"ignore_unknown_options": True})
-@click.argument("script", type=FILE)
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.command("plan", context_settings=OURS_FIRST)
+@program
 @click.option("--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: six.")
 @click.option(
     "--batches",
@@ -164,8 +165,8 @@ def trace(script: str, args: tuple[str, ...], out: str, clock: str) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a batch.")
 def plan_(
-    script: str,
-    args: tuple[str, ...],
+    words: tuple[str, ...],
+    module: bool,
     budgets: list[str],
     batches: list[str],
     slowdown: float,
@@ -179,9 +180,12 @@ def plan_(
 ) -> None:
     """Predict what a SCRIPT's training costs under budgets, from its first steps.
 
-    Runs SCRIPT with ARGS until an optimizer has stepped a few times, without a budget; then
-    simulates. Put -- before ARGS that begin with a dash. With --batches 8,16,32 that is done for
-    each, in place of "{batch}" in ARGS: dtr-alloc plan train.py --batches 8,16 -- --batch={batch}
+    Runs SCRIPT or MODULE with ARGS several times until an optimizer has stepped a few times,
+    without a budget; then simulates. DTR_ALLOC_PLANNING=1 in its environment tells it. Options
+    stand before the script: what is behind it is the script's. With --batches 8,16,32 all is done
+    for each, in place of "{batch}" in ARGS: dtr-alloc plan --batches 8,16 train.py --batch={batch}
+
+    Exits with 1 where no budget can be named.
     """
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -191,20 +195,29 @@ def plan_(
     from dtr_alloc.runtime.planning.plan import Plan
     from dtr_alloc.runtime.planning.script import ScriptError, profile_script
 
+    script, *args = words
     if batches and not any("{batch}" in word for word in args):
         raise click.UsageError("--batches needs {batch} in ARGS, where the script takes its batch")
     plans = []
-    with explained(), Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    silent = not console.is_terminal
+    with explained(), Progress(console=console, transient=True, disable=silent) as bar:
         speed = planning.check(budgets, slowdown, steps, rounds, heuristic, within, link, swap_dir)
-        for batch in batches or [""]:
-            words = [word.replace("{batch}", batch) for word in args] if batch else args
-            task = bar.add_task(batch, total=rounds * (2 if within is None else 1))
+        each: list[str | None] = [*batches]
+        for batch in each or [None]:
+            given = args if batch is None else [word.replace("{batch}", batch) for word in args]
+            task = bar.add_task(batch or "", total=rounds * (2 if within is None else 1))
 
-            def advance(doing: str, task: TaskID = task, batch: str = batch) -> None:
-                bar.update(task, advance=1, description=f"{batch} {doing}".strip())
+            def advance(doing: str, task: TaskID = task, batch: str | None = batch) -> None:
+                of = "" if batch is None else f"batch {batch}, "
+                bar.update(task, advance=1, description=f"{of}{doing}")
+                if silent and (within or "plain" in doing):
+                    click.echo(f"{of}{doing.split(',')[0]} of {rounds}", err=True)
 
             try:
-                profile = profile_script(script, words, steps, rounds, within, advance)
+                profile = profile_script(
+                    script, given, steps, rounds, within, advance, module=module
+                )
             except ScriptError as error:
                 raise click.ClickException(str(error)) from error
             budget = budgets or None
@@ -213,7 +226,9 @@ def plan_(
             )
     if as_json:
         click.echo(f"[{', '.join(map(Plan.as_json, plans))}]")
-        return
-    wide_console().print(plan_report.table(plans))
-    for plan in plans:
-        click.echo(plan_report.suggestion(plan, slowdown))
+    else:
+        wide_console().print(plan_report.table(plans))
+        for plan in plans:
+            click.echo(plan_report.suggestion(plan, slowdown))
+    if any(plan.smallest is None for plan in plans):
+        sys.exit(1)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("log", type=FILE)
-@click.option("--budget", required=True, metavar="RATIO|BYTES", help=BUDGET)
+@click.option("--budget", required=True, metavar="60%|SIZE", help=BUDGET)
 @with_default(
     "--heuristic",
     default=DEFAULT,
@@ -80,7 +80,7 @@ def simulate(log: str, budget: str, as_json: bool, **rules: Any) -> None:
 @picture("--plot")
 @json_flag("a list, an object a run")
 @click.option(
-    "--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: 1.0,0.9,...,0.1."
+    "--budgets", callback=names, metavar="B,B,...", help=f"{BUDGET} Default: 100%,90%,...,10%."
 )
 @click.option(
     "--heuristics",
@@ -151,7 +151,7 @@ def _draw(results: "Sequence[SimulationResult]", path: Path) -> None:
 
 @click.command("bound")
 @click.argument("log", type=FILE)
-@click.option("--budget", "budgets", multiple=True, required=True, metavar="R", help=BUDGET)
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="60%|SIZE", help=BUDGET)
 @click.option("--floor", is_flag=True, help="Also look for the smallest budget that works.")
 @with_default(
     "--seconds",
@@ -201,7 +201,7 @@ def bound_(
 
 @click.command()
 @LOGS
-@click.option("--budget", "budgets", multiple=True, required=True, metavar="B", help=BUDGET)
+@click.option("--budget", "budgets", multiple=True, required=True, metavar="60%|SIZE", help=BUDGET)
 @with_default(
     "--trials", type=click.IntRange(min=1), default=200, help="Stop after this many settings."
 )

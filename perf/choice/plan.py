@@ -138,7 +138,8 @@ def compare(name: str, steps: int, rounds: int) -> list[Row]:
 
 
 def main() -> int:
-    """Compares all workloads; returns 1 if fewer than three models keep the promise everywhere."""
+    """Compares all workloads; returns 1 if fewer than three of them keep the promise everywhere, or
+    than all, where fewer were asked for."""
     parser = argparse.ArgumentParser(description="Plans against live runs.")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
     parser.add_argument("--quick", action="store_true", help="one small model, two rounds")
@@ -152,7 +153,8 @@ def main() -> int:
         "model         budget  peak MiB  foretold  slowdown  predicted   error  own rounds  redone"
     )
     rows: list[Row] = []
-    for name in options.models or (["unrolled_gan"] if options.quick else MODELS):
+    models = options.models or (["unrolled_gan"] if options.quick else list(MODELS))
+    for name in models:
         made = compare(name, steps=4, rounds=2 if options.quick else options.rounds)
         rows += made
         for row in made:
@@ -177,7 +179,7 @@ def main() -> int:
             "rows": [asdict(row) | {"error": row.error, "kept": row.kept} for row in rows],
         }
         write_json(options.out, document)
-    return 0 if len(kept) >= 3 else 1
+    return 0 if len(kept) >= min(3, len(models)) else 1
 
 
 if __name__ == "__main__":

@@ -21,26 +21,32 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from measurement import origin
 
-from dtr_alloc.__main__ import main as dtr_alloc
+from dtr_alloc.commands.traces import tune
+from dtr_alloc.pool.size import Share
 
 OWN = Path(__file__).parents[1] / "traces"
 TUNED_ON = ("lstm", "resnet32")
 """And a DenseNet, which has another name in the published logs."""
-BUDGETS = (0.4, 0.3)
+BUDGETS = (Share(0.4, whole=True), Share(0.3, whole=True))
+"""Of the whole peak, as the paper's are, which no command line can say."""
 
 
-def arguments(logs: Path | None, quick: bool, storage: Path, picture: Path | None) -> list[str]:
-    """What follows `dtr-alloc`."""
+def search(logs: Path | None, quick: bool, storage: Path, picture: Path | None) -> None:
+    """What the command does."""
     folder, dense = (logs, "tv_densenet121") if logs else (OWN, "densenet")
     names = ("resnet32",) if quick else (*TUNED_ON, dense)
     tuned_on = [folder / f"{name}.log.gz" for name in names]
     held_out = [folder / "unet.log.gz", *sorted(OWN.glob("*.log.gz"))][: 1 if quick else None]
-    given = ["tune", *map(str, tuned_on), "--trials", "12" if quick else "800", "--seed", "3"]
-    for budget in BUDGETS:
-        given += ["--budget", str(budget)]
-    for log in dict.fromkeys(held_out):
-        given += ["--holdout", str(log)] if log not in tuned_on else []
-    return [*given, "--storage", str(storage), *(["--plot", str(picture)] if picture else [])]
+    assert tune.callback is not None
+    tune.callback(
+        logs=tuple(map(str, tuned_on)),
+        budgets=BUDGETS,
+        trials=12 if quick else 800,
+        storage=str(storage),
+        holdout=tuple(str(log) for log in dict.fromkeys(held_out) if log not in tuned_on),
+        plot=picture,
+        seed=3,
+    )
 
 
 def main() -> int:
@@ -57,8 +63,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(printed):
         storage = options.storage or Path(folder, "tune.study")
         picture = options.out / "tune.png" if options.out else None
-        given = arguments(options.logs, options.quick, storage, picture)
-        dtr_alloc(given, standalone_mode=False)
+        search(options.logs, options.quick, storage, picture)
     text = f"{begun}\n\n{printed.getvalue()}"
     print(text, end="")
     if options.out:

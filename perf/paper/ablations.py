@@ -8,12 +8,12 @@ divided by size and staleness, one of them, or neither. A picture for each cost.
 
 from __future__ import annotations
 
-from study import lowest, named, options, overhead_at, tell
+from study import BUDGETS, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import sweep
 from dtr_alloc.runtime.heuristic import ABLATIONS
 from dtr_alloc.runtime.simulate.plot import plot
-from dtr_alloc.runtime.simulate.sweep import BUDGETS, write_csv
+from dtr_alloc.runtime.simulate.sweep import write_csv
 
 COSTS = {
     "full": "exact e*",

@@ -10,10 +10,9 @@ matter to it. Runs that failed count up to their end, and are drawn hollow.
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from study import named, options, ratio, tell, write_rows
+from study import BUDGETS, named, options, ratio, tell, write_rows
 
 from dtr_alloc import sweep
-from dtr_alloc.runtime.simulate.sweep import BUDGETS
 
 HEURISTICS = ("dtr_full", "dtr", "dtr_local")
 

@@ -10,12 +10,12 @@ and so does the baseline here; the paper's simulator recomputes views under all 
 
 from __future__ import annotations
 
-from study import lowest, named, options, overhead_at, tell
+from study import BUDGETS, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import SimulationResult, sweep
 from dtr_alloc.runtime.simulate.plot import plot
 from dtr_alloc.runtime.simulate.rules import Policy
-from dtr_alloc.runtime.simulate.sweep import BUDGETS, write_csv
+from dtr_alloc.runtime.simulate.sweep import write_csv
 
 POLICIES: tuple[Policy, ...] = ("eager", "banish", "ignore")
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from study import Options, lowest, named, options, overhead_at, tell
+from study import BUDGETS, Options, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import Heuristic, SimulationResult, sweep
 from dtr_alloc.runtime.simulate.plot import plot
-from dtr_alloc.runtime.simulate.sweep import BUDGETS, FIGURE_2, write_csv
+from dtr_alloc.runtime.simulate.sweep import FIGURE_2, write_csv
 
 SEEDS = 5
 

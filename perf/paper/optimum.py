@@ -34,6 +34,7 @@ from record_traces import typical
 from study import Row, options, table, write_rows
 
 import dtr_alloc
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.bounding.bound import Bound, Bounder
 from dtr_alloc.runtime.bounding.report import panel
 from dtr_alloc.runtime.simulate.plot import short_name
@@ -43,7 +44,7 @@ from dtr_alloc.runtime.simulate.simulator import Budget
 ROUNDS = 5
 BETWEEN = (0.8, 0.6, 0.4, 0.2, 0.0)
 """Budgets of the networks: 0 is the floor, 1 what is taken without a budget."""
-SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
+SHARES = tuple(Share(tenth / 10, whole=True) for tenth in (9, 7, 5, 4, 3))
 """Budgets of the logs."""
 PROOF, LOG_PROOF, QUICK = 10.0, 4.0, 0.5
 """Seconds for a proof: of a network, of a log, of any. A search takes as many at most."""

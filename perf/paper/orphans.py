@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from study import Row, lowest, named, options, overhead_at, tell
 
 from dtr_alloc import Heuristic, SimulationResult, sweep
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.simulate.rules import Policy
 
 ANCESTORS = Heuristic("ancestors", staleness_exp=0.5)
@@ -53,7 +54,8 @@ def mean_of(rows: Sequence[Row], way: str) -> str:
 def main() -> None:
     """Prints a table, and the means over all logs at 0.7, 0.5 and 0.4; writes both."""
     chosen = options(__doc__, logs=True)
-    budgets = SHARES[:3] if chosen.quick else tuple(dict.fromkeys((*SHARES, *HUNDREDTHS)))
+    shares = SHARES[:3] if chosen.quick else tuple(dict.fromkeys((*SHARES, *HUNDREDTHS)))
+    budgets = [Share(share, whole=True) for share in shares]
     rows: list[Row] = []
     for way, (heuristic, policy) in WAYS.items():
         results = named(

@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from measurement import origin
 
 from dtr_alloc import SimulationResult
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.simulate.plot import short_name
 
 OWN = Path(__file__).parent.parent / "traces"
@@ -66,6 +67,10 @@ def options(description: str | None, *, logs: bool = False) -> Options:
     tag = "own" if given.logs is None else folder.resolve().name
     kept = found[:2] if given.quick else found
     return Options(given.quick, tuple(kept), given.out, given.jobs, tag, origin())
+
+
+BUDGETS = tuple(Share(tenth / 10, whole=True) for tenth in range(10, 0, -1))
+"""Those of the paper: 1.0 to 0.1 of the peak."""
 
 
 def named(results: Iterable[SimulationResult]) -> list[SimulationResult]:

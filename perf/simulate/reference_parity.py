@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
@@ -117,8 +118,9 @@ def compare_logs(logs: Path, expected: Path) -> bool:
     parsed = time.perf_counter() - began
     for row in rows:
         if row["log"] in simulators:
+            budget = Share(float(row["ratio"]), whole=True)
             found = simulators[row["log"]].run(
-                float(row["ratio"]), Rules(NAMES[row["heuristic"]], mode="bytes")
+                budget, Rules(NAMES[row["heuristic"]], mode="bytes")
             )
             tally.count(f"{row['log']} at {row['ratio']}", found, differences(row, found))
     equal = tally.report(f"{len(simulators)} logs")

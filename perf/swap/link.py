@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from measurement import origin
 
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.heuristic import DEFAULT
 from dtr_alloc.runtime.simulate.link import LeaveBy
 from dtr_alloc.runtime.simulate.plot import short_name
@@ -57,7 +58,7 @@ def rows_of(path: Path, budgets: Sequence[float], links: Sequence[str]) -> Itera
     for budget in budgets:
         for link, way in asked:
             rules = Rules(DEFAULT, mode="pool", thrash=20.0, link=link or None, leave_by=way)
-            result = simulator.run(budget, rules)
+            result = simulator.run(Share(budget, whole=True), rules)
             yield {
                 "trace": simulator.name,
                 "budget": budget,

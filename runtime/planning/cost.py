@@ -50,7 +50,7 @@ def rematerialization_ns() -> float:
     profile = replace(profile, scope_ns=profile.eager_ns)
     forecast = Forecast(profile)
     # Of the search, too, the least time counts.
-    foretold = min((forecast.predict(_SHARE) for _ in range(_ROUNDS)), key=lambda p: p.step_ns)
+    foretold = min((forecast.predict(budget) for _ in range(_ROUNDS)), key=lambda p: p.step_ns)
     live_ns: float = sum(map(min, zip(*tight, strict=True))) / (_STEPS - 1)
     return max(live_ns - foretold.step_ns, 0.0) / max(foretold.rematerializations, 1.0)
 

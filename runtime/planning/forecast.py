@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic
 from dtr_alloc.runtime.planning.profile import Profile, after_mark
 from dtr_alloc.runtime.simulate.link import Linked
@@ -81,10 +82,12 @@ class Forecast:
         self.peak_bytes = self._once(None).peak_bytes
 
     def budget_bytes(self, budget: Budget) -> int:
-        """A share of the pool's peak without a budget, or bytes. Raises TypeError or ValueError as
+        """Of a share, the pool's peak without a budget counts. Raises TypeError or ValueError as
         `parse_budget` does."""
         parsed = parse_budget(budget)
-        return int(self.peak_bytes * parsed) if isinstance(parsed, float) else parsed
+        if not isinstance(parsed, Share):
+            return parsed
+        return max(parsed.of(self.peak_bytes, self._rounds[0][0].stays_bytes), 1)
 
     def predict(self, budget: Budget | None) -> Prediction:
         """What the training would be like within `budget`; None for no budget. Raises TypeError or
@@ -129,7 +132,7 @@ class Forecast:
         best, low, high = None, 0, 101
         while high - low > 1:
             middle = (low + high) // 2
-            found = self.predict(middle / 100)
+            found = self.predict(Share(middle / 100, whole=True))
             if found.status == "ok" and found.slowdown <= slowdown:
                 best, high = found, middle
             else:

@@ -33,8 +33,8 @@ class Plan:
     """Predictions for one training; without a budget first.
 
     Attributes:
-        batch: what the script was given for ``{batch}``; "" without.
-        link: the one that was given, as text; "" without. `swap_dir`: likewise.
+        batch: what the script was given for ``{batch}``; None without.
+        link: the one that was given, as text; None without. `swap_dir`: likewise.
         heuristic: by which was predicted: its name, or how to write it.
         measured_peak_bytes: most bytes in the pool without a budget, or within the one that was
             given, as the runtime counted them.
@@ -44,9 +44,9 @@ class Plan:
         smallest: of the budgets under the slowdown that was asked for, or None.
     """
 
-    batch: str
-    link: str
-    swap_dir: str
+    batch: str | None
+    link: str | None
+    swap_dir: str | None
     heuristic: str
     measured_peak_bytes: int
     relative_to_eager: bool
@@ -76,8 +76,8 @@ def plan(
     Args:
         make: makes the model and its optimizer anew and returns what trains one step. What `make`
             makes lies outside the budget, as what is made before a scope.
-        budgets: floats are shares of the pool's peak without a budget, ints bytes, texts either
-            ("0.5", "8GiB"). Default: from the peak down to the smallest that is enough.
+        budgets: sizes, such as "8GiB", or shares, such as "60%", as `simulate` has them. Default:
+            from the peak down to the smallest that is enough.
         slowdown: what the smallest budget is looked for under.
         steps: of each training; the first warms up.
         rounds: trainings in plain torch and in a scope, in turn; the least times count.
@@ -104,7 +104,7 @@ def plan(
         ...         layers(torch.ones(512, 64)).sum().backward()
         ...         optimizer.step()
         ...     return step
-        >>> made = plan(make, [0.5], steps=2, rounds=1)
+        >>> made = plan(make, ["50%"], steps=2, rounds=1)
         >>> made.predictions[0].peak_bytes == made.measured_peak_bytes
         True
         >>> made.predictions[1].rematerializations > 0
@@ -170,7 +170,7 @@ def plan_of(
     budgets: Sequence[Budget] | None,
     slowdown: float,
     heuristic: str | Heuristic = DEFAULT,
-    batch: str = "",
+    batch: str | None = None,
     link: Link | None = None,
     swap_dir: Folder | None = None,
 ) -> Plan:
@@ -180,8 +180,8 @@ def plan_of(
     too_noisy = free.slowdown > slowdown or free.slowdown * max(slowdown, _FASTER) < 1
     return Plan(
         batch,
-        "" if link is None else str(link),
-        "" if swap_dir is None else os.fspath(swap_dir),
+        None if link is None else str(link),
+        None if swap_dir is None else os.fspath(swap_dir),
         name_of(heuristic, LIVE_PRESETS),
         profile.peak_bytes,
         bool(profile.eager_ns),

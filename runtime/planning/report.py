@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from dtr_alloc.pool.size import format_size
+from dtr_alloc.pool.size import format_size, short_size
 from dtr_alloc.runtime.heuristic import DEFAULT, LIVE_PRESETS
 from dtr_alloc.runtime.planning.forecast import Prediction
 from dtr_alloc.runtime.planning.plan import Plan
@@ -34,7 +34,7 @@ def _columns(plans: Sequence[Plan]) -> list[str]:
         *(["batch"] if any(plan.batch for plan in plans) else []),
         *("budget", "peak", _times(plans[0]), "step ms", "evicted /step", "redone /step"),
         *(["moved /step"] if any(plan.link for plan in plans) else []),
-        *(["samples /s"] if all(plan.batch.isdecimal() for plan in plans) else []),
+        *(["samples /s"] if all((plan.batch or "").isdecimal() for plan in plans) else []),
     ]
 
 
@@ -46,10 +46,10 @@ def _cells(plan: Plan, found: Prediction) -> dict[str, str]:
     """By columns."""
     times = _times(plan)
     budget = "none" if found.budget_bytes is None else format_size(found.budget_bytes)
-    cells = {"batch": plan.batch, "budget": budget}
+    cells = {"batch": plan.batch or "", "budget": budget}
     if found.status != "ok":
         return cells | {times: _FAILED[found.status]}
-    if plan.batch.isdecimal():
+    if plan.batch is not None and plan.batch.isdecimal():
         cells["samples /s"] = f"{int(plan.batch) * 1e9 / found.step_ns:,.0f}"
     return cells | {
         "peak": format_size(found.peak_bytes),
@@ -65,12 +65,14 @@ def suggestion(plan: Plan, slowdown: float) -> str:
     """What to write into the script."""
     name = f"batch {plan.batch}: " if plan.batch else ""
     if plan.too_noisy:
+        found = plan.predictions[0].slowdown
+        why = "if it stays above, recording alone costs so much, because the operators are small"
+        if found < 1:
+            why = "what slowed plain torch down was another program, as a rule"
         return (
             f"{name}too noisy to tell: without a budget, where nothing is evicted, a step took "
-            f"{plan.predictions[0].slowdown:.2f} times plain torch's, and that should be about 1, "
-            f"within the slowdown of {slowdown:g} at least. Leave the machine to it, or give more "
-            "--rounds; if it stays above, the operators are too small, and recording them alone "
-            "costs more than that."
+            f"{found:.2f} times plain torch's, and that should be about 1, within the slowdown of "
+            f"{slowdown:g} at least. Leave the machine to it, or give more --rounds; {why}."
         )
     if plan.smallest is None:
         than = "plain torch" if plan.relative_to_eager else "no budget"
@@ -80,7 +82,7 @@ def suggestion(plan: Plan, slowdown: float) -> str:
     more = (_swap(plan) if plan.link else "") + _heuristic(plan)
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
-        f"({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize({bytes_}{more})"
+        f'({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize("{short_size(bytes_)}"{more})'
     )
 
 
@@ -100,4 +102,4 @@ def _swap(plan: Plan) -> str:
         except ValueError:  # That of temporary files lies in memory, say.
             folder = "a folder of a local disk"
     where = f", swap_dir={folder!r}" if folder else ""
-    return f", swap={plan.predictions[0].peak_bytes}{where}"
+    return f', swap="{short_size(plan.predictions[0].peak_bytes)}"{where}'

@@ -1,8 +1,9 @@
 """The profile of a script, whose steps are counted by its optimizer.
 
 Each training is a process of its own, so that it starts from scratch, and ends after some steps of
-an optimizer: there the script is left as `sys.exit` leaves it. What it prints is held back, and
-shown where it fails.
+an optimizer: there the script is left as `sys.exit` leaves it, so that its `finally` and what it
+registered with atexit run. What it prints is held back, and shown where it fails. The environment
+has DTR_ALLOC_PLANNING=1, for scripts that would rather not write a checkpoint each time.
 
 A script that opens a scope itself is profiled in its first one, so that what lies outside of it
 stays outside; its budget is not obeyed. Else all of the script is in a scope.
@@ -11,24 +12,31 @@ stays outside; its budget is not obeyed. Else all of the script is in a scope.
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from dtr_alloc.runtime.adapters.replacing import replace
+from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
 from dtr_alloc.runtime.scope.record import Recording, recorded
-from dtr_alloc.runtime.scope.run_script import run_script, scopes_of_scripts
+from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
 from dtr_alloc.runtime.scope.scope import measure, rematerialize
 from dtr_alloc.runtime.scope.session import Session, SessionStats
 from dtr_alloc.runtime.trace import Trace
+from dtr_alloc.runtime.trace.format import Call, Instruction, Mutate
 
 
 class ScriptError(RuntimeError):
@@ -42,6 +50,8 @@ def profile_script(
     rounds: int,
     within: str | None = None,
     advance: Callable[[str], None] = lambda doing: None,
+    *,
+    module: bool = False,
 ) -> Profile:
     """Trains in plain torch and in a scope, `rounds` times in turn; `advance` is told before each.
     Raises ScriptError where a run of the script failed, or made no step."""
@@ -53,6 +63,7 @@ def profile_script(
         def train(record: bool) -> dict[str, Any]:
             nonlocal own_scope
             options = {"steps": steps, "log": str(log) if record else None, "within": within}
+            options["module"] = module
             row = _run(script, args, {**options, "own_scope": own_scope}, out)
             if row["opens_scope"]:
                 own_scope = True
@@ -81,11 +92,14 @@ def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -
         text=True,
         errors="replace",
         check=False,
+        env=os.environ | {"DTR_ALLOC_PLANNING": "1"},
     )
     if not out.exists():
         last = "\n".join(done.stdout.splitlines()[-12:])
         raise ScriptError(f"{script} exited with {done.returncode} in its first steps:\n{last}")
     row: dict[str, Any] = json.loads(out.read_text())
+    if row.get("problem"):
+        raise ScriptError(f"{script} {row['problem']}")
     return row
 
 
@@ -103,6 +117,7 @@ class _Watch:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
+        self._thread = threading.get_ident()
         self.marks: list[tuple[int, SessionStats | None]] = []
         self.stepped = 0
 
@@ -112,6 +127,8 @@ class _Watch:
             self.marks.append((time.perf_counter_ns(), scope.stats() if scope else None))
 
         def stepped(*_: object) -> None:
+            if threading.get_ident() != self._thread:
+                raise _EnoughSteps
             mark()
             self.stepped += 1
             if self.stepped == self.steps:
@@ -146,7 +163,14 @@ class _Watch:
 
 def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, Any] | None:
     watch, recording, log = _Watch(options["steps"]), Recording(), options["log"]
+    elsewhere, within = Elsewhere(), options["within"]
     refused = False
+    needed: list[str] = []
+
+    def raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            needed.extend(re.findall(r"at least ([\d.]+ \w+)", str(error))[:1])
+        sys.__excepthook__(kind, error, trace)
 
     @contextmanager
     def profiled(recordable: Iterable[str] = ()) -> Iterator[Session]:
@@ -156,7 +180,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
             with watch(None):
                 yield closed  # It counts nothing: this is plain torch.
             return
-        opened = rematerialize(options["within"], recordable=recordable)
+        opened = rematerialize(within, recordable=recordable)
         with opened as scope, recorded(recording), watch(scope):
             yield scope
 
@@ -173,16 +197,32 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
     own_scope = options["own_scope"]
     with (
         scopes_of_scripts(first_only if own_scope else refuse),
+        elsewhere.watch(),
         nullcontext() if own_scope else profiled(),
+        closing(Undo()) as undo,
     ):
-        code = run_script(script, args)
+        replace(undo, sys, "excepthook", raised)
+        code = run_script(script, args, module=options.get("module", False))
     if refused:
         return {"opens_scope": True}
+    if within is not None and needed:
+        return {"problem": f"does not fit within {within}: give --within at least {needed[0]}"}
+    if elsewhere.steps and not watch.stepped:
+        return {"problem": "trains in another thread, and a plan follows the script's first alone"}
     if code != 0 or not watch.marks:
         return None
+    if recording.trace is not None and not any(map(_computes, recording.trace.instructions)):
+        told = f" ({elsewhere})" if elsewhere.processes else ""
+        return {
+            "problem": f"computes nothing in its first process, and a plan follows no other{told}"
+        }
     if recording.trace is not None:
         recording.trace.save(log)
     return {"opens_scope": False, **watch.figures()}
+
+
+def _computes(item: Instruction) -> bool:
+    return isinstance(item, (Call, Mutate))
 
 
 def main() -> None:

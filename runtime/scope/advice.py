@@ -34,6 +34,7 @@ from dtr_alloc.runtime.trace.from_records import calls, trace_of, with_later_sta
 _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
 _BEYOND = 0.9  # What runs in so much of the request's budget has no such request.
+_PLENTY = 1 << 38
 _KIB, _MIB = 1 << 10, 1 << 20
 _MORE = "; a later request may need more"
 _NOT_FORETOLD = {
@@ -97,6 +98,13 @@ class Adviser:
             return _smallest(list(_simulators([seen])), self._rules, least)
         except MemoryError:
             return None
+    def peak_bytes(self) -> int:
+        """The most bytes that what was seen would hold without a budget; 0 where nobody knows."""
+        seen = _Seen.of(self._core)
+        if seen.watch in _NOT_FORETOLD:
+            return 0
+        simulator = Simulator(trace_of(seen.records.tolist(), seen.operators))
+        return simulator.run(_PLENTY, self._rules).peak_bytes
 
     def advise(self, at_least: int) -> str:
         """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""

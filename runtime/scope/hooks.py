@@ -54,6 +54,8 @@ def watch_program(opened: OpenScope, undo: Undo) -> None:
         _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         ends.optimizer_begins()
+        if not ended:
+            opened.optimizer_begins()
         _core.set_in_optimizer(True)
         if len(args) > 1 and callable(args[1]):
             return (args[0], _outside_of_step(args[1], ends), *args[2:]), kwargs

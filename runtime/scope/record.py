@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc.runtime.scope import current
-from dtr_alloc.runtime.scope.run_script import run_script, scopes_of_scripts
+from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Call, Mutate
@@ -85,20 +85,27 @@ def recorded(recording: Recording) -> Iterator[None]:
 
 
 def trace_script(
-    script: str, args: Sequence[str], path: str | os.PathLike[str], clock: str = "wall"
-) -> tuple[int, int]:
-    """Runs a Python script as `python script args` would, and writes its trace, also of a script
-    that fails; returns its exit code and how many operators were recorded. A traceback goes to
-    stderr. Scopes that the script opens are not: all of it is in one, without a budget.
+    script: str,
+    args: Sequence[str],
+    path: str | os.PathLike[str],
+    clock: str = "wall",
+    *,
+    module: bool = False,
+) -> tuple[int, int, str]:
+    """Runs a Python script as `python script args` would, or a module, and writes its trace, also
+    of a script that fails; returns its exit code, how many operators were recorded, and what it did
+    where no trace sees it. A traceback goes to stderr. Scopes that the script opens are not: all of
+    it is in one, without a budget.
     """
-    recording = Recording()
+    recording, elsewhere = Recording(), Elsewhere()
     with (
         rematerialize(None, clock=clock) as session,
         recorded(recording),
         scopes_of_scripts(lambda *_, **__: nullcontext(session)),
+        elsewhere.watch(),
     ):
-        code = run_script(script, args)
+        code = run_script(script, args, module=module)
     assert recording.trace is not None
     recording.trace.save(path)
     made = recording.trace.instructions
-    return code, sum(isinstance(item, (Call, Mutate)) for item in made)
+    return code, sum(isinstance(item, (Call, Mutate)) for item in made), str(elsewhere)

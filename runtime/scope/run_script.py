@@ -1,60 +1,148 @@
-"""Running a user's script from the command line, as `python script args` would.
+"""Running a user's program from the command line, as `python script args` or `python -m module
+args` would: `__main__`, `sys.argv` and `sys.path` are the same, and so are the exit code and what
+is printed where the program raises.
 
-A command that records a script is in a scope already, or opens one where the script does. So what
-the script itself calls to open a scope is replaced while it runs. What would change the budget of
-that scope does nothing, nor does what needs an option that it was opened without.
+A command that records a program is in a scope already, or opens one where the program does. So what
+the program itself calls to open a scope is replaced while it runs. What would change the budget of
+that scope does nothing, nor does what needs an option that it was opened without. `dtr-alloc run`
+ends a program that opens one, because there is one budget in a process.
 """
 
 from __future__ import annotations
 
+import builtins
+import io
+import multiprocessing.process
 import os
 import runpy
 import sys
-import traceback
+import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtr_alloc
+from dtr_alloc import _core
 from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.scope.session import Session
 from dtr_alloc.runtime.scope.used_once import used_once
 
 
-def run_script(script: str, args: Sequence[str]) -> int:
-    """Runs it as ``__main__`` in this process, and returns its exit code: 1 where it raised, after
-    the traceback went to stderr.
+def run_script(script: str, args: Sequence[str], *, module: bool = False) -> int:
+    """Runs it, or the module of that name, as ``__main__`` in this process, and returns its exit
+    code: 1 where it raised, after the traceback went to stderr; 130 after Ctrl-C.
     """
-    argv, folder = sys.argv, sys.path[0]
-    sys.argv, sys.path[0] = [script, *args], os.path.dirname(os.path.abspath(script))
+    sys.argv = [script, *args]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(script))
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_module(script, None, "__main__", alter_sys=True) if module else _execute(script)
     except SystemExit as leave:
-        if isinstance(leave.code, str):
-            print(leave.code, file=sys.stderr)
-        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-    except BaseException:
-        traceback.print_exc()
+        if leave.code is None or isinstance(leave.code, int):
+            return leave.code or 0
+        print(leave.code, file=sys.stderr)
         return 1
-    finally:
-        sys.argv, sys.path[0] = argv, folder
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, _FROZEN):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+_FROZEN = "<frozen runpy>"
+
+
+def _execute(script: str) -> None:
+    """Not by `runpy.run_path`, which has another ``sys.argv[0]``."""
+    module = types.ModuleType("__main__")
+    module.__file__ = path = os.path.abspath(script)
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
 
 
 @contextmanager
 def scopes_of_scripts(opened: Callable[..., AbstractContextManager[Session]]) -> Iterator[None]:
-    """In the body `rematerialize` and `measure` open what `opened` does."""
+    """In the body `rematerialize` and `measure` open what `opened` does. What running a script
+    changes in this process is as before when it is over."""
     scope = used_once(opened)
-    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
-        (dtr_alloc, "rematerialize", scope),
-        (dtr_alloc, "measure", scope),
-        (Session, "resize", lambda *_, **__: None),
-        (Session, "lend", lambda *_, **__: nullcontext()),
-        (Session, "release", lambda *_: 0),
-        (Session, "export_chrome_trace", lambda *_, **__: None),
-    ]
+    before = sys.argv, sys.path[:], sys.modules["__main__"]
     with closing(Undo()) as undo:
-        for row in replaced:
-            replace(undo, *row)
+        undo.callback(_as_before, *before)
+        replace(undo, dtr_alloc, "rematerialize", scope)
+        replace(undo, dtr_alloc, "measure", scope)
+        replace(undo, Session, "resize", lambda *_, **__: None)
+        replace(undo, Session, "lend", lambda *_, **__: nullcontext())
+        replace(undo, Session, "release", lambda *_: 0)
+        replace(undo, Session, "export_chrome_trace", lambda *_, **__: None)
         yield
+
+
+def _as_before(argv: list[str], path: list[str], main: types.ModuleType) -> None:
+    sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+
+
+@contextmanager
+def no_other_budget() -> Iterator[None]:
+    """In the body what opens a scope, or changes the allocator, ends the program, as `sys.exit`
+    with a sentence does."""
+
+    def refuse(name: str, *_: object, **__: object) -> NoReturn:
+        caller = sys._getframe(1)
+        where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        raise SystemExit(
+            f"dtr-alloc run: {where} calls {name}(), and the program has a budget already, the one "
+            "of this command: run it by python, or without that call"
+        )
+
+    with closing(Undo()) as undo:
+        for name in ("rematerialize", "measure", "allocator"):
+            replace(undo, dtr_alloc, name, partial(refuse, f"dtr_alloc.{name}"))
+        changes = "change_current_allocator"
+        replace(undo, torch.cuda.memory, changes, partial(refuse, f"torch.cuda.memory.{changes}"))
+        yield
+
+
+class Elsewhere:
+    """What the program does where this thread's scope does not follow it, counted inside `watch`:
+    the processes that it starts by multiprocessing, as DataLoaders do, and steps of optimizers in
+    threads outside of the scope."""
+
+    def __init__(self) -> None:
+        self.processes = self.steps = 0
+        self._thread = threading.get_ident()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        process = multiprocessing.process.BaseProcess
+        start: Callable[[Any], None] = process.start
+
+        def counted(started: Any) -> None:
+            start(started)
+            self.processes += 1
+
+        with closing(Undo()) as undo:
+            replace(undo, process, "start", counted)
+            undo.callback(register_optimizer_step_post_hook(self._stepped).remove)
+            yield
+
+    def __str__(self) -> str:
+        """What to tell of it; "" of nothing."""
+        found = []
+        if self.processes:
+            found = [f"{self.processes:,} process{'es' * (self.processes > 1)} that it started"]
+        found += [f"{self.steps:,} steps of optimizers in other threads"] if self.steps else []
+        return " and ".join(found)
+
+    def _stepped(self, *_: object) -> None:
+        self.steps += threading.get_ident() != self._thread and not _core.is_member()

@@ -19,7 +19,7 @@ from typing import Literal, cast
 import torch
 
 from dtr_alloc import _core
-from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
+from dtr_alloc.pool.size import LARGEST_BUDGET, Share, Size, parse_budget, parse_size
 from dtr_alloc.runtime.adapters import libraries
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, insist_name, resolve_live
 from dtr_alloc.runtime.scope import current, out_of_memory
@@ -27,6 +27,7 @@ from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.current import Member, OpenScope
 from dtr_alloc.runtime.scope.opening import Opening
+from dtr_alloc.runtime.scope.peak_share import PeakShare, whole_machine
 from dtr_alloc.runtime.scope.session import Session
 from dtr_alloc.runtime.scope.steps import Steps
 from dtr_alloc.runtime.scope.swapping import Folder, native_swap
@@ -48,8 +49,9 @@ def check_thrash_limit(limit: float) -> None:
 
 @used_once
 def rematerialize(
-    budget: int | str | None,
+    budget: Size | Share | None,
     *,
+    within: Size | None = None,
     device: str | torch.device = "cpu",
     memory: Memory = "pool",
     heuristic: str | Heuristic = DEFAULT,
@@ -72,7 +74,12 @@ def rematerialize(
 
     Args:
         budget: bytes, or a text such as ``"2GiB"``, up to 16 TiB; None records
-            everything, and evicts only by hand (``evict``, ``Session.release``).
+            everything, and evicts only by hand (``evict``, ``Session.release``). Or a share,
+            ``"60%"``: of the activation peak, which the program's first step shows, and all of what
+            must stay besides (gradients, the state of an optimizer, parameters made in the scope).
+            That step runs without a budget. At its end, that of the first ``optimizer.step()``,
+            the budget is set, and once more if the second step needs more (docs/scope.md).
+        within: with a share, the budget of the first step. None: the machine's memory.
         device: ``"cpu"``.
         memory: ``"pool"``: tensors come from a pool of our own, which is faster with large tensors,
             and whose pages the budget bounds too; ``"torch"``: torch's own allocator makes each
@@ -130,7 +137,8 @@ def rematerialize(
         True
     """
     _check_device(device)
-    size = None if budget is None else parse_size(budget, most=LARGEST_BUDGET)
+    asked = None if budget is None else parse_budget(budget, most=LARGEST_BUDGET)
+    size = _first_budget(asked, within, swap)
     insist_name("memory", memory, Memory)
     if memory == "torch" and size is None:
         raise ValueError(
@@ -155,9 +163,12 @@ def rematerialize(
         **native_swap(swap, swap_dir, anywhere=swap_anywhere),
         **_testing.options(),
     )
-    steps = Steps()
-    session = partial(Session, core, steps, events=events)
     adviser = Adviser(core, live(chosen, cast(Clock, clock)), swap=swap is not None)
+    share = None
+    if isinstance(asked, Share) and size is not None:
+        share = PeakShare(asked, size, core, adviser.peak_bytes)
+    steps = Steps(share)
+    session = partial(Session, core, steps, events=events)
     return Opening(core, session, adviser, steps)
 
 
@@ -197,6 +208,20 @@ def measure(
     )
     steps, adviser = Steps(), Adviser(core, live())
     return Opening(core, partial(Session, core, steps, measured=adviser), adviser, steps)
+
+
+def _first_budget(asked: int | Share | None, within: Size | None, swap: object) -> int | None:
+    """What a scope opens with, of which None is no budget."""
+    if not isinstance(asked, Share):
+        if within is not None:
+            raise ValueError(
+                f"within {within!r} is what the first step has where the budget is a share, such "
+                'as "60%": write one, or leave within out'
+            )
+        return asked
+    if swap is not None:
+        raise ValueError(f"budget {asked} with swap: with one, nothing must stay; write bytes")
+    return whole_machine() if within is None else parse_size(within, "within", LARGEST_BUDGET)
 
 
 def _check_device(device: str | torch.device) -> None:

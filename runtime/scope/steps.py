@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import format_size
+from dtr_alloc.runtime.scope.peak_share import PeakShare
 
 _KEPT = 10  # The costliest, so that a long run does not fill memory with them.
 _QUIET = 3  # Steps in a row without evictions, before one with them is odd.
@@ -53,9 +54,10 @@ class OutlierBatchWarning(UserWarning):
 
 
 class Steps:
-    """Those of one scope."""
+    """Those of one scope; the first ones set a budget that is a `share`."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: PeakShare | None = None) -> None:
+        self._share = share
         # Optimizers of several threads may end their steps at once. A signal's handler may ask for
         # the summary in the middle of that, in the same thread.
         self._lock = threading.RLock()
@@ -82,6 +84,13 @@ class Steps:
                 OutlierBatchWarning,
                 stacklevel=level_of_the_program(),
             )
+        if self._share is not None and self._share.step_ended():
+            self.budget_changed()
+
+    def optimizer_begins(self) -> None:
+        """Before each step of an optimizer."""
+        if self._share is not None:
+            self._share.optimizer_begins()
 
     def costliest(self) -> list[Step]:
         """Of the steps that needed evictions the ten that lost most time, the costliest first."""
@@ -94,17 +103,18 @@ class Steps:
         return self._count
 
     def rows(self, evicted_bytes: int) -> list[tuple[str, str, str]]:
-        """Of the summary; none where no step has ended. So much was evicted in the scope."""
+        """Of the summary; none of steps where none has ended. So much was evicted in the scope."""
         with self._lock:
             count, evicting, evicted = self._count, self._evicting, self._evicted_bytes
+        told = [] if self._share is None else [self._share.row()]
         if not count:
-            return []
+            return told
         note = "none needed evictions"
         if evicting:
             note = f"{evicting:,} needed evictions, of {format_size(evicted)} together"
         if evicted_bytes > evicted:
             note += f"; {format_size(evicted_bytes - evicted)} evicted since"
-        told = [("steps", f"{count:,}", note)]
+        told += [("steps", f"{count:,}", note)]
         if evicting < count:
             told += [("step", f"{one.number:,}", str(one)) for one in self.costliest()[:3]]
         return told

@@ -22,16 +22,17 @@ from typing import ParamSpec, Protocol, TypeAlias
 import numpy as np
 
 from dtr_alloc import _core
-from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
+from dtr_alloc.pool.size import LARGEST_BUDGET, Share, parse_size
+from dtr_alloc.pool.size import parse_budget as share_or_bytes
 from dtr_alloc.runtime.heuristic import Heuristic, name_of, resolve
 from dtr_alloc.runtime.simulate.link import Link
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.rules import DEFAULTS, Rules, native_policy
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace.schedule import COMPUTE, GET, PIN, RELEASE, Schedule
+from dtr_alloc.runtime.trace.schedule import COMPUTE, FREEZE, GET, PIN, RELEASE, STEP, Schedule
 
 Traced: TypeAlias = Trace | Schedule | str | os.PathLike[str]
-Budget: TypeAlias = float | str
+Budget: TypeAlias = float | str | Share
 
 _Named = ParamSpec("_Named")
 _Replay: TypeAlias = "Callable[[Traced, Budget, Rules], SimulationResult]"
@@ -85,15 +86,21 @@ class Simulator:
             TypeError, ValueError: see `parse_budget`.
         """
         parsed = parse_budget(budget)
-        if not isinstance(parsed, float):
+        if not isinstance(parsed, Share):
             return parsed
-        size = int(self.baseline.peak_bytes * parsed)
+        size = parsed.of(self.baseline.peak_bytes, 0 if parsed.whole else self.stays_bytes)
         if size == 0:
             raise ValueError(
-                f"budget {budget!r} of a peak of {self.baseline.peak_bytes} bytes is less than a "
+                f"budget {budget} of a peak of {self.baseline.peak_bytes} bytes is less than a "
                 "byte: give a larger share"
             )
         return size
+
+    @functools.cached_property
+    def stays_bytes(self) -> int:
+        """What the program holds at the end of its last step, of an optimizer if it has one, and a
+        scope could not recompute: constants, and what was not recorded or is one from then on."""
+        return _stays_bytes(self.schedule)
 
     def check(self, budget: Budget, rules: Rules = DEFAULTS) -> tuple[int, Heuristic]:
         """Whether `run` takes them: the bytes of the budget, and the heuristic that it follows.
@@ -215,8 +222,9 @@ def simulate(trace: Traced, budget: Budget, rules: Rules) -> SimulationResult:
 
     Args:
         trace: a trace, or the path of a log.
-        budget: a float is a share of the most bytes that the trace holds without a budget, an int
-            bytes, a text either ("0.5", "8GiB").
+        budget: a number is bytes, a text either a size ("8GiB", "4096") or a share ("60%"): of the
+            most bytes that the trace holds without a budget, less what must stay at its end, and
+            then what must stay (`Simulator.stays_bytes`).
         heuristic: a preset's name, or a `Heuristic`. Mode ``bytes`` scores every candidate, also
             where the heuristic would sample.
         policy: what becomes of a tensor that the program lets go. ``"eager"``: it is evicted at
@@ -277,29 +285,34 @@ def _papers(heuristic: Heuristic) -> Heuristic:
     return replace(heuristic, selection="single") if heuristic.selection == "sample" else heuristic
 
 
-def parse_budget(budget: Budget) -> float | int:
-    """A float is a share of the baseline's peak, an int bytes; a text is either: "0.5", "8GiB",
-    "4096".
+def parse_budget(budget: Budget) -> Share | int:
+    """A share, or bytes. A text of digits alone is bytes here, since traces may be small.
 
     Raises:
-        TypeError: it is none of these.
-        ValueError: it is not positive and finite, or not written like a size.
+        TypeError, ValueError: it is neither (`dtr_alloc.pool.size.parse_budget`).
     """
-    if isinstance(budget, str):
-        budget = _number(budget)
-    if isinstance(budget, float):
-        if not 0 < budget < float("inf"):
-            raise ValueError(f"budget {budget!r} is not a share of the peak: give one above 0")
-        return budget
-    return parse_size(budget)
+    if isinstance(budget, str) and budget.strip().removeprefix("-").isdecimal():
+        return share_or_bytes(int(budget))
+    return share_or_bytes(budget)
 
 
-def _number(text: str) -> float | str | int:
-    """The share that the text is, or the bytes, or the text itself, which may have a unit."""
-    try:
-        return float(text) if "." in text else int(text)
-    except ValueError:
-        return text
+def _stays_bytes(schedule: Schedule) -> int:
+    """See `Simulator.stays_bytes`."""
+    roots, sizes = schedule.storages(), schedule.tensor_size.tolist()
+    held, begins = [0] * len(roots), schedule.op_results_begin.tolist()
+    stuck = (schedule.tensor_tracked == 0) | schedule.op_constant[schedule.tensor_op]
+    stays = set(np.flatnonzero(stuck).tolist())
+    steps = list(zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True))
+    ends = [place for place, (kind, _) in enumerate(steps) if kind == STEP]
+    for kind, operand in steps[: ends[-1] if ends else None]:
+        if kind == COMPUTE:
+            for tensor in range(begins[operand], begins[operand + 1]):
+                held[roots[tensor]] += 1
+        elif kind in (GET, RELEASE):
+            held[roots[operand]] += 1 if kind == GET else -1
+        elif kind == FREEZE:
+            stays.add(operand)
+    return sum(sizes[root] for root in {roots[tensor] for tensor in stays} if held[root] > 0)
 
 
 def _first_read_of_released(schedule: Schedule) -> int:

@@ -24,14 +24,15 @@ from typing import Any
 
 import numpy as np
 
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic
 from dtr_alloc.runtime.simulate.link import LeaveBy, Linked
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.rules import THRASH, Mode, Policy, Rules
 from dtr_alloc.runtime.simulate.simulator import Budget, Simulator, Traced, parse_budget
 
-BUDGETS = tuple(tenth / 10 for tenth in range(10, 0, -1))
-"""Those of the paper: 1.0 to 0.1 of the peak."""
+BUDGETS = tuple(Share(tenth / 10) for tenth in range(10, 0, -1))
+"""From all of the activation peak to a tenth of it."""
 
 FIGURE_2 = ("dtr", "dtr_full", "dtr_local", "lru", "msps", "size")
 """Those of the paper's figure 2, but for the random one."""

@@ -165,7 +165,7 @@ def tune(
 
     Example:
         >>> from dtr_alloc.runtime.trace.linear import linear_schedule
-        >>> study = tune([linear_schedule(30)], 0.5, trials=6, seed=0)
+        >>> study = tune([linear_schedule(30)], "50%", trials=6, seed=0)
         >>> heuristic_of(study.best_params) in [heuristic_of(t.params) for t in study.trials]
         True
     """

@@ -24,6 +24,9 @@ from dtr_alloc.pool.size import format_size, parse_size
         ("1 PiB", 1 << 50),
         ("1gib", 1 << 30),
         ("1.0001 KB", 1000),
+        ("2G", 2 << 30),
+        ("512m", 512 << 20),
+        (7407406.8, 7407406),
     ],
 )
 def test_a_size_is_read_exactly(written: int | str, size: int) -> None:
@@ -38,7 +41,7 @@ def test_a_size_is_read_exactly(written: int | str, size: int) -> None:
     ],
 )
 def test_what_is_not_a_size_is_refused(written: str) -> None:
-    with pytest.raises(ValueError, match="is not a size: write an int of bytes or a number with a"):
+    with pytest.raises(ValueError, match="is not a size: write a number of bytes, or one with a"):
         parse_size(written)
 
 
@@ -47,7 +50,7 @@ def test_the_error_repeats_the_argument_and_says_what_to_write() -> None:
         parse_size("8 apples")
     assert str(error.value) == (
         'budget "8 apples" is not a size: '
-        'write an int of bytes or a number with a unit, such as "8GiB"'
+        'write a number of bytes, or one with a unit, such as "8GiB"'
     )
     with pytest.raises(ValueError, match=r'^address_space "x" is not a size'):
         parse_size("x", "address_space")
@@ -66,7 +69,7 @@ def test_a_size_fits_in_a_signed_64_bit_integer(written: int | str) -> None:
         parse_size(written)
 
 
-@pytest.mark.parametrize("written", [True, False, 1.5, float("nan"), None, b"8GiB"])
+@pytest.mark.parametrize("written", [True, False, None, b"8GiB"])
 def test_a_size_is_an_int_or_a_string(written: Any) -> None:
     with pytest.raises(TypeError, match="is not a size"):
         parse_size(written)

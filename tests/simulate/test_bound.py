@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 import dtr_alloc
 from dtr_alloc.__main__ import main
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.bounding import bound as bounding
 from dtr_alloc.runtime.bounding import knapsack, search, stages
 from dtr_alloc.runtime.bounding.bound import Bounder
@@ -200,7 +201,7 @@ def recorded() -> Trace:
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.4, 0.3])
 def test_a_training_is_bounded_at_every_budget(recorded: Trace, share: float) -> None:
-    found = Bounder(recorded).at(share, seconds=0.5)
+    found = Bounder(recorded).at(Share(share, whole=True), seconds=0.5)
     overheads = [overhead for overhead in found.by_policy.values() if overhead is not None]
     assert 1 <= found.knapsack <= found.lower <= min(overheads, default=math.inf)
     if found.best_found is not None:
@@ -210,12 +211,12 @@ def test_a_training_is_bounded_at_every_budget(recorded: Trace, share: float) ->
 
 
 def test_what_fits_takes_no_recomputation(recorded: Trace) -> None:
-    found = dtr_alloc.bound(recorded, 4.0, seconds=1)
+    found = dtr_alloc.bound(recorded, "400%", seconds=1)
     assert (found.lower, found.solved, found.gap, found.optimal) == (1, True, 0, True)
 
 
 def test_the_floor_is_what_no_preset_runs_below(recorded: Trace) -> None:
-    found = dtr_alloc.bound(recorded, 0.5, floor=True, seconds=0)
+    found = dtr_alloc.bound(recorded, "50%", floor=True, seconds=0)
     assert found.smallest_found_bytes is not None
     assert found.floor_bytes <= found.smallest_found_bytes
     simulator = Simulator(recorded)
@@ -289,9 +290,9 @@ def test_bad_questions_are_refused_before_anything(
             dtr_alloc.bound(recorded, budget)  # type: ignore[arg-type]
     for seconds in (-1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="a bound takes 0 or more"):
-            dtr_alloc.bound(recorded, 0.5, seconds=seconds)
+            dtr_alloc.bound(recorded, "50%", seconds=seconds)
     with pytest.raises(TypeError, match="neither a Trace nor the path"):
-        dtr_alloc.bound(5, 0.5)  # type: ignore[arg-type]
+        dtr_alloc.bound(5, "50%")  # type: ignore[arg-type]
 
 
 def test_without_scipy_the_error_says_what_to_install_and_what_works(
@@ -299,20 +300,20 @@ def test_without_scipy_the_error_says_what_to_install_and_what_works(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'dtr-alloc\[bound\]'"):
-        dtr_alloc.bound(recorded, 0.5)
-    assert dtr_alloc.bound(recorded, 0.5, seconds=0).lower >= 1
+        dtr_alloc.bound(recorded, "50%")
+    assert dtr_alloc.bound(recorded, "50%", seconds=0).lower >= 1
 
 
 def test_a_log_that_reads_what_it_released_is_refused() -> None:
     made = (Result("x", GRANULE, -1),)
     trace = Trace((Call("f", (), made, 1), Release("x"), Call("g", ("x",), (), 1)))
     with pytest.raises(ValueError, match="reads a tensor that was released"):
-        dtr_alloc.bound(trace, 0.5, seconds=0)
+        dtr_alloc.bound(trace, "50%", seconds=0)
 
 
 def test_the_search_finds_what_no_preset_has_and_is_the_same_each_time(recorded: Trace) -> None:
     simulator = Simulator(recorded)
-    budget = simulator.budget_bytes(0.6)
+    budget = simulator.budget_bytes(Share(0.6, whole=True))
     begin = search.presets(simulator, budget)
     best = search.best_of(begin)
     found = search.anneal(simulator, budget, begin, 1.0, 0.5)
@@ -383,7 +384,7 @@ def step(recorded: Trace, tmp_path: Path) -> str:
 
 def test_the_command_shows_bounds_policies_and_the_floor(step: str, tmp_path: Path) -> None:
     picture = tmp_path / "bound.png"
-    words = ["--budget", "0.8", "--budget", "0.6", "--floor", "--seconds", "0.2"]
+    words = ["--budget", "80%", "--budget", "60%", "--floor", "--seconds", "0.2"]
     code, said = say(step, *words, "--out", str(picture))
     assert code == 0, said
     for text in (
@@ -426,14 +427,14 @@ def test_a_picture_shows_each_line_that_its_legend_names_in_a_colour_of_its_own(
 
 
 def test_the_command_ends_with_3_where_a_budget_is_below_the_floor(step: str) -> None:
-    code, said = say(step, "--budget", "0.6", "--budget", "1KiB", "--seconds", "0")
+    code, said = say(step, "--budget", "60%", "--budget", "1KiB", "--seconds", "0")
     assert code == 3
     assert "nothing runs" in said
     assert "1 KiB is below the floor" in said
 
 
 def test_the_command_refuses_a_budget_that_is_none(step: str) -> None:
-    code, said = say(step, "--budget", "0.5", "--budget", "much")
+    code, said = say(step, "--budget", "50%", "--budget", "much")
     assert code == 1
     assert "much" in said
     assert "Floor" not in said

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from dtr_alloc import SimulationResult, Trace, simulate
 from dtr_alloc.__main__ import main
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.simulate.link import Link
 from dtr_alloc.runtime.simulate.result import LINK_FIELDS
 from dtr_alloc.runtime.simulate.rules import Rules
@@ -182,7 +183,10 @@ def test_in_random_programs_the_sums_are_right(leave_by: Any) -> None:
         small = random_trace(40, draw.randrange, only_held=True).schedule()
         sizes, times = small.tensor_size * MIB, small.op_cost * 100
         grown = Simulator(replace(small, tensor_size=sizes, op_cost=times))
-        result = grown.run(0.5, Rules("dtr", link="100TB/s", leave_by=leave_by, thrash=None))
+        result = grown.run(
+            Share(0.5, whole=True),
+            Rules("dtr", link="100TB/s", leave_by=leave_by, thrash=None),
+        )
         if result.status != "ok":
             continue
         recomputed = result.total_compute - result.base_compute - result.waited_ns
@@ -249,15 +253,15 @@ def command(*args: str) -> Any:
 
 def test_the_commands_take_a_link(tmp_path: Path) -> None:
     asked = ("--mode", "pool", "--link", "10GB/s")
-    done = command("simulate", str(UNET), "--budget", "0.5", *asked)
+    done = command("simulate", str(UNET), "--budget", "50%", *asked)
     assert done.exit_code == 0
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert set(LINK_FIELDS) <= set(names)
-    found = json.loads(command("simulate", str(UNET), "--budget", "0.5", *asked, "--json").stdout)
+    found = json.loads(command("simulate", str(UNET), "--budget", "50%", *asked, "--json").stdout)
     assert (found["link"], found["leave_by"], found["reloads"] > 0) == ("10GB/s", "both", True)
     rows = tmp_path / "rows.csv"
     swept = command(
-        *("sweep", str(UNET), "--budgets", "0.5", "--heuristics", "dtr", "--jobs", "1"),
+        *("sweep", str(UNET), "--budgets", "50%", "--heuristics", "dtr", "--jobs", "1"),
         *(*asked, "--leave-by", "swap", "--csv", str(rows)),
     )
     assert swept.exit_code == 0, swept.output
@@ -265,5 +269,5 @@ def test_the_commands_take_a_link(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_a_link_needs() -> None:
-    done = command("simulate", str(UNET), "--budget", "0.5", "--paper", "--link", "10GB/s")
+    done = command("simulate", str(UNET), "--budget", "50%", "--paper", "--link", "10GB/s")
     assert (done.exit_code, "use 'pool'" in done.output) == (1, True)

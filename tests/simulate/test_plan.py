@@ -14,6 +14,7 @@ from torch import nn
 
 import dtr_alloc
 from dtr_alloc import Heuristic
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.heuristic import ABLATIONS
 from dtr_alloc.runtime.planning import plan as plan_module
 from dtr_alloc.runtime.planning import report
@@ -218,7 +219,7 @@ def test_a_budget_below_an_operator_does_not_fit() -> None:
 
 def test_a_share_is_of_the_pools_peak_without_a_budget() -> None:
     forecast = Forecast(profile_of(3))
-    assert forecast.budget_bytes(0.5) == PEAK // 2
+    assert forecast.budget_bytes("50%") == PEAK // 2
     assert forecast.budget_bytes("2KiB") == 2 * KIB
 
 
@@ -286,7 +287,9 @@ def test_of_several_rounds_the_least_of_each_time_counts() -> None:
 
 
 def test_a_plan_has_the_peak_of_the_program_to_the_byte() -> None:
-    made = dtr_alloc.plan(make_perceptron, [0.9, 0.7], steps=3, rounds=2)
+    made = dtr_alloc.plan(
+        make_perceptron, [Share(0.9, whole=True), Share(0.7, whole=True)], steps=3, rounds=2
+    )
     step = make_perceptron()
     with dtr_alloc.rematerialize(None) as session:
         for _ in range(3):
@@ -304,7 +307,7 @@ def test_a_plan_has_the_peak_of_the_program_to_the_byte() -> None:
 
 
 def test_a_live_run_keeps_to_the_budget_that_a_plan_suggests() -> None:
-    made = dtr_alloc.plan(make_perceptron, [0.9], slowdown=20, steps=3, rounds=1)
+    made = dtr_alloc.plan(make_perceptron, ["90%"], slowdown=20, steps=3, rounds=1)
     assert made.smallest is not None
     budget = made.smallest.budget_bytes
     assert budget is not None
@@ -317,9 +320,9 @@ def test_a_live_run_keeps_to_the_budget_that_a_plan_suggests() -> None:
 
 
 def test_a_training_that_does_not_fit_is_profiled_within_a_budget() -> None:
-    free = dtr_alloc.plan(make_perceptron, [0.8], steps=2, rounds=1)
+    free = dtr_alloc.plan(make_perceptron, ["80%"], steps=2, rounds=1)
     budget = int(free.measured_peak_bytes * 0.8)
-    tight = dtr_alloc.plan(make_perceptron, [0.8], steps=2, rounds=1, within=budget)
+    tight = dtr_alloc.plan(make_perceptron, ["80%"], steps=2, rounds=1, within=budget)
     assert tight.measured_peak_bytes <= budget
     assert tight.predictions[0].peak_bytes == free.measured_peak_bytes
     assert not tight.relative_to_eager
@@ -378,7 +381,7 @@ def test_in_an_open_scope_a_plan_is_refused_before_anything_runs(
         ({"steps": 1}, "steps is 1: the first warms up"),
         ({"rounds": 0}, "rounds is 0"),
         ({"slowdown": 0.5}, "slowdown is 0.5"),
-        ({"budgets": [-1.0]}, "budget -1.0 is not a share"),
+        ({"budgets": [-1.0]}, "budget -1.0 is not above zero"),
         ({"heuristic": "best"}, "'best'"),
         ({"heuristic": "full"}, "heuristic 'full' is for simulations only"),
         ({"within": "4"}, 'within "4" is not a size'),

@@ -1,12 +1,14 @@
 """A script is planned for: how its first steps are run, and what the command line says."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.__main__ import main
+from dtr_alloc.pool.size import parse_size, short_size
 from dtr_alloc.runtime.planning import plan as planning
 from dtr_alloc.runtime.planning import script as profiling
 from dtr_alloc.runtime.planning.forecast import Forecast
@@ -144,13 +146,13 @@ def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
 ) -> None:
     asked = []
 
-    def profile(path: str, args: list[str], *rest: object) -> Profile:
+    def profile(path: str, args: list[str], *rest: object, module: bool) -> Profile:
         asked.append((path, args, rest[:3]))
         return profile_of(3, eager_s=4.0 if args == ["--batch=64"] else 5.0)
 
     monkeypatch.setattr(profiling, "profile_script", profile)
-    words = ["--batches", "64,512", "--slowdown", "1.3", "--rounds", "2", "--", "--batch={batch}"]
-    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    words = ["--batches", "64,512", "--slowdown", "1.3", "--rounds", "2"]
+    done = CliRunner().invoke(main, ["plan", *words, str(script), "--batch={batch}"])
     assert done.exit_code == 0, done.output
     rest = (4, 2, None)
     assert asked == [(str(script), [f"--batch={n}"], rest) for n in (64, 512)]
@@ -158,31 +160,34 @@ def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
     assert header.split()[:3] == ["batch", "budget", "peak"]
     assert lines[0].split() == ["64", "none", "3.5", "KiB", "1.25", "5,000.0", "0", "0", "13"]
     assert [line.split()[0] for line in lines[:-2]] == ["64"] * 7 + ["512"] * 7
-    budgets = [int(line.split("rematerialize(")[1].rstrip(")")) for line in lines[-2:]]
+    budgets = [parse_size(line.split('rematerialize("')[1].rstrip('")')) for line in lines[-2:]]
     assert lines[-2].startswith("batch 64: the smallest budget under a slowdown of 1.3 is ")
     assert budgets[0] > 3 * KIB  # Without any recomputation.
-    assert 2 * KIB <= budgets[1] <= 2 * KIB + PEAK // 100
+    assert 2 * KIB <= budgets[1] <= 2 * KIB + PEAK // 100 + 11  # Two decimals.
 
 
 def test_the_command_names_the_folder_for_the_swap(
     monkeypatch: pytest.MonkeyPatch, script: Path, folder: Path
 ) -> None:
-    monkeypatch.setattr(profiling, "profile_script", lambda *_: profile_of(3))
+    monkeypatch.setattr(profiling, "profile_script", lambda *_, **__: profile_of(3))
     words = ["--link", "2GB/s", "--swap-dir", str(folder), "--slowdown", "1.3"]
-    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    done = CliRunner().invoke(main, ["plan", *words, str(script)])
     assert done.exit_code == 0, done.output
-    assert done.stdout.endswith(f", swap={PEAK}, swap_dir={str(folder)!r})\n")
+    assert done.stdout.endswith(f', swap="{short_size(PEAK)}", swap_dir={str(folder)!r})\n')
 
 
 def test_the_command_runs_the_script(script: Path) -> None:
-    words = ["--rounds", "1", "--steps", "2", "--json", "--budgets", "0.9,1KiB"]
-    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    words = ["--rounds", "1", "--steps", "2", "--json", "--budgets", "90%,1KiB"]
+    words += ["--slowdown", "99"]  # However busy the machine is.
+    done = CliRunner().invoke(main, ["plan", *words, str(script)])
     assert done.exit_code == 0, done.output
     (made,) = json.loads(done.stdout)
     free, wide, tight = made["predictions"]
     assert made["relative_to_eager"]
     assert (free["peak_bytes"], free["budget_bytes"]) == (made["measured_peak_bytes"], None)
-    assert wide["budget_bytes"] == int(0.9 * free["peak_bytes"])
+    assert int(0.9 * free["peak_bytes"]) < wide["budget_bytes"] < free["peak_bytes"]
+    assert (made["batch"], made["link"], made["swap_dir"]) == (None, None, None)
+    assert done.stderr == "round 1 of 1\n"
     assert (tight["budget_bytes"], tight["status"]) == (KIB, "oom")
 
 
@@ -223,6 +228,75 @@ def test_a_script_turns_out_to_have_a_scope_and_is_run_again(
     assert doing[-1] == "round 2, recorded"
 
 
+PLAIN = """
+import os, threading, torch, torch.multiprocessing as mp
+def train(rank=0):
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.randn(256, 64)).square().mean().backward()
+        optimizer.step()
+def in_a_thread():
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+if __name__ == "__main__":
+    assert os.environ["DTR_ALLOC_PLANNING"] == "1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "end", "message"),
+    [
+        ([], "in_a_thread()", "trains in another thread, and a plan follows the script's first"),
+        (
+            [],
+            "mp.spawn(train, nprocs=1)",
+            "computes nothing in its first process, .* no other \\(1",
+        ),
+        (["--within", "100KiB"], "train()", "does not fit within 100KiB: give --within at least"),
+    ],
+)
+def test_what_no_plan_can_follow_is_told_in_a_sentence(
+    tmp_path: Path, options: list[str], end: str, message: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"{PLAIN}    {end}\n")
+    done = CliRunner().invoke(main, ["plan", "--rounds", "1", *options, str(path)])
+    assert done.exit_code == 1
+    assert re.search(f"Error: .*train.py {message}", done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_stands_behind_the_script_is_the_scripts_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, script: Path
+) -> None:
+    asked = []
+
+    def profile(path: str, args: list[str], *rest: object, module: bool) -> Profile:
+        asked.append((args, rest[:2]))
+        return profile_of(3)
+
+    monkeypatch.setattr(profiling, "profile_script", profile)
+    words = ["plan", "--slowdown", "1.3", str(script), "--rounds=1", "--hidden", "7", "--json"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0
+    assert asked == [(["--rounds=1", "--hidden", "7", "--json"], (4, 3))]
+    assert done.stderr.splitlines()[0] == (
+        f"--rounds, --json behind {script} is {script}'s; ours stands before it"
+    )
+
+
+@pytest.mark.parametrize(("eager_s", "why"), [(1.0, "if it stays above"), (20.0, "what slowed")])
+def test_without_a_budget_to_name_the_command_says_why_and_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, script: Path, eager_s: float, why: str
+) -> None:
+    monkeypatch.setattr(profiling, "profile_script", lambda *_, **__: profile_of(3, eager_s))
+    done = CliRunner().invoke(main, ["plan", str(script)])
+    assert done.exit_code == 1
+    assert f"give more --rounds; {why}" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -234,6 +308,6 @@ def test_a_script_turns_out_to_have_a_scope_and_is_run_again(
 def test_the_command_refuses_what_it_cannot_do(
     script: Path, words: list[str], message: str
 ) -> None:
-    done = CliRunner().invoke(main, ["plan", str(script), *words])
+    done = CliRunner().invoke(main, ["plan", *words, str(script)])
     assert done.exit_code != 0
     assert message in done.stderr

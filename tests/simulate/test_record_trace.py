@@ -340,7 +340,7 @@ def test_a_script_with_a_scope_of_its_own_is_traced_whole(tmp_path: Path) -> Non
         "    with session.lend('1KiB'):\n"
         "        session.release()\n",
     )
-    assert trace_script(path, [], log) == (0, 2)
+    assert trace_script(path, [], log) == (0, 2, "")
     assert called_in(log) == ["aten::ones", "aten::exp"]
     with dtr_alloc.rematerialize("2MiB") as session:
         session.resize("1MiB")
@@ -360,7 +360,7 @@ def test_a_script_that_decorates_and_exports_is_traced(tmp_path: Path) -> None:
         "    torch.ones(1000).sin()\n"
         f"session.export_chrome_trace({str(events)!r})\n",
     )
-    assert trace_script(path, [], log) == (0, 4)
+    assert trace_script(path, [], log) == (0, 4, "")
     assert called_in(log) == ["aten::ones", "aten::exp", "aten::ones", "aten::sin"]
     assert not events.exists()  # A trace keeps no events.
 
@@ -379,7 +379,7 @@ def test_a_log_that_could_not_be_written_is_refused_before_the_script_runs(
     ran = tmp_path / "ran"
     (tmp_path / "folder").mkdir()
     path, _ = script(tmp_path, f"open({str(ran)!r}, 'w').close()\n")
-    done = CliRunner().invoke(main, ["trace", path, "-o", str(tmp_path / log)])
+    done = CliRunner().invoke(main, ["trace", "-o", str(tmp_path / log), path])
     assert done.exit_code == 1
     assert re.search(f"Error: .*{message}\n", done.output)
     assert not ran.exists()

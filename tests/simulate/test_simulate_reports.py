@@ -11,6 +11,7 @@ import pytest
 
 import dtr_alloc
 from dtr_alloc import Trace, TraceError
+from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from dtr_alloc.runtime.simulate.result import LINK_FIELDS, POOL_FIELDS
 from dtr_alloc.runtime.simulate.rules import DEFAULTS, Rules
@@ -38,12 +39,12 @@ def test_a_picture_has_every_block_and_the_pages_that_back_it(log: Path) -> None
 
 def test_a_budget_is_a_share_or_bytes_or_a_text(log: Path) -> None:
     simulator = Simulator(load(log, call("", "a", memory=1000)))
-    shares: dict[float | str, int] = {
-        0.5: 500,
-        1.0: 1000,
-        "0.5": 500,
-        "1.": 1000,
+    shares: dict[float | str | Share, int] = {
+        "50%": 500,
+        "100 %": 1000,
+        Share(0.5, whole=True): 500,
         7: 7,
+        7.9: 7,
         "7": 7,
         "7B": 7,
         "1.5KiB": 1536,
@@ -55,12 +56,14 @@ def test_a_budget_is_a_share_or_bytes_or_a_text(log: Path) -> None:
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (0.0, "budget 0.0 is not a share of the peak: give one above 0"),
-        (float("nan"), "budget nan is not a share"),
-        ("-0.5", "budget -0.5 is not a share"),
+        (0.5, 'budget 0.5 is less than a byte: a share is written "50%"'),
+        ("0.5", 'budget "0.5" is not a size: .*, or a share as "50%"'),
+        (float("nan"), "budget nan is not a size"),
+        ("-0.5", 'budget "-0.5" is not a size'),
+        ("0%", 'budget "0%" is not above zero'),
         (0, "budget 0 is not above zero"),
         ("half", 'budget "half" is not a size'),
-        (0.0001, r"budget 0\.0001 of a peak of 1000 bytes is less than"),
+        ("0.01%", r"budget 0\.01% of a peak of 1000 bytes is less than"),
     ],
 )
 def test_a_budget_that_is_none_is_refused(log: Path, budget: float | str, message: str) -> None:
@@ -91,7 +94,7 @@ def test_a_budget_that_is_none_is_refused(log: Path, budget: float | str, messag
 )
 def test_what_is_not_known_is_refused(log: Path, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        dtr_alloc.simulate(load(log, call("", "a")), 0.5, **more)
+        dtr_alloc.simulate(load(log, call("", "a")), 8, **more)
     with pytest.raises(ValueError, match=message):
         Rules(**more)
 
@@ -119,7 +122,7 @@ def test_rules_of_a_wrong_type_are_refused_when_they_are_made(
 
 def test_a_keyword_that_simulate_does_not_have_is_answered_with_those_that_it_has() -> None:
     with pytest.raises(TypeError) as error:
-        dtr_alloc.simulate(linear_schedule(4), 0.5, heuristics="dtr")  # type: ignore[call-arg]
+        dtr_alloc.simulate(linear_schedule(4), 8, heuristics="dtr")  # type: ignore[call-arg]
     assert str(error.value) == (
         "simulate() got an unexpected keyword argument 'heuristics'; beside trace and budget it "
         "takes heuristic, policy, mode, thrash, log_events, pin_outputs, remap, move_ns, "

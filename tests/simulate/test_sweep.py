@@ -40,7 +40,7 @@ def logs(tmp_path: Path) -> list[Path]:
 
 
 def test_results_come_by_trace_then_heuristic_then_budget(logs: list[Path]) -> None:
-    results = sweep(logs, ["lru", "size"], [16, 1.0], jobs=1, mode="bytes")
+    results = sweep(logs, ["lru", "size"], [16, "100%"], jobs=1, mode="bytes")
     assert [(r.trace, r.heuristic, r.budget_bytes) for r in results] == [
         (str(log), heuristic, budget)
         for log, peak in zip(logs, (24, 100), strict=True)
@@ -73,7 +73,7 @@ def test_ours_at_the_budgets_and_beside_the_heuristics_of_the_paper_is_the_defau
     logs: list[Path],
 ) -> None:
     results = sweep(logs[:1], jobs=1)
-    assert BUDGETS == (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+    assert [str(budget) for budget in BUDGETS] == [f"{tenth}0%" for tenth in range(10, 0, -1)]
     assert (HEURISTICS, {r.mode for r in results}) == (("foresight", *FIGURE_2), {"pool"})
     assert [r.heuristic for r in results] == [name for name in HEURISTICS for _ in BUDGETS]
 
@@ -122,7 +122,7 @@ def test_what_a_later_run_would_fail_by_is_told_before_the_first(
         "damaged log": {"traces": [*logs, bad]},
         "folder for a csv": {"csv": tmp_path},
         "next use in mode bytes": {"heuristics": ["lru", "foresight"], "mode": "bytes"},
-        "share of no byte": {"budgets": [1.0, 0.001]},
+        "share of no byte": {"budgets": ["100%", "0.1%"]},
     }
     monkeypatch.setattr(Simulator, "run", lambda *_: pytest.fail("ran"))
     monkeypatch.setattr(
@@ -277,7 +277,7 @@ def test_simulate_exits_with_3_where_the_run_does_not_come_to_its_end(
     assert done.stderr == (
         "The largest operator alone reads and makes 100 B, more than the budget of 5 B.\n"
     )
-    thrashing = command("simulate", LSTM, "--budget", "0.3", "--paper", *json)
+    thrashing = command("simulate", LSTM, "--budget", "30%", "--paper", *json)
     assert (thrashing.exit_code, "thrash" in thrashing.stdout) == (3, True)
     assert thrashing.stderr == ""
 
@@ -286,8 +286,8 @@ def test_simulate_exits_with_3_where_the_run_does_not_come_to_its_end(
     ("args", "message"),
     [
         (["--budget", "half"], 'budget "half" is not a size'),
-        (["--budget", "0.5", "--heuristic", "best"], "heuristic 'best' is not known"),
-        (["--budget", "0.5", "--mode", "blocks"], "Invalid value for '--mode'"),
+        (["--budget", "50%", "--heuristic", "best"], "heuristic 'best' is not known"),
+        (["--budget", "50%", "--mode", "blocks"], "Invalid value for '--mode'"),
         ([], "Missing option '--budget'"),
     ],
 )
@@ -303,7 +303,7 @@ def test_simulate_explains_what_it_cannot_do(
 def test_a_log_that_is_none_is_named_with_its_line(tmp_path: Path) -> None:
     log = tmp_path / "bad.log"
     log.write_text("{\n")
-    done = command("simulate", log, "--budget", "0.5")
+    done = command("simulate", log, "--budget", "50%")
     assert done.exit_code == 1
     assert f"{log} line 1: " in done.output
 
@@ -312,7 +312,7 @@ def test_a_sweep_writes_a_csv_and_a_picture_that_plot_draws_again(
     logs: list[Path], tmp_path: Path
 ) -> None:
     csv, png, again = tmp_path / "runs.csv", tmp_path / "runs.png", tmp_path / "again.png"
-    options = ["--paper", "--budgets", "16, 1.0", "--heuristics", "lru,size", "--jobs", "1"]
+    options = ["--paper", "--budgets", "16, 100%", "--heuristics", "lru,size", "--jobs", "1"]
     done = command("sweep", *logs, "--csv", csv, "--plot", png, *options)
     assert done.exit_code == 0
     assert "8 runs, 2 of them out of memory" in done.output

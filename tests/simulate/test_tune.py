@@ -31,7 +31,7 @@ from dtr_alloc.runtime.tuning.tune import (
 from tests.support.trace_lines import call, load, release
 
 PNG = b"\x89PNG\r\n"
-BUDGET = 0.5
+BUDGET = "50%"
 States = optuna.trial.TrialState
 
 
@@ -63,7 +63,7 @@ def finished(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
 
 def start(logs: list[str], storage: Path) -> subprocess.Popen[bytes]:
     """A process that works on the study until it is killed."""
-    command = ["tune", *logs, "--budget", str(BUDGET), "--trials", "1000000"]
+    command = ["tune", *logs, "--budget", BUDGET, "--trials", "1000000"]
     return subprocess.Popen(
         [sys.executable, "-m", "dtr_alloc", *command, "--storage", str(storage)],
         stdout=subprocess.DEVNULL,
@@ -95,8 +95,8 @@ def test_a_study_is_never_worse_than_the_presets_it_begins_with(logs: list[str])
 
 
 def test_the_value_of_a_trial_is_that_of_its_setting(logs: list[str]) -> None:
-    study = tune(logs, [BUDGET, 0.7], trials=12, seed=1)
-    given = cases(logs, [BUDGET, 0.7])
+    study = tune(logs, [BUDGET, "70%"], trials=12, seed=1)
+    given = cases(logs, [BUDGET, "70%"])
     for trial in study.trials:
         heuristic = heuristic_of(trial.params)
         overheads = [overhead_of(case.runs(heuristic)) for case in given]
@@ -231,7 +231,7 @@ def test_a_process_id_that_was_given_anew_is_another_process() -> None:
 def test_a_study_of_other_traces_is_refused(logs: list[str], tmp_path: Path) -> None:
     storage = tmp_path / "study"
     tune(logs[:1], BUDGET, 1, storage)
-    with pytest.raises(ValueError, match=r"was made for short\.log at 0\.5; give these traces"):
+    with pytest.raises(ValueError, match=r"was made for short\.log at 50%; give these traces"):
         tune(logs, BUDGET, 1, storage)
 
 
@@ -240,7 +240,7 @@ def test_bad_arguments_are_refused_before_anything_runs(logs: list[str], tmp_pat
         tune(logs, BUDGET, 0)
     with pytest.raises(ValueError, match="there is nothing to tune on"):
         tune([], BUDGET)
-    with pytest.raises(ValueError, match="is not a share of the peak"):
+    with pytest.raises(ValueError, match="is not above zero"):
         tune(logs, [-1.0])
     with pytest.raises(FileNotFoundError, match="there is no folder for"):
         tune(logs, BUDGET, 1, tmp_path / "absent" / "study")
@@ -299,16 +299,16 @@ def test_a_picture_of_a_study_is_drawn(logs: list[str], tmp_path: Path) -> None:
 
 def test_the_command_prints_a_table_and_the_line(logs: list[str], tmp_path: Path) -> None:
     picture = tmp_path / "study.png"
-    arguments = [logs[0], "--budget", "0.5", "--budget", "0.7", "--trials", "8", "--seed", "0"]
+    arguments = [logs[0], "--budget", "50%", "--budget", "70%", "--trials", "8", "--seed", "0"]
     done = CliRunner().invoke(
         main, ["tune", *arguments, "--holdout", logs[1], "--plot", str(picture)]
     )
     assert done.exit_code == 0, done.output
-    study = tune(logs[:1], ["0.5", "0.7"], trials=8, seed=0)
+    study = tune(logs[:1], ["50%", "70%"], trials=8, seed=0)
     best = heuristic_of(study.best_params)
     expected = table(
-        compare(cases(logs[:1], ["0.5", "0.7"]), best),
-        compare(cases(logs[1:], ["0.5", "0.7"]), best),
+        compare(cases(logs[:1], ["50%", "70%"]), best),
+        compare(cases(logs[1:], ["50%", "70%"]), best),
     )
     assert f"{expected}\n\n{line_to_paste(best)}\n" in done.output
     assert picture.read_bytes().startswith(PNG)
@@ -335,7 +335,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(
         raise OSError("the disk is full")
 
     monkeypatch.setattr("dtr_alloc.runtime.tuning.report.draw", draw)
-    arguments = ["tune", logs[0], "--budget", "0.5", "--trials", "2"]
+    arguments = ["tune", logs[0], "--budget", "50%", "--trials", "2"]
     done = CliRunner().invoke(main, [*arguments, "--plot", str(tmp_path / "two.png")])
     assert done.exit_code == 1
     assert "heuristic=dtr_alloc.Heuristic(" in done.stdout
@@ -346,7 +346,7 @@ def test_a_picture_of_one_trial_is_refused_before_the_search(
     logs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("searched"))
-    arguments = ["tune", logs[0], "--budget", "0.5", "--trials", "1"]
+    arguments = ["tune", logs[0], "--budget", "50%", "--trials", "1"]
     done = CliRunner().invoke(main, [*arguments, "--plot", str(tmp_path / "one.png")])
     assert done.exit_code == 2
     assert "--plot with --trials 1: " in done.stderr

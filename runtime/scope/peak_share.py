@@ -1,0 +1,75 @@
+"""A budget that is a share of the activation peak, such as "60%".
+
+Nobody knows that peak before the program has run, and the first step of an optimizer shows it. So
+a scope opens with all the memory that the machine has, or `within` less, and is resized when that
+step has ended: to the share of the peak, and all that must stay besides, because nothing can make
+it again. The state of an optimizer is made at the end of the first step, when its peak is over, so
+what stays is asked before and after. A second step may need more than the first, and the budget is
+then set once more. Where steps evict, their peak is what the simulator finds without a budget.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from dtr_alloc import _core
+from dtr_alloc.pool.size import LARGEST_BUDGET, Share, format_size
+
+_LOOKED_AT = 2  # Steps.
+
+
+def whole_machine() -> int:
+    """Bytes of memory: what a scope has whose budget is not known yet."""
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), LARGEST_BUDGET)
+
+
+class PeakShare:
+    """The share of one scope. `peak_bytes` simulates the steps so far without a budget."""
+
+    def __init__(
+        self, share: Share, opened: int, core: _core.Session, peak_bytes: Callable[[], int]
+    ) -> None:
+        self._share = share
+        self._opened = opened
+        self._core = core
+        self._peak_bytes = peak_bytes
+        self._steps = self._activations = self._stays = self._budget = 0
+        self._begun: tuple[int, int] | None = None  # The peak, and bytes held.
+
+    def optimizer_begins(self) -> None:
+        """Before an optimizer's step, which may make its state."""
+        if self._steps < _LOOKED_AT and self._begun is None:
+            now = self._core.stats()
+            self._begun = now.peak_bytes, now.live_bytes
+
+    def step_ended(self) -> bool:
+        """After a step of the program. Returns whether the budget has changed. Raises
+        torch.OutOfMemoryError as `Session.resize` does."""
+        if self._steps == _LOOKED_AT:
+            return False
+        self._steps += 1
+        now = self._core.stats()
+        peak, held = self._begun or (now.peak_bytes, now.live_bytes)
+        self._begun = None
+        stays = now.live_bytes - now.evictable_bytes
+        stayed = stays - max(now.live_bytes - held, 0)
+        if now.evicted_bytes:
+            peak = max(peak, self._peak_bytes())
+        self._activations = max(self._activations, peak - stayed, now.peak_bytes - stays)
+        budget = min(self._share.of(self._activations + stays, stays), self._opened)
+        if budget <= self._budget:
+            return False
+        self._core.resize(budget)
+        self._budget, self._stays = budget, stays
+        return True
+
+    def row(self) -> tuple[str, str, str]:
+        """Of the summary."""
+        note = "no step of an optimizer has ended, so there was nothing to take a share of"
+        if self._budget:
+            note = (
+                f"of {format_size(self._activations)} of activations, and "
+                f"{format_size(self._stays)} that must stay: {format_size(self._budget)}"
+            )
+        return "share", str(self._share), note
