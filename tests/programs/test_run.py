@@ -49,6 +49,7 @@ arguments = transformers.TrainingArguments(
 )
 data = [{"x": row} for row in torch.randn(512, 64)]
 log = transformers.Trainer(net, arguments, train_dataset=data)
+log.remove_callback(transformers.trainer_callback.PrinterCallback)  # It prints times.
 log.train()
 print([row["loss"] for row in log.state.log_history if "loss" in row], digest(net))
 """
@@ -62,9 +63,9 @@ class Net(lightning.LightningModule):
         return self.inner(batch[0]).square().mean()
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters())
+net = Net()
 data = torch.utils.data.TensorDataset(torch.randn(2048, 64))
 loader = torch.utils.data.DataLoader(data, batch_size=512)
-net = Net()
 trainer = lightning.Trainer(
     max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
     enable_progress_bar=False, enable_model_summary=False, default_root_dir=sys.argv[1],
