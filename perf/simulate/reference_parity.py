@@ -119,9 +119,7 @@ def compare_logs(logs: Path, expected: Path) -> bool:
     for row in rows:
         if row["log"] in simulators:
             budget = Share(float(row["ratio"]), whole=True)
-            found = simulators[row["log"]].run(
-                budget, Rules(NAMES[row["heuristic"]], mode="bytes")
-            )
+            found = simulators[row["log"]].run(budget, Rules(NAMES[row["heuristic"]], mode="bytes"))
             tally.count(f"{row['log']} at {row['ratio']}", found, differences(row, found))
     equal = tally.report(f"{len(simulators)} logs")
     whole = time.perf_counter() - began

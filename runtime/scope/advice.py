@@ -98,6 +98,7 @@ class Adviser:
             return _smallest(list(_simulators([seen])), self._rules, least)
         except MemoryError:
             return None
+
     def peak_bytes(self) -> int:
         """The most bytes that what was seen would hold without a budget; 0 where nobody knows."""
         seen = _Seen.of(self._core)
