@@ -258,8 +258,7 @@ def test_what_is_held_adds_up_to_the_peak_and_folds_equal_layers() -> None:
     sine = f"test_pictures.py:{line_of(Layer.forward, 'y.sin()')}"
     (modules,) = {module for module, line, _ in lines if line == sine}
     assert re.fullmatch(r"Sequential\.[0-5][-,0-5]*", modules)
-    states = lines["", f"test_pictures.py:{line_of(train, 'optimizer.step()')}", "state"]
-    assert states.size_bytes >= 6 * 2 * 128 * 128 * 4
+    assert {kind for _, _, kind in lines} <= set(CLASSES)
 
 
 def test_a_text_of_what_is_held_has_twenty_lines_at_most() -> None:
