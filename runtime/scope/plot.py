@@ -49,8 +49,8 @@ def _draw_events(axes: Axes, history: History, seconds: np.ndarray) -> None:
     dots = (seconds * (_DOTS / (last or 1))).astype(int)
     order = np.lexsort((levels.sum(axis=1), dots))  # By dot, the highest last.
     shown = np.sort(order[np.append(np.diff(dots[order]) != 0, True)])
-    shares, look = levels[shown].T, {"step": "post", "linewidth": 0}
-    axes.stackplot(seconds[shown], shares, labels=CLASSES, colors=_COLORS, **look)
+    x, shares = seconds[shown], levels[shown].T
+    axes.stackplot(x, shares, labels=CLASSES, colors=_COLORS, step="post", linewidth=0)
     axes.set_xlim(0, last or 1)
     events = history.events
     asked = [i for i, event in enumerate(events) if event.what == "allocated" and not event.again]

@@ -62,12 +62,15 @@ def locate() -> int:
         frame = frame.f_back
     module = _name(calls[0].f_locals["self"], calls[-1].f_locals["self"]) if calls else ""
     key = (module, *[(frame.f_code, frame.f_lasti) for frame in frames])
-    number = _numbers.get(key)
-    if number is None and (number := next(_next)) <= _MOST:
+    number = _numbers.get(key, 0)
+    if not number:
+        number = next(_next)
+        if number > _MOST:
+            return 0
         lines = [(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
         _sites[number] = Site(module, tuple(lines))
         _numbers[key] = number
-    return number if number <= _MOST else 0
+    return number
 
 
 @cache

@@ -136,8 +136,8 @@ def test_torchs_own_functions_read_a_snapshot(tmp_path: Path) -> None:
     assert "= cudaMalloc(" in trace
     assert "free completed for" in trace
     assert "MEM" not in trace.replace("TOTAL MEM", "")  # Each block is in a segment.
-    assert len(viz.trace_plot(snapshot)) > 10_000
-    assert len(viz.segment_plot(snapshot)) > 10_000  # type: ignore[no-untyped-call]
+    assert len(viz.trace_plot(snapshot)) > 10_000  # type: ignore[no-untyped-call]
+    assert len(viz.segment_plot(snapshot)) > 10_000
     for lines in (viz.memory(snapshot, shown), viz.segments(snapshot, shown)):  # type: ignore[no-untyped-call]
         assert "test_pictures.py" in lines
     segments = snapshot["segments"]
@@ -414,7 +414,7 @@ def test_torchs_profiler_sees_our_blocks_come_and_go() -> None:
         dtr_alloc.rematerialize("3MiB", clock="logical") as session,
     ):
         train()
-    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profiled.profiler.kineto_results.events()
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
     pool = session._core.pool_stats()
     assert sum(size for size in sizes if size > 0) >= pool.allocated
