@@ -2,8 +2,8 @@
 
 The format is theirs and torch.profiler's: JSON whose times are microseconds. Torch's begin at a
 moment that it names in ``baseTimeNanoseconds``; to lie on the same axis ours are taken from there.
-A rematerialization and a transfer have a duration, an eviction is a moment, and the pool's bytes
-are a counter.
+A rematerialization and a transfer have a duration, an eviction is a moment, and the bytes in use
+are counters, one for each class of tensors (memory_history.py).
 
 Source: Trace Event Format, Google, 2016.
 """
@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-TRACK = "dtr_alloc"
-Event = tuple[str, int, int, str, int, int]
-"""What happened, as in `_VERBS`; when, in ns since 1970; for how long; the operator that makes it,
-empty of a transfer; its bytes; the pool's bytes afterwards."""
+import numpy as np
 
+from dtr_alloc.runtime.scope.memory_history import CLASSES, Event, History
+
+TRACK = "dtr_alloc"
 _VERBS = {
     "evicted": "evict",
     "recomputed": "rematerialize",
@@ -32,13 +32,14 @@ _VERBS = {
 
 
 def write(
-    path: str | os.PathLike[str], events: Iterable[Event], profile: str | os.PathLike[str] | None
+    path: str | os.PathLike[str], history: History, profile: str | os.PathLike[str] | None
 ) -> None:
-    """Writes events alone, or added to what torch.profiler exported; see
+    """Writes them alone, or added to what torch.profiler exported; see
     `Session.export_chrome_trace`."""
     document = {"traceEvents": []} if profile is None else _read(profile)
     base_ns = int(document.setdefault("baseTimeNanoseconds", 0))
-    document["traceEvents"].extend(_lines(events, base_ns))
+    document["traceEvents"].extend(_spans(history.events, base_ns))
+    document["traceEvents"].extend(_counters(history, base_ns))
     text = json.dumps(document).encode("ascii")
     Path(path).write_bytes(gzip.compress(text) if os.fspath(path).endswith(".gz") else text)
 
@@ -57,15 +58,28 @@ def _read(profile: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def _lines(events: Iterable[Event], base_ns: int) -> Iterator[dict[str, Any]]:
-    place = {"pid": os.getpid(), "tid": TRACK}
-    for what, at, duration, operator, size, live in events:
-        begin = (at - base_ns) / 1e3
-        name = f"{_VERBS[what]} {operator}".rstrip()
-        shown = {"name": name, "cat": TRACK, **place, "args": {"bytes": size}, "ts": begin}
-        if what == "evicted":
+def _place() -> dict[str, Any]:
+    return {"pid": os.getpid(), "tid": TRACK}
+
+
+def _spans(events: Iterable[Event], base_ns: int) -> Iterator[dict[str, Any]]:
+    for event in events:
+        moves = event.what == "evicted" and not event.operator  # To the swap: its span tells.
+        if event.what not in _VERBS or moves:
+            continue
+        name = f"{_VERBS[event.what]} {event.operator}".rstrip()
+        shown = {"name": name, "cat": TRACK, **_place(), "args": {"bytes": event.size}}
+        shown["ts"] = (event.at - base_ns) / 1e3
+        if event.what == "evicted":
             yield {**shown, "ph": "i", "s": "t"}
         else:
-            yield {**shown, "ph": "X", "dur": duration / 1e3}
-        counter = {"name": "pool bytes", "ph": "C", **place, "args": {"live": live}}
-        yield {**counter, "ts": begin + duration / 1e3}
+            yield {**shown, "ph": "X", "dur": event.duration / 1e3}
+
+
+def _counters(history: History, base_ns: int) -> Iterator[dict[str, Any]]:
+    levels = history.levels()
+    changed = np.diff(levels, axis=0, prepend=0).any(axis=1)
+    for i in np.flatnonzero(changed):
+        bytes_of = dict(zip(CLASSES, levels[i].tolist(), strict=True))
+        at = (history.events[i].at - base_ns) / 1e3
+        yield {"name": "pool bytes", "ph": "C", **_place(), "args": bytes_of, "ts": at}

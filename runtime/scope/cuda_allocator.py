@@ -29,6 +29,7 @@ from dtr_alloc.runtime.heuristic import (
     resolve_live,
 )
 from dtr_alloc.runtime.scope.current import CudaScope
+from dtr_alloc.runtime.scope.memory_history import number_kept
 from dtr_alloc.runtime.scope.scope import Memory, check_thrash_limit
 from dtr_alloc.runtime.scope.serving import Service
 from dtr_alloc.runtime.scope.session import Session
@@ -195,6 +196,7 @@ def allocator(
     rdma: bool = False,
     exportable: bool = False,
     swap: int | str | None = None,
+    events: bool | int = False,
 ) -> Allocator:
     """The allocator for `torch.cuda.memory.change_current_allocator`.
 
@@ -226,6 +228,8 @@ def allocator(
             recompute (gradients, the state of an optimizer) and for what takes longer to recompute
             than to copy. It is page-locked at the first request for memory, all of it; a machine
             that refuses is an error then (docs/swap.md).
+        events: Keep what happens to memory, for pictures, as `rematerialize` does. With
+            ``memory="torch"`` torch does: ``torch.cuda.memory._record_memory_history``.
 
     Raises:
         TypeError, ValueError: An argument that is not understood. Nothing has changed then.
@@ -238,7 +242,7 @@ def allocator(
     """
     insist_name("memory", memory, Memory)
     if memory == "torch":
-        _refuse_what_a_guest_lacks(rematerialize, rdma, exportable, swap is not None)
+        _refuse_what_a_guest_lacks(rematerialize, rdma, exportable, swap is not None, bool(events))
     elif budget is None:
         raise ValueError(
             'budget None with memory="pool": the pool needs a size; give a budget, or take '
@@ -249,6 +253,11 @@ def allocator(
     host = host_swap(swap, rematerialize=rematerialize)
     chosen = resolve_live(heuristic)
     place = native_scorer(scorer)
+    kept = number_kept(events)
+    if kept and not rematerialize:
+        raise ValueError(
+            "events with rematerialize=False: nobody keeps them; leave one of them out"
+        )
     check_thrash_limit(thrash_limit)
     vouched = libraries.checked(recordable)
     _refuse_without_cuda(budget, memory)
@@ -269,7 +278,7 @@ def allocator(
         return Guest(guest, size, number)
     assert size is not None
     options |= {"rematerialize": rematerialize, "rdma": rdma, "exportable": exportable}
-    core = _core.CudaAllocator(budget=size, swap=host, **options)
+    core = _core.CudaAllocator(budget=size, swap=host, events=kept, **options)
     return Allocator(core, size, number, Steps(), serves=rematerialize)
 
 
@@ -291,7 +300,7 @@ def _refuse_without_cuda(budget: int | str | None, memory: Memory) -> None:
 
 
 def _refuse_what_a_guest_lacks(
-    rematerialize: bool, rdma: bool, exportable: bool, swap: bool
+    rematerialize: bool, rdma: bool, exportable: bool, swap: bool, events: bool
 ) -> None:
     torchs = "the memory is torch's"
     for given, name, reason in (
@@ -299,6 +308,7 @@ def _refuse_what_a_guest_lacks(
         (rdma, "rdma=True", torchs),
         (exportable, "exportable=True", torchs),
         (swap, "swap", torchs),
+        (events, "events", f"{torchs}, and torch.cuda.memory._record_memory_history() keeps them"),
     ):
         if given:
             raise ValueError(f'{name} with memory="torch": {reason}; leave one of them out')

@@ -89,7 +89,7 @@ class OpenScope(ABC):
     def optimizer_begins(self) -> None:
         """Before an optimizer's step of a thread of the scope."""
         if _core.is_member():
-            self._steps.optimizer_begins()
+            self.steps.optimizer_begins()
 
     def step(self) -> None:
         """Marks that an optimizer's step has ended."""

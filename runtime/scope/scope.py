@@ -26,6 +26,7 @@ from dtr_alloc.runtime.scope import current, out_of_memory
 from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.current import Member, OpenScope
+from dtr_alloc.runtime.scope.memory_history import number_kept
 from dtr_alloc.runtime.scope.opening import Opening
 from dtr_alloc.runtime.scope.peak_share import PeakShare, whole_machine
 from dtr_alloc.runtime.scope.session import Session
@@ -57,7 +58,7 @@ def rematerialize(
     heuristic: str | Heuristic = DEFAULT,
     clock: str = "wall",
     timeline: bool = False,
-    events: bool = False,
+    events: bool | int = False,
     thrash_limit: float = 100.0,
     recordable: Iterable[str] = (),
     swap: int | str | None = None,
@@ -91,8 +92,9 @@ def rematerialize(
         clock: what an operator costs: ``"wall"``, its time, or ``"logical"``, the bytes it touches,
             which makes the evictions of a run repeatable.
         timeline: keep the pool's bytes in use after every operator (``Session.timeline``).
-        events: keep when what was evicted and recomputed (``Session.export_chrome_trace``): some 60
-            bytes each.
+        events: keep what happens to memory, for pictures (``Session.dump_snapshot``, ``plot``,
+            ``held``, ``export_chrome_trace``): True for the last 262,144 events, or how many. One
+            takes 56 bytes. The script's line is looked up for each operator, some microseconds.
         thrash_limit: recomputing this many times longer than computing, over two seconds, is an
             error; 0 for no limit.
         recordable: operators of other libraries that you vouch for, such as ``("mylib::*",)``:
@@ -149,6 +151,7 @@ def rematerialize(
     insist_name("clock", clock, Clock)
     check_thrash_limit(thrash_limit)
     chosen = resolve_live(heuristic)
+    kept = number_kept(events)
     if swap is not None and size is None:
         raise ValueError("swap goes with a budget: without one nothing leaves memory")
     core = _core.Session(
@@ -158,6 +161,7 @@ def rematerialize(
         recordable=libraries.checked(recordable),
         logical_clock=clock == "logical",
         timeline=timeline,
+        events=kept,
         thrash_limit=float(thrash_limit),
         debug=debug,
         **native_swap(swap, swap_dir, anywhere=swap_anywhere),
@@ -168,13 +172,13 @@ def rematerialize(
     if isinstance(asked, Share) and size is not None:
         share = PeakShare(asked, size, core, adviser.peak_bytes)
     steps = Steps(share)
-    session = partial(Session, core, steps, events=events)
+    session = partial(Session, core, steps)
     return Opening(core, session, adviser, steps)
 
 
 @used_once
 def measure(
-    *, device: str | torch.device = "cpu", timeline: bool = False
+    *, device: str | torch.device = "cpu", timeline: bool = False, events: bool | int = False
 ) -> AbstractContextManager[Session]:
     """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
     nothing is ever evicted.
@@ -187,9 +191,10 @@ def measure(
     Args:
         device: ``"cpu"``.
         timeline: keep the pool's bytes in use after every operator.
+        events: keep what happens to memory, as ``rematerialize`` does.
 
     Raises:
-        ValueError: another device.
+        ValueError: another device, or `events` is no number of them.
         RuntimeError: a scope is already open in this process.
 
     Example:
@@ -204,6 +209,7 @@ def measure(
         heuristic=resolve_live(DEFAULT)._native(),
         record=False,
         timeline=timeline,
+        events=number_kept(events),
         **_testing.options(),
     )
     steps, adviser = Steps(), Adviser(core, live())

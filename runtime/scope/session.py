@@ -20,8 +20,9 @@ import numpy.typing as npt
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
 from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
-from dtr_alloc.runtime.scope import chrome_trace, current
+from dtr_alloc.runtime.scope import chrome_trace, current, held, plot, snapshot
 from dtr_alloc.runtime.scope.advice import Adviser
+from dtr_alloc.runtime.scope.memory_history import History
 from dtr_alloc.runtime.scope.steps import Step, Steps
 from dtr_alloc.runtime.scope.summary import Row, rows, spent_ns
 from dtr_alloc.runtime.scope.used_once import OnceOrDecorator, Scope
@@ -85,20 +86,12 @@ class Session:
     _scope: Scope | None = None  # Which `with` has entered, and `close` leaves.
 
     def __init__(
-        self,
-        core: _core.Session,
-        steps: Steps,
-        *,
-        events: bool = False,
-        measured: Adviser | None = None,
+        self, core: _core.Session, steps: Steps, *, measured: Adviser | None = None
     ) -> None:
         """`measured`: who knows what a scope of `measure` did."""
         self._core = core
         self._steps = steps
-        self._events = events
         self._measured = measured
-        if events:
-            core.keep_events()
 
     def stats(self) -> SessionStats:
         """The figures up to now."""
@@ -319,8 +312,8 @@ class Session:
     def export_chrome_trace(
         self, path: str | os.PathLike[str], profile: str | os.PathLike[str] | None = None
     ) -> None:
-        """Writes when tensors were evicted and recomputed, for chrome://tracing and Perfetto. The
-        scope must have been opened with ``events=True``.
+        """Writes when tensors were evicted and recomputed, and the bytes in use by class, for
+        chrome://tracing and Perfetto. The scope must have been opened with ``events=True``.
 
         Args:
             path: where to, compressed if it ends in ``.gz``.
@@ -331,9 +324,55 @@ class Session:
             ValueError: the scope kept no events, or `profile` is not a profile of torch's.
             OSError: a file cannot be read or written.
         """
-        if not self._events:
-            raise ValueError("no events were kept: open a scope by rematerialize(events=True)")
-        chrome_trace.write(path, self._core.events(), profile)
+        chrome_trace.write(path, History(self._core), profile)
+
+    def dump_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Writes each allocation, eviction and recomputation, for pytorch.org/memory_viz: a pickle
+        as of ``torch.cuda.memory._snapshot()``. Frames name the operator and the script's line
+        (docs/pictures.md). The scope must have been opened with ``events=True``.
+
+        Raises:
+            ValueError: the scope kept no events.
+            OSError: the file cannot be written.
+
+        Example:
+            >>> import pathlib, pickle, tempfile, dtr_alloc, torch
+            >>> path = pathlib.Path(tempfile.mkdtemp(), "run.pickle")
+            >>> with dtr_alloc.rematerialize("64MiB", events=True) as session:
+            ...     x = torch.ones(1000).exp()
+            >>> session.dump_snapshot(path)
+            >>> [event["action"] for event in pickle.loads(path.read_bytes())["device_traces"][0]]
+            ['segment_alloc', 'alloc', 'alloc', 'free_requested', 'free_completed']
+        """
+        snapshot.dump(path, History(self._core), self.stats().budget_bytes)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws the bytes in use over time by class, with the budget as it is now, the program's
+        phases and the ends of its steps (docs/pictures.md). The path's suffix is the format.
+
+        Raises:
+            ValueError: the scope kept no events, or there is no such format.
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        plot.draw(path, History(self._core), self.stats().budget_bytes)
+
+    def held(self) -> held.Held:
+        """What is in use at the peak of the events kept, by module, line of the script and class,
+        layers of a kind together. The scope must have been opened with ``events=True``.
+
+        Raises:
+            ValueError: the scope kept no events.
+
+        Example:
+            >>> import dtr_alloc, torch
+            >>> layers = torch.nn.Sequential(*[torch.nn.Tanh() for _ in range(4)])
+            >>> with dtr_alloc.rematerialize("64MiB", events=True) as session:
+            ...     x = layers(torch.ones(1 << 18, requires_grad=True))
+            >>> [(line.module, line.tensors) for line in session.held()]
+            [('Sequential.0-3', 4), ('', 1)]
+        """
+        return held.held_at_peak(History(self._core))
 
     def commit(self) -> None:
         """Makes everything the program holds an ordinary tensor that is never evicted; what was

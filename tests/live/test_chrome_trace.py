@@ -49,8 +49,7 @@ def test_evictions_are_moments_and_rematerializations_last(tmp_path: Path, name:
     known = {"rematerialize aten::exp", "rematerialize aten::ones"}
     assert {event["name"] for event in spans} <= known
     assert all(event["args"] == {"bytes": MIB} for event in (*moments, *spans))
-    assert len(counters) == len(moments) + len(spans)
-    assert max(event["args"]["live"] for event in counters) <= 3 * MIB
+    assert max(sum(event["args"].values()) for event in counters) <= 3 * MIB
     for event in (*moments, *spans):
         assert begin <= event["ts"] * 1e3 + 1e3
         assert event["ts"] * 1e3 + event.get("dur", 0) * 1e3 <= end + 1e6
@@ -83,13 +82,6 @@ def test_they_lie_where_torchs_profile_has_the_same(tmp_path: Path) -> None:
     (body,) = (event for event in everything if event.get("name") == "squeezed")
     for moment in of(read(both), "i"):
         assert body["ts"] - 1e3 <= moment["ts"] <= body["ts"] + body["dur"] + 1e3
-
-
-def test_a_scope_that_kept_nothing_says_how_to_keep(tmp_path: Path) -> None:
-    with dtr_alloc.rematerialize("3MiB") as session:
-        pass
-    with pytest.raises(ValueError, match="no events were kept: open a scope by rematerialize"):
-        session.export_chrome_trace(tmp_path / "run.json")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@
 // "always". Either way resident memory never exceeds the committed bytes.
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +31,8 @@ constexpr Bytes kHugePage = Bytes{2} << 20;
 // Of Linux 5.7 and 5.18; the headers of a system may be older.
 constexpr int kDontUnmap = 4;      // MREMAP_DONTUNMAP
 constexpr int kEvenIfLocked = 24;  // MADV_DONTNEED_LOCKED: after mlockall.
+// Of Linux 5.17: PR_SET_VMA and PR_SET_VMA_ANON_NAME.
+constexpr int kSetVma = 0x53564d41, kNameOfMemory = 0;
 // Capacity at which one huge page is a small part of the whole. Huge pages also move for less, and
 // make steady steps 0 to 2 % faster.
 constexpr Bytes kHugeFrom = 256 * kHugePage;
@@ -62,6 +65,8 @@ class HostArena final : public Arena {
       munmap(at(0), reserved_);
       throw no_addresses(excess);
     }
+    // In /proc/PID/smaps, and thus in memray and gdb. A kernel without names refuses it.
+    prctl(kSetVma, kNameOfMemory, base_, capacity_, "dtr_alloc pool");
     // Advice only: a kernel built without huge pages refuses it, and the arena works all the same.
     madvise(at(0), capacity_, page_ == kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     if (page_ != kHugePage) mover_.emplace(base_, capacity_);

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "dtr_alloc/pool/csrc/arena.h"
 
@@ -52,6 +53,15 @@ struct PoolStats {
   std::int64_t peak_blocks;
 };
 
+// Is told of each block as it begins or ceases to count in live(), in that order. Called with the
+// memory's mutex held, so it must not call the memory.
+class BlockWatcher {
+ public:
+  virtual ~BlockWatcher() = default;
+  virtual void allocated(const void* data, Bytes size) = 0;
+  virtual void freed(const void* data, Bytes size) = 0;
+};
+
 class Pool;
 
 class Memory {
@@ -61,6 +71,9 @@ class Memory {
     void operator()(Memory* memory) const { memory->retire(); }
   };
   using Handle = std::unique_ptr<Memory, Retire>;
+
+  // Call it before the first block is allocated. Torch's device memory tells nothing.
+  void watch(std::shared_ptr<BlockWatcher> watcher) { watcher_ = std::move(watcher); }
 
   // Returns null if live() + size, rounded to granules, would exceed the budget, or if a pool has
   // no hole for the block. Throws std::bad_alloc and allocates nothing if the machine has no memory
@@ -112,6 +125,14 @@ class Memory {
  protected:
   explicit Memory(std::uintptr_t base) : base_(base) {}
   virtual ~Memory() = default;
+  void tell_allocated(const Block& block) const {
+    if (watcher_) [[unlikely]]
+      watcher_->allocated(data(&block), block.size);
+  }
+  void tell_freed(const Block& block) const {
+    if (watcher_) [[unlikely]]
+      watcher_->freed(data(&block), block.size);
+  }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -119,6 +140,7 @@ class Memory {
   virtual void retire() = 0;
 
   const std::uintptr_t base_;
+  std::shared_ptr<BlockWatcher> watcher_;
 };
 
 }  // namespace dtr

@@ -118,6 +118,7 @@ Block* Pool::allocate(Bytes size, Fit fit, Stream stream, Place place) {
   allocated_ += rounded;
   allocations_++;
   peak_blocks_ = std::max(peak_blocks_, allocations_ - frees_);
+  tell_allocated(*block);
   return block;
 }
 
@@ -185,6 +186,7 @@ void Pool::free(Block* block) {
 void Pool::vacate(Node* block) {
   live_ -= block->size;
   frees_++;
+  tell_freed(*block);
   if (order_ != nullptr) [[unlikely]]
     order_->freed(block->fence);
   give_back(block);

@@ -34,6 +34,7 @@ namespace {
 
 // Lives as long as the process: errors are raised until its end.
 py::function* advise = nullptr;
+py::function* locator = nullptr;
 
 std::string advice(Bytes at_least) {
   py::gil_scoped_acquire gil;
@@ -108,6 +109,23 @@ SessionOptions options_of(const py::kwargs& given) {
 #undef DTR_TAKE
   if (taken < given.size()) throw py::type_error("a session has no option of a name given");
   return options;
+}
+
+EventLog::Site locate() {
+  py::gil_scoped_acquire gil;
+  return py::cast<EventLog::Site>((*locator)());
+}
+
+py::tuple row_of(const EventLog::Event& event) {
+  constexpr const char* kKinds[] = {"allocated", "freed",      "evicted",     "evictable",
+                                    "constant",  "recomputed", "swapped out", "swapped in",
+                                    "step",      "refused"};
+  constexpr const char* kPhases[] = {"forward", "backward", "optimizer"};
+  const EventLog::Cause& cause = event.cause;
+  return py::make_tuple(kKinds[static_cast<int>(event.kind)], event.at, event.duration,
+                        cause.made_by ? cause.made_by->name : "", cause.site,
+                        kPhases[static_cast<int>(cause.phase)], cause.again,
+                        reinterpret_cast<std::uintptr_t>(event.data), event.size);
 }
 
 py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& numbers) {
@@ -235,23 +253,22 @@ void bind_session(py::module_& m) {
       .def("largest_budget", in(&Session::memory, &Memory::largest_budget))
       .def("reset_peak", in(&Session::memory, &Memory::reset_peak))
       .def("timeline", &Session::timeline)
-      .def("keep_events", &Session::keep_events)
       .def("events",
-           [](const Session& session) {
-             constexpr const char* kNames[] = {"evicted", "recomputed", "swapped out",
-                                               "swapped in"};
+           [](Session& session) -> std::optional<std::pair<py::list, std::int64_t>> {
+             if (!session.events().keeps()) return std::nullopt;
+             const EventLog::Kept kept = session.events().kept();
              py::list rows;
-             for (const EventLog::Event& event : session.kept_events()) {
-               rows.append(py::make_tuple(kNames[static_cast<int>(event.kind)], event.at,
-                                          event.duration, event.made_by ? event.made_by->name : "",
-                                          event.size, event.live));
-             }
-             return rows;
+             for (const EventLog::Event& event : kept.events) rows.append(row_of(event));
+             return std::pair(rows, kept.dropped);
            })
       .def("resize", in(&Session::requests, &MemoryRequests::resize), Open())
       .def("give_back", in(&Session::requests, &MemoryRequests::give_back), Open())
       .def("check", &Session::check);
   m.def("set_adviser", &advise_by);
+  m.def("set_locator", [](const py::function& function) {
+    locator = new py::function(function);
+    EventLog::locate_by(&locate);
+  });
   m.def(
       "obstacle",
       [](const std::string& name, const std::string& overload) -> std::optional<std::string> {

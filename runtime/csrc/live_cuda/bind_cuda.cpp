@@ -18,10 +18,12 @@ void bind_torch_cuda(py::module_& m) {
   allocator
       .def(py::init([](Bytes budget, Device device, bool rematerialize, const Heuristic& heuristic,
                        double thrash_limit, ScorerPlace scorer, const std::string& image, bool rdma,
-                       bool exportable, const std::vector<std::string>& recordable, Bytes swap) {
+                       bool exportable, const std::vector<std::string>& recordable, Bytes swap,
+                       std::int64_t events) {
              return Self(new CudaAllocator(SessionOptions{.budget = budget,
                                                           .heuristic = heuristic,
                                                           .recordable = recordable,
+                                                          .events = events,
                                                           .thrash_limit = thrash_limit,
                                                           .swap = swap,
                                                           .scorer = scorer,
@@ -31,7 +33,7 @@ void bind_torch_cuda(py::module_& m) {
            }),
            py::arg("budget"), py::arg("device"), py::arg("rematerialize"), py::arg("heuristic"),
            py::arg("thrash_limit"), py::arg("scorer"), py::arg("image"), py::arg("rdma"),
-           py::arg("exportable"), py::arg("recordable"), py::arg("swap"))
+           py::arg("exportable"), py::arg("recordable"), py::arg("swap"), py::arg("events"))
       // What torch calls where no Python name leads to it, for tests without a GPU.
       .def("begin_capture",
            [](Self& self, Device device, std::uint64_t id, std::vector<Stream> streams) {

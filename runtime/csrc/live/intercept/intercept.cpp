@@ -89,6 +89,12 @@ bool differentiating() {
   return in_optimizer || in_backward();
 }
 
+EventLog::Cause cause_of(const OperatorInfo& info) {
+  using enum EventLog::Phase;
+  const auto phase = in_optimizer ? kOptimizer : in_backward() ? kBackward : kForward;
+  return {.made_by = &info, .site = EventLog::here(), .phase = phase};
+}
+
 }  // namespace
 
 void set_in_optimizer(bool inside) {
@@ -133,6 +139,8 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.recordable = recordable(call, *stack);
   call.recording = records(call);
 
+  std::optional<Meanwhile<EventLog::Cause>> cause;
+  if (session_.events().keeps()) cause.emplace(EventLog::cause, cause_of(info));
   std::optional<Turn> turn;
   if (takes_turn(call)) turn.emplace(session_.locks());
   if (call.recording) snapshot(call, *stack);
@@ -338,6 +346,7 @@ void Interception::record(Call& call, OperatorCall& engaged, const torch::jit::S
   Op* op = Recipe::record(engine_, call.info, call.keys, stack, call.arguments,
                           std::move(call.random), switches);
   if (!op) return;
+  Recipe::of(*op).made_at = EventLog::cause.site;
   engaged.begin(*op);
   if (!call.info.shape_only) link_reads(call, *op);
   for (Value* source : call.sources) {

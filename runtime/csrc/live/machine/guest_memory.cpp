@@ -156,12 +156,14 @@ Block* GuestMemory::allocate(Bytes size, Fit, Stream) {
   allocated_ += rounded;
   ++allocations_;
   peak_blocks_ = std::max(peak_blocks_, allocations_ - frees_);
+  tell_allocated(block);
   return &block;
 }
 
-void GuestMemory::uncount(Bytes size) {
-  live_ -= size;
+void GuestMemory::uncount(const Block& block) {
+  live_ -= block.size;
   ++frees_;
+  tell_freed(block);
 }
 
 // The memory itself is given back after the lock.
@@ -169,7 +171,7 @@ void GuestMemory::free(Block& block, std::unique_lock<std::mutex> lock) {
   auto& counted = static_cast<Counted&>(block);
   insist(!counted.free, "a block must not be freed twice");
   GuestMemory* memory = counted.memory;
-  if (memory) memory->uncount(counted.size);
+  if (memory) memory->uncount(counted);
   const std::unique_ptr<GuestMemory> over(memory && memory->over() ? memory : nullptr);
   if (counted.listed) counted_blocks().unlist(counted);
   const at::DataPtr freed = std::move(counted.data);
@@ -211,7 +213,7 @@ void GuestMemory::disown(Block* block) {
 bool GuestMemory::let_go(Block* block) {
   const std::lock_guard lock(counted_blocks().mutex);
   static_cast<Counted*>(block)->memory = nullptr;
-  uncount(block->size);
+  uncount(*block);
   return true;
 }
 

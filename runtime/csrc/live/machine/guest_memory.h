@@ -60,7 +60,7 @@ class GuestMemory final : public Memory {
   static void free(Block& block, std::unique_lock<std::mutex> lock);
   void retire() override;
   bool over() const { return retired_ && allocations_ == frees_; }
-  void uncount(Bytes size);
+  void uncount(const Block& block);
   at::DataPtr ask(Bytes size);
 
   at::Allocator& allocator_;

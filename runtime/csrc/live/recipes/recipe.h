@@ -131,6 +131,9 @@ class Recipe {
   std::uint16_t tensors_;
   // Number of arguments that are no tensors. A list of tensors counts: its length is kept.
   std::uint16_t plain_;
+
+ public:
+  std::uint16_t made_at = 0;  // The line of the program (EventLog::Site), where events are kept.
 };
 
 }  // namespace dtr

@@ -8,6 +8,7 @@
 #include "runtime/csrc/live/machine/guest_memory.h"
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
+#include "runtime/csrc/live/machine/profiler.h"
 #include "runtime/csrc/live/session/session.h"
 
 namespace dtr {
@@ -75,7 +76,10 @@ void scope_deleter(void* data) {
   if (!data) return;
   if (Session* session = Session::active()) session->freed(data);
   Pool* pool = Pool::owner_of(data);
-  pool ? pool->free(pool->find(data)) : GuestMemory::free(data);
+  if (!pool) return GuestMemory::free(data);
+  Block* block = pool->find(data);
+  tell_profiler(*pool, *block, -block->size, c10::Device(c10::kCPU));
+  pool->free(block);
 }
 
 at::Allocator& ordinary_cpu_allocator() { return *ordinary; }

@@ -5,6 +5,7 @@
 
 #include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
+#include "runtime/csrc/live/machine/profiler.h"
 #include "runtime/csrc/live/machine/python_aware_lock.h"
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/session/hold.h"
@@ -36,6 +37,8 @@ void* MemoryRequests::allocate(std::size_t bytes, Stream stream) {
   if (thread.depth > 0) thread.made.allocated(data, round_to_granule(asked));
   TraceRecorder* const recorder = recorder_;
   if (recorder && !thread.replaying) recorder->allocated(data, asked);
+  // Torch's interface to a device's allocator tells it itself.
+  if (device_.device.is_cpu()) tell_profiler(memory_, *block, block->size, device_.device);
   return data;
 }
 
@@ -91,6 +94,7 @@ MovePrices MemoryRequests::move_prices(const Pool& pool) const {
 }
 
 void MemoryRequests::out_of_memory(Bytes asked, const std::string& shortage) {
+  storages_.events().note(EventLog::Kind::kRefused, nullptr, asked);
   const PoolStats pool = memory_.stats();
   InOperator::State& thread = InOperator::state;
   if (thread.depth == 0) {  // Of an error that nobody took on, and of an operator that is over.

@@ -23,6 +23,8 @@ namespace dtr {
   /* An operator's cost is the number of bytes that it touches, not its time. */          \
   X(bool, logical_clock, false)                                                           \
   X(bool, timeline, false)                                                                \
+  /* How many events are kept (event_log.h). */                                           \
+  X(std::int64_t, events, 0)                                                              \
   /* Debug mode: looks for undeclared writes (mutation_detector.h). */                    \
   X(bool, debug, false)                                                                   \
   X(double, thrash_limit, 0) /* thrash_watch.h */                                         \

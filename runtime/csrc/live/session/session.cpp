@@ -44,6 +44,11 @@ std::unique_ptr<DeviceScorer> device_scorer_for(const SessionOptions& options) {
   }
 }
 
+EventLog::Cause cause_of(Op& op) {
+  const Recipe& recipe = Recipe::of(op);
+  return {.made_by = &recipe.info(), .site = recipe.made_at, .again = true};
+}
+
 std::unique_ptr<Tier> tier_for(const SessionOptions& options, Memory& memory) {
   if (options.on_cuda) return make_host_tier(*memory.pool(), options.cuda_device, options.swap);
   return std::make_unique<SwapFile>(options.swap_folder, options.swap);
@@ -79,7 +84,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       storages_(
           engine_, *memory_, device_,
           [this](Bytes bytes) { return requests_.allocate(bytes, device_.current_stream()); },
-          trace_.now()),
+          trace_.now(), *events_),
       tally_(device_.work.get(), options.thrash_limit),
       swap_(options.swap ? std::make_unique<Swap>(storages_, tier_for(options, *memory_),
                                                   options.logical_clock, options.swap_always)
@@ -89,6 +94,7 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
       session_swap_(*this, swap_.get()),
       requests_(options_, locks_, notes_, swap_.get(), trace_.now()),
       scope_(*this) {
+  if (events_->keeps()) memory_->watch(events_);
   if (auto scorer = device_scorer_for(options))
     engine_.eviction().selector().score_on(std::move(scorer));
   engine_.eviction().shed_before_evicting();
@@ -99,8 +105,10 @@ Session::Session(const SessionOptions& options, SessionDevice device, Memory::Ha
 
 void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t begin = ticks(), searched = InOperator::state.search_ticks;
-  const Nanos at = events_.begin();
+  const Nanos at = events_->begin();
   if (op.reload) return session_swap_.reload(op, lock);
+  const EventLog::Cause cause = cause_of(op);
+  const Meanwhile again(EventLog::cause, cause);
   InOperator::State& thread = InOperator::state;
   const auto outer = std::pair(std::exchange(thread.refused, 0), std::exchange(thread.at_least, 0));
   const Bytes bytes = replayer_.recompute(op, lock);
@@ -110,7 +118,7 @@ void Session::recompute(Op& op, Lock& lock) {
   const std::int64_t passed = tally_.costs ? to_ticks(op.cost) : ticks() - begin - searching;
   tally_.remat_ticks += passed;
   tally_.thrash.recomputed(passed);
-  events_.recomputed(Recipe::of(op).info(), at, to_nanoseconds(passed), bytes);
+  events_->lasted(EventLog::Kind::kRecomputed, at, to_nanoseconds(passed), bytes, cause);
 }
 
 void Session::release(Value& value, Loss loss) {
@@ -119,10 +127,11 @@ void Session::release(Value& value, Loss loss) {
   if (evicted && InOperator::state.making_room) tally_.evicted_for_room += value.size;
   TraceRecorder* recorder = trace_.recorder();
   if (recorder && evicted) recorder->evicted(value);
-  storages_.free(block_of(value));
-  if (evicted && !value.movable()) {
-    events_.evicted(Recipe::of(*value.producer).info(), value.size);
+  if (evicted && events_->keeps()) {
+    const auto made = value.movable() ? EventLog::Cause() : cause_of(*value.producer);
+    events_->note(EventLog::Kind::kEvicted, storages_.data_of(value), value.size, made);
   }
+  storages_.free(block_of(value));
   if (c10::StorageImpl* storage = storages_.home_of(value)) storages_.empty(storage, value);
 }
 
@@ -229,6 +238,7 @@ std::optional<StepCosts> Session::step() {
   if (!Scope::records_this_thread()) return std::nullopt;
   Guard guard(locks_);
   trace_.stepped();
+  events_->note(EventLog::Kind::kStep);
   engine_.end_step();
   if (swap_) swap_->end_step();
   const StepCosts all{tally_.evicted_for_room,
@@ -253,16 +263,6 @@ SessionStats Session::stats() const {
 std::vector<std::int64_t> Session::timeline() const {
   std::lock_guard guard(engine_.mutex());
   return tally_.timeline;
-}
-
-void Session::keep_events() {
-  std::lock_guard guard(engine_.mutex());
-  events_.keep();
-}
-
-std::vector<EventLog::Event> Session::kept_events() const {
-  std::lock_guard guard(engine_.mutex());
-  return events_.events();
 }
 
 // With no other thread in the scope, none but its own can have locked something.

@@ -55,7 +55,7 @@ class Session final : public Executor {
   SessionSwap& swap() { return session_swap_; }
   SessionTrace& trace() { return trace_; }
   MutationDetector* detector() { return detector_.get(); }  // Null outside debug mode.
-  EventLog& events() { return events_; }
+  EventLog& events() { return *events_; }
   Notes& notes() { return notes_; }
   Tally& tally() { return tally_; }
   // The generator's state, the same object if unchanged. Needs a Turn and the generator's mutex.
@@ -78,8 +78,6 @@ class Session final : public Executor {
 
   SessionStats stats() const;
   std::vector<std::int64_t> timeline() const;
-  void keep_events();
-  std::vector<EventLog::Event> kept_events() const;
   void check() const;
 
   // Overrides of Executor.
@@ -107,6 +105,7 @@ class Session final : public Executor {
 
   // Guarded by: nothing: set before the scope opens
   // Only the contents of these objects change; the header of each class says what guards them.
+  const std::shared_ptr<EventLog> events_{std::make_shared<EventLog>(options_.events)};
   SessionTrace trace_;
   Notes notes_;
   Locks locks_{engine_, storages_};
@@ -116,7 +115,6 @@ class Session final : public Executor {
   Engine engine_;
   StorageTable storages_;
   Tally tally_;
-  EventLog events_{*memory_};
   const std::unique_ptr<Swap> swap_;  // Null if there is none.
   Constants constants_;
   Replayer replayer_;

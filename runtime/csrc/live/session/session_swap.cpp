@@ -91,6 +91,7 @@ void SessionSwap::reload(Op& op, Lock& lock) {
   engine_.needs().begins_copy(value);  // Else another thread's operator might begin it, too.
   try {
     const Meanwhile replaying(InOperator::state.replaying, true);
+    const Meanwhile again(EventLog::cause, {.again = true});
     Unlocked open(lock);
     memory = device_.ordinary(requests_.allocate(value.size, swap_->arrives_on(reader)));
     RECORD_FUNCTION("dtr::reload", c10::ArrayRef<const c10::IValue>());
@@ -140,6 +141,7 @@ bool SessionSwap::begin_ahead(Value& value) {
   const Nanos at = events_.begin();
   std::string shortage;
   const Stream stream = swap_->arrives_on(device_.current_stream());
+  const Meanwhile again(EventLog::cause, {.again = true});
   Block* block = requests_.take(value.size, Fit::kCommitted, stream, shortage);
   if (!block) return false;
   try {

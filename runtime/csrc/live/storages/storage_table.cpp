@@ -3,6 +3,7 @@
 #include "runtime/csrc/engine/held.h"
 #include "runtime/csrc/graph/owner.h"
 #include "runtime/csrc/live/machine/in_operator.h"
+#include "runtime/csrc/live/machine/profiler.h"
 #include "runtime/csrc/live/machine/unlocked.h"
 #include "runtime/csrc/live/trace/trace_recorder.h"
 
@@ -49,6 +50,7 @@ StorageTable::Adopted StorageTable::adopt(const c10::StorageImpl* storage) {
 at::DataPtr StorageTable::ordinary(Block* block) {
   set_owner(*block, nullptr);
   void* data = memory_.data(block);
+  events_.note(EventLog::Kind::kConstant, data);
   memory_.disown(block);
   return device_.ordinary(data);
 }
@@ -96,8 +98,13 @@ void StorageTable::attach(c10::StorageImpl* storage, Value& value, Block* block)
 void StorageTable::point(c10::StorageImpl* storage, Value& value, Block* block) {
   if (!tracked(storage)) c10::raw::weak_intrusive_ptr::incref(storage);
   repoint(storage, {memory_.data(block), &value, &storage_died, device_.device});
-  set_owner(*block, &value);
+  own(value, block);
   dtr::arm(storage, &raw_access);
+}
+
+void StorageTable::own(Value& value, Block* block) {
+  set_owner(*block, &value);
+  events_.note(EventLog::Kind::kEvictable, memory_.data(block));
 }
 
 void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
@@ -127,7 +134,7 @@ void StorageTable::fill(Value& value, Block* block) {
     readmit(*home);
     point(home, value, block);  // Not a new value: its name, if it has one, stays.
   } else {
-    set_owner(*block, &value);
+    own(value, block);
   }
   engine_.restore(value, block);
 }
@@ -149,6 +156,7 @@ void StorageTable::free(Block* block) {
     return bury(storage_over(ordinary(block), size));
   }
   set_owner(*block, nullptr);
+  tell_profiler(memory_, *block, -block->size, device_.device);
   memory_.free(block);
 }
 

@@ -29,6 +29,7 @@
 #include "runtime/csrc/engine/engine.h"
 #include "runtime/csrc/live/machine/device.h"
 #include "runtime/csrc/live/storages/storage_access.h"
+#include "runtime/csrc/live/trace/event_log.h"
 
 namespace dtr {
 
@@ -73,12 +74,13 @@ class StorageTable {
   // `allocate` is called without the engine's lock. It may throw torch.OutOfMemoryError.
   using Allocate = std::function<void*(Bytes)>;
   StorageTable(Engine& engine, Memory& memory, const SessionDevice& device, Allocate allocate,
-               const std::atomic<TraceRecorder*>& recorder)
+               const std::atomic<TraceRecorder*>& recorder, EventLog& events)
       : engine_(engine),
         memory_(memory),
         device_(device),
         allocate_(std::move(allocate)),
-        recorder_(recorder) {}
+        recorder_(recorder),
+        events_(events) {}
 
   // Needs no lock: a tracked storage has the same deleter whether it is evicted or not.
   static bool tracked(const c10::StorageImpl* storage);
@@ -96,6 +98,7 @@ class StorageTable {
   Engine& engine() const { return engine_; }
   Memory& memory() const { return memory_; }
   const SessionDevice& device() const { return device_; }
+  EventLog& events() const { return events_; }
 
   // Returns a value's storage, which lives until the lock is next released. Returns null if the
   // program has dropped the storage. Its deleter may then be waiting for the lock in another
@@ -134,6 +137,7 @@ class StorageTable {
 
  private:
   void point(c10::StorageImpl* storage, Value& value, Block* block);
+  void own(Value& value, Block* block);
   // Torch calls these two, in any thread: session/storage_callbacks.cpp.
   static void storage_died(void* value);      // The deleter of tracked storages.
   static void raw_access(c10::StorageImpl*);  // Our hook, before torch gives out a mutable pointer.
@@ -143,6 +147,7 @@ class StorageTable {
   const SessionDevice& device_;
   const Allocate allocate_;
   const std::atomic<TraceRecorder*>& recorder_;  // Null while nothing is recorded.
+  EventLog& events_;
   Dead dead_;
 };
 

@@ -1,10 +1,23 @@
-// Logs what is evicted, recomputed and swapped, and when, for display beside a profile
-// (runtime/scope/chrome_trace.py). Logs nothing until keep() is called; from then on, an event
-// takes about 60 bytes.
+// Logs what happens to a session's memory: each block that is made, freed, evicted or recomputed,
+// when, by which operator, and for which line of the program. All pictures of a run are made of it
+// (runtime/scope/memory_history.py).
+//
+// The memory itself tells of its blocks (BlockWatcher), in the order in which they count, so a
+// replay of the log gives live() and its peak to the byte. Who asks is known to the thread alone:
+// Interception and Session set its `cause`. The log is bounded. When it is full, the oldest event
+// leaves, and what it did to the blocks that still live is kept, so a replay starts complete.
+//
+// Logs nothing unless a number of events is to be kept; then an event takes 56 bytes.
 
 #pragma once
 
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "dtr_alloc/pool/csrc/memory.h"
@@ -12,45 +25,90 @@
 
 namespace dtr {
 
-class EventLog {
+class EventLog final : public BlockWatcher {
  public:
-  enum class Kind { kEvicted, kRecomputed, kSwappedOut, kSwappedIn };
+  // kEvicted comes before the block's kFreed. From kEvictable or kConstant on, a block is that.
+  // kRefused is a request for memory.
+  enum class Kind : std::uint8_t {
+    kAllocated,
+    kFreed,
+    kEvicted,
+    kEvictable,
+    kConstant,
+    kRecomputed,
+    kSwappedOut,
+    kSwappedIn,
+    kStep,
+    kRefused
+  };
+  enum class Phase : std::uint8_t { kForward, kBackward, kOptimizer };
+  using Site = std::uint16_t;  // A line of the program; 0: unknown (runtime/scope/sites.py).
+
+  struct Cause {
+    const OperatorInfo* made_by = nullptr;  // The operator; null for a reload or outside operators.
+    Site site = 0;
+    Phase phase = Phase::kForward;
+    bool again = false;  // It recomputes, or reloads from the swap.
+  };
+  static constinit thread_local Cause cause;
+
   struct Event {
     Kind kind;
-    Nanos at, duration;           // By the system's clock, as a profiler's times are.
-    const OperatorInfo* made_by;  // The value's operator; null for a swap.
-    Bytes size;                   // The value's size, or the sum if one replay made several.
-    Bytes live = 0;               // Bytes in use in the session's memory, after the event.
+    Cause cause;
+    Nanos at, duration;  // By the system's clock, as a profiler's times are.
+    const void* data;    // The block's address, if it is about one.
+    Bytes size;
   };
 
-  explicit EventLog(const Memory& memory) : memory_(memory) {}
+  explicit EventLog(std::int64_t most) : most_(static_cast<std::size_t>(most)) {}
 
-  void keep() { keeps_ = true; }
+  bool keeps() const { return most_ > 0; }
   static Nanos now() {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     return std::chrono::duration_cast<Nanos>(now);
   }
-  Nanos begin() const { return keeps_ ? now() : 0ns; }
-  void evicted(const OperatorInfo& made_by, Bytes size) {
-    if (keeps_) add({Kind::kEvicted, now(), 0ns, &made_by, size});
+  Nanos begin() const { return keeps() ? now() : Nanos{0}; }
+
+  void allocated(const void* data, Bytes size) override { note(Kind::kAllocated, data, size); }
+  void freed(const void* data, Bytes size) override { note(Kind::kFreed, data, size); }
+  void note(Kind kind, const void* data = nullptr, Bytes size = 0, const Cause& by = cause) {
+    if (keeps()) add({kind, by, now(), Nanos{0}, data, size});
   }
-  void recomputed(const OperatorInfo& by, Nanos at, Nanos duration, Bytes size) {
-    if (keeps_) add({Kind::kRecomputed, at, duration, &by, size});
+  void lasted(Kind kind, Nanos at, Nanos duration, Bytes size, const Cause& by) {
+    if (keeps()) add({kind, by, at, duration, nullptr, size});
   }
-  void swapped(Kind kind, Nanos at, Bytes size) {
-    if (keeps_) add({kind, at, now() - at, nullptr, size});
-  }
-  const std::vector<Event>& events() const { return events_; }
+  void swapped(Kind kind, Nanos at, Bytes size) { lasted(kind, at, begin() - at, size, {}); }
+
+  struct Kept {
+    std::vector<Event> events;  // First what made the blocks that were live when the rest began.
+    std::int64_t dropped = 0;   // Number of older events that are not among them.
+  };
+  Kept kept() const;
+
+  // The function that says which line of the program runs, for here(). Takes Python's lock.
+  using Locate = Site (*)();
+  static void locate_by(Locate locate) { locate_ = locate; }
+  static Site here() { return locate_ ? locate_.load()() : Site{0}; }
 
  private:
-  void add(Event event) {
-    event.live = memory_.live();  // May take a lock, so is read only if events are kept.
-    events_.push_back(event);
-  }
+  struct Lasting {  // Of a live block, the events that have left.
+    Event made, became;
+  };
+  void add(const Event& event);
+  void drop(const Event& oldest);
 
-  const Memory& memory_;
-  bool keeps_ = false;
-  std::vector<Event> events_;
+  static std::atomic<Locate> locate_;
+
+  // Guarded by: nothing: const
+  const std::size_t most_;
+
+  mutable std::mutex mutex_;  // Taken last: with the memory's mutex, or the engine's, held.
+
+  // Guarded by: mutex_
+  std::vector<Event> ring_;
+  std::size_t oldest_ = 0;
+  std::int64_t dropped_ = 0;
+  ska::flat_hash_map<const void*, Lasting> lasting_;
 };
 
 }  // namespace dtr

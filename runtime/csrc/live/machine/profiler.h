@@ -1,0 +1,21 @@
+// Tells torch.profiler, where it profiles memory, of a pool's blocks. Torch's own allocators tell it
+// of theirs.
+
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include "dtr_alloc/pool/csrc/pool.h"
+
+namespace dtr {
+
+// A block has just been made (`change` is its size), or will be freed next (its size, negative).
+inline void tell_profiler(Memory& memory, const Block& block, Bytes change, c10::Device device) {
+  if (!memory.pool() || !c10::memoryProfilingEnabled()) [[likely]]
+    return;
+  const Bytes live = memory.live() + (change < 0 ? change : 0);
+  c10::reportMemoryUsageToProfiler(memory.data(&block), change, static_cast<std::size_t>(live),
+                                   static_cast<std::size_t>(memory.stats().committed), device);
+}
+
+}  // namespace dtr
