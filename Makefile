@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv: from a fresh clone, python3 (>= 3.10, with venv) and
-# a C++20 compiler are enough. ARGS reaches the program: make demo ARGS="--model gpt --budget 0.5",
+# a C++20 compiler are enough. ARGS reaches the program: make demo ARGS="--model gpt --budget 50%",
 # make test ARGS="-k pool".
 
 # The torch that is built against, here and in CI. Only .venv gets it: `pip install .` takes the

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,8 +28,6 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtr_alloc.runtime.adapters.replacing import replace
-from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
 from dtr_alloc.runtime.scope.record import Recording, recorded
 from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
@@ -199,10 +197,10 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
         scopes_of_scripts(first_only if own_scope else refuse),
         elsewhere.watch(),
         nullcontext() if own_scope else profiled(),
-        closing(Undo()) as undo,
     ):
-        replace(undo, sys, "excepthook", raised)
+        before, sys.excepthook = sys.excepthook, raised
         code = run_script(script, args, module=options.get("module", False))
+        sys.excepthook = before
     if refused:
         return {"opens_scope": True}
     if within is not None and needed:
