@@ -9,7 +9,7 @@
 // ns an operator), since the context has no version counter, and its setters share no function that
 // we could hook.
 //
-// We rely on these facts of torch 2.11 to 2.14 (aten/src/ATen/Context.h, ParallelOpenMP.cpp). The
+// We rely on these facts of torch 2.11 to 2.15 (aten/src/ATen/Context.h, ParallelOpenMP.cpp). The
 // context has no lock. Its setters check, for example, that a library exists, so each state that
 // was once set can be set again. torch.set_num_threads() sets OpenMP's and MKL's number of threads
 // for its caller, and for each thread that has not run a parallel operator yet.

@@ -50,7 +50,7 @@ struct Call {
   Bytes bytes = 0;       // Of arguments and new values, a storage as often as it is given.
   Bytes made_bytes = 0;  // Of them, of new values.
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
-  bool handled = false;  // A Python mode or subclass runs it, which torch 2.11 calls below kKey.
+  bool handled = false;  // A Python mode or subclass runs it, below kKey before torch 2.13.
   bool here = false;     // It runs on the session's device.
   bool tracked = false;  // An argument's storage is tracked.
   bool recording = false;
