@@ -1,0 +1,115 @@
+"""A budget that is a share of the activation peak: set by the first step, exact, and told."""
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dtr_alloc
+from dtr_alloc.runtime.simulate.simulator import Simulator
+
+ROWS, WIDTH, LAYERS = 512, 64, 8
+
+
+def train(scope: Any, rows: tuple[int, ...] = (ROWS,) * 3) -> tuple[Any, list[torch.Tensor], int]:
+    """The session, the parameters, and the bytes of gradients and of Adam's state, one trained in
+    the scope and one made before it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)])
+    optimizer = torch.optim.Adam(net.parameters())
+    with scope as session:
+        for count in rows:
+            optimizer.zero_grad()
+            net(torch.randn(count, WIDTH)).square().mean().backward()
+            optimizer.step()
+            session.reset_peak()
+    kept = [p.grad for p in net.parameters()]
+    kept += [t for state in optimizer.state.values() for t in state.values()]
+    bytes_ = sum(-(-t.nbytes // 512) * 512 for t in kept if t is not None)
+    return session, [p.detach() for p in net.parameters()], bytes_
+
+
+@pytest.mark.parametrize("memory", ["pool", "torch"])
+@pytest.mark.parametrize("within", [None, "3MiB"])
+def test_the_first_step_sets_the_budget_to_the_share_and_what_stays(
+    memory: Any, within: str | None
+) -> None:
+    eager = _Peaks(dtr_alloc.measure())
+    _, plain, stays = train(eager)
+    peak = max(eager.seen)
+    session, ours, _ = train(dtr_alloc.rematerialize("60%", within=within, memory=memory))
+    budget = session.stats().budget_bytes
+    assert budget == pytest.approx(0.6 * (peak - stays) + stays, rel=0.02)
+    assert session.stats().peak_bytes <= budget
+    assert session.stats().evictions > 0
+    assert all(map(torch.equal, plain, ours))
+    assert "that must stay: " in session.summary()
+
+
+class _Peaks:
+    """A scope that notes its peak before each reset."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+        self.seen: list[int] = []
+
+    def __enter__(self) -> Any:
+        self._session = self._scope.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._scope.__exit__(*error)
+
+    def reset_peak(self) -> None:
+        self.seen.append(self._session.stats().peak_bytes)
+
+
+def test_a_second_step_that_needs_more_sets_the_budget_once_more() -> None:
+    first, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS,))
+    second, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS, 2 * ROWS))
+    third, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS, ROWS, ROWS + ROWS // 2))
+    budgets = [session.stats().budget_bytes for session in (first, second, third)]
+    assert budgets[1] > 1.5 * budgets[0]
+    assert budgets[2] == pytest.approx(budgets[0], rel=0.01)  # A third step sets nothing.
+
+
+def test_a_program_without_an_optimizers_step_is_told_so() -> None:
+    with dtr_alloc.rematerialize("60%", within="1GiB") as session:
+        torch.ones(1000).exp()
+    assert session.stats().budget_bytes == 1 << 30
+    assert "60%   no step of an optimizer has ended" in session.summary()
+
+
+def test_a_trace_tells_what_stays_as_the_scope_does() -> None:
+    with dtr_alloc.record_trace() as recording:
+        session = contextlib.nullcontext(SimpleNamespace(reset_peak=lambda: None))
+        _, _, stays = train(session)
+    assert recording.trace is not None
+    simulator = Simulator(recording.trace)
+    found, peak = simulator.stays_bytes, simulator.baseline.peak_bytes
+    assert found == pytest.approx(stays, rel=0.3)  # And the parameters, made inside.
+    assert found > stays
+    assert simulator.budget_bytes("50%") == int(0.5 * (peak - found)) + found
+
+
+@pytest.mark.parametrize(
+    ("budget", "more", "message"),
+    [
+        ("1GiB", {"within": "2GiB"}, "within '2GiB' is what the first step has where"),
+        ("60%", {"swap": "1GiB"}, "budget 60% with swap: with one, nothing must stay"),
+        (0.6, {}, 'budget 0.6 is less than a byte: a share is written "60%"'),
+        (float("nan"), {}, "budget nan is not a size"),
+    ],
+)
+def test_what_is_no_share_is_refused(budget: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message), dtr_alloc.rematerialize(budget, **more):
+        raise AssertionError("opened")
+
+
+def test_a_float_of_bytes_is_a_budget() -> None:
+    with dtr_alloc.rematerialize(0.6 * (1 << 20)) as session:
+        pass
+    assert session.stats().budget_bytes == int(0.6 * (1 << 20))
