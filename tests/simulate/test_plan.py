@@ -14,7 +14,7 @@ from torch import nn
 
 import dtr_alloc
 from dtr_alloc import Heuristic
-from dtr_alloc.pool.size import Share
+from dtr_alloc.pool.size import Share, short_size
 from dtr_alloc.runtime.heuristic import ABLATIONS
 from dtr_alloc.runtime.planning import plan as plan_module
 from dtr_alloc.runtime.planning import report
@@ -140,7 +140,7 @@ def test_over_a_link_a_step_waits_for_transfers_instead() -> None:
     tight = made.predictions[1]
     assert (tight.rematerializations, tight.moved_bytes) == (0, 2 * size)
     assert tight.slowdown == pytest.approx((4 + 2 / 16) / 4, rel=1e-3)
-    assert f", swap={3 * size}, heuristic='lru')" in suggestion(made, 1.2)
+    assert f", swap=\"{short_size(3 * size)}\", heuristic='lru')" in suggestion(made, 1.2)
     table = report.table([made])
     assert "moved /step" in [column.header for column in table.columns]
 
@@ -190,13 +190,16 @@ def test_the_suggestion_names_the_folder_that_a_swap_needs(
 ) -> None:
     given = given and str(in_memory / given)
     link = plan_module.check((), 1.2, 4, 3, "dtr", None, "2GB/s", given)
-    made = plan_of(profile_of(3), [0.9], 1.3, link=link, swap_dir=given)
-    assert f", swap={PEAK}, swap_dir={needed.format(folder=in_memory)!r})" in suggestion(made, 1.3)
+    made = plan_of(profile_of(3), ["90%"], 1.3, link=link, swap_dir=given)
+    assert (
+        f', swap="{short_size(PEAK)}", swap_dir={needed.format(folder=in_memory)!r})'
+        in suggestion(made, 1.3)
+    )
 
 
 def test_a_swap_where_temporary_files_lie_needs_no_name(folder: Path) -> None:
-    made = plan_of(profile_of(3), [0.9], 1.3, link=Link(10**9))
-    assert f", swap={PEAK})" in suggestion(made, 1.3)
+    made = plan_of(profile_of(3), ["90%"], 1.3, link=Link(10**9))
+    assert f', swap="{short_size(PEAK)}")' in suggestion(made, 1.3)
 
 
 def test_what_a_rematerialization_takes_beyond_its_operator_is_added() -> None:
@@ -250,13 +253,13 @@ def test_where_nothing_less_will_do_the_peak_is_the_smallest_budget() -> None:
     "heuristic", ["foresight", "lru", Heuristic(size_exp=0.5), ABLATIONS["full"]]
 )
 def test_the_suggestion_names_the_heuristic_that_it_was_made_by(heuristic: str | Heuristic) -> None:
-    made = plan_of(profile_of(3), [0.9], 1.3, heuristic)
+    made = plan_of(profile_of(3), ["90%"], 1.3, heuristic)
     told = suggestion(made, 1.3)
     call = told[told.index("dtr_alloc.rematerialize(") :]
     assert made.smallest is not None
     asked: list[str | Heuristic] = []
 
-    def rematerialize(budget: int, heuristic: str | Heuristic = "foresight") -> None:
+    def rematerialize(budget: str, heuristic: str | Heuristic = "foresight") -> None:
         asked.append(heuristic)
 
     eval(call, {"dtr_alloc": SimpleNamespace(rematerialize=rematerialize, Heuristic=Heuristic)})

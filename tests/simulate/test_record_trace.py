@@ -304,7 +304,7 @@ def called_in(log: Path) -> list[str]:
 
 
 def command(path: str, log: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "dtr_alloc", "trace", path, "-o", str(log), *args]
+    words = [sys.executable, "-m", "dtr_alloc", "trace", "-o", str(log), path, *args]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
@@ -316,7 +316,7 @@ def test_a_script_is_traced_with_its_arguments_and_exit_code(tmp_path: Path) -> 
         "torch.ones(1000).exp()\n"
         "sys.exit(3)\n",
     )
-    done = command(path, log, "--", "--rows", "3")
+    done = command(path, log, "--rows", "3")
     assert (done.returncode, done.stderr) == (3, f"{log}: 2 operators\n")
     assert called_in(log) == ["aten::ones", "aten::exp"]
 
