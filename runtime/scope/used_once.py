@@ -108,7 +108,7 @@ class Scope(Once):
                 "another thread has opened this scope, and its operators would go on to be "
                 "recorded: call session.close() in the thread that opened it"
             )
-        if _in_operator() or torch._C._current_graph_task_id() != _NO_PASS:
+        if _core.in_operator() or torch._C._current_graph_task_id() != _NO_PASS:
             raise RuntimeError(
                 "session.close() inside an operator or a backward pass, which still needs the "
                 "scope's tensors: close it when that is over"
@@ -148,15 +148,6 @@ class OnceOrDecorator(Once, ContextDecorator):
     ) -> None:
         super().__init__(name, made_by, make)
         self._made_of = name, made_by, make
-
-
-def _in_operator() -> bool:
-    """Whether this thread runs an operator. A compiled region does not run inside another one, and
-    says so before it looks at its arguments, of which this one is too large for it."""
-    try:
-        return _core.CompiledRegion("dtr_alloc::none", 0, [], False)([1 << 64], list) is None
-    except OverflowError:
-        return False
 
 
 def _leave_dropped(opening: AbstractContextManager[Any]) -> None:

@@ -157,7 +157,14 @@ def test_ctrl_c_ends_a_program_with_130_and_a_summary(tmp_path: Path) -> None:
     folder = written(tmp_path, "print('on', flush=True)\nwhile True: pass\n")
     command = [*RUN, "--budget", "1GiB", "program.py"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=ENV, stdout=pipe, stderr=pipe) as program:
+
+    def heeds_it() -> None:
+        """A shell starts what runs in the background with the signal ignored."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, cwd=folder, env=ENV, stdout=pipe, stderr=pipe, preexec_fn=heeds_it
+    ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"on\n"
         program.send_signal(signal.SIGINT)

@@ -11,6 +11,7 @@
 #include "runtime/csrc/live/intercept/interception.h"
 #include "runtime/csrc/live/machine/fake_mode.h"
 #include "runtime/csrc/live/machine/guest_memory.h"
+#include "runtime/csrc/live/machine/in_operator.h"
 #include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/operators/libraries.h"
 #include "runtime/csrc/live/operators/operators.h"
@@ -289,6 +290,7 @@ void bind_session(py::module_& m) {
   m.attr("sees_inside_handlers") = kKey < c10::DispatchKey::Python;
   m.def("records_this_thread", &Scope::records_this_thread);
   m.def("is_member", &Scope::is_member);
+  m.def("in_operator", [] { return InOperator::state.depth > 0; });
   m.def("fake_mode_is_on", &fake_mode_is_on);
   m.def("take_key", &take_key, py::call_guard<py::gil_scoped_release>());
   m.def("lingering_session", []() -> py::object {
