@@ -34,6 +34,7 @@ OLDER = {
     "hugging_face": "made before results told their code",
     "memory_map": "a picture alone, which tells inside of it where it comes from",
     "plan": "long",
+    "releases": "four builds and their tests: hours",
     "tune": "long, needs the published logs; made before results told their code",
     "paper/overhead_profile": "has times: for a quiet machine",
     "paper/theorem_linear": "has times: for a quiet machine",

@@ -245,7 +245,7 @@ LIVE_FAULTS = (
     fault(
         "count what a guest has freed",
         "runtime/csrc/live/machine/guest_memory.cpp",
-        "  if (memory) memory->uncount(counted.size);\n",
+        "  if (memory) memory->uncount(counted);\n",
         "",
         "tests/torch_memory/test_guest_memory.py::test_counts_return_to_nothing",
     ),

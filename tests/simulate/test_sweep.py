@@ -239,16 +239,16 @@ def test_simulate_prints_one_json_object(logs: list[Path]) -> None:
     ],
 )
 def test_simulate_answers_for_a_scope_or_for_the_paper(args: list[str], rules: Rules) -> None:
-    found = json.loads(command("simulate", LSTM, "--budget", "0.6", *args, "--json").stdout)
-    expected = Simulator(LSTM).run(0.6, rules).figures()
+    found = json.loads(command("simulate", LSTM, "--budget", "60%", *args, "--json").stdout)
+    expected = Simulator(LSTM).run("60%", rules).figures()
     timing = {"wall_seconds": 0, "search_ns": 0}
     assert found | timing == expected | timing | {"trace": str(LSTM)}
 
 
 def test_times_and_sizes_are_told_in_units_for_people() -> None:
-    done = command("simulate", LSTM, "--budget", "0.6")
+    done = command("simulate", LSTM, "--budget", "60%")
     told = {line.split()[0]: re.split("  +", line)[1] for line in done.stdout.splitlines()}
-    result = Simulator(LSTM).run(0.6)
+    result = Simulator(LSTM).run("60%")
     assert told["budget_bytes"] == format_size(result.budget_bytes)
     assert told["base_compute"] == f"{result.base_compute / 1e6:.1f} ms"
     assert not [value for value in told.values() if re.fullmatch("[0-9]{5,}", value)]
@@ -323,10 +323,10 @@ def test_a_sweep_writes_a_csv_and_a_picture_that_plot_draws_again(
 
 
 def test_a_sweep_prints_json_and_nothing_else_to_stdout(logs: list[Path]) -> None:
-    done = command("sweep", *logs, "--paper", "--budgets", "16,1.0", "--jobs", "1", "--json")
+    done = command("sweep", *logs, "--paper", "--budgets", "16,100%", "--jobs", "1", "--json")
     assert done.stderr.endswith("24 runs, 6 of them out of memory or thrashing.\n")
     found = json.loads(done.stdout)
-    expected = sweep(logs, FIGURE_2, [16, 1.0], jobs=1, mode="bytes")
+    expected = sweep(logs, FIGURE_2, [16, "100%"], jobs=1, mode="bytes")
     assert [row | {"wall_seconds": 0} for row in found] == [
         one.figures() | {"wall_seconds": 0} for one in expected
     ]

@@ -315,17 +315,17 @@ def test_the_command_prints_a_table_and_the_line(logs: list[str], tmp_path: Path
 
 
 def test_the_command_prints_json(logs: list[str]) -> None:
-    arguments = [logs[0], "--budget", "0.5", "--trials", "7", "--seed", "0"]
+    arguments = [logs[0], "--budget", "50%", "--trials", "7", "--seed", "0"]
     done = CliRunner().invoke(main, ["tune", *arguments, "--holdout", logs[1], "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    best = heuristic_of(tune(logs[:1], 0.5, trials=7, seed=0).best_params)
+    best = heuristic_of(tune(logs[:1], "50%", trials=7, seed=0).best_params)
     assert Heuristic(**found["heuristic"]) == best
-    (expected,) = compare(cases(logs[:1], ["0.5"]), best)
+    (expected,) = compare(cases(logs[:1], ["50%"]), best)
     (given,) = found["tuned_on"]
     assert (given["case"], given["ratio"]) == (expected.case, expected.ratio)
     assert [run["overhead"] for run in given["tuned"]] == [run.overhead for run in expected.tuned]
-    assert found["held_out"][0]["case"] == "long.log at 0.5"
+    assert found["held_out"][0]["case"] == "long.log at 50%"
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(
