@@ -103,9 +103,7 @@ class Build(BuildExtension):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        if (
-            self.editable_mode
-        ):  # Else in a folder that goes: later builds in place need the objects.
+        if self.editable_mode:  # Not in a folder that goes: later builds need the objects.
             self.build_temp = f"build/temp.{get_platform()}-{sys.implementation.cache_tag}"
 
     def run(self) -> None:

@@ -27,7 +27,8 @@ if not _modules:
     raise ImportError(
         "dtr_alloc has no compiled part here: pip install --no-build-isolation -e . in its folder"
     )
-_built = _here if _here in _modules else f"torch {_minor} {_kind}"
+_whole = _release.replace(".", "").isdigit()  # A nightly build is of no release.
+_built = _here if _here in _modules or not _whole else f"torch {_minor} {_kind}"
 if _built not in _modules:
     _served = ", ".join(sorted(_modules))
     raise ImportError(
@@ -35,7 +36,8 @@ if _built not in _modules:
         "for, or build dtr_alloc again for this one: pip install --no-build-isolation --no-deps "
         "--force-reinstall FOLDER, with the folder of its source (-e FOLDER for a checkout)"
     )
-__path__.append(str(_modules[_built]))
+if _modules[_built] != Path(__file__).parent:
+    __path__.append(str(_modules[_built]))
 try:
     from dtr_alloc import _core
 

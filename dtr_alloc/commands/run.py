@@ -60,9 +60,11 @@ def run(
     elsewhere, process = Elsewhere(), os.getpid()
     with no_other_budget(), elsewhere.watch():
         code = run_script(name, args, module=module)
-    if os.getpid() == process:  # A child may come here, too.
-        _tell(session(), elsewhere)
-    sys.exit(code)
+    try:
+        if os.getpid() == process:  # A child may come here, too.
+            _tell(session(), elsewhere)
+    finally:
+        sys.exit(code)
 
 
 def _opened(budget: str | None, within: str | None, memory: str) -> "Callable[[], Session | None]":
@@ -89,7 +91,12 @@ def _opened(budget: str | None, within: str | None, memory: str) -> "Callable[[]
 
 def _tell(session: "Session | None", elsewhere: "Elsewhere") -> None:
     rank = os.environ.get("RANK")
-    told = "no memory of a device was asked for" if session is None else session.summary()
+    told = (
+        "no memory of a device was asked for, and nothing had a budget: for a program on the CPU "
+        "set CUDA_VISIBLE_DEVICES="
+    )
+    if session is not None:
+        told = session.summary()
     lines = [f"dtr-alloc run{f', rank {rank}' if rank else ''}:", told]
     if str(elsewhere):
         lines.append(f"{'without a budget':<17} {'':>12}   {elsewhere}")

@@ -22,13 +22,18 @@ class BudgetCallback(Budgeted, lightning.Callback):
     def on_fit_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         self._open(trainer.strategy.root_device)
 
+    _logged = 0  # The last step that was; of an accumulated gradient several batches have one.
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        every = trainer.log_every_n_steps
+        if every and trainer.global_step % every == 0:
             self.on_train_end(trainer)
 
     def on_train_end(self, trainer: lightning.Trainer, *_: Any) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(logged(self.session), step=trainer.global_step)
+        if trainer.global_step != self._logged:
+            self._logged = trainer.global_step
+            for logger in trainer.loggers:
+                logger.log_metrics(logged(self.session), step=trainer.global_step)
 
     def on_fit_end(self, *_: Any) -> None:
         self._close()

@@ -115,9 +115,9 @@ def parse_size(size: Size, name: str = "budget", most: int = 2**63 - 1) -> int:
         shown, value = str(size), float(size)
         if not math.isfinite(value):
             raise ValueError(f"{name} {shown} is not a size: {remedy}")
-        if 0 < value < 1:
+        if 0 < value <= 1:
             share = f"{100 * value:g}%"
-            raise ValueError(f'{name} {shown} is less than a byte: a share is written "{share}"')
+            raise ValueError(f'{name} {shown} is a byte at most: a share is written "{share}"')
         count = int(value)
     if count <= 0:
         raise ValueError(f"{name} {shown} is not above zero: {remedy}")

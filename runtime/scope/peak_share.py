@@ -67,6 +67,8 @@ class PeakShare:
     def row(self) -> tuple[str, str, str]:
         """Of the summary."""
         note = "no step of an optimizer has ended, so there was nothing to take a share of"
+        if self._steps:
+            note = "the steps so far made nothing in the scope that a budget could bound"
         if self._budget:
             note = (
                 f"of {format_size(self._activations)} of activations, and "

@@ -30,6 +30,7 @@ import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
+from dtr_alloc.runtime.scope.held import Held
 from dtr_alloc.runtime.scope.session import Session
 from dtr_alloc.runtime.scope.used_once import used_once
 
@@ -84,7 +85,9 @@ def scopes_of_scripts(opened: Callable[..., AbstractContextManager[Session]]) ->
         replace(undo, Session, "resize", lambda *_, **__: None)
         replace(undo, Session, "lend", lambda *_, **__: nullcontext())
         replace(undo, Session, "release", lambda *_: 0)
-        replace(undo, Session, "export_chrome_trace", lambda *_, **__: None)
+        for picture in ("export_chrome_trace", "dump_snapshot", "plot"):
+            replace(undo, Session, picture, lambda *_, **__: None)
+        replace(undo, Session, "held", lambda _: Held())
         yield
 
 
@@ -95,21 +98,26 @@ def _as_before(argv: list[str], path: list[str], main: types.ModuleType) -> None
 @contextmanager
 def no_other_budget() -> Iterator[None]:
     """In the body what opens a scope, or changes the allocator, ends the program, as `sys.exit`
-    with a sentence does."""
+    with a sentence does. In another thread it is an error, for there `sys.exit` says nothing."""
 
     def refuse(name: str, *_: object, **__: object) -> NoReturn:
-        caller = sys._getframe(1)
-        where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        raise SystemExit(
-            f"dtr-alloc run: {where} calls {name}(), and the program has a budget already, the one "
+        caller: types.FrameType | None = sys._getframe(1)
+        while caller and caller.f_globals.get("__name__", "").startswith("dtr_alloc."):
+            caller = caller.f_back  # A callback of ours.
+        where = f"{caller.f_code.co_filename}:{caller.f_lineno} " if caller else ""
+        text = (
+            f"dtr-alloc run: {where}calls {name}(), and the program has a budget already, the one "
             "of this command: run it by python, or without that call"
         )
+        here = threading.current_thread() is threading.main_thread()
+        raise SystemExit(text) if here else RuntimeError(text)
 
     with closing(Undo()) as undo:
         for name in ("rematerialize", "measure", "allocator"):
             replace(undo, dtr_alloc, name, partial(refuse, f"dtr_alloc.{name}"))
         changes = "change_current_allocator"
-        replace(undo, torch.cuda.memory, changes, partial(refuse, f"torch.cuda.memory.{changes}"))
+        for module in (torch.cuda, torch.cuda.memory):
+            replace(undo, module, changes, partial(refuse, f"torch.cuda.memory.{changes}"))
         yield
 
 

@@ -83,7 +83,7 @@ def _name(inner: torch.nn.Module, outer: torch.nn.Module) -> str:
     if known is None or known[0]() is not outer:
         names = {id(module): name for name, module in outer.named_modules()}
         known = _names[id(outer)] = (weakref.ref(outer), names)
-    name = known[1].setdefault(id(inner), f"({type(inner).__name__})")  # Not a part of the other.
+    name = known[1].get(id(inner), f"({type(inner).__name__})")  # Not a part of the other.
     return f"{type(outer).__name__}.{name}".removesuffix(".")
 
 

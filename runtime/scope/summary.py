@@ -38,7 +38,8 @@ def rows(
         yield from _advice(s, steps, measured)
     evictable = "" if measured else f"{format_size(s.evictable_bytes)} evictable"
     yield "in use", format_size(s.live_bytes), evictable
-    yield "largest operator", format_size(s.largest_operator_bytes), "arguments and results"
+    if measured is None:
+        yield "largest operator", format_size(s.largest_operator_bytes), "arguments and results"
     yield from _times(s)
     yield from _swapped(s)
     yield from steps.rows(s.evicted_bytes)
@@ -76,7 +77,10 @@ def _advice(s: SessionStats, steps: Steps, measured: Adviser) -> Iterator[Row]:
     found = measured.enough(least)
     size = _written(found or least)
     if not activations or parse_size(size) >= s.peak_bytes:
-        yield "try", "", "a smaller batch: no budget below the peak is enough, by a simulation"
+        why = "no budget below the peak is enough, by a simulation"
+        if found is None:
+            why = "nearly all of the peak must stay" if activations else "all of the peak must stay"
+        yield "try", "", f"a smaller batch: {why}"
         return
     why = "six tenths of the activations, and what must stay"
     if found is not None:

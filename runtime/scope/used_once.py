@@ -103,6 +103,11 @@ class Scope(Once):
 
     def close(self) -> None:
         """Leaves it without a `with`. Raises RuntimeError where that cannot be now."""
+        if self._ends_with_process:
+            raise RuntimeError(
+                "this scope is one of dtr-alloc run, and ends with the process: to close it, open "
+                "one in the program and run that by python"
+            )
         if threading.get_ident() != self._thread:
             raise RuntimeError(
                 "another thread has opened this scope, and its operators would go on to be "

@@ -100,7 +100,8 @@ def test_a_trace_tells_what_stays_as_the_scope_does() -> None:
     [
         ("1GiB", {"within": "2GiB"}, "within '2GiB' is what the first step has where"),
         ("60%", {"swap": "1GiB"}, "budget 60% with swap: with one, nothing must stay"),
-        (0.6, {}, 'budget 0.6 is less than a byte: a share is written "60%"'),
+        (0.6, {}, 'budget 0.6 is a byte at most: a share is written "60%"'),
+        (1.0, {}, 'budget 1.0 is a byte at most: a share is written "100%"'),
         (float("nan"), {}, "budget nan is not a size"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.cuda import _memory_viz as viz
 from torch.profiler import ProfilerActivity, profile
 
@@ -245,6 +245,17 @@ def test_threads_that_join_are_in_it(tmp_path: Path) -> None:
 
 
 # ---- What is held
+
+
+def test_modules_of_one_call_have_their_own_names() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.Sigmoid()(nn.Tanh()(nn.ReLU()(x)))  # type: ignore[no-any-return]
+
+    with dtr_alloc.rematerialize("64MiB", events=True) as session:
+        made = Net()(torch.ones(1 << 16))
+    assert {line.module for line in session.held()} >= {"Net.(ReLU)", "Net.(Tanh)"}
+    del made
 
 
 def test_what_is_held_adds_up_to_the_peak_and_folds_equal_layers() -> None:

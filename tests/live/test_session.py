@@ -40,6 +40,17 @@ def test_the_budget_that_would_do_is_more_than_the_one_that_did_not() -> None:
         del pinned
 
 
+def test_a_storage_is_counted_once_in_the_largest_operator() -> None:
+    """As a loader stacks views of its data set, which lies outside of the scope or in it."""
+    outside = torch.ones(64, 4096)  # 1 MiB.
+    with dtr_alloc.rematerialize("64MiB") as session:
+        torch.stack([outside[i] for i in range(64)])
+        assert session.stats().largest_operator_bytes == MIB
+        inside = torch.ones(64, 4096).exp()
+        torch.stack([inside[i] for i in range(64)])
+        assert session.stats().largest_operator_bytes == 2 * MIB
+
+
 def test_a_request_that_fails_though_the_bytes_are_free_asks_for_more_than_there_was() -> None:
     with scope("1MiB") as session:
         session._core.fail_allocation(1)

@@ -156,7 +156,17 @@ def test_accelerate_logs_what_the_budget_cost() -> None:
     assert dtr_alloc.current_session() is None
 
 
-def test_lightning_logs_what_the_budget_costs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_steps": 3, "log_every_n_steps": 2}, [2, 3]),
+        ({"max_steps": 3, "log_every_n_steps": 0}, [3]),
+        ({"max_epochs": 2, "log_every_n_steps": 2, "accumulate_grad_batches": 4}, [2]),
+    ],
+)
+def test_lightning_logs_what_the_budget_costs(
+    tmp_path: Path, options: dict[str, Any], steps: list[int]
+) -> None:
     needs("lightning")
     import lightning
     from lightning.pytorch.loggers.logger import Logger
@@ -177,14 +187,14 @@ def test_lightning_logs_what_the_budget_costs(tmp_path: Path) -> None:
     example = load("lightning_callback")
     callback = BudgetCallback("64MiB")
     fits = lightning.Trainer(
-        max_steps=3, accelerator="cpu", logger=Log(), log_every_n_steps=2, callbacks=[callback],
+        **options, accelerator="cpu", logger=Log(), callbacks=[callback],
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=tmp_path,
     )  # fmt: skip
     rows = torch.utils.data.TensorDataset(torch.randn(2048, 128))
     fits.fit(example.Perceptron(), torch.utils.data.DataLoader(rows, batch_size=512))
     ours = [(values, step) for values, step in seen if values.keys() >= NAMES]
-    assert [step for _, step in ours] == [2, 3]
+    assert [step for _, step in ours] == steps
     assert callback.session is not None
     assert ours[-1][0]["dtr_alloc/peak_bytes"] == callback.session.stats().peak_bytes > 0
     assert dtr_alloc.current_session() is None

@@ -181,6 +181,26 @@ def test_a_program_with_a_budget_of_its_own_is_told_its_line(tmp_path: Path, cal
     assert f"program.py:3 calls dtr_alloc.{call.split('(')[0]}(), and the pro" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "threading.Thread(target=dtr_alloc.measure).start()",
+            "threading.py:{}calls dtr_alloc.measure(), and the pro",
+        ),
+        ("dtr_alloc.current_session().close()", "RuntimeError: this scope is one of dtr-alloc run"),
+        (
+            "torch.cuda.change_current_allocator(None)",
+            "program.py:2 calls torch.cuda.memory.change_current_allocator(), and the pro",
+        ),
+    ],
+)
+def test_nothing_else_takes_the_budget_away(tmp_path: Path, text: str, told: str) -> None:
+    folder = written(tmp_path, f"import dtr_alloc, threading, torch\n{text}\n")
+    done = ran(folder, *RUN, "--budget", "1GiB", "program.py")
+    assert all(part in done.stderr for part in told.split("{}"))
+
+
 def test_the_workers_of_a_data_loader_are_counted(tmp_path: Path) -> None:
     folder = written(
         tmp_path,

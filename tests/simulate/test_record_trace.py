@@ -308,6 +308,19 @@ def command(path: str, log: Path, *args: str) -> subprocess.CompletedProcess[str
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
+def test_a_script_that_draws_its_memory_is_traced(tmp_path: Path) -> None:
+    path, log = script(
+        tmp_path,
+        "import dtr_alloc, torch\n"
+        "with dtr_alloc.rematerialize('64MiB', events=True) as session:\n"
+        "    torch.ones(1000).exp()\n"
+        "session.plot('no/where.png')\n"
+        "session.dump_snapshot('no/where.pickle')\n"
+        "assert session.held().size_bytes == 0\n",
+    )
+    assert command(path, log).returncode == 0
+
+
 def test_a_script_is_traced_with_its_arguments_and_exit_code(tmp_path: Path) -> None:
     path, log = script(
         tmp_path,

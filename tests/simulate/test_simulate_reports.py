@@ -56,7 +56,7 @@ def test_a_budget_is_a_share_or_bytes_or_a_text(log: Path) -> None:
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (0.5, 'budget 0.5 is less than a byte: a share is written "50%"'),
+        (0.5, 'budget 0.5 is a byte at most: a share is written "50%"'),
         ("0.5", 'budget "0.5" is not a size: .*, or a share as "50%"'),
         (float("nan"), "budget nan is not a size"),
         ("-0.5", 'budget "-0.5" is not a size'),

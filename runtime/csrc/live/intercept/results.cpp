@@ -14,7 +14,7 @@ namespace dtr {
 
 namespace {
 
-// What a budget must hold for the call: of the scope's storages, each once.
+// What a budget must hold for the call: of the storages that have a value, each once.
 Bytes bytes_within(const Call& call) {
   std::vector<const Value*> values;
   for (const TensorArgument& argument : call.arguments) {
