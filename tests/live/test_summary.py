@@ -83,7 +83,7 @@ def test_where_no_smaller_budget_is_enough_none_is_named() -> None:
     assert "no budget below the peak is enough" in row(session, "try")
     with dtr_alloc.measure() as session:
         pass
-    assert "no budget below the peak is enough" in row(session, "try")
+    assert "a smaller batch: all of the peak must stay" in row(session, "try")
 
 
 def test_where_nothing_can_be_simulated_six_tenths_are_tried() -> None:
