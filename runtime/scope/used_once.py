@@ -98,6 +98,11 @@ class Scope(Once):
         return session
 
     def _end(self, error: BaseException | None) -> None:
+        if _core.in_operator():
+            raise RuntimeError(
+                "this scope is left inside an operator, which still needs its tensors: leave it "
+                "when the operator is over"
+            )
         super()._end(error)
         self._session = None
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc import _core
-from tests.support.own_process import forked
+from tests.support.own_process import forked, printed
 from tests.support.threads import in_threads
 
 
@@ -90,6 +90,25 @@ def test_an_operator_does_not_close() -> None:
     operators = session.stats().operators
     session.close()
     assert session.stats().operators == operators
+
+
+def test_an_operator_does_not_leave_the_scope_it_runs_in() -> None:
+    program = """
+import torch, dtr_alloc
+scope = dtr_alloc.rematerialize("64MiB")
+@torch.library.custom_op("closing::leaves", mutates_args=())
+def leaves(x: torch.Tensor) -> torch.Tensor:
+    try:
+        scope.__exit__(None, None, None)
+    except RuntimeError as error:
+        print(error)
+    return x * 2
+with scope:
+    print(float(leaves(torch.ones(1 << 16))[0]))
+"""
+    said, made = printed(program).splitlines()
+    assert said.startswith("this scope is left inside an operator")
+    assert made == "2.0"
 
 
 def test_a_backward_pass_does_not_close() -> None:
