@@ -79,6 +79,21 @@ def test_any_steps_are_exact_and_the_book_keeping_adds_up(
     assert all(map(torch.equal, expected, found))
 
 
+@pytest.mark.parametrize("heuristic", KINDS, ids=range(len(KINDS)))
+def test_needs_found_at_the_first_choice_are_those_found_access_by_access(
+    heuristic: Heuristic,
+) -> None:
+    """A check finds all needs; without one, they are found when the first victim is chosen."""
+
+    def choices(check: bool) -> tuple[int, int, int]:
+        with scope(10, heuristic) as session:
+            run([seed for seeds in STEPS for seed in seeds], lambda _: check and session.check())
+            stats = session.stats()
+        return stats.evictions, stats.rematerializations, stats.evicted_bytes
+
+    assert choices(check=True) == choices(check=False)
+
+
 @pytest.mark.parametrize("heuristic", [*KINDS[:3], *KINDS[-2:]], ids=range(5))
 @pytest.mark.parametrize("blocks", [10, 13])
 def test_the_simulator_follows_the_same_tape(blocks: int, heuristic: Heuristic) -> None:

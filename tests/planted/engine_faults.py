@@ -68,7 +68,7 @@ ENGINE_FAULTS = (
         (
             Edit(
                 "runtime/csrc/engine/needs.cpp",
-                "  if (tapes_.foretell()) update_behind(value, Tapes::kNever);\n",
+                "  if (follows()) update_behind(value, Tapes::kNever);\n",
                 "  static_cast<void>(value);\n",
             ),
         ),

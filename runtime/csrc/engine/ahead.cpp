@@ -30,7 +30,9 @@ Nanos Needs::first_need(const Value& value) const {
 // Not what is about to be collected.
 void Needs::await(Value& value) {
   const bool missing = value.movable() && !value.resident();
-  if (missing && (value.home || value.uses)) awaited_.add(value, first_need(value));
+  if (!missing || !(value.home || value.uses)) return;
+  catch_up();
+  awaited_.add(value, first_need(value));
 }
 
 // By another tape, or in another step.
@@ -40,6 +42,8 @@ void Needs::await_anew() {
 }
 
 std::vector<Value*> Needs::due(Nanos most) {
+  if (awaited_.entries().empty()) return {};
+  catch_up();
   const Nanos next = tapes_.begin_of(0), later = tapes_.begin_of(1);  // When the next chance is.
   std::vector<Value*> values;
   std::size_t due = 0;

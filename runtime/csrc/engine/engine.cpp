@@ -185,6 +185,7 @@ void Engine::collect(Value& first) {
         }
         unlink(*value);
       }
+      needs_.forget(*value);
       values_and_ops_.free(value);
       --stats_.values;
     }
@@ -201,7 +202,7 @@ void Engine::own(Value& value) {
 
 void Engine::add_candidate(Value& value) {
   columns_.add(value, ++order_);
-  if (needs_.foretells()) columns_.set_need(value.candidate, needs_.of(value));
+  needs_.show(value);
 }
 
 void Engine::remove_candidate(Value& value) {

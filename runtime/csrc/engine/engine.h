@@ -67,7 +67,7 @@ class Engine {
         records_(records),
         neighbourhood_(heuristic.neighbourhood, columns_),
         stones_(heuristic.stepping_stones),
-        needs_(heuristic.next_use, columns_, neighbourhood_, stones_, owned_),
+        needs_(heuristic.next_use, columns_, neighbourhood_, stones_),
         orphans_(columns_, heuristic.orphans_first),
         eviction_(*this, executor, heuristic_, columns_, neighbourhood_, needs_, orphans_),
         histories_(executor) {}
@@ -193,7 +193,7 @@ class Engine {
   mutable Neighbourhood neighbourhood_;  // Mutable, since lookups shorten union-find paths.
   std::vector<Value*> owned_;            // Recomputable values of the program, resident or not.
   SteppingStones stones_;
-  Needs needs_;
+  mutable Needs needs_;  // Mutable, since check() makes it catch up.
   Orphans orphans_;
   Eviction eviction_;
   Histories histories_;

@@ -22,6 +22,7 @@ class Engine::Check {
   Check(const Engine& engine, bool idle) : engine_(engine), idle_(idle) {}
 
   void run() {
+    engine_.needs_.catch_up();
     engine_.columns_.check();
     engine_.needs_.check();
     candidates();

@@ -34,7 +34,10 @@ Nanos to_recompute(const Value& value, Nanos enough) {
 }  // namespace
 
 // By which scores are computed: while a tape foretells, minus the tape's (columns.h).
-Nanos Eviction::score_clock() const { return needs_.foretells() ? -needs_.now() : engine_.clock(); }
+Nanos Eviction::score_clock() const {
+  needs_.catch_up();
+  return needs_.foretells() ? -needs_.now() : engine_.clock();
+}
 
 Window Eviction::cheapest_window(const Pool& pool, Bytes bytes) {
   return selector_.cheapest_window(pool, bytes, score_clock());

@@ -1,12 +1,10 @@
 #include "runtime/csrc/engine/needs.h"
 
 #include <algorithm>
-#include <functional>
-#include <queue>
+#include <ranges>
 #include <stdexcept>
 #include <utility>
 
-#include "runtime/csrc/engine/reachable.h"
 #include "runtime/csrc/graph/neighbours.h"
 
 namespace dtr {
@@ -68,7 +66,7 @@ void Needs::update(Value& value) {
 
 // What it counts is not what it was.
 void Needs::renew(Value& value) {
-  if (!tapes_.foretell()) return;
+  if (!follows()) return;
   if (value.need.round == round_) value.need.behind = least_behind(value);
   update(value);
 }
@@ -103,12 +101,12 @@ void Needs::update_behind(Value& value, Nanos before) {
 
 // It has lost its content: from now on its inputs are needed when it is.
 void Needs::lost(Value& value) {
-  if (tapes_.foretell()) update_behind(value, Tapes::kNever);
+  if (follows()) update_behind(value, Tapes::kNever);
 }
 
 // It is back, or goes for good.
 void Needs::returned(Value& value) {
-  if (!tapes_.foretell()) return;
+  if (!follows()) return;
   const Nanos before = of(value), own = value.need.next;
   const std::uint32_t round = std::exchange(value.need.round, round_);
   value.need.next = Tapes::kNever;
@@ -116,34 +114,6 @@ void Needs::returned(Value& value) {
   value.need.next = own;
   value.need.round = round;
   if (value.resident() && passes_on(value)) renew_stones(value);
-}
-
-// In the middle of a step another tape is followed: by falling urgency, so that each value passes
-// its need on once.
-void Needs::find_all() {
-  using Needed = std::pair<Nanos, Value*>;  // An older need of a value is passed over.
-  std::priority_queue<Needed, std::vector<Needed>, std::greater<>> passing;
-  const std::unordered_set<Value*> values = reachable(columns_, owned_);
-  for (Value* value : values) {
-    value->need.round = round_;
-    value->need.behind = Tapes::kNever;
-    value->need.next = tapes_.next_use(*value);
-  }
-  for (Value* value : values) {
-    if (passes_on(*value)) passing.emplace(value->need.next, value);
-  }
-  while (!passing.empty()) {
-    const auto [need, value] = passing.top();
-    passing.pop();
-    if (need != value->need.next) continue;
-    for_each_input(*value, [&, need = need, made = value](Value& input) {
-      if (!counts(input, *made)) return;
-      input.need.behind = std::min(input.need.behind, need);
-      if (input.need.behind >= input.need.next) return;
-      input.need.next = input.need.behind;
-      if (passes_on(input)) passing.emplace(input.need.next, &input);
-    });
-  }
 }
 
 // ---- The tape
@@ -155,33 +125,30 @@ bool Needs::end_operator(Nanos cost) {
   return foretold;
 }
 
-void Needs::end_step() {
-  if (!on_) return;
-  // What the program holds is needed behind the end.
-  for (const Value* value : owned_) tapes_.outlives(*value);
-  if (!tapes_.end_step()) return;
-  ++round_;
-  neighbourhood_.foretold(tapes_.foretell());
-  tapes_.foretell() ? columns_.set_all_needs(tapes_.length()) : show_all();
-  await_anew();
-}
-
 void Needs::another_tape() {
   ++round_;
-  neighbourhood_.foretold(tapes_.foretell());
-  if (tapes_.foretell()) find_all();
-  show_all();
-  await_anew();
+  behind_ = true;
 }
 
-void Needs::show_all() {
-  for (std::size_t row = 0; row < columns_.count(); ++row) show(*columns_.value(row));
+void Needs::catch_up() {
+  if (!std::exchange(behind_, false)) return;
+  neighbourhood_.foretold(tapes_.foretell());
+  if (tapes_.foretell()) {
+    columns_.set_all_needs(tapes_.length());
+    // The latest first: as a rule it is needed soonest, and then each value passes on one need.
+    for (Value* value : std::views::reverse(tapes_.accessed())) {
+      if (value) update(*value);
+    }
+  } else {
+    for (std::size_t row = 0; row < columns_.count(); ++row) show(*columns_.value(row));
+  }
+  await_anew();
 }
 
 void Needs::check() const {
   awaited_.check();
   for (const auto& [need, value] : awaited_.entries()) {
-    if (!tapes_.foretell()) return;
+    if (!follows()) return;
     const Nanos foretold = first_need(*value);
     const bool late = need == Tapes::kNever && foretold < tapes_.begin_of(0);
     if (need != foretold && !late) throw std::logic_error("engine: what is awaited has its need");
@@ -189,7 +156,7 @@ void Needs::check() const {
 }
 
 void Needs::check(const Value& value) const {
-  if (!tapes_.foretell() || !value.producer) return;
+  if (!follows() || !value.producer) return;
   if (of(value) != std::min(tapes_.next_use(value), least_behind(value))) {
     throw std::logic_error("engine: a need is that of the next use, direct or behind");
   }

@@ -8,8 +8,10 @@
 // (stepping_stones.h) is also needed when its larger value is, even if that is resident. While no
 // tape predicts, needs are not used. Constants have no need.
 //
-// When a step begins, no value was accessed in it yet, so all needs are the end of the step. To set
-// all at once, we begin a new round: a need set in an older round counts as the step's end.
+// A value not accessed in this step is needed at the step's end. So when a step begins, or another
+// tape is followed, we begin a new round: a need set in an older round counts as the step's end.
+// The needs of the values accessed in this step are found when the next victim is chosen
+// (catch_up). A program from which nothing is evicted does not pay for them.
 
 #pragma once
 
@@ -26,14 +28,10 @@ namespace dtr {
 
 class Needs {
  public:
-  // `on`: whether steps are recorded on tapes. `owned`: the program's recomputable values.
+  // `on`: whether steps are recorded on tapes.
   Needs(bool on, ScoreColumns& candidates, Neighbourhood& neighbourhood,
-        const SteppingStones& stones, const std::vector<Value*>& owned)
-      : on_(on),
-        columns_(candidates),
-        neighbourhood_(neighbourhood),
-        stones_(stones),
-        owned_(owned) {}
+        const SteppingStones& stones)
+      : on_(on), columns_(candidates), neighbourhood_(neighbourhood), stones_(stones) {}
 
   // Call begin_operator() when an operator of the program or compiled code begins, accessed() for
   // each argument and result, end_operator() when it ends, end_step() when a step ends (tape.h).
@@ -43,10 +41,12 @@ class Needs {
   void accessed(Value& value) {
     if (!on_) return;
     tapes_.accessed(value);
-    if (tapes_.foretell()) update(value);
+    if (follows()) update(value);
   }
   bool end_operator(Nanos cost);  // Returns whether a tape predicted the operator.
-  void end_step();
+  void end_step() {
+    if (on_ && tapes_.end_step()) another_tape();
+  }
   void advance(Nanos time) {  // Adds time between operators.
     if (on_) tapes_.advance(time);
   }
@@ -56,11 +56,13 @@ class Needs {
   Nanos of(const Value& value) const;
   void show(const Value& value) {  // Copies the value's times to its row (columns.h).
     columns_.copy_times(value);
-    if (tapes_.foretell()) columns_.set_need(value.candidate, of(value));
+    if (follows()) columns_.set_need(value.candidate, of(value));
   }
   void renew(Value& value);     // Computes the value's need anew.
   void lost(Value& value);      // Call when the value has lost its content.
   void returned(Value& value);  // Call when the value is resident again, or before it is erased.
+  void forget(const Value& value) { tapes_.forget(value); }  // Call before the value is freed.
+  void catch_up();                                           // Call before rows are scored.
 
   // These serve copies from the swap that begin before the program uses the value (ahead.cpp). Call
   // due() between operators: it returns the missing values whose copies must begin now, soonest
@@ -76,6 +78,7 @@ class Needs {
   void check(const Value& value) const;
 
  private:
+  bool follows() const { return tapes_.foretell() && !behind_; }
   bool counts(const Value& value, const Value& made) const;
   bool passes_on(const Value& value) const;
   Nanos least_behind(const Value& value) const;
@@ -85,9 +88,7 @@ class Needs {
   void renew_stones(Value& value);
   template <class Changes>
   void tell_inputs(Value& value, Nanos before, const Changes& changes);
-  void find_all();
   void another_tape();
-  void show_all();
   Nanos first_need(const Value& value) const;
   void await_anew();
 
@@ -95,9 +96,9 @@ class Needs {
   ScoreColumns& columns_;
   Neighbourhood& neighbourhood_;
   const SteppingStones& stones_;
-  const std::vector<Value*>& owned_;
   Tapes tapes_;
   std::uint32_t round_ = 1;  // A need set in an older round counts as the step's end.
+  bool behind_ = false;
   Awaited awaited_;
   Nanos link_free_at_ = 0ns;  // When the last copy begun will end, on the tape's clock.
 };

@@ -28,15 +28,15 @@ void Tapes::accessed(Value& value) {
   mix(order_, met ? place - value.access : -1);  // Not 0, which changes no hash of 0.
   mix(bytes_, value.size);
   const Nanos now = written_.begins.back();
-  if (met) written_.next[value.access] = now;
+  if (met) {
+    written_.next[value.access] = now;
+    accessed_[value.access] = nullptr;
+  }
   if (from_step_before(value)) before_->in_next_step[value.access] = now;
   written_.next.push_back(kNever);
+  accessed_.push_back(&value);
   value.access = place;
   value.step = step_;
-}
-
-void Tapes::outlives(const Value& value) {
-  if (value.step == step_) written_.next[value.access] = written_.length;
 }
 
 Tapes::Hash Tapes::hash() const {
@@ -98,8 +98,12 @@ bool Tapes::end_step() {
   const bool foretold = followed_ != nullptr;
   const bool whole = !written_.hashes.empty() && written_.begins.size() < kLongest;
   Tape* const before = kept_.empty() ? nullptr : &kept_.front();
+  for (const Value* value : accessed_) {  // What the program holds is needed behind the end.
+    if (value && value->owned != kNowhere) written_.next[value->access] = written_.length;
+  }
   if (whole) keep();
   written_ = {};
+  accessed_.clear();
   ++step_;
   order_ = bytes_ = 0;
   other_bytes_ = false;

@@ -19,7 +19,7 @@
 // the swap before they are used.
 //
 // Recomputations are not on a tape, because they depend on what was evicted. Cost: 16 bytes and
-// some nanoseconds for each operator and for each access. Source: Belady's rule (1966): evict what
+// some nanoseconds for each operator and for each access, and 8 more while the step runs. Source: Belady's rule (1966): evict what
 // is used last; we use it in DTR's score. Capuchin (Peng et al., ASPLOS 2020) also measures a
 // step's accesses, and plans by them.
 
@@ -46,8 +46,13 @@ class Tapes {
   // Both return whether a prediction may have changed.
   [[nodiscard]] bool end_operator(Nanos cost);
   [[nodiscard]] bool end_step();
-  void outlives(const Value& value);                     // Call before end_step() if it lives on.
+  void forget(const Value& value) {  // Call before the value is freed.
+    if (value.step == step_) accessed_[value.access] = nullptr;
+  }
   void advance(Nanos time) { written_.length += time; }  // Adds time between two operators.
+
+  // The values accessed in this step, in the order of their last accesses; null for other accesses.
+  const std::vector<Value*>& accessed() const { return accessed_; }
 
   bool foretell() const { return followed_ != nullptr; }
   // These return times on the followed tape; call them only if foretell(), and begin_of() only
@@ -84,8 +89,9 @@ class Tapes {
   bool from_step_before(const Value& value) const;
   void keep();
 
-  std::list<Tape> kept_;    // Latest first: the previous step's tape, if it was kept.
-  Tape written_;            // The tape of the present step.
+  std::list<Tape> kept_;  // Latest first: the previous step's tape, if it was kept.
+  Tape written_;          // The tape of the present step.
+  std::vector<Value*> accessed_;
   Tape* before_ = nullptr;  // kept_.front() if it is the previous step's, else null.
   const Tape* followed_ = nullptr;
   bool other_bytes_ = false;  // No tape has this step's hash of bytes.
