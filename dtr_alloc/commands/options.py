@@ -137,9 +137,8 @@ def wide_console() -> "Console":
     return Console(width=max(shutil.get_terminal_size().columns, 100))
 
 
-def needs_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise click.ClickException("pictures are drawn with matplotlib: pip install matplotlib")
+def has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def needs_place_for(path: Path) -> None:
@@ -165,7 +164,8 @@ def needs_place_for_picture(path: Path | None) -> None:
     """The same, of a picture, if there is to be one."""
     if path is None:
         return
-    needs_matplotlib()
+    if not has_matplotlib():
+        raise click.ClickException("pictures are drawn with matplotlib: pip install matplotlib")
     needs_place_for(path)
     from matplotlib.backend_bases import FigureCanvasBase
 

@@ -9,8 +9,8 @@ from dtr_alloc.commands.options import (
     BUDGET,
     OURS_FIRST,
     explained,
+    has_matplotlib,
     names,
-    needs_matplotlib,
     needs_place_for,
     needs_place_for_picture,
     program,
@@ -67,8 +67,6 @@ def demo(
     Exits with 1 where a result differs from eager's, the pool's peak is above the budget, a budget
     below eager's peak evicts nothing, or half of the activation peak is not enough.
     """
-    needs_matplotlib()
-
     import torch
 
     from dtr_alloc.demo import MODELS, Plan, draw, table, write_json
@@ -88,7 +86,8 @@ def demo(
             f"the folder {out} cannot be made: {error.strerror}; give --out another"
         ) from error
     needs_place_for(json)
-    needs_place_for_picture(picture)
+    if has_matplotlib():
+        needs_place_for_picture(picture)
     plan = Plan(budgets, steps, rounds)
     torch.set_num_threads(threads)
 
@@ -96,8 +95,11 @@ def demo(
     comparisons = compare_all({name: MODELS[name] for name in names}, plan, console)
     console.print(table(comparisons))
     write_json(json, comparisons, plan)
-    draw(picture, comparisons)
-    console.print(f"Wrote {json} and {picture}.")
+    if has_matplotlib():
+        draw(picture, comparisons)
+        console.print(f"Wrote {json} and {picture}.")
+    else:
+        console.print(f"Wrote {json}, and no picture: pip install matplotlib")
     failures = [failure for comparison in comparisons for failure in comparison.failures()]
     for failure in failures:
         console.print(f"[bold red]Failed:[/] {failure}")

@@ -3,15 +3,16 @@
 import json
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
 from dtr_alloc.demo.train import Comparison, Plan, Row, label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MIB = 1 << 20
 HEADINGS = [
@@ -117,6 +118,8 @@ def draw(path: Path, comparisons: list[Comparison]) -> None:
     """Draws a panel per model: pool bytes live over the operators of one step, eager and at each
     budget, with the budgets as dashed lines.
     """
+    from matplotlib.figure import Figure
+
     columns = min(3, len(comparisons))
     rows = -(-len(comparisons) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.1 * rows + 0.7), layout="constrained", dpi=150)
@@ -152,7 +155,7 @@ def _colour(ratios: list[float], ratio: float) -> str:
     return BUDGET_COLOURS[ratios.index(ratio) % len(BUDGET_COLOURS)]
 
 
-def _panel(axes: Axes, comparison: Comparison) -> None:
+def _panel(axes: "Axes", comparison: Comparison) -> None:
     ratios = _ratios(comparison)
     if comparison.timeline is not None:
         bytes_live = comparison.timeline / MIB

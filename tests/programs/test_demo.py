@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -303,3 +304,16 @@ def test_the_command_exits_with_1_on_a_difference_and_writes_its_files_anyway(
     assert ("differs from eager in" in " ".join(result.output.split())) is broken
     assert json.loads((out / "demo.json").read_text())["ok"] is not broken
     assert (out / "demo.png").exists()
+
+
+def test_the_demo_runs_without_matplotlib_and_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("dtr_alloc.commands.programs.has_matplotlib", lambda: False)
+    monkeypatch.setattr("dtr_alloc.demo.MODELS", {"gpt": tiny_gpt})
+    arguments = ["demo", "--steps", "2", "--rounds", "1", "--budget", "50%"]
+    result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "no picture: pip install matplotlib" in " ".join(result.output.split())
+    assert [file.name for file in tmp_path.iterdir()] == ["demo.json"]
