@@ -81,7 +81,7 @@ class EventLog final : public BlockWatcher {
 
   struct Kept {
     std::vector<Event> events;  // First what made the blocks that were live when the rest began.
-    std::int64_t dropped = 0;   // Number of older events that are not among them.
+    std::int64_t dropped = 0;   // Number of events left out, but for those of live blocks.
   };
   Kept kept() const;
 
