@@ -78,6 +78,19 @@ def test_of_several_values_for_one_place_the_one_that_was_written_stays(
         assert dtr_alloc.evict(made)
 
 
+def test_a_deterministic_mode_that_only_warns_gives_no_order_to_what_has_no_such_variant(
+    threads: Callable[[int], None],
+) -> None:
+    threads(2)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    values, places = torch.randn(1, 64, 128, 128), torch.zeros(1, 64, 128, 128).long()
+    with dtr_alloc.rematerialize("256MiB"):
+        with pytest.warns(UserWarning, match="deterministic"):
+            made = torch.ops.aten.max_unpool2d(values, places, [64, 64])
+        assert not dtr_alloc.evict(made)
+        assert dtr_alloc.evict(ADDED["index_put"](torch.zeros(1000), index()))
+
+
 @pytest.mark.parametrize("way", ["one thread", "deterministic"])
 @pytest.mark.parametrize("name", ["index_put_", "index_put", "put_", "put"])
 def test_where_it_repeats_itself_it_is_evicted_and_recomputed(

@@ -205,10 +205,15 @@ bool Interception::recordable(Call& call, const torch::jit::Stack& stack) const 
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
-  if (device_.device.is_cpu() && info.differs_in_each_run(stack)) {
-    if (!at::globalContext().deterministicAlgorithms()) return false;
+  if (info.unordered.ever() && differs_in_each_run(call, stack, DeterministicMode::now())) {
+    return false;
   }
   return !info.draws_elsewhere(stack);
+}
+
+bool Interception::differs_in_each_run(const Call& call, const torch::jit::Stack& stack,
+                                       DeterministicMode mode) const {
+  return call.info.unordered.differs(call.stacked_arguments(stack), device_.work != nullptr, mode);
 }
 
 // Whatever the operator.
@@ -341,8 +346,10 @@ void Interception::record(Call& call, OperatorCall& engaged, const torch::jit::S
   if (detector_) verify_constants(call);
   const Switches::Number switches = session_.locks().under_way.switches();
   // What recordable() saw may have been a replay's of another thread.
-  const bool unordered = device_.device.is_cpu() && call.info.differs_in_each_run(stack);
-  if (unordered && !Switches::deterministic(switches)) return;
+  if (call.info.unordered.ever() &&
+      differs_in_each_run(call, stack, Switches::deterministic(switches))) {
+    return;
+  }
   Op* op = Recipe::record(engine_, call.info, call.keys, stack, call.arguments,
                           std::move(call.random), switches);
   if (!op) return;

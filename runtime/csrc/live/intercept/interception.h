@@ -35,6 +35,8 @@ class Interception {
   void gather(Call& call, const torch::jit::Stack& stack) const;
   void add_argument(Call& call, TensorArgument& argument) const;
   bool recordable(Call& call, const torch::jit::Stack& stack) const;
+  bool differs_in_each_run(const Call& call, const torch::jit::Stack& stack,
+                           DeterministicMode mode) const;
   inline bool may_record(const Call& call) const;
   inline bool records(const Call& call) const;
   inline bool takes_turn(const Call& call) const;

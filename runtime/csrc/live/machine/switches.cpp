@@ -306,8 +306,9 @@ Switches::Number Switches::now() {
   return known.last;
 }
 
-bool Switches::deterministic(Number number) {
-  return known_states().all[number][kDeterministic] & 1;
+DeterministicMode Switches::deterministic(Number number) {
+  const Setting setting = known_states().all[number][kDeterministic];
+  return {(setting & 1) != 0, (setting & 2) != 0};
 }
 
 SwitchesPut::SwitchesPut(Switches::Number there, Switches::Number wanted)

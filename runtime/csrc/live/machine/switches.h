@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/csrc/live/operators/unordered.h"
+
 namespace dtr {
 
 class Switches {
@@ -28,7 +30,7 @@ class Switches {
 
   // now() returns the current state's number. Both functions need the engine's lock.
   static Number now();
-  static bool deterministic(Number number);  // Whether that state has deterministic mode on.
+  static DeterministicMode deterministic(Number number);  // In that state.
 
   // For tests. names(): all switches. refuse(): setting `name` then throws ("": no name does).
   static std::vector<std::string> names();

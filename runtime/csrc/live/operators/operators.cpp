@@ -1,7 +1,5 @@
 #include "runtime/csrc/live/operators/operators.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -83,24 +81,6 @@ constexpr Row kRunningStatistics[] = {
 
 // A rate above zero makes the operator draw from a state in device memory, which it advances there.
 constexpr Row kUndeclaredDraws[] = {{"aten::_cudnn_rnn", "dropout"}};
-
-// Several threads add to one element, or write it, in the order in which they come. So bits differ
-// from run to run, but where the thread computes alone or torch was told to be deterministic. Seen
-// with torch 2.13 on the host (perf/survey/repeats.py); all else that adds up there, such as
-// scatter_add and index_add, repeats itself. The argument is a flag: without it nothing is added.
-// Empty: it always is.
-constexpr Row kUnordered[] = {
-    {"aten::index_put_", "accumulate"},
-    {"aten::index_put", "accumulate"},
-    {"aten::_index_put_impl_", "accumulate"},
-    {"aten::_index_put_impl", "accumulate"},
-    {"aten::_unsafe_index_put", "accumulate"},
-    {"aten::put_", "accumulate"},
-    {"aten::put", "accumulate"},
-    {"aten::_unsafe_masked_index_put_accumulate", ""},
-    {"aten::max_unpool2d", ""},
-    {"aten::max_unpool3d", ""},
-};
 
 template <std::size_t size>
 const Row* row_of(const Row (&rows)[size], std::string_view name) {
@@ -205,10 +185,6 @@ void add_undeclared(OperatorInfo& info, const FunctionSchema& schema) {
   if (const Row* row = row_of(kUndeclaredDraws, name)) {
     info.dropout = index_of(schema, row->argument);
   }
-  if (const Row* row = row_of(kUnordered, name)) {
-    info.unordered = true;
-    info.accumulates = index_of(schema, row->argument);
-  }
   if (begins_with_one_of(kWritingPrefixes, name)) info.writes = info.tensors;
 }
 
@@ -285,7 +261,7 @@ bool is_itemwise(const FunctionSchema& schema) {
 }  // namespace
 
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
-    : handle(op), name(c10::toString(op.operator_name())) {
+    : handle(op), name(c10::toString(op.operator_name())), unordered(op.schema()) {
   const FunctionSchema& schema = op.schema();
   const std::string& name = schema.name();
   arguments = schema.arguments().size();
@@ -313,12 +289,6 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   // Overloads that write their result somewhere, or read a second tensor, read more than a shape.
   shape_only =
       contains(kReadsOnlyShapes, name) && writes == 0 && __builtin_popcountll(tensors) == 1;
-}
-
-bool OperatorInfo::differs_in_each_run(const torch::jit::Stack& stack) const {
-  if (!unordered) return false;
-  const bool adds = accumulates < 0 || stack[stack.size() - arguments + accumulates].toBool();
-  return adds && at::get_num_threads() > 1;
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) { return table().at(op); }

@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <string>
 
+#include "runtime/csrc/live/operators/unordered.h"
+
 namespace dtr {
 
 struct OperatorInfo {
@@ -22,6 +24,7 @@ struct OperatorInfo {
 
   const c10::OperatorHandle handle;
   std::string name;
+  const Unordered unordered;
   std::uint32_t arguments = 0;
   std::uint32_t returns = 0;
   std::uint64_t tensors = 0;         // Bit i: argument i is or may hold tensors.
@@ -34,8 +37,6 @@ struct OperatorInfo {
   std::int32_t training = -1;        // Index of the flag to write `statistics`; -1: always.
   std::int32_t dropout = -1;  // Index of a rate; if above 0, the operator draws from its own state.
   bool random = false;
-  bool unordered = false;         // Adds in an order that differs from run to run.
-  std::int32_t accumulates = -1;  // Index of the flag to add at all; -1: it always adds.
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.
   bool uninitialized = false;  // Leaves some bytes of its results uninitialized.
   bool blank = false;          // Leaves all bytes to the caller, who may fill them by a pointer.
@@ -62,9 +63,6 @@ struct OperatorInfo {
   bool draws_elsewhere(const torch::jit::Stack& stack) const {
     return dropout >= 0 && stack[stack.size() - arguments + dropout].toDouble() > 0;
   }
-  // Whether a call on top of `stack`, on the host, may give other bits in each run as long as
-  // torch's deterministic mode is off.
-  bool differs_in_each_run(const torch::jit::Stack& stack) const;
   bool is(std::uint64_t mask, std::size_t argument) const { return mask >> argument & 1; }
 };
 
