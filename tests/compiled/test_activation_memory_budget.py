@@ -38,7 +38,7 @@ def _compiles_anew() -> None:
 @pytest.fixture
 def by_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The graphs run as they are, and draw as eager mode does."""
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._inductor import compile_fx, config
 
     def run(graph: torch.fx.GraphModule, inputs: object, **options: object) -> object:
