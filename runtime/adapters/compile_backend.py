@@ -115,7 +115,7 @@ class _Cut:
             for node in _nodes(graph):
                 if node.name in again and isinstance(node.meta.get("val"), torch.Tensor):
                     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-                node.meta.pop("memory_budget", None)  # Of a region, as the next.
+                # A region of the program may have a budget of its own.
                 node.meta.get("custom", {}).pop("_region_activation_memory_budget", None)
         return parts
 
