@@ -96,8 +96,7 @@ def backend(
 
 
 class _Cut:
-    """Cuts a joint graph in two, so that backward draws nothing again, as `way` does: torch's, or
-    the program's own."""
+    """Cuts a joint graph in two, as `way` does, so that the backward graph draws nothing again."""
 
     def __init__(self, way: Callable[..., Any]) -> None:
         self._way = way
@@ -115,7 +114,6 @@ class _Cut:
             for node in _nodes(graph):
                 if node.name in again and isinstance(node.meta.get("val"), torch.Tensor):
                     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-                # A region of the program may have a budget of its own.
                 node.meta.get("custom", {}).pop("_region_activation_memory_budget", None)
         return parts
 
