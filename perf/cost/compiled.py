@@ -4,7 +4,9 @@ Each block of a GPT, a ResNet and, where the transformers library is installed, 
 by `backend="dtr_alloc"`. The base is the same compiled model without a budget, in our pool
 (`dtr_alloc.measure()`). Beside it run budgets, and torch's own way to save memory in compiled code:
 the whole model compiled by Inductor with an `activation_memory_budget`. Its peak, measured in our
-pool, is then our budget, so that both have the same memory.
+pool, is then our budget, so that both have the same memory. Its gradients are compared with those
+of the whole model without a budget: where they are wrong, as with dropout, the row says so and has
+no time.
 
 Budgets are shares of the activation peak, as in the demo: the base's peak beyond gradients and
 optimizer state. The smallest budget is found by bisection, to a hundredth, and told as a share of
@@ -25,7 +27,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from measurement import origin, provenance, write_json
 from torch import nn
 from torch._functorch import config as functorch
+from torchs_budget import WRONG, gradient_error, whole
 
 import dtr_alloc
 from dtr_alloc.demo import Job, Plan
@@ -61,6 +64,8 @@ class Row:
     identical: bool | None = None
     rematerializations: int = 0
     note: str = ""
+    gradient_error: float | None = None
+    """Of torch's ways: from the same without a budget, relative."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,7 @@ class Model:
         return job
 
     def whole(self) -> Job:
-        job = self.make()
-        job.model.compile()
-        return job
+        return whole(self.make())
 
 
 def models(quick: bool) -> dict[str, Model]:
@@ -90,6 +93,7 @@ def models(quick: bool) -> dict[str, Model]:
     picture = {"blocks": 3, "width": 32, "side": 48}
     found = {
         "gpt": Model(lambda: gpt(**size), (TransformerBlock,)),
+        "gpt, no dropout": Model(lambda: gpt(**size, dropout=0.0), (TransformerBlock,)),
         "resnet": Model(lambda: resnet(**picture), (BasicBlock,)),
     }
     if importlib.util.find_spec("transformers"):
@@ -134,21 +138,26 @@ def compare(name: str, model: Model, rounds: int, steps: int, quick: bool) -> li
     ways: dict[str, tuple[Make, int | None, float | None]] = {
         "no budget": (model.by_block, None, None)
     }
+    errors: dict[str, float] = {}
     for share in BUDGETS[:1] if quick else BUDGETS:
         ways[f"at {share:.0%}"] = (model.by_block, int(share * activations) + fixed, None)
     for share in TORCHS[:1] if quick else TORCHS:
         functorch.activation_memory_budget = share
         peak = run(model.whole, 2).stats[-1].peak_bytes
         functorch.activation_memory_budget = 1.0
-        ways[f"torch's {share}"] = (model.whole, None, share)
+        way = f"torch's {share}"
+        errors[way] = gradient_error(model.whole, share)
+        ways[way] = (model.whole, None, share)
         ways[f"ours, as torch's {share}"] = (model.by_block, peak, None)
     if not quick:
         ways["smallest"] = (model.by_block, smallest(model.by_block, base, fixed), None)
     runs: dict[str, list[Training]] = {way: [] for way in ways}
-    notes: dict[str, str] = {}
+    notes = {way: "wrong gradients" for way, error in errors.items() if error > WRONG}
     for turn in range(rounds):
         first = turn % len(ways)
         for way in [*ways, *ways][first : first + len(ways)]:
+            if way in errors and way in notes:
+                continue
             make, budget, share_of_torch = ways[way]
             print(f"{name}, round {turn + 1} of {rounds}, {way}", file=sys.stderr)
             functorch.activation_memory_budget = share_of_torch or 1.0
@@ -160,7 +169,10 @@ def compare(name: str, model: Model, rounds: int, steps: int, quick: bool) -> li
             finally:
                 functorch.activation_memory_budget = 1.0
     return [
-        row(name, way, ways[way][1], runs[way], runs["no budget"], notes.get(way, ""))
+        replace(
+            row(name, way, ways[way][1], runs[way], runs["no budget"], notes.get(way, "")),
+            gradient_error=errors.get(way),
+        )
         for way in ways
     ]
 
@@ -187,8 +199,8 @@ def row(
 
 def table(rows: list[Row]) -> str:
     """The rows as text: MiB, ratios, and the budget's share of the peak without one."""
-    head = ("model", "way", "budget", "peak", "of peak", "step", "bits", "recomputed")
-    lines = ["{:<7} {:<20} {:>8} {:>8} {:>8} {:>6} {:>6} {:>11}".format(*head)]
+    head = ("model", "way", "budget", "peak", "of peak", "step", "bits", "gradients", "recomputed")
+    lines = ["{:<15} {:<20} {:>8} {:>8} {:>8} {:>15} {:>6} {:>11} {:>10}".format(*head)]
     whole = {one.model: one.peak_bytes for one in rows if one.way == "no budget"}
     for one in rows:
         budget, peak = (
@@ -200,9 +212,10 @@ def table(rows: list[Row]) -> str:
         share = f"{most / base:.3f}" if most and base else "-"
         step = one.note or f"{one.slowdown:.2f}"
         same = "" if one.identical is None else "same" if one.identical else "other"
+        error = "" if one.gradient_error is None else f"{one.gradient_error:.1e} off"
         lines.append(
-            f"{one.model:<7} {one.way:<20} {budget:>8} {peak:>8} {share:>8} {step:>6} "
-            f"{same:>6} {one.rematerializations:>11,}"
+            f"{one.model:<15} {one.way:<20} {budget:>8} {peak:>8} {share:>8} {step:>15} "
+            f"{same:>6} {error:>11} {one.rematerializations:>10,}"
         )
     return "\n".join(lines)
 

@@ -16,7 +16,8 @@ convolutions of unet):
 - checkpoint sqrt N: checkpoint_sequential, as many segments as the root of the number of blocks.
 - selective: checkpoint around each block that keeps what matrix products, convolutions and
   attention computed (create_selective_checkpoint_contexts).
-- compile 0.5, compile 0.3: torch.compile with that activation_memory_budget.
+- compile 0.5, compile 0.3: torch.compile with that activation_memory_budget. Where that makes
+  gradients wrong, as with dropout, the row says so and has no times.
 - checkpoint, edited: treelstm has no blocks, its state is one recursive method; here that is
   wrapped so that every node is a checkpoint within its parent's.
 
@@ -53,6 +54,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torchs_budget import WRONG, gradient_error, whole
 
 import dtr_alloc
 from dtr_alloc.demo import MODELS, Job, Plan
@@ -85,6 +87,8 @@ class Row:
     wall: dict[str, float] = field(default_factory=dict)
     """The four slowdowns on the wall."""
     note: str = ""
+    gradient_error: float | None = None
+    """Of a compiled peer: from the same without a budget, relative."""
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -132,16 +136,15 @@ def compiled(job: Job, budget: float) -> Job:
     if isinstance(job.model, TreeLSTM):
         raise NotImplementedError("is compiled anew for every tree")
     functorch.activation_memory_budget = budget  # Read when the first step compiles.
-    job.model.compile()
-    return job
+    return whole(job)
 
 
+BUDGETS = {"compile 0.5": 0.5, "compile 0.3": 0.3}
 PEERS: dict[str, Callable[[Job], Job]] = {
     "checkpoint": each_block,
     "checkpoint sqrt N": square_root,
     "selective": selective,
-    "compile 0.5": functools.partial(compiled, budget=0.5),
-    "compile 0.3": functools.partial(compiled, budget=0.3),
+    **{peer: functools.partial(compiled, budget=budget) for peer, budget in BUDGETS.items()},
     "checkpoint, edited": every_node,
 }
 
@@ -193,6 +196,11 @@ def compare(model: str, peers: list[str], plan: Plan) -> list[Row]:
         def remade(peer: str = peer) -> Job:
             return PEERS[peer](make())
 
+        if peer in BUDGETS and not isinstance(make().model, TreeLSTM):
+            row.gradient_error = gradient_error(lambda: whole(make()), BUDGETS[peer])
+            if row.gradient_error > WRONG:
+                row.note = f"gradients are wrong: {row.gradient_error:.0%} off"
+                continue
         try:
             measured = in_pool(remade, plan)
         except NotImplementedError as reason:

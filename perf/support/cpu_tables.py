@@ -233,7 +233,7 @@ def compiled() -> Table:
     for model in dict.fromkeys(name for name, _ in found):
         whole = found[model, "no budget"]["peak_bytes"]
         ways = ("at 70%", "at 50%", "at 30%", "smallest", "torch's 0.5", "ours, as torch's 0.5")
-        steps = [ratio(found[model, way]["slowdown"]) for way in ways]
+        steps = [found[model, way]["note"] or ratio(found[model, way]["slowdown"]) for way in ways]
         smallest = percent(found[model, "smallest"]["peak_bytes"] / whole)
         rows.append((model, *steps[:3], f"{steps[3]} at {smallest}", *steps[4:]))
     head = ("step vs. no budget", "70 %", "50 %", "30 %", "smallest, of the peak")

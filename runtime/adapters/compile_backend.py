@@ -7,6 +7,9 @@ and computed again by running the graph again. What a backward graph reads is br
 until it lets it go (compiled_code.py); its mark tells what of it the graph may write over. Outside
 of scopes graphs are called as torch calls them.
 
+Where torch's `activation_memory_budget` has a backward graph draw random numbers again, gradients
+would be wrong. The joint graph is cut anew then: with its seeds saved or else without that budget.
+
 AOTAutograd's cache gives graphs back without asking a backend, so without marks. It is off for this
 backend; Inductor's own cache, which saves most of the time, stays. Costs a walk over each graph as
 it is compiled.
@@ -18,10 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.adapters import compiled_code
 
+compiled_code.backend_has_compiled = False  # Torch imports this module when it is asked for it.
 # Of higher-order operators: those that write nothing and have no effect but their results.
 _PURE = frozenset(
     (
@@ -30,6 +35,7 @@ _PURE = frozenset(
         *("triton_kernel_wrapper_functional", "wrap_with_autocast", "wrap_with_set_grad_enabled"),
     )
 )
+_BUDGET = "activation_memory_budget"
 _TORCHS = ("aten", "prims", "inductor", "quantized", "mkldnn", "mkl", "onednn", "rngprims")
 
 
@@ -45,20 +51,31 @@ def backend(
     Args:
         graph: what to compile.
         inputs: examples of its arguments.
-        mode, options: Inductor's, as `torch.compile` takes them.
+        mode, options: Inductor's, as `torch.compile` takes them, and torch's
+            ``"activation_memory_budget"``, the share of activations to save, from 0 to 1.
 
     Raises:
         ValueError: `mode`, `options` or Inductor's configuration ask for CUDA graphs, whose memory
-            cannot be evicted.
+            cannot be evicted; an option is unknown; that share is not from 0 to 1.
 
     Example:
         >>> import torch, dtr_alloc
         >>> from dtr_alloc.runtime.adapters.compile_backend import backend
         >>> block = torch.compile(torch.nn.Linear(8, 8), backend=backend)
     """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
+    budget = config.pop(_BUDGET, torch._functorch.config.activation_memory_budget)
+    if not isinstance(budget, (int, float)) or not 0 <= budget <= 1:
+        raise ValueError(f"{_BUDGET} is {budget!r}: it must be a number from 0 to 1")
+    if unknown := config.keys() - torch._inductor.list_options():
+        raise ValueError(
+            f'backend "dtr_alloc" has no options {sorted(unknown)}: it has "{_BUDGET}" and those '
+            "of torch._inductor.list_options()"
+        )
     if config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
         asked = "torch._inductor.config.triton.cudagraphs"
         if "triton.cudagraphs" in config:
@@ -68,10 +85,49 @@ def backend(
             'memory cannot be evicted: use mode "default" or "max-autotune-no-cudagraphs", and '
             "leave that option and Inductor's configuration of that name False"
         )
-    without_cache = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
-    with torch._functorch.config.patch(without_cache):
-        made = compile_fx(graph, inputs, inner_compile=_compile, config_patches=config or None)
+    compiled_code.backend_has_compiled = True
+    own = config.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
+    config["custom_partitioner_fn"] = _Cut(own or min_cut_rematerialization_partition)
+    CustomPartitionerFn.register(_Cut)  # A subclass would import Inductor with this module.
+    caches = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
+    with torch._functorch.config.patch({_BUDGET: budget, **caches}):
+        made = compile_fx(graph, inputs, inner_compile=_compile, config_patches=config)
     return cast(Callable[..., Any], made)
+
+
+class _Cut:
+    """Cuts a joint graph in two, as `way` does, so that the backward graph draws nothing again."""
+
+    def __init__(self, way: Callable[..., Any]) -> None:
+        self._way = way
+
+    def uuid(self) -> Any:  # Inductor's cache asks for it.
+        return getattr(self._way, "uuid", lambda: __name__)()
+
+    def __call__(self, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        asked = torch._functorch.config.activation_memory_budget
+        for budget in (asked, max(asked, 1e-9), 1.0):  # At 0 torch saves not even what it must.
+            with torch._functorch.config.patch({_BUDGET: budget}):
+                parts = self._way(graph, *args, **kwargs)
+            if not (again := _drawn_again(*parts)):
+                break
+            for node in _nodes(graph):
+                if node.name in again and isinstance(node.meta.get("val"), torch.Tensor):
+                    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                node.meta.get("custom", {}).pop("_region_activation_memory_budget", None)
+        return parts
+
+
+def _drawn_again(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> set[str]:
+    """Names of what the backward graph draws, or has in common with forward and may draw."""
+    ran = {node.name for node in _nodes(forward)}
+    return {
+        node.name
+        for node in _nodes(backward)
+        if isinstance(node.target, torch._ops.OpOverload)
+        and _may_draw(node.target)
+        and (node.name in ran or torch.Tag.nondeterministic_seeded in node.target.tags)
+    }
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -84,7 +140,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) 
         compiled = compile_fx_inner(graph, inputs, **kwargs)
         compiled_code.mark_overwritten(compiled, overwritten)
         return compiled
-    calls, name = list(_calls(graph)), _name()  # Before Inductor rewrites the graph.
+    calls, name = [node.target for node in _nodes(graph)], _name()  # Before Inductor rewrites it.
     why_not = next(filter(None, map(_obstacle, calls)), None)
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     results, random = len(output.args[0]), any(map(_may_draw, calls))
@@ -104,13 +160,11 @@ def _name() -> str:
     return f"compiled::{get_aot_graph_name()}"
 
 
-def _calls(graph: torch.fx.GraphModule) -> Iterator[Any]:
-    """What the graph and those inside it call."""
+def _nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """Of the graph and those inside it."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                if node.op == "call_function":
-                    yield node.target
+            yield from module.graph.nodes
 
 
 def _obstacle(call: Any) -> str | None:

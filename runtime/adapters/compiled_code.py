@@ -29,6 +29,7 @@ _GRAPHS = ("CompiledFxGraph", "CompiledAOTI")
 _MARK = "_dtr_alloc_region"
 _OVERWRITTEN = "_dtr_alloc_overwritten"
 _NAME = "_dtr_alloc_name"
+backend_has_compiled: bool | None = None  # None: nobody asked for ours (compile_backend.py).
 _names = itertools.count(int.from_bytes(os.urandom(7), "big"))
 
 

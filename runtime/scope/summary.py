@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import format_size, parse_size
+from dtr_alloc.runtime.adapters import compiled_code
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.steps import Steps
 
@@ -121,6 +122,9 @@ def _compiled_code(core: _core.Session, budget: int | None) -> Iterator[Row]:
     """What is told of it, if anything."""
     for text in core.stayed():
         yield "not recorded", "", text
+    if compiled_code.backend_has_compiled is False:
+        note = 'backend "dtr_alloc" was asked for, and has compiled nothing in this process'
+        yield "compiled code", "none", f"{note}: use torch.compile(module), not module.compile()"
     held = core.stats().largest_hold_bytes
     if budget is not None and held > budget / 3:
         note = f"{100 * held / budget:.0f} % of the budget held by one call: compile smaller blocks"

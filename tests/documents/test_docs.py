@@ -128,6 +128,7 @@ def run_command(line: str) -> None:
 
 # Of twelve trials none may have been better than another.
 @pytest.mark.filterwarnings("ignore:Target and region quantiles:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # Its own, as it compiles.
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # Torch 2.11 says so once.
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
 def test_the_code_of_a_document_runs(document: Path, folder: Path) -> None:
