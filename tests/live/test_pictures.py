@@ -153,6 +153,25 @@ def test_a_plot_without_matplotlib_says_what_is_missing(
 # ---- What is kept
 
 
+def test_each_picture_says_that_older_events_were_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    def texts(session: dtr_alloc.Session) -> list[str]:
+        session.plot(tmp_path / "memory.svg")
+        session.export_chrome_trace(tmp_path / "run.json")
+        moments = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+        return [*titles, str(session.held()).splitlines()[0], *(one["name"] for one in moments)]
+
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda _, text, **__: titles.append(text))
+    few = squeezed(events=100)
+    gap = f"{dumped(few, tmp_path)['allocator_settings']['dropped_events']:,} older events were"
+    assert sum(gap in text for text in texts(few)) == 3
+    assert not any("dropped" in text for text in texts(squeezed())[1:])
+
+
 @pytest.mark.parametrize("events", ["yes", 2.5, 0, -1, None])
 def test_a_wrong_number_of_events_is_refused(events: Any) -> None:
     with pytest.raises(ValueError, match="events is"):
