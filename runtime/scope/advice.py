@@ -139,9 +139,10 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     what = _described(seen, begun)
     if found is None:
         return f"{_MORE}: {what} needed less than this one"
+    do = f"{short_size(found)} do"
     if seen.steps and _run(simulators, rules, int(_BEYOND * at_least)) is not None:
-        return f"; by a simulation of {what} and of this one until here, {short_size(found)} do{_MORE}"
-    return f"; by a simulation of {what}, {short_size(found)} do"
+        return f"; by a simulation of {what} and of this one until here, {do}{_MORE}"
+    return f"; by a simulation of {what}, {do}"
 
 
 def _described(seen: _Seen, begun: bool) -> str:
