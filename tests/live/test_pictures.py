@@ -1,5 +1,6 @@
 """What pictures show of a scope's memory: what is held, plots, counters by class."""
 
+import gc
 import importlib.util
 import json
 import re
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import dtr_alloc
-from dtr_alloc.runtime.scope import sites
+from dtr_alloc.runtime.scope import sites, snapshot
 from dtr_alloc.runtime.scope.memory_history import CLASSES, History
 from tests.support.squeezed_training import SCRIPT, Layer, dumped, line_of, squeezed, train
 
@@ -195,6 +196,14 @@ def test_without_events_no_line_is_looked_up(monkeypatch: pytest.MonkeyPatch) ->
     with dtr_alloc.rematerialize("3MiB"):
         exec("torch.ones(1000).exp()", {"torch": torch})
     assert len(sites._sites) == known
+
+
+def test_no_module_and_no_picture_is_remembered(tmp_path: Path) -> None:
+    known = len(sites._names)
+    dumped(squeezed(), tmp_path)
+    gc.collect()
+    assert len(sites._names) <= known
+    assert snapshot._stack.cache_info().currsize == 0
 
 
 def test_evictions_are_the_same_with_events() -> None:
