@@ -12,8 +12,8 @@ SOURCES := $(foreach folder,dtr_alloc/pool/csrc dtr_alloc/pool/csrc/cuda runtime
   $(wildcard $(folder)/*.h $(folder)/*.cpp))
 ARGS :=
 
-# CUDA builds of torch: the oldest and the newest that are served, each in an environment of its
-# own.
+# CUDA builds of torch: the oldest and the newest that are served, and one between; each in an
+# environment of its own.
 CUDA_TORCHES := 2.11.0 2.14.1 2.15.0
 
 .PHONY: demo test beside-fallback test-all test-newest figures tables lint format clean dist wheel docs check-cuda gpu asan tsan asan-torch planted-faults mutants prove
@@ -106,8 +106,9 @@ tsan:
 	python3 tests/stress/run.py thread
 
 # The whole extension with torch and Python, under the address sanitizer: tests of threads,
-# exactness, sessions, histories, raw access and simulations. It sees our own accesses to freed
-# memory, torch's objects included. Python's leaks are not looked for. Some five minutes.
+# exactness, sessions, histories, raw access and simulations. It sees accesses of our code to freed
+# memory, torch's objects included, not those of torch's code. Leaks are not looked for. Some five
+# minutes.
 ASAN := build/asan-torch
 ASAN_TESTS := threads exactness session scope_ends scope_arguments recording histories raw_access \
   mutation compiled_code simulate simulate_reports resize swapped_values tape switches under_way \

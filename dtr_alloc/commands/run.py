@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from dtr_alloc.runtime.scope.run_script import Elsewhere
     from dtr_alloc.runtime.scope.session import Session
 
-_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+_LAUNCHERS = {
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+    *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+    *("accelerate.commands.accelerate_cli", "fabric", "lightning.fabric.cli"),
+    *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+}  # Scripts and modules.
 
 
 @click.command(context_settings=OURS_FIRST)
@@ -51,7 +56,7 @@ def run(
     from dtr_alloc.runtime.scope.run_script import Elsewhere, no_other_budget, run_script
 
     name, *args = words
-    if name in _LAUNCHERS or Path(name).name == "torchrun":
+    if Path(name).name in _LAUNCHERS:
         raise click.UsageError(
             f"{name} starts processes that would run without a budget: let it start dtr-alloc in "
             "each: torchrun --nproc-per-node 2 --no-python dtr-alloc run --budget 4GiB train.py"

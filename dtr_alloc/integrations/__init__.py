@@ -7,6 +7,7 @@ A scope is for the CPU: for a trainer on CUDA each raises a ValueError, which na
 import torch
 
 from dtr_alloc import Session, rematerialize
+from dtr_alloc.pool.size import Share, Size
 
 _LOGGED = ("peak_bytes", "evictions", "recompute_share")
 
@@ -27,7 +28,7 @@ class Budgeted:
         session: of the last training; None before.
     """
 
-    def __init__(self, budget: int | str | None) -> None:
+    def __init__(self, budget: Size | Share | None) -> None:
         self.budget = budget
         self.session: Session | None = None
 

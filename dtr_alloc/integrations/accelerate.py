@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from dtr_alloc import Session, rematerialize
 from dtr_alloc.integrations import logged
+from dtr_alloc.pool.size import Share, Size
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
 @contextmanager
-def budget(accelerator: "Accelerator", budget: int | str | None) -> Iterator[Session]:
+def budget(accelerator: "Accelerator", budget: Size | Share | None) -> Iterator[Session]:
     """Runs the body within a budget, and then logs by ``accelerator.log`` what it cost.
 
     Args:

@@ -129,9 +129,10 @@ def parse_size(size: Size, name: str = "budget", most: int = 2**63 - 1) -> int:
 
 
 def short_size(size: int) -> str:
-    """Returns a text of a size that is easy to remember, and at least `size`: "34MiB"."""
+    """Returns a text of a size that is easy to remember, at least `size`, and 1 % more at most
+    where that is 1 KiB or more: "33.9MiB"."""
     unit, name = (1 << 20, "MiB") if size >= 1 << 20 else (1 << 10, "KiB")
-    digits = 100 if size < 10 * unit else 1
+    digits = 100 if size < 10 * unit else 10 if size < 100 * unit else 1
     return f"{math.ceil(size * digits / unit) / digits:.10g}{name}"
 
 

@@ -8,9 +8,8 @@ divided by size and staleness, one of them, or neither. A picture for each cost.
 
 from __future__ import annotations
 
-from study import BUDGETS, lowest, named, options, overhead_at, tell
+from study import BUDGETS, lowest, options, overhead_at, tell
 
-from dtr_alloc import sweep
 from dtr_alloc.runtime.heuristic import ABLATIONS
 from dtr_alloc.runtime.simulate.plot import plot
 from dtr_alloc.runtime.simulate.sweep import write_csv
@@ -27,9 +26,7 @@ def main() -> None:
     chosen = options(__doc__, logs=True)
     names = [name for name in ABLATIONS if not chosen.quick or name.startswith("eqclass")]
     budgets = BUDGETS[::3] if chosen.quick else BUDGETS
-    results = named(
-        sweep(chosen.logs, names, budgets, mode="bytes", jobs=chosen.jobs, progress=True)
-    )
+    results = chosen.sweep(names, budgets)
     traces = list(dict.fromkeys(result.trace for result in results))
     rows: list[dict[str, object]] = []
     for name in names:

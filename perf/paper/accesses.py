@@ -10,9 +10,7 @@ matter to it. Runs that failed count up to their end, and are drawn hollow.
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from study import BUDGETS, named, options, ratio, tell, write_rows
-
-from dtr_alloc import sweep
+from study import BUDGETS, options, ratio, tell, write_rows
 
 HEURISTICS = ("dtr_full", "dtr", "dtr_local")
 
@@ -20,9 +18,7 @@ HEURISTICS = ("dtr_full", "dtr", "dtr_local")
 def main() -> None:
     chosen = options(__doc__, logs=True)
     budgets = BUDGETS[::3] if chosen.quick else BUDGETS
-    results = named(
-        sweep(chosen.logs, HEURISTICS, budgets, mode="bytes", jobs=chosen.jobs, progress=True)
-    )
+    results = chosen.sweep(HEURISTICS, budgets)
     traces = list(dict.fromkeys(result.trace for result in results))
     columns, high = min(4, len(traces)), -(-len(traces) // 4)
     figure = Figure(figsize=(3.2 * columns, 2.8 * high), layout="constrained", dpi=100)

@@ -10,9 +10,9 @@ and so does the baseline here; the paper's simulator recomputes views under all 
 
 from __future__ import annotations
 
-from study import BUDGETS, lowest, named, options, overhead_at, tell
+from study import BUDGETS, lowest, options, overhead_at, tell
 
-from dtr_alloc import SimulationResult, sweep
+from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.simulate.plot import plot
 from dtr_alloc.runtime.simulate.rules import Policy
 from dtr_alloc.runtime.simulate.sweep import write_csv
@@ -26,17 +26,7 @@ def main() -> None:
     budgets = BUDGETS[::3] if chosen.quick else BUDGETS
     results: list[SimulationResult] = []
     for policy in POLICIES:
-        results += named(
-            sweep(
-                chosen.logs,
-                [heuristic],
-                budgets,
-                policy=policy,
-                mode="bytes",
-                jobs=chosen.jobs,
-                progress=True,
-            )
-        )
+        results += chosen.sweep([heuristic], budgets, policy)
     rows = []
     for trace, kept in dict.fromkeys((r.trace, r.policy) for r in results):
         curve = [r for r in results if (r.trace, r.policy) == (trace, kept)]

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from study import BUDGETS, Options, lowest, named, options, overhead_at, tell
+from study import BUDGETS, Options, lowest, options, overhead_at, tell
 
-from dtr_alloc import Heuristic, SimulationResult, sweep
+from dtr_alloc import Heuristic, SimulationResult
 from dtr_alloc.runtime.simulate.plot import plot
 from dtr_alloc.runtime.simulate.sweep import FIGURE_2, write_csv
 
@@ -38,11 +38,9 @@ def study(chosen: Options) -> list[SimulationResult]:
         Heuristic("none", selection="random", seed=seed)
         for seed in range(1 if chosen.quick else SEEDS)
     ]
-    results = sweep(
-        chosen.logs, [*heuristics, *random], budgets, mode="bytes", jobs=chosen.jobs, progress=True
-    )
+    results = chosen.sweep([*heuristics, *random], budgets)
     fixed = [result for result in results if result.heuristic in heuristics]
-    return named([*fixed, *merged([r for r in results if r.heuristic not in heuristics])])
+    return [*fixed, *merged([r for r in results if r.heuristic not in heuristics])]
 
 
 def main() -> None:

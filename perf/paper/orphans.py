@@ -15,9 +15,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from study import Row, lowest, named, options, overhead_at, tell
+from study import Row, lowest, options, overhead_at, tell
 
-from dtr_alloc import Heuristic, SimulationResult, sweep
+from dtr_alloc import Heuristic, SimulationResult
 from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.simulate.rules import Policy
 
@@ -58,17 +58,7 @@ def main() -> None:
     budgets = [Share(share, whole=True) for share in shares]
     rows: list[Row] = []
     for way, (heuristic, policy) in WAYS.items():
-        results = named(
-            sweep(
-                chosen.logs,
-                [heuristic],
-                budgets,
-                policy=policy,
-                mode="bytes",
-                jobs=chosen.jobs,
-                progress=False,
-            )
-        )
+        results = chosen.sweep([heuristic], budgets, policy)
         for trace in dict.fromkeys(result.trace for result in results):
             rows.append(row(trace, way, [one for one in results if one.trace == trace]))
     rows.sort(key=lambda one: str(one["trace"]))

@@ -20,9 +20,10 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from measurement import origin
 
-from dtr_alloc import SimulationResult
+from dtr_alloc import Heuristic, SimulationResult, sweep
 from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.simulate.plot import short_name
+from dtr_alloc.runtime.simulate.rules import Policy
 
 OWN = Path(__file__).parent.parent / "traces"
 RESULTS = Path(__file__).parent / "results"
@@ -48,6 +49,24 @@ class Options:
         self.out.mkdir(parents=True, exist_ok=True)
         return self.out / f"{'_'.join(filter(None, (stem, self.tag, part)))}.{suffix}"
 
+    def sweep(
+        self,
+        heuristics: Iterable[str | Heuristic],
+        budgets: Iterable[Share],
+        policy: Policy = "eager",
+    ) -> list[SimulationResult]:
+        """Its logs by the paper's rules; traces are called by their file's name alone."""
+        results = sweep(
+            self.logs,
+            heuristics,
+            budgets,
+            policy=policy,
+            mode="bytes",
+            jobs=self.jobs,
+            progress=True,
+        )
+        return [replace(result, trace=short_name(result.trace)) for result in results]
+
 
 def options(description: str | None, *, logs: bool = False) -> Options:
     """Reads the command line; of a script that wants logs, ends it where there are none."""
@@ -71,11 +90,6 @@ def options(description: str | None, *, logs: bool = False) -> Options:
 
 BUDGETS = tuple(Share(tenth / 10, whole=True) for tenth in range(10, 0, -1))
 """Those of the paper: 1.0 to 0.1 of the peak."""
-
-
-def named(results: Iterable[SimulationResult]) -> list[SimulationResult]:
-    """The same, with traces called by their file's name alone."""
-    return [replace(result, trace=short_name(result.trace)) for result in results]
 
 
 def ratio(result: SimulationResult) -> float:

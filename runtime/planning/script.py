@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,9 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from dtr_alloc.pool.size import short_size
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
+from dtr_alloc.runtime.scope.out_of_memory import needed
 from dtr_alloc.runtime.scope.record import Recording, recorded
 from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
 from dtr_alloc.runtime.scope.scope import measure, rematerialize
@@ -163,11 +164,11 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
     watch, recording, log = _Watch(options["steps"]), Recording(), options["log"]
     elsewhere, within = Elsewhere(), options["within"]
     refused = False
-    needed: list[str] = []
+    least: int | None = None
 
     def raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
-            needed.extend(re.findall(r"at least ([\d.]+ \w+)", str(error))[:1])
+        nonlocal least
+        least = needed(error) if isinstance(error, torch.OutOfMemoryError) else None
         sys.__excepthook__(kind, error, trace)
 
     @contextmanager
@@ -203,8 +204,9 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
         sys.excepthook = before
     if refused:
         return {"opens_scope": True}
-    if within is not None and needed:
-        return {"problem": f"does not fit within {within}: give --within at least {needed[0]}"}
+    if within is not None and least:
+        more = f"give --within at least {short_size(least)}"
+        return {"problem": f"does not fit within {within}: {more}"}
     if elsewhere.steps and not watch.stepped:
         return {"problem": "trains in another thread, and a plan follows the script's first alone"}
     if code != 0 or not watch.marks:

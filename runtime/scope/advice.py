@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.pool.size import LARGEST_BUDGET
+from dtr_alloc.pool.size import LARGEST_BUDGET, short_size
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace.from_records import calls, trace_of, with_later_state
@@ -35,7 +35,6 @@ _SECONDS = 2.0  # For a search.
 _MARGIN = 0.03
 _BEYOND = 0.9  # What runs in so much of the request's budget has no such request.
 _PLENTY = 1 << 38
-_KIB, _MIB = 1 << 10, 1 << 20
 _MORE = "; a later request may need more"
 _NOT_FORETOLD = {
     _core.Watch.off: _MORE,
@@ -140,9 +139,10 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     what = _described(seen, begun)
     if found is None:
         return f"{_MORE}: {what} needed less than this one"
+    do = f"{short_size(found)} do"
     if seen.steps and _run(simulators, rules, int(_BEYOND * at_least)) is not None:
-        return f"; by a simulation of {what} and of this one until here, {_enough(found)} do{_MORE}"
-    return f"; by a simulation of {what}, {_enough(found)} do"
+        return f"; by a simulation of {what} and of this one until here, {do}{_MORE}"
+    return f"; by a simulation of {what}, {do}"
 
 
 def _described(seen: _Seen, begun: bool) -> str:
@@ -202,9 +202,3 @@ def _run(simulators: Iterable[Simulator], rules: Rules, budget: int) -> int | No
         evicts = result.evictions > result.eager_evictions
         peak = max(peak, budget if evicts else result.peak_bytes)
     return peak
-
-
-def _enough(size: int) -> str:
-    """Rounded up, as a budget may be written."""
-    unit, name = (_MIB, "MiB") if size >= _MIB else (_KIB, "KiB")
-    return f"{-(-size * 100 // unit) / 100:.2f} {name}"

@@ -39,6 +39,9 @@ def write(
     document = {"traceEvents": []} if profile is None else _read(profile)
     base_ns = int(document.setdefault("baseTimeNanoseconds", 0))
     document["traceEvents"].extend(_spans(history.events, base_ns))
+    if history.gap:
+        began = {"ph": "i", "s": "t", "ts": (history.events[0].at - base_ns) / 1e3}
+        document["traceEvents"].append({"name": history.gap, **_place(), **began})
     document["traceEvents"].extend(_counters(history, base_ns))
     text = json.dumps(document).encode("ascii")
     Path(path).write_bytes(gzip.compress(text) if os.fspath(path).endswith(".gz") else text)

@@ -86,11 +86,6 @@ class OpenScope(ABC):
         """What an error adds that asks for at least so many bytes."""
         return ""
 
-    def optimizer_begins(self) -> None:
-        """Before an optimizer's step of a thread of the scope."""
-        if _core.is_member():
-            self.steps.optimizer_begins()
-
     def step(self) -> None:
         """Marks that an optimizer's step has ended."""
         if session := self.session():

@@ -33,13 +33,16 @@ class Held(tuple[Holding, ...]):
     """What `Session.held` returns: the largest first; the last may be the sum of all smaller ones.
     Its text is a table."""
 
+    gap = ""  # What it says of dropped events.
+
     @property
     def size_bytes(self) -> int:
         """In use at the peak."""
         return sum(holding.size_bytes for holding in self)
 
     def __str__(self) -> str:
-        rows = [f"{format_size(self.size_bytes):>12} at the peak, by module, line and class"]
+        told = f"{format_size(self.size_bytes):>12} at the peak, by module, line and class"
+        rows = [f"{told}; {self.gap}" if self.gap else told]
         for size, tensors, module, line, kind in self:
             where = f"{module or '-':<32}  {line or '-':<24}"
             rows.append(f"{format_size(size):>12} {tensors:>7,} x  {where}  {kind}")
@@ -61,7 +64,9 @@ def held_at_peak(history: History) -> Held:
     if rest := lines[_MOST:]:
         size, tensors = sum(r.size_bytes for r in rest), sum(r.tensors for r in rest)
         lines[_MOST:] = [Holding(size, tensors, f"{len(rest):,} more", "", "")]
-    return Held(lines)
+    held = Held(lines)
+    held.gap = history.gap
+    return held
 
 
 def _line(site: Site) -> str:

@@ -54,8 +54,8 @@ def watch_program(opened: OpenScope, undo: Undo) -> None:
         _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         ends.optimizer_begins()
-        if not ended:
-            opened.optimizer_begins()
+        if not ended and _core.is_member():
+            opened.steps.optimizer_begins()
         _core.set_in_optimizer(True)
         if len(args) > 1 and callable(args[1]):
             return (args[0], _outside_of_step(args[1], ends), *args[2:]), kwargs
@@ -65,7 +65,9 @@ def watch_program(opened: OpenScope, undo: Undo) -> None:
 
     def stepped(optimizer: object, *_: object) -> None:
         _core.set_in_optimizer(False)
-        ends.optimizer_ends(optimizer)
+        another = ends.optimizer_ends(optimizer)
+        if another and not ended and _core.is_member():
+            opened.steps.optimizer_ended(step=False)
 
     undo.callback(end)
     undo.callback(_core.set_in_optimizer, False)

@@ -68,6 +68,7 @@ class History:
                 "measure(events=True) or allocator(events=True)"
             )
         rows, self.dropped = kept
+        self.gap = f"{self.dropped:,} older events were dropped" if self.dropped else ""
         self.events = [Event(*row) for row in rows]
         self.blocks: list[Block] = []
         live: dict[int, Block] = {}

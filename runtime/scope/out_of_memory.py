@@ -14,7 +14,7 @@ import torch
 
 from dtr_alloc.pool.size import parse_size
 
-_SIZE = r"([\d.]+ (?:[KM]i)?B|\d+ bytes)"
+_SIZE = r"([\d.]+ ?(?:[KM]i)?B|\d+ bytes)"
 _NEEDED = re.compile(rf"(?:Raise the budget|resize it) to at least {_SIZE}")
 _SIMULATED = re.compile(rf"; by a simulation of .*, {_SIZE} do")
 _OPERATOR = re.compile(r"^  operator: (.+)$", re.MULTILINE)

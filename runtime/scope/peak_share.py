@@ -3,9 +3,11 @@
 Nobody knows that peak before the program has run, and the first step of an optimizer shows it. So
 a scope opens with all the memory that the machine has, or `within` less, and is resized when that
 step has ended: to the share of the peak, and all that must stay besides, because nothing can make
-it again. The state of an optimizer is made at the end of the first step, when its peak is over, so
-what stays is asked before and after. A second step may need more than the first, and the budget is
-then set once more. Where steps evict, their peak is what the simulator finds without a budget.
+it again. The state of an optimizer is made at its first step, when the peak is over, so what stays
+is asked before and after, and no budget refuses it. A second step may need more than the first, and
+the budget is then set once more. Where steps evict, their peak is what the simulator finds without
+a budget. What an optimizer's step makes for a moment cannot be evicted, so where that is the peak,
+the budget holds all of it.
 """
 
 from __future__ import annotations
@@ -34,35 +36,42 @@ class PeakShare:
         self._opened = opened
         self._core = core
         self._peak_bytes = peak_bytes
-        self._steps = self._activations = self._stays = self._budget = 0
+        self._steps = self._activations = self._stays = self._least = self._budget = 0
         self._begun: tuple[int, int] | None = None  # The peak, and bytes held.
 
     def optimizer_begins(self) -> None:
         """Before an optimizer's step, which may make its state."""
-        if self._steps < _LOOKED_AT and self._begun is None:
+        if self._steps == _LOOKED_AT:
+            return
+        if self._begun is None:
             now = self._core.stats()
             self._begun = now.peak_bytes, now.live_bytes
+        if self._budget:
+            self._core.resize(self._opened)
 
-    def step_ended(self) -> bool:
-        """After a step of the program. Returns whether the budget has changed. Raises
-        torch.OutOfMemoryError as `Session.resize` does."""
+    def optimizer_ended(self, *, step: bool) -> bool:
+        """After an optimizer's step; `step`: with it one of the program has ended. Returns whether
+        the budget has changed. Raises torch.OutOfMemoryError as `Session.resize` does."""
         if self._steps == _LOOKED_AT:
             return False
-        self._steps += 1
+        self._steps += step
         now = self._core.stats()
         peak, held = self._begun or (now.peak_bytes, now.live_bytes)
         self._begun = None
         stays = now.live_bytes - now.evictable_bytes
         stayed = stays - max(now.live_bytes - held, 0)
-        if now.evicted_bytes:
+        if now.peak_bytes > peak:
+            self._least = now.peak_bytes
+        if step and now.evicted_bytes:
             peak = max(peak, self._peak_bytes())
         self._activations = max(self._activations, peak - stayed, now.peak_bytes - stays)
-        budget = min(self._share.of(self._activations + stays, stays), self._opened)
-        if budget <= self._budget:
-            return False
-        self._core.resize(budget)
-        self._budget, self._stays = budget, stays
-        return True
+        share = self._share.of(self._activations + stays, stays)
+        before, budget = self._budget, min(max(share, self._least), self._opened)
+        if budget > before:
+            self._budget, self._stays = budget, stays
+        if self._budget:
+            self._core.resize(self._budget)
+        return budget > before
 
     def row(self) -> tuple[str, str, str]:
         """Of the summary."""
@@ -73,5 +82,6 @@ class PeakShare:
             note = (
                 f"of {format_size(self._activations)} of activations, and "
                 f"{format_size(self._stays)} that must stay: {format_size(self._budget)}"
+                f"{', what an optimizer takes' * (self._budget == self._least)}"
             )
         return "share", str(self._share), note

@@ -38,6 +38,7 @@ def draw(path: str | os.PathLike[str], history: History, budget: int | None) -> 
         axes.axhline(budget / 2**20, color="#c0392b", linestyle="--", linewidth=1, label="budget")
     axes.set_ylim(0, 1.06 * axes.get_ylim()[1])  # Below the band of phases.
     axes.set_xlabel("seconds")
+    axes.set_title(history.gap, fontsize=8)
     axes.set_ylabel("MiB in use")
     if history.events:
         figure.legend(loc="outside lower center", ncols=8, fontsize=8, frameon=False)

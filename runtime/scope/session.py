@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from html import escape
-from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from dtr_alloc import _core
-from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
+from dtr_alloc.pool.size import LARGEST_BUDGET, Size, format_size, parse_size
 from dtr_alloc.runtime.heuristic import Heuristic, heuristic_of
 from dtr_alloc.runtime.scope import chrome_trace, current, held, plot, snapshot
 from dtr_alloc.runtime.scope.advice import Adviser
@@ -203,7 +202,7 @@ class Session:
         """Starts the peak again from what is in use now."""
         self._core.reset_peak()
 
-    def resize(self, budget: SupportsIndex | str) -> None:
+    def resize(self, budget: Size) -> None:
         """Changes the budget while the program runs; any thread may call this.
 
         A smaller budget holds at once: the tensors cheapest to recompute are evicted until what is
@@ -245,7 +244,7 @@ class Session:
         self._core.resize(size)
         self._steps.budget_changed()
 
-    def lend(self, amount: SupportsIndex | str) -> OnceOrDecorator:
+    def lend(self, amount: Size) -> OnceOrDecorator:
         """Takes bytes off the budget for as long as the body runs, for somebody else to use.
 
         Args:
@@ -397,7 +396,7 @@ class Session:
 class _Loan(AbstractContextManager[None]):
     """From when it is taken to when it is given back. `__exit__` may be called repeatedly."""
 
-    def __init__(self, session: Session, amount: SupportsIndex | str) -> None:
+    def __init__(self, session: Session, amount: Size) -> None:
         self._session = session
         self._amount = amount
         self._taken = _core.Loan(session._core)

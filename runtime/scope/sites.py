@@ -14,7 +14,7 @@ import os
 import sys
 import weakref
 from functools import cache
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ _NOT_THE_PROGRAMS = (
 _sites = {0: Site()}
 _numbers: dict[object, int] = {}
 _next = itertools.count(1)
-_names: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, str]]] = {}
+_names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
 def site(number: int) -> Site:
@@ -57,7 +57,7 @@ def locate() -> int:
     while frame is not None:
         if frame.f_code is _CALL:
             calls.append(frame)
-        elif _is_programs(frame.f_code):
+        elif _is_programs(frame.f_code.co_filename):
             frames.append(frame)
         frame = frame.f_back
     module = _name(calls[0].f_locals["self"], calls[-1].f_locals["self"]) if calls else ""
@@ -74,16 +74,15 @@ def locate() -> int:
 
 
 @cache
-def _is_programs(code: CodeType) -> bool:
-    return not code.co_filename.startswith(_NOT_THE_PROGRAMS)
+def _is_programs(file: str) -> bool:
+    return not file.startswith(_NOT_THE_PROGRAMS)
 
 
 def _name(inner: torch.nn.Module, outer: torch.nn.Module) -> str:
-    known = _names.get(id(outer))
-    if known is None or known[0]() is not outer:
-        names = {id(module): name for name, module in outer.named_modules()}
-        known = _names[id(outer)] = (weakref.ref(outer), names)
-    name = known[1].get(id(inner), f"({type(inner).__name__})")  # Not a part of the other.
+    names = _names.get(outer)
+    if names is None:
+        names = _names[outer] = {id(module): name for name, module in outer.named_modules()}
+    name = names.get(id(inner), f"({type(inner).__name__})")  # Not a part of the other.
     return f"{type(outer).__name__}.{name}".removesuffix(".")
 
 

@@ -39,7 +39,9 @@ def dump(path: str | os.PathLike[str], history: History, budget: int | None) -> 
         },
         "external_annotations": [],
     }
-    Path(path).write_bytes(pickle.dumps(snapshot, protocol=4))
+    pickled = pickle.dumps(snapshot, protocol=4)
+    _stack.cache_clear()  # Another dump may be of other programs.
+    Path(path).write_bytes(pickled)
 
 
 def _trace(history: History, budget: int) -> Iterator[dict[str, Any]]:

@@ -47,8 +47,8 @@ class StepEnds:
         """Within an optimizer's step the program does its work."""
         self._here.worked = True
 
-    def optimizer_ends(self, optimizer: object) -> None:
-        """After an optimizer's step."""
+    def optimizer_ends(self, optimizer: object) -> bool:
+        """After an optimizer's step. Returns whether it follows the one that ended the step."""
         here, this = self._here, torch._C._current_graph_task_id()
         if this != _NO_PASS:
             with self._lock:  # Each device of a pass has a thread of its own.
@@ -57,10 +57,11 @@ class StepEnds:
             if not known:
                 over = partial(self._pass_is_over, this)
                 torch.autograd.Variable._execution_engine.queue_callback(over)
-        elif here.worked or id(optimizer) in here.stepped:
+        elif ends := here.worked or id(optimizer) in here.stepped:
             self._end()
         here.stepped.add(id(optimizer))
         here.seen = self._operators()
+        return this == _NO_PASS and not ends
 
     def _pass_is_over(self, this: int) -> None:
         self._passes.discard(this)

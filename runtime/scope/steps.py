@@ -84,13 +84,17 @@ class Steps:
                 OutlierBatchWarning,
                 stacklevel=level_of_the_program(),
             )
-        if self._share is not None and self._share.step_ended():
-            self.budget_changed()
+        self.optimizer_ended(step=True)
 
     def optimizer_begins(self) -> None:
         """Before each step of an optimizer."""
         if self._share is not None:
             self._share.optimizer_begins()
+
+    def optimizer_ended(self, *, step: bool) -> None:
+        """After it; `step`: one of the program has ended with it."""
+        if self._share is not None and self._share.optimizer_ended(step=step):
+            self.budget_changed()
 
     def costliest(self) -> list[Step]:
         """Of the steps that needed evictions the ten that lost most time, the costliest first."""

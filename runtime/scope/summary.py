@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dtr_alloc import _core
-from dtr_alloc.pool.size import format_size, parse_size
+from dtr_alloc.pool.size import format_size, parse_size, short_size
 from dtr_alloc.runtime.adapters import compiled_code
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.steps import Steps
@@ -76,7 +76,7 @@ def _advice(s: SessionStats, steps: Steps, measured: Adviser) -> Iterator[Row]:
     yield "  must stay", format_size(stays), note
     least = stays + int(_SHARE * activations)
     found = measured.enough(least)
-    size = _written(found or least)
+    size = short_size(found or least)
     if not activations or parse_size(size) >= s.peak_bytes:
         why = "no budget below the peak is enough, by a simulation"
         if found is None:
@@ -87,12 +87,6 @@ def _advice(s: SessionStats, steps: Steps, measured: Adviser) -> Iterator[Row]:
     if found is not None:
         why = "enough for what was measured, by a simulation"
     yield "try", size, f'rematerialize("{size}"): {why}'
-
-
-def _written(size: int) -> str:
-    """Rounded up, short, as a budget is written."""
-    unit, name = (1 << 20, "MiB") if size >= 10 << 20 else (1 << 10, "KiB")
-    return f"{-(-size // unit)}{name}"
 
 
 def _times(s: SessionStats) -> Iterator[Row]:

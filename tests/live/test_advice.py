@@ -20,7 +20,7 @@ from dtr_alloc.runtime.trace.from_records import trace_of
 from tests.support.own_process import own_process
 from tests.support.threads import in_threads
 
-ADVISED = re.compile(r"; by a simulation of (.*), ([\d.]+ [KM]iB) do$")
+ADVISED = re.compile(r"; by a simulation of (.*), ([\d.]+[KM]iB) do$")
 FIRST_STEP = "; the first step is not over, and a later request may need more: run two steps in"
 
 Step = Callable[..., float]
@@ -225,7 +225,7 @@ def test_the_step_that_fails_counts_as_far_as_it_got() -> None:
     text = refusal(lambda: run("1600KiB"))
     found = re.search(
         r"; by a simulation of 2 optimizer steps seen so far and of this one until here, "
-        r"([\d.]+ MiB) do; a later request may need more$",
+        r"([\d.]+MiB) do; a later request may need more$",
         text,
     )
     assert found, text
@@ -406,6 +406,6 @@ def test_a_program_whose_first_operator_is_refused_is_advised_by_the_one_before_
     with dtr_alloc.rematerialize("1MiB"):
         text = refusal(program)
     assert "at least 4.00 MiB" in text
-    (advised,) = re.findall(r"if this is the same program, ([\d.]+ MiB) do", text)
+    (advised,) = re.findall(r"if this is the same program, ([\d.]+MiB) do", text)
     with dtr_alloc.rematerialize(advised):
         program()

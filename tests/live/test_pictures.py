@@ -1,5 +1,6 @@
 """What pictures show of a scope's memory: what is held, plots, counters by class."""
 
+import gc
 import importlib.util
 import json
 import re
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import dtr_alloc
-from dtr_alloc.runtime.scope import sites
+from dtr_alloc.runtime.scope import sites, snapshot
 from dtr_alloc.runtime.scope.memory_history import CLASSES, History
 from tests.support.squeezed_training import SCRIPT, Layer, dumped, line_of, squeezed, train
 
@@ -153,6 +154,25 @@ def test_a_plot_without_matplotlib_says_what_is_missing(
 # ---- What is kept
 
 
+def test_each_picture_says_that_older_events_were_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    def texts(session: dtr_alloc.Session) -> list[str]:
+        session.plot(tmp_path / "memory.svg")
+        session.export_chrome_trace(tmp_path / "run.json")
+        moments = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+        return [*titles, str(session.held()).splitlines()[0], *(one["name"] for one in moments)]
+
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda _, text, **__: titles.append(text))
+    few = squeezed(events=100)
+    gap = f"{dumped(few, tmp_path)['allocator_settings']['dropped_events']:,} older events were"
+    assert sum(gap in text for text in texts(few)) == 3
+    assert not any("dropped" in text for text in texts(squeezed())[1:])
+
+
 @pytest.mark.parametrize("events", ["yes", 2.5, 0, -1, None])
 def test_a_wrong_number_of_events_is_refused(events: Any) -> None:
     with pytest.raises(ValueError, match="events is"):
@@ -176,6 +196,14 @@ def test_without_events_no_line_is_looked_up(monkeypatch: pytest.MonkeyPatch) ->
     with dtr_alloc.rematerialize("3MiB"):
         exec("torch.ones(1000).exp()", {"torch": torch})
     assert len(sites._sites) == known
+
+
+def test_no_module_and_no_picture_is_remembered(tmp_path: Path) -> None:
+    known = len(sites._names)
+    dumped(squeezed(), tmp_path)
+    gc.collect()
+    assert len(sites._names) <= known
+    assert snapshot._stack.cache_info().currsize == 0
 
 
 def test_evictions_are_the_same_with_events() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtr_alloc.pool.size import format_size, parse_size
+from dtr_alloc.pool.size import format_size, parse_size, short_size
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,17 @@ def test_a_size_is_written_in_the_largest_unit_that_it_fills(size: int, written:
 @given(st.integers(1, 2**62))
 def test_a_written_size_reads_back_to_within_its_two_decimals(size: int) -> None:
     assert parse_size(format_size(size)) == pytest.approx(size, rel=0.006)
+
+
+@given(st.integers(1, 2**50))
+def test_a_short_size_is_enough_and_little_more(size: int) -> None:
+    assert size <= parse_size(short_size(size)) <= max(1.011 * size, size + 11)
+
+
+def test_a_short_size_is_written_as_a_budget_is() -> None:
+    assert [short_size(size) for size in (500, 5400, 34 << 20, (34 << 20) + 1, 300 << 30)] == [
+        *("0.49KiB", "5.28KiB", "34MiB", "34.1MiB", "307200MiB")
+    ]
 
 
 @pytest.mark.parametrize("size", ["9" * 5000 + "GiB", "0." + "1" * 5000 + "GiB", "a" * 5000])

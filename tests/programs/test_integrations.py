@@ -1,6 +1,7 @@
 """Trainers of other libraries within a budget: what they log, and what becomes of their scopes."""
 
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import dtr_alloc
+from dtr_alloc.pool.size import Share, Size
 from tests.programs.test_examples import load, needs
 
 NAMES = {f"dtr_alloc/{name}" for name in ("peak_bytes", "evictions", "recompute_share")}
@@ -207,6 +209,15 @@ def test_a_fit_that_raises_leaves_the_scope() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         example.train(callback)
     assert dtr_alloc.current_session() is None
+
+
+def test_a_budget_is_what_a_scope_takes() -> None:
+    needs("accelerate")
+    from dtr_alloc.integrations import Budgeted
+    from dtr_alloc.integrations.accelerate import budget
+
+    for opens in (Budgeted.__init__, budget):
+        assert signature(opens).parameters["budget"].annotation == Size | Share | None
 
 
 def test_a_trainer_on_cuda_is_told_of_the_allocator() -> None:

@@ -241,6 +241,11 @@ def test_torchrun_gives_each_process_a_budget(tmp_path: Path) -> None:
         (["--memory", "torch", "program.py"], 'budget None with memory="torch": nothing would'),
         (["--budget", "0.5", "program.py"], 'or a share as "50%"'),
         (["--budget", "60%", "-m", "torch.distributed.run", "x.py"], "--no-python dtr-alloc run"),
+        (
+            ["--budget", "60%", "-m", "accelerate.commands.launch", "x.py"],
+            "launch starts processes",
+        ),
+        (["--budget", "60%", "bin/deepspeed", "x.py"], "bin/deepspeed starts processes that would"),
         (["--budget", "1GiB", "none.py"], "'none.py' does not exist"),
         (["--budget", "1GiB"], "Missing argument"),
     ],
@@ -249,6 +254,8 @@ def test_what_cannot_run_is_refused_before_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     written(tmp_path, "raise AssertionError('ran')")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "deepspeed").touch()
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["run", *words], env={"DTR_ALLOC_BUDGET": None})
     assert done.exit_code in (1, 2)

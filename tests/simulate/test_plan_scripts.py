@@ -253,7 +253,11 @@ if __name__ == "__main__":
             "mp.spawn(train, nprocs=1)",
             "computes nothing in its first process, .* no other \\(1",
         ),
-        (["--within", "100KiB"], "train()", "does not fit within 100KiB: give --within at least"),
+        (
+            ["--within", "100KiB"],
+            "train()",
+            r"does not fit within 100KiB: give --within at least [\d.]+[KM]iB\n",
+        ),
     ],
 )
 def test_what_no_plan_can_follow_is_told_in_a_sentence(
