@@ -205,7 +205,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
     if refused:
         return {"opens_scope": True}
     if within is not None and least:
-        more = f"give --within at least {short_size(least)}"
+        more = f"give --within {short_size(2 * least)}, say; {short_size(least)} do until there"
         return {"problem": f"does not fit within {within}: {more}"}
     if elsewhere.steps and not watch.stepped:
         return {"problem": "trains in another thread, and a plan follows the script's first alone"}

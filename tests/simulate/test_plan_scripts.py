@@ -256,7 +256,7 @@ if __name__ == "__main__":
         (
             ["--within", "100KiB"],
             "train()",
-            r"does not fit within 100KiB: give --within at least [\d.]+[KM]iB\n",
+            r"does not fit within 100KiB: give --within [\d.]+KiB, say; [\d.]+KiB do until there\n",
         ),
     ],
 )
