@@ -32,8 +32,8 @@ _built = _here if _here in _modules or not _whole else f"torch {_minor} {_kind}"
 if _built not in _modules:
     _served = ", ".join(sorted(name.removeprefix("torch ") for name in _modules))
     raise ImportError(
-        f"dtr_alloc is built for torch {_served}, and {_here} is installed: install what it is built "
-        "for, or build dtr_alloc again for this one: pip install --no-build-isolation --no-deps "
+        f"dtr_alloc is built for torch {_served}, and {_here} is installed: install what it is "
+        "built for, or build dtr_alloc again for this one: pip install --no-build-isolation --no-deps "
         "--force-reinstall FOLDER, with the folder of its source (-e FOLDER for a checkout)"
     )
 if _modules[_built] != Path(__file__).parent:

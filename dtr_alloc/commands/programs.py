@@ -210,8 +210,9 @@ def plan_(
             given = args if batch is None else [word.replace("{batch}", batch) for word in args]
             task = bar.add_task(batch or "", total=rounds * (2 if within is None else 1))
 
-            def advance(doing: str, task: TaskID = task, batch: str | None = batch) -> None:
-                of = "" if batch is None else f"batch {batch}, "
+            of = "" if batch is None else f"batch {batch}, "
+
+            def advance(doing: str, task: TaskID = task, of: str = of) -> None:
                 bar.update(task, advance=1, description=f"{of}{doing}")
                 if silent and (within or "plain" in doing):
                     click.echo(f"{of}{doing.split(',')[0]} of {rounds}", err=True)
@@ -222,6 +223,9 @@ def plan_(
                 )
             except ScriptError as error:
                 raise click.ClickException(str(error)) from error
+            bar.update(task, description=f"{of}simulating")
+            if silent:
+                click.echo(f"{of}simulating", err=True)
             budget = budgets or None
             plans.append(
                 planning.plan_of(profile, budget, slowdown, heuristic, batch, speed, swap_dir)

@@ -40,7 +40,7 @@ _LONGEST = 100  # Characters, of what a person writes.
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]+)\s*", re.ASCII)
 
 
-_POINTED = re.compile(r"\s*[0-9]*\.[0-9]+\s*", re.ASCII)
+_NUMBER = re.compile(r"[0-9]*\.?[0-9]+", re.ASCII)
 _SHARE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*%\s*", re.ASCII)
 
 
@@ -97,10 +97,15 @@ def parse_size(size: Size, name: str = "budget", most: int = 2**63 - 1) -> int:
         match = _SIZE.fullmatch(size) if len(size) <= _LONGEST else None
         factor = _UNITS.get(match[2].upper()) if match else None
         if match is None or factor is None:
+            remedy = 'write a number with a unit, such as "8GiB"'
             if _SHARE.fullmatch(size):
                 remedy = f"a share cannot be told here: {remedy}"
-            elif _POINTED.fullmatch(size):
-                remedy += f', or a share as "{100 * float(size):g}%"'
+            elif _NUMBER.fullmatch(size):
+                number = float(size)
+                other = f'bytes as "{size}B"'
+                if number <= 100:
+                    other = f'a share as "{number * (100 if number <= 1 else 1):g}%"'
+                remedy += f", or {other}"
             raise ValueError(f"{name} {shown} is not a size: {remedy}")
         count = int(Fraction(match[1]) * factor)
     elif isinstance(size, bool) or not (

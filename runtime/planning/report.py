@@ -73,6 +73,7 @@ def suggestion(plan: Plan, slowdown: float) -> str:
             f"{name}too noisy to tell: without a budget, where nothing is evicted, a step took "
             f"{found:.2f} times plain torch's, and that should be about 1, within the slowdown of "
             f"{slowdown:g} at least. Leave the machine to it, or give more --rounds; {why}."
+            f"{_untold(plan, slowdown)}"
         )
     if plan.smallest is None:
         than = "plain torch" if plan.relative_to_eager else "no budget"
@@ -83,6 +84,20 @@ def suggestion(plan: Plan, slowdown: float) -> str:
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
         f'({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize("{short_size(bytes_)}"{more})'
+    )
+
+
+def _untold(plan: Plan, slowdown: float) -> str:
+    """By what does not hang on plain torch's times."""
+    free, *others = plan.predictions
+    under = [
+        one for one in others if one.status == "ok" and one.slowdown < slowdown * free.slowdown
+    ]
+    sizes = [one.budget_bytes for one in under if one.budget_bytes is not None]
+    if not sizes:
+        return ""
+    return (
+        f" Of the budgets above, {short_size(min(sizes))} stays under {slowdown:g} times no budget."
     )
 
 

@@ -80,7 +80,9 @@ class Opening(AbstractContextManager[Session]):
         if error is None:
             for text in self._core.take_untold():
                 _warn(text, None)
-        if spilled:
+            if lacks := self._scope.steps.share_lacks():
+                _warn(f"the budget is a share, and was none: {lacks}. Give bytes", None)
+        if spilled and not isinstance(error, torch.OutOfMemoryError):  # Which holds them itself.
             _warn(
                 "tensors that outlive the scope do not fit its budget together: "
                 f"{format_size(spilled)} of them now lie in ordinary memory, which no budget "

@@ -40,12 +40,11 @@ class PeakShare:
         self._begun: tuple[int, int] | None = None  # The peak, and bytes held.
 
     def optimizer_begins(self) -> None:
-        """Before an optimizer's step, which may make its state."""
+        """Before an optimizer updates parameters, and may make its state."""
         if self._steps == _LOOKED_AT:
             return
-        if self._begun is None:
-            now = self._core.stats()
-            self._begun = now.peak_bytes, now.live_bytes
+        now = self._core.stats()
+        self._begun = now.peak_bytes, now.live_bytes
         if self._budget:
             self._core.resize(self._opened)
 
@@ -73,15 +72,19 @@ class PeakShare:
             self._core.resize(self._budget)
         return budget > before
 
+    def lacks(self) -> str | None:
+        """Why there is no budget so far."""
+        if self._budget:
+            return None
+        if self._steps:
+            return "the steps so far made nothing in the scope that a budget could bound"
+        return "no step of an optimizer has ended, so there was nothing to take a share of"
+
     def row(self) -> tuple[str, str, str]:
         """Of the summary."""
-        note = "no step of an optimizer has ended, so there was nothing to take a share of"
-        if self._steps:
-            note = "the steps so far made nothing in the scope that a budget could bound"
-        if self._budget:
-            note = (
-                f"of {format_size(self._activations)} of activations, and "
-                f"{format_size(self._stays)} that must stay: {format_size(self._budget)}"
-                f"{', what an optimizer takes' * (self._budget == self._least)}"
-            )
+        note = self.lacks() or (
+            f"of {format_size(self._activations)} of activations, and "
+            f"{format_size(self._stays)} that must stay: {format_size(self._budget)}"
+            f"{', what an optimizer takes' * (self._budget == self._least)}"
+        )
         return "share", str(self._share), note

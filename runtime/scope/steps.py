@@ -87,7 +87,7 @@ class Steps:
         self.optimizer_ended(step=True)
 
     def optimizer_begins(self) -> None:
-        """Before each step of an optimizer."""
+        """Before an optimizer updates parameters, in its step."""
         if self._share is not None:
             self._share.optimizer_begins()
 
@@ -95,6 +95,10 @@ class Steps:
         """After it; `step`: one of the program has ended with it."""
         if self._share is not None and self._share.optimizer_ended(step=step):
             self.budget_changed()
+
+    def share_lacks(self) -> str | None:
+        """Why a budget that is a share has never become one."""
+        return None if self._share is None else self._share.lacks()
 
     def costliest(self) -> list[Step]:
         """Of the steps that needed evictions the ten that lost most time, the costliest first."""

@@ -174,9 +174,11 @@ def _at_exit() -> None:
 
 def used_once(make: Callable[_Args, AbstractContextManager[Session]]) -> Callable[_Args, Scope]:
     """Has a function that opens scopes return a `Scope` that will."""
+    signature = inspect.signature(make)
 
     @functools.wraps(make)
     def scope(*args: _Args.args, **kwargs: _Args.kwargs) -> Scope:
+        signature.bind(*args, **kwargs)  # A misspelt option is told here, not at `with`.
         return Scope(functools.partial(make, *args, **kwargs))
 
     return scope

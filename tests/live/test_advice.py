@@ -21,7 +21,7 @@ from tests.support.own_process import own_process
 from tests.support.threads import in_threads
 
 ADVISED = re.compile(r"; by a simulation of (.*), ([\d.]+[KM]iB) do$")
-FIRST_STEP = "; the first step is not over, and a later request may need more: run two steps in"
+FIRST_STEP = "; the first step is not over, and a later request may need more: dtr-alloc plan"
 
 Step = Callable[..., float]
 

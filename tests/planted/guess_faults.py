@@ -51,9 +51,9 @@ GUESS_FAULTS = (
     ),
     fault(
         "run a sum in any order again",
-        "runtime/csrc/live/operators/operators.cpp",
-        "return adds && at::get_num_threads() > 1;",
-        "return adds && at::get_num_threads() < 1;",
+        "runtime/csrc/live/operators/unordered.cpp",
+        "on_host_ && accumulates() && at::get_num_threads() > 1;",
+        "on_host_ && accumulates() && at::get_num_threads() < 1;",
         "tests/live/test_repeats.py::"
         "test_with_two_threads_a_sum_at_indices_keeps_the_bits_that_it_was_made_with",
     ),

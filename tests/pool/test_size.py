@@ -41,7 +41,7 @@ def test_a_size_is_read_exactly(written: int | str, size: int) -> None:
     ],
 )
 def test_what_is_not_a_size_is_refused(written: str) -> None:
-    with pytest.raises(ValueError, match="is not a size: write a number of bytes, or one with a"):
+    with pytest.raises(ValueError, match="is not a size: write a number with a unit"):
         parse_size(written)
 
 
@@ -49,9 +49,12 @@ def test_the_error_repeats_the_argument_and_says_what_to_write() -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the whole message is compared)
         parse_size("8 apples")
     assert str(error.value) == (
-        'budget "8 apples" is not a size: '
-        'write a number of bytes, or one with a unit, such as "8GiB"'
+        'budget "8 apples" is not a size: write a number with a unit, such as "8GiB"'
     )
+    with pytest.raises(ValueError, match=r'or a share as "60%"'):
+        parse_size("60")
+    with pytest.raises(ValueError, match=r'or bytes as "160000000B"'):
+        parse_size("160000000")
     with pytest.raises(ValueError, match=r'^address_space "x" is not a size'):
         parse_size("x", "address_space")
 

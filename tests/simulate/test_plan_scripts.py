@@ -186,7 +186,7 @@ def test_the_command_runs_the_script(script: Path) -> None:
     assert (free["peak_bytes"], free["budget_bytes"]) == (made["measured_peak_bytes"], None)
     assert int(0.9 * free["peak_bytes"]) < wide["budget_bytes"] < free["peak_bytes"]
     assert (made["batch"], made["link"], made["swap_dir"]) == (None, None, None)
-    assert done.stderr == "round 1 of 1\n"
+    assert done.stderr == "round 1 of 1\nsimulating\n"
     assert (tight["budget_bytes"], tight["status"]) == (KIB, "oom")
 
 

@@ -306,6 +306,11 @@ Switches::Number Switches::now() {
   return known.last;
 }
 
+DeterministicMode DeterministicMode::now() {
+  const at::Context& context = at::globalContext();
+  return {context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly()};
+}
+
 DeterministicMode Switches::deterministic(Number number) {
   const Setting setting = known_states().all[number][kDeterministic];
   return {(setting & 1) != 0, (setting & 2) != 0};

@@ -20,9 +20,12 @@
 #include <string>
 #include <vector>
 
-#include "runtime/csrc/live/operators/unordered.h"
-
 namespace dtr {
+
+struct DeterministicMode {
+  bool on, warns;  // `warns`: an operator without a deterministic variant runs all the same.
+  static DeterministicMode now();
+};
 
 class Switches {
  public:

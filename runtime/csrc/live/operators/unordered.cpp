@@ -1,6 +1,5 @@
 #include "runtime/csrc/live/operators/unordered.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/function_schema.h>
 
@@ -77,11 +76,6 @@ bool is_real(const c10::IValue& argument) {
 }
 
 }  // namespace
-
-DeterministicMode DeterministicMode::now() {
-  const at::Context& context = at::globalContext();
-  return {context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly()};
-}
 
 Unordered::Unordered(const c10::FunctionSchema& schema) {
   std::string_view name = schema.name();

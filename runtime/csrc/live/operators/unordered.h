@@ -16,16 +16,13 @@
 
 #include <cstdint>
 
+#include "runtime/csrc/live/machine/switches.h"
+
 namespace c10 {
 struct FunctionSchema;
 }
 
 namespace dtr {
-
-struct DeterministicMode {
-  bool on, warns;  // `warns`: an operator without a deterministic variant runs all the same.
-  static DeterministicMode now();
-};
 
 class Unordered {
  public:
