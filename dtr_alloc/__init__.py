@@ -33,8 +33,9 @@ if _built not in _modules:
     _served = ", ".join(sorted(name.removeprefix("torch ") for name in _modules))
     raise ImportError(
         f"dtr_alloc is built for torch {_served}, and {_here} is installed: install what it is "
-        "built for, or build dtr_alloc again for this one: pip install --no-build-isolation --no-deps "
-        "--force-reinstall FOLDER, with the folder of its source (-e FOLDER for a checkout)"
+        "built for, or build dtr_alloc again for this one: pip install --no-build-isolation "
+        "--no-deps --force-reinstall FOLDER, with the folder of its source (-e FOLDER for a "
+        "checkout)"
     )
 if _modules[_built] != Path(__file__).parent:
     __path__.append(str(_modules[_built]))

@@ -132,8 +132,9 @@ def _advise(seen: _Seen, rules: Rules, at_least: int) -> str:
     found = _smallest(simulators, rules, at_least)
     if found is None and not (known and begun):
         return (
-            "; the first step is not over, and a later request may need more: dtr-alloc plan SCRIPT "
-            "finds what all need, and so do two steps in dtr_alloc.measure() before this scope"
+            "; the first step is not over, and a later request may need more: dtr-alloc plan "
+            "SCRIPT finds what all need, and so do two steps in dtr_alloc.measure() before this "
+            "scope"
         )
     what = _described(seen, begun)
     if found is None:
