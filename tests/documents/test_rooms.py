@@ -83,7 +83,7 @@ PYTHON: Table = {
     # Its public names.
     OURS: (CORE, MEMORY, HEURISTIC, TRACE, SIMULATE, SCOPE, PLANNING, TUNING, BOUNDING),
     "dtr_alloc.demo": (OURS,),  # It is written as a user's program is.
-    "dtr_alloc.integrations": (OURS,),
+    "dtr_alloc.integrations": (MEMORY, OURS),
     "dtr_alloc.info": (CORE, MEMORY, OURS),
     "dtr_alloc.commands": (
         *(MEMORY, HEURISTIC, SIMULATE, SCOPE, PLANNING, TUNING, BOUNDING, OURS),
