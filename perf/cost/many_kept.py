@@ -96,7 +96,7 @@ def dqn(transitions: int, steps: int) -> list[int]:
         chosen = network(torch.stack(states)).gather(1, torch.tensor(actions)[:, None])
         loss = nn.functional.smooth_l1_loss(chosen[:, 0], goal)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if number % 10 == 0:
             target.load_state_dict(network.state_dict())

@@ -87,7 +87,8 @@ def test_needs_found_at_the_first_choice_are_those_found_access_by_access(
 
     def choices(check: bool) -> tuple[int, int, int]:
         with scope(10, heuristic) as session:
-            run([seed for seeds in STEPS for seed in seeds], lambda _: check and session.check())
+            after = (lambda _: session.check()) if check else (lambda _: None)
+            run([seed for seeds in STEPS for seed in seeds], after)
             stats = session.stats()
         return stats.evictions, stats.rematerializations, stats.evicted_bytes
 

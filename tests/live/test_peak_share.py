@@ -165,7 +165,7 @@ def test_what_a_closure_computes_is_not_what_an_optimizer_takes() -> None:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = net(torch.ones(ROWS, WIDTH)).square().mean()
+        loss: torch.Tensor = net(torch.ones(ROWS, WIDTH)).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
