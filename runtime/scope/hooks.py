@@ -50,17 +50,20 @@ def watch_program(opened: OpenScope, undo: Undo) -> None:
 
     ends = StepEnds(operators, step)
 
+    def begin() -> None:
+        if not ended and _core.is_member():
+            opened.steps.optimizer_begins()
+
     def begins(
         _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         ends.optimizer_begins()
-        if not ended and _core.is_member():
-            opened.steps.optimizer_begins()
         _core.set_in_optimizer(True)
         if len(args) > 1 and callable(args[1]):
-            return (args[0], _outside_of_step(args[1], ends), *args[2:]), kwargs
+            return (args[0], _outside_of_step(args[1], ends, begin), *args[2:]), kwargs
         if callable(kwargs.get("closure")):
-            return args, kwargs | {"closure": _outside_of_step(kwargs["closure"], ends)}
+            return args, kwargs | {"closure": _outside_of_step(kwargs["closure"], ends, begin)}
+        begin()
         return None
 
     def stepped(optimizer: object, *_: object) -> None:
@@ -85,7 +88,9 @@ def _remove(handles: list[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _outside_of_step(closure: Callable[..., Any], ends: StepEnds) -> Callable[..., Any]:
+def _outside_of_step(
+    closure: Callable[..., Any], ends: StepEnds, begin: Callable[[], None]
+) -> Callable[..., Any]:
     """What a closure computes is the program's, and the step goes on behind it. Without this, its
     first operator with gradients would pass for the end of a step that raised (intercept.cpp).
     """
@@ -96,6 +101,7 @@ def _outside_of_step(closure: Callable[..., Any], ends: StepEnds) -> Callable[..
         _core.set_in_optimizer(False)
         result = closure(*args, **kwargs)
         _core.set_in_optimizer(True)
+        begin()
         return result
 
     return run
