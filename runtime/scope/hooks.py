@@ -50,7 +50,7 @@ def watch_program(opened: OpenScope, undo: Undo) -> None:
 
     ends = StepEnds(operators, step)
 
-    def updates() -> None:
+    def begin() -> None:
         if not ended and _core.is_member():
             opened.steps.optimizer_begins()
 
@@ -60,10 +60,10 @@ def watch_program(opened: OpenScope, undo: Undo) -> None:
         ends.optimizer_begins()
         _core.set_in_optimizer(True)
         if len(args) > 1 and callable(args[1]):
-            return (args[0], _outside_of_step(args[1], ends, updates), *args[2:]), kwargs
+            return (args[0], _outside_of_step(args[1], ends, begin), *args[2:]), kwargs
         if callable(kwargs.get("closure")):
-            return args, kwargs | {"closure": _outside_of_step(kwargs["closure"], ends, updates)}
-        updates()
+            return args, kwargs | {"closure": _outside_of_step(kwargs["closure"], ends, begin)}
+        begin()
         return None
 
     def stepped(optimizer: object, *_: object) -> None:
@@ -89,11 +89,10 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 
 def _outside_of_step(
-    closure: Callable[..., Any], ends: StepEnds, updates: Callable[[], None]
+    closure: Callable[..., Any], ends: StepEnds, begin: Callable[[], None]
 ) -> Callable[..., Any]:
-    """What a closure computes is the program's, and the step goes on behind it, where it `updates`
-    parameters. Without this, its first operator with gradients would pass for the end of a step
-    that raised (intercept.cpp).
+    """What a closure computes is the program's, and the step goes on behind it. Without this, its
+    first operator with gradients would pass for the end of a step that raised (intercept.cpp).
     """
 
     @functools.wraps(closure)
@@ -102,7 +101,7 @@ def _outside_of_step(
         _core.set_in_optimizer(False)
         result = closure(*args, **kwargs)
         _core.set_in_optimizer(True)
-        updates()
+        begin()
         return result
 
     return run

@@ -37,14 +37,15 @@ class PeakShare:
         self._core = core
         self._peak_bytes = peak_bytes
         self._steps = self._activations = self._stays = self._least = self._budget = 0
-        self._begun: tuple[int, int] | None = None  # The peak, and bytes held.
+        self._begun: tuple[int, int] | None = None  # The peak, and bytes held by the first.
 
     def optimizer_begins(self) -> None:
-        """Before an optimizer updates parameters, and may make its state."""
+        """Before an optimizer's step, behind its closure: it may make its state."""
         if self._steps == _LOOKED_AT:
             return
         now = self._core.stats()
-        self._begun = now.peak_bytes, now.live_bytes
+        _, held = self._begun or (0, now.live_bytes)
+        self._begun = now.peak_bytes, held
         if self._budget:
             self._core.resize(self._opened)
 

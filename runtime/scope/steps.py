@@ -87,7 +87,7 @@ class Steps:
         self.optimizer_ended(step=True)
 
     def optimizer_begins(self) -> None:
-        """Before an optimizer updates parameters, in its step."""
+        """Before each step of an optimizer, behind its closure."""
         if self._share is not None:
             self._share.optimizer_begins()
 

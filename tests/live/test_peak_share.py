@@ -68,6 +68,31 @@ class _Peaks:
         self.seen.append(self._session.stats().peak_bytes)
 
 
+def test_what_a_closure_computes_is_no_part_of_the_optimizers_step() -> None:
+    """Lightning calls optimizers so."""
+    budgets = []
+    for in_closure in (False, True):
+        net = layers(LAYERS, WIDTH)
+        optimizer = torch.optim.Adam(net.parameters())
+
+        def closure(net: nn.Module = net, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = net(torch.randn(ROWS, WIDTH)).square().mean()
+            torch.autograd.backward(loss)
+            return loss
+
+        with dtr_alloc.rematerialize("60%") as session:
+            for _ in range(3):
+                if in_closure:
+                    optimizer.step(closure)
+                else:
+                    closure()
+                    optimizer.step()
+        assert session.stats().evictions > 0
+        budgets.append(session.stats().budget_bytes)
+    assert budgets[1] == pytest.approx(budgets[0], rel=0.02)
+
+
 def test_a_second_step_that_needs_more_sets_the_budget_once_more() -> None:
     first, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS,))
     second, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS, 2 * ROWS))
