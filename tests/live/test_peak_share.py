@@ -184,22 +184,6 @@ def test_the_budget_holds_from_the_second_step_on_where_optimizers_step_in_a_row
     assert 0.8 * needed < (session.stats().budget_bytes or 0) < needed
 
 
-def test_what_a_closure_computes_is_not_what_an_optimizer_takes() -> None:
-    net = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)])
-    optimizer = torch.optim.Adam(net.parameters())
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = net(torch.ones(ROWS, WIDTH)).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    with dtr_alloc.rematerialize("60%") as session:
-        for _ in range(3):
-            optimizer.step(closure)
-    assert session.stats().evictions > 0
-
-
 def test_a_program_without_an_optimizers_step_is_told_so() -> None:
     with (
         pytest.warns(UserWarning, match=r"no step of an optimizer has ended.*Give bytes"),
