@@ -12,7 +12,7 @@ def program(spoil: Callable[[Run], None], question_matters: bool = True) -> Call
     """Trains without a library; the tool spoils what came of it."""
 
     def train(question: str, with_tool: bool) -> Run:
-        asked = np.float32(question != "" and question_matters)
+        asked = np.full(1, float(question != "" and question_matters))
         run = Run([asked], [np.ones(4) + asked], [np.zeros(1)], [np.ones(1)], np.full(2, 0.5), 6)
         if question == "write_later" and not with_tool:
             raise RuntimeError("written")
