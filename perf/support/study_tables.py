@@ -1,10 +1,10 @@
-"""The tables of studies of heuristics and of the simulator: one function for each table."""
+"""The tables of studies of heuristics, the simulator and peers: one function for each table."""
 
 import re
 from collections.abc import Callable
 
 from markdown_tables import Table, percent, ratio
-from result_files import ROOT, cells, rows, text
+from result_files import ROOT, cells, result, rows, text
 
 WAYS = {
     "dtr": "`dtr`, blocks stay where they are",
@@ -89,6 +89,38 @@ def tuned() -> Table:
     return Table((*head, "tuned, of `dtr`'s"), drawn, ["perf/results/tune.txt"], about)
 
 
+RESTORED = {
+    "random": "global random numbers",
+    "generator": "explicit Generator",
+    "statistics": "batch statistics",
+    "buffer": "a buffer that the block counts up and reads",
+    "write": "a write to the block's input in the block",
+    "write_later": "a write to it after the block",
+    "autocast": "CPU autocast",
+    "func": "`func.grad`",
+}
+WORDS = {
+    "rounded": "restored but for rounding",
+    "once": "updated once",
+    "twice": "updated twice",
+}
+
+
+def restored() -> Table:
+    drawn = []
+    for tool in result("restored")["tools"]:
+        said = {one: about["answer"] for one, about in tool["answers"].items()}
+        told = {one: WORDS.get(said.get(one, "-"), said.get(one, "-")) for one in RESTORED}
+        for one, finer, where in (
+            ("random", "noise", "for `ops.rand`"),
+            ("write", "write_constant", "if the input needs no gradient"),
+        ):
+            if said.get(finer, said.get(one)) != said.get(one):
+                told[one] += f"; {said[finer]} {where}"
+        drawn.append((tool["tool"], *told.values()))
+    return Table(("tool", *RESTORED.values()), drawn, ["perf/results/restored.json"])
+
+
 STUDY_TABLES: dict[str, Callable[[], Table]] = {
-    one.__name__: one for one in (fragmentation, orphans, links, theorem, tuned)
+    one.__name__: one for one in (fragmentation, orphans, links, theorem, tuned, restored)
 }
