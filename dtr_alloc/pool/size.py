@@ -100,7 +100,7 @@ def parse_size(size: Size, name: str = "budget", most: int = 2**63 - 1) -> int:
             remedy = 'write a number with a unit, such as "8GiB"'
             if _SHARE.fullmatch(size):
                 remedy = f"a share cannot be told here: {remedy}"
-            elif _NUMBER.fullmatch(size):
+            elif _NUMBER.fullmatch(size) and float(size) > 0:
                 number = float(size)
                 other = f'bytes as "{size}B"'
                 if number <= 100:

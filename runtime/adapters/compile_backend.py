@@ -35,6 +35,12 @@ _PURE = frozenset(
         *("triton_kernel_wrapper_functional", "wrap_with_autocast", "wrap_with_set_grad_enabled"),
     )
 )
+_UNORDERED = frozenset(
+    (
+        *("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "put"),
+        *("index_add", "index_reduce", "scatter", "scatter_add", "scatter_reduce"),
+    )
+)
 _BUDGET = "activation_memory_budget"
 _TORCHS = ("aten", "prims", "inductor", "quantized", "mkldnn", "mkl", "onednn", "rngprims")
 
@@ -172,9 +178,22 @@ def _obstacle(call: Any) -> str | None:
     if isinstance(call, torch._ops.HigherOrderOperator):
         name = str(call.__name__)
         return None if name in _PURE else f"the higher-order operator {name} may have effects"
-    if not isinstance(call, torch._ops.OpOverload) or call.namespace in _TORCHS:
+    if not isinstance(call, torch._ops.OpOverload):
         return None
+    if call.namespace in _TORCHS:
+        return _disorder(call)
     return _obstacle_of_library(call)
+
+
+def _disorder(call: torch._ops.OpOverload) -> str | None:
+    """Inductor has several threads add to one element, in the order in which they come, where torch
+    itself adds in one order (2.13)."""
+    name = call._schema.name.removeprefix("aten::")
+    if name.rstrip("_") not in _UNORDERED or (
+        torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    ):
+        return None
+    return f"{name} adds up in another order in each run"
 
 
 def _obstacle_of_library(call: torch._ops.OpOverload) -> str | None:

@@ -37,6 +37,7 @@ class PeakShare:
         self._core = core
         self._peak_bytes = peak_bytes
         self._steps = self._activations = self._stays = self._least = self._budget = 0
+        self._set = core.pool_stats().budget
         self._begun: tuple[int, int] | None = None  # The peak, and bytes held by the first.
 
     def optimizer_begins(self) -> None:
@@ -46,8 +47,8 @@ class PeakShare:
         now = self._core.stats()
         _, held = self._begun or (0, now.live_bytes)
         self._begun = now.peak_bytes, held
-        if self._budget:
-            self._core.resize(self._opened)
+        if self._budget and self._ours():
+            self._resize(self._opened)
 
     def optimizer_ended(self, *, step: bool) -> bool:
         """After an optimizer's step; `step`: with it one of the program has ended. Returns whether
@@ -60,18 +61,28 @@ class PeakShare:
         self._begun = None
         stays = now.live_bytes - now.evictable_bytes
         stayed = stays - max(now.live_bytes - held, 0)
-        if now.peak_bytes > peak:
+        if now.peak_bytes > peak and self._steps < _LOOKED_AT:  # Later it may have recomputed.
             self._least = now.peak_bytes
         if step and now.evicted_bytes:
             peak = max(peak, self._peak_bytes())
         self._activations = max(self._activations, peak - stayed, now.peak_bytes - stays)
         share = self._share.of(self._activations + stays, stays)
         before, budget = self._budget, min(max(share, self._least), self._opened)
+        if not self._ours():
+            return False
         if budget > before:
             self._budget, self._stays = budget, stays
         if self._budget:
-            self._core.resize(self._budget)
+            self._resize(self._budget)
         return budget > before
+
+    def _ours(self) -> bool:
+        """Whether the program has not changed the budget itself."""
+        return self._core.pool_stats().budget == self._set
+
+    def _resize(self, budget: int) -> None:
+        self._core.resize(budget)
+        self._set = self._core.pool_stats().budget
 
     def lacks(self) -> str | None:
         """Why there is no budget so far."""

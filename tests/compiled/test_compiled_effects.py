@@ -104,3 +104,19 @@ def test_operators_with_effects_beside_their_results_are_not_run_again() -> None
     ]
     assert effects
     assert all(map(compile_backend._obstacle, effects))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_that_compiled_code_makes_in_any_order_stay(threads: int) -> None:
+    """Inductor adds by several threads where torch itself has one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    index = torch.zeros(1 << 16, dtype=torch.long)
+    try:
+        with dtr_alloc.rematerialize("64MiB"):
+            run = compiled(lambda x, y: (x.sin().index_add(0, index, y), x.cos()))
+            with torch.no_grad():
+                summed, _ = run(torch.ones(1 << 14), torch.ones(1 << 16))
+            assert dtr_alloc.evict(summed) == (threads == 1 and not torch.cuda.is_available())
+    finally:
+        torch.set_num_threads(before)

@@ -184,6 +184,17 @@ def test_the_budget_holds_from_the_second_step_on_where_optimizers_step_in_a_row
     assert 0.8 * needed < (session.stats().budget_bytes or 0) < needed
 
 
+def test_a_budget_that_the_program_sets_itself_stays() -> None:
+    net = layers(LAYERS, WIDTH)
+    optimizer = torch.optim.Adam(net.parameters())
+    with dtr_alloc.rematerialize("60%", within="64MiB") as session:
+        for _ in range(3):
+            net(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
+            session.resize("32MiB")
+        assert session.stats().budget_bytes == 32 << 20
+
+
 def test_a_program_without_an_optimizers_step_is_told_so() -> None:
     with (
         pytest.warns(UserWarning, match=r"no step of an optimizer has ended.*Give bytes"),

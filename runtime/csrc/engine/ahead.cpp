@@ -58,6 +58,7 @@ std::vector<Value*> Needs::due(Nanos most) {
 }
 
 void Needs::begins_copy(Value& value) {
+  catch_up();
   awaited_.remove(value);
   if (!tapes_.foretell()) return;
   link_free_at_ =

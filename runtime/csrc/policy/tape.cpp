@@ -28,13 +28,12 @@ void Tapes::accessed(Value& value) {
   mix(order_, met ? place - value.access : -1);  // Not 0, which changes no hash of 0.
   mix(bytes_, value.size);
   const Nanos now = written_.begins.back();
-  if (met) {
-    written_.next[value.access] = now;
-    accessed_[value.access] = nullptr;
-  }
+  if (met) written_.next[value.access] = now;
   if (from_step_before(value)) before_->in_next_step[value.access] = now;
-  written_.next.push_back(kNever);
+  accessed_.resize(place);  // Where memory was out below, it is one longer.
   accessed_.push_back(&value);
+  written_.next.push_back(kNever);
+  if (met) accessed_[value.access] = nullptr;
   value.access = place;
   value.step = step_;
 }

@@ -19,9 +19,9 @@
 // the swap before they are used.
 //
 // Recomputations are not on a tape, because they depend on what was evicted. Cost: 16 bytes and
-// some nanoseconds for each operator and for each access, and 8 more while the step runs. Source: Belady's rule (1966): evict what
-// is used last; we use it in DTR's score. Capuchin (Peng et al., ASPLOS 2020) also measures a
-// step's accesses, and plans by them.
+// some nanoseconds for each operator and for each access, and 8 bytes more while the step runs.
+// Source: Belady's rule (1966): evict what is used last; we use it in DTR's score. Capuchin (Peng et
+// al., ASPLOS 2020) also measures a step's accesses, and plans by them.
 
 #pragma once
 

@@ -29,6 +29,9 @@ constexpr UnorderedOperator kUnorderedOperators[] = {
     {"max_unpool2d", true, Order::kPlaces, false},
     {"max_unpool3d", true, Order::kPlaces, false},
     {"cumsum", false, Order::kSums, true},
+    {"cumprod", false, Order::kSums, false},
+    {"_logcumsumexp", false, Order::kSums, false},
+    {"logcumsumexp", false, Order::kSums, false},
     {"scatter_add", false, Order::kSums, true},
     {"index_add", false, Order::kSums, true},
     {"scatter", false, Order::kPlaces, true},  // Of a tensor `src`, see below.
@@ -38,8 +41,8 @@ constexpr UnorderedOperator kUnorderedOperators[] = {
     {"replication_pad1d_backward", false, Order::kSums, true},
     {"replication_pad2d_backward", false, Order::kSums, true},
     {"replication_pad3d_backward", false, Order::kSums, true},
-    {"_flash_attention_backward", false, Order::kSums, true},
-    {"_scaled_dot_product_flash_attention_backward", false, Order::kSums, true},
+    {"_flash_attention_backward", false, Order::kSums, false},
+    {"_scaled_dot_product_flash_attention_backward", false, Order::kSums, false},
     {"_efficient_attention_backward", false, Order::kSums, false},
     {"_scaled_dot_product_efficient_attention_backward", false, Order::kSums, false},
     {"_scaled_dot_product_cudnn_attention_backward", false, Order::kSums, false},
@@ -49,6 +52,7 @@ constexpr UnorderedOperator kUnorderedOperators[] = {
     {"bincount", false, Order::kSums, false},
     {"median", false, Order::kPlaces, false},  // Of results with indices, see below.
     {"nanmedian", false, Order::kPlaces, false},
+    {"kthvalue", false, Order::kPlaces, false},
     {"nll_loss2d_forward", false, Order::kSums, false},
     {"avg_pool3d_backward", false, Order::kSums, false},
     {"_adaptive_avg_pool2d_backward", false, Order::kSums, false},
@@ -88,7 +92,8 @@ Unordered::Unordered(const c10::FunctionSchema& schema) {
   if (name.ends_with("median") && schema.returns().size() == 1) return;
   on_host_ = row->on_host;
   on_device_ = row->on_device;
-  has_variant_ = row->has_variant;
+  has_variant_ = row->has_variant && !schema.argumentIndexWithName("reduce");
+  casts_ = schema.argumentIndexWithName("dtype").value_or(-1);
   accumulates_ = schema.argumentIndexWithName("accumulate").value_or(-1);
 }
 
@@ -98,8 +103,9 @@ bool Unordered::differs(c10::ArrayRef<c10::IValue> arguments, bool on_device,
   const auto accumulates = [&] { return accumulates_ < 0 || arguments[accumulates_].toBool(); };
   if (!on_device) return on_host_ && accumulates() && at::get_num_threads() > 1;
   if (on_device_ == Order::kPlacesOrRepeats) return !accumulates();
-  return on_device_ == Order::kPlaces ||
-         (on_device_ == Order::kSums && std::ranges::any_of(arguments, is_real));
+  if (on_device_ == Order::kRepeats) return false;
+  const bool casts = casts_ >= 0 && !arguments[casts_].isNone();
+  return on_device_ == Order::kPlaces || casts || std::ranges::any_of(arguments, is_real);
 }
 
 }  // namespace dtr

@@ -4,9 +4,10 @@
 // another branch. So such results stay in memory, unless torch's deterministic mode gives the
 // operator an order.
 //
-// Sources: on the host what was seen with torch 2.13 (perf/survey/repeats.py); all else that adds up
-// there, such as scatter_add and index_add, repeats itself. On a device the documentation of
-// torch.use_deterministic_algorithms (torch 2.15), and the backward passes of attention. Its list
+// Sources: on the host what was seen with torch 2.13 (perf/survey/repeats.py); all else that adds
+// up there, such as scatter_add and index_add, repeats itself. On a device the documentation of
+// torch.use_deterministic_algorithms (torch 2.15), and what its kernels share with those that it
+// names: kthvalue, products and logarithms of sums along a dimension, attention backward. The list
 // also names convolutions: those of cuDNN repeat themselves forward; backward we trust it to choose
 // such an algorithm, as it did in all models that were measured (docs/exactness.md).
 
@@ -42,8 +43,8 @@ class Unordered {
   bool on_host_ = false;
   Order on_device_ = Order::kRepeats;
   bool has_variant_ = false;  // Deterministic mode changes it, and does not only refuse it.
-  std::int32_t accumulates_ =
-      -1;  // Index of the flag `accumulate`; on the host it makes it differ.
+  std::int32_t accumulates_ = -1;  // Index of the flag `accumulate`.
+  std::int32_t casts_ = -1;        // Index of a type to sum in, which may be None.
 };
 
 }  // namespace dtr
