@@ -5,7 +5,7 @@ keeps N results of 1 KiB and computes with a few of them. `dqn` learns by Q-lear
 buffer: it acts by chance or by its network, keeps each transition, and trains on a batch of them.
 Each runs in eager, in measure(), which records operators but not what they need, and in a scope
 with room for all (`dqn`: twice its peak). The ways take turns, each in a scope of its own; the
-figure is the median over the turns of a step's processor time over the other way's.
+figure is the median over the turns of a median step's processor time over the other way's.
 
     python perf/cost/many_kept.py [--quick] [--out perf/results/many_kept.json]
 """
@@ -105,7 +105,7 @@ def dqn(transitions: int, steps: int) -> list[int]:
 
 
 def step_of(program: Callable[[int], list[int]], steps: int, way: Way) -> tuple[float, int]:
-    """Nanoseconds of a step, and the session's peak in bytes."""
+    """Nanoseconds of the median step, and the session's peak in bytes."""
     torch.manual_seed(0)
     random.seed(0)
     with way() as session:
@@ -113,7 +113,7 @@ def step_of(program: Callable[[int], list[int]], steps: int, way: Way) -> tuple[
         peak = session.stats().peak_bytes if session else 0
         if session and session.stats().evictions:
             raise RuntimeError("there was no room for all: raise the budget of this program")
-    return sum(times) / len(times), peak
+    return statistics.median(times), peak
 
 
 def compare(program: Callable[[int], list[int]], steps: int, turns: int) -> list[float]:
@@ -142,7 +142,7 @@ def main() -> int:
     programs["dqn"] = partial(dqn, 500 if quick else 20_000), 1.10
     found = []
     for name, (program, limit) in programs.items():
-        over_measure, over_eager, measured = compare(program, *((30, 1) if quick else (200, 7)))
+        over_measure, over_eager, measured = compare(program, *((30, 1) if quick else (400, 7)))
         found += [
             Measurement(f"{name}: over measure()", over_measure, "x", limit),
             Measurement(f"{name}: over eager", over_eager, "x"),
