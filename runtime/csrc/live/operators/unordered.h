@@ -42,7 +42,7 @@ class Unordered {
  private:
   bool on_host_ = false;
   Order on_device_ = Order::kRepeats;
-  bool has_variant_ = false;  // Deterministic mode changes it, and does not only refuse it.
+  bool has_variant_ = false;       // Deterministic mode changes it, and does not only refuse it.
   std::int32_t accumulates_ = -1;  // Index of the flag `accumulate`.
   std::int32_t casts_ = -1;        // Index of a type to sum in, which may be None.
 };
