@@ -205,17 +205,7 @@ class Loan:
 class GuestAllocator:
     """Only where torch has CUDA."""
 
-    def __init__(
-        self,
-        budget: int,
-        device: int,
-        heuristic: Heuristic,
-        thrash_limit: float,
-        scorer: ScorerPlace,
-        image: str,
-        recordable: list[str],
-        native: int = 0,
-    ) -> None: ...
+    def __init__(self, *, device: int, native: int = 0, **options: Any) -> None: ...  # As Session.
     def native(self) -> Any: ...
     def address(self) -> int: ...
     def install(self) -> None: ...
@@ -233,20 +223,8 @@ class CudaAllocator:
     """Only where torch has CUDA."""
 
     def __init__(
-        self,
-        budget: int,
-        device: int,
-        rematerialize: bool,
-        heuristic: Heuristic,
-        thrash_limit: float,
-        scorer: ScorerPlace,
-        image: str,
-        rdma: bool,
-        exportable: bool,
-        recordable: list[str],
-        swap: int,
-        events: int,
-    ) -> None: ...
+        self, *, device: int, rematerialize: bool, rdma: bool, exportable: bool, **options: Any
+    ) -> None: ...  # As Session.
     def native(self) -> Any: ...
     def allocate(self, size: int, device: int, stream: int) -> int: ...
     def free(self, address: int) -> None: ...

@@ -41,8 +41,18 @@ _LAUNCHERS = {
 @with_default(
     "--memory", type=click.Choice(["pool", "torch"]), default="pool", help="Who allocates."
 )
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="An operator that was refused memory and went on with less, as cuDNN does, is an error.",
+)
 def run(
-    words: tuple[str, ...], module: bool, budget: str | None, within: str | None, memory: str
+    words: tuple[str, ...],
+    module: bool,
+    budget: str | None,
+    within: str | None,
+    memory: str,
+    strict: bool,
 ) -> None:
     """Run a Python program, unedited, under a memory budget.
 
@@ -61,7 +71,7 @@ def run(
             f"{name} starts processes that would run without a budget: let it start dtr-alloc in "
             "each: torchrun --nproc-per-node 2 --no-python dtr-alloc run --budget 4GiB train.py"
         )
-    session = _opened(budget, within, memory)
+    session = _opened(budget, within, memory, strict)
     elsewhere, process = Elsewhere(), os.getpid()
     with no_other_budget(), elsewhere.watch():
         code = run_script(name, args, module=module)
@@ -72,7 +82,9 @@ def run(
         sys.exit(code)
 
 
-def _opened(budget: str | None, within: str | None, memory: str) -> "Callable[[], Session | None]":
+def _opened(
+    budget: str | None, within: str | None, memory: str, strict: bool
+) -> "Callable[[], Session | None]":
     """Puts this process under the budget, to its end. Returns what gives the session."""
     import torch
 
@@ -82,14 +94,14 @@ def _opened(budget: str | None, within: str | None, memory: str) -> "Callable[[]
         if budget is None and memory == "pool":
             raise click.UsageError("how much memory? Give --budget, such as 4GiB or 60%")
         with explained(RuntimeError, MemoryError):
-            scope = dtr_alloc.rematerialize(budget, within=within, memory=memory)  # type: ignore[arg-type]
+            scope = dtr_alloc.rematerialize(budget, within=within, memory=memory, strict=strict)  # type: ignore[arg-type]
             session = scope.__enter__()
         scope.end_with_process()
         return lambda: session
     if within is not None:
         raise click.UsageError("--within goes with a share, which is for the CPU")
     with explained(RuntimeError, MemoryError):
-        chosen = dtr_alloc.allocator(budget, memory=memory)  # type: ignore[arg-type]
+        chosen = dtr_alloc.allocator(budget, memory=memory, strict=strict)  # type: ignore[arg-type]
         torch.cuda.memory.change_current_allocator(chosen)
     return lambda: chosen.session
 

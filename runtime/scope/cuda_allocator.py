@@ -197,6 +197,7 @@ def allocator(
     exportable: bool = False,
     swap: int | str | None = None,
     events: bool | int = False,
+    strict: bool = False,
 ) -> Allocator:
     """The allocator for `torch.cuda.memory.change_current_allocator`.
 
@@ -230,6 +231,8 @@ def allocator(
             that refuses is an error then (docs/swap.md).
         events: Keep what happens to memory, for pictures, as `rematerialize` does. With
             ``memory="torch"`` torch does: ``torch.cuda.memory._record_memory_history``.
+        strict: An operator that was refused memory and went on with less raises, as `rematerialize`
+            has it: cuDNN without a workspace, for example.
 
     Raises:
         TypeError, ValueError: An argument that is not understood. Nothing has changed then.
@@ -272,6 +275,7 @@ def allocator(
         "scorer": place,
         "image": ahead.image(),
         "recordable": vouched,
+        "strict": strict,
     }
     if memory == "torch":
         guest = _core.GuestAllocator(budget=size or 0, **options)

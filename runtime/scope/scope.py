@@ -65,6 +65,7 @@ def rematerialize(
     swap_dir: Folder | None = None,
     swap_anywhere: bool = False,
     debug: bool = False,
+    strict: bool = False,
 ) -> AbstractContextManager[Session]:
     """Runs the body under a memory budget, which the bytes of CPU tensors made inside never pass.
 
@@ -114,6 +115,9 @@ def rematerialize(
             reads is compared by a checksum before and after. Costs a pass over every argument of
             every operator. The first call of each operator of another library is run twice and
             compared. docs/exactness.md tells what is found and what cannot be.
+        strict: an operator that was refused memory, caught the error and went on with less raises.
+            Otherwise a warning names it: another algorithm may have made other last bits, as
+            cuDNN's without a workspace.
 
     Raises:
         TypeError, ValueError: an argument that is not understood. Nothing has changed then.
@@ -164,6 +168,7 @@ def rematerialize(
         events=kept,
         thrash_limit=float(thrash_limit),
         debug=debug,
+        strict=strict,
         **native_swap(swap, swap_dir, anywhere=swap_anywhere),
         **_testing.options(),
     )

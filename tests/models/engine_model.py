@@ -33,8 +33,7 @@ class Model(EvictionModel):
             value.last_access = self.clock
         made: list[Content] = []
         try:
-            for value in values:
-                self._materialize(value)
+            self._bring_back(values)
             for position in written:
                 if values[position].recipe is None:
                     self._retire(values[position])
@@ -150,6 +149,19 @@ class Model(EvictionModel):
         return content.offset
 
     # Coming back
+
+    def _bring_back(self, values: Sequence[Value]) -> None:
+        """Locked already. Until all have been there they wait, and may be given up."""
+        for value in values:
+            value.waiting += 1
+        try:
+            for value in values:
+                self._materialize(value)
+        finally:
+            for value in values:
+                value.waiting -= 1
+        for value in values:
+            self._materialize(value)
 
     def _materialize(self, value: Value) -> None:
         if value.content is None:

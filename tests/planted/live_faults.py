@@ -133,10 +133,29 @@ LIVE_FAULTS = (
     ),
     fault(
         "say nothing of what a replay was refused",
-        "runtime/csrc/live/session/session.cpp",
-        "  notes_.note_caught(Recipe::of(op).info());\n",
+        "runtime/csrc/live/storages/replayer.cpp",
+        "  ran();\n",
         "",
         "tests/live/test_caught_refusals.py::test_so_is_one_that_is_refused_when_it_is_recomputed",
+    ),
+    Fault(
+        "give a value what a replay made with less memory than it asked for, and raise afterwards",
+        (
+            Edit("runtime/csrc/live/storages/replayer.cpp", "  ran();\n", ""),
+            Edit(
+                "runtime/csrc/live/storages/replayer.cpp",
+                "  return bytes;\n",
+                "  ran();\n  return bytes;\n",
+            ),
+        ),
+        "tests/live/test_strict.py",
+    ),
+    fault(
+        "hold an operator's arguments while others are brought back",
+        "runtime/csrc/engine/held.h",
+        "    const Waiting waiting(each);\n",
+        "",
+        "tests/live/test_strict.py::test_a_replay_has_the_workspace_of_the_first_run",
     ),
     fault(
         "leave an error as it is that a refusal may have caused",

@@ -19,6 +19,7 @@
 #include "runtime/csrc/live/session/by_hand.h"
 #include "runtime/csrc/live/session/cpu_allocator.h"
 #include "runtime/csrc/live/session/hold.h"
+#include "runtime/csrc/live/session/named_options.h"
 #include "runtime/csrc/live/session/session.h"
 
 namespace py = pybind11;
@@ -97,20 +98,6 @@ py::object holding(Session& session, const py::sequence& tensors,
 struct KeepRecording {
   KeepRecording() { Scope::keep_recording(); }
 };
-
-SessionOptions options_of(const py::kwargs& given) {
-  SessionOptions options;
-  std::size_t taken = 0;
-#define DTR_TAKE(type, name, initially)                                 \
-  if (given.contains(#name)) {                                          \
-    options.name = given[#name].cast<decltype(SessionOptions::name)>(); \
-    ++taken;                                                            \
-  }
-  DTR_SESSION_OPTIONS(DTR_TAKE)
-#undef DTR_TAKE
-  if (taken < given.size()) throw py::type_error("a session has no option of a name given");
-  return options;
-}
 
 EventLog::Site locate() {
   py::gil_scoped_acquire gil;

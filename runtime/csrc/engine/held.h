@@ -33,6 +33,31 @@ class Held {
   Value* value_ = nullptr;
 };
 
+// Brings back the missing ones of values that an operator has locked. Until all have been there, the
+// others wait: where nothing else is left, they may be evicted (Eviction::evict_waiting). So what is
+// recomputed has the room that it had at first, a workspace included. Then they come back, and none
+// waits any more. `each(visit)` calls `visit` for each value, `bring_back(value)` recomputes one.
+template <class Each, class BringBack>
+void bring_all_back(const Each& each, const BringBack& bring_back) {
+  struct Waiting {
+    explicit Waiting(const Each& each) : each(each) {
+      each([](Value& value) { ++value.storage().waiting; });
+    }
+    ~Waiting() {
+      each([](Value& value) { --value.storage().waiting; });
+    }
+    const Each& each;
+  };
+  const auto bring_missing = [&](Value& value) {
+    if (!value.resident()) bring_back(value);
+  };
+  {
+    const Waiting waiting(each);
+    each(bring_missing);
+  }
+  each(bring_missing);
+}
+
 // Locks the result of torch.empty, or of a similar operator, until used(), which is called when an
 // operator first reads or writes it. Before that, a kernel may fill it through a pointer, and
 // eviction would lose the content.

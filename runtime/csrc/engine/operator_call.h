@@ -50,10 +50,13 @@ class OperatorCall {
   // Calls `materialize(value)`, which must bring the value back, for each missing argument.
   template <class Materialize>
   void bring_back(const Materialize& materialize) {
-    for (std::size_t i = 0; missing_ && i < count_; ++i) {
-      if (Value* value = locked(i); value && !value->resident()) materialize(*value);
-    }
-    missing_ = false;
+    if (!std::exchange(missing_, false)) return;
+    const auto each = [this](const auto& visit) {
+      for (std::size_t i = 0; i < count_; ++i) {
+        if (Value* value = locked(i)) visit(*value);
+      }
+    };
+    bring_all_back(each, materialize);
   }
   void bring_back(Lock& lock) {
     bring_back([&](Value& value) { engine_.materialize(value, lock); });

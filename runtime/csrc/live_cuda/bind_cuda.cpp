@@ -1,6 +1,7 @@
 // Python's view of the CUDA allocator: the object that change_current_allocator wants, and beside
 // it what torch has no name for (the session, requests by device and stream).
 
+#include "runtime/csrc/live/session/named_options.h"
 #include "runtime/csrc/live_cuda/bind_allocator.h"
 #include "runtime/csrc/live_cuda/cuda_allocator.h"
 
@@ -16,24 +17,13 @@ void bind_torch_cuda(py::module_& m) {
   py::class_<Self> allocator(m, "CudaAllocator");
   bind_requests(allocator);
   allocator
-      .def(py::init([](Bytes budget, Device device, bool rematerialize, const Heuristic& heuristic,
-                       double thrash_limit, ScorerPlace scorer, const std::string& image, bool rdma,
-                       bool exportable, const std::vector<std::string>& recordable, Bytes swap,
-                       std::int64_t events) {
-             return Self(new CudaAllocator(SessionOptions{.budget = budget,
-                                                          .heuristic = heuristic,
-                                                          .recordable = recordable,
-                                                          .events = events,
-                                                          .thrash_limit = thrash_limit,
-                                                          .swap = swap,
-                                                          .scorer = scorer,
-                                                          .image = image,
-                                                          .page_uses = {rdma, exportable}},
-                                           device, rematerialize));
+      .def(py::init([](Device device, bool rematerialize, bool rdma, bool exportable,
+                       const py::kwargs& given) {
+             SessionOptions options = options_of(given);
+             options.page_uses = {rdma, exportable};
+             return Self(new CudaAllocator(options, device, rematerialize));
            }),
-           py::arg("budget"), py::arg("device"), py::arg("rematerialize"), py::arg("heuristic"),
-           py::arg("thrash_limit"), py::arg("scorer"), py::arg("image"), py::arg("rdma"),
-           py::arg("exportable"), py::arg("recordable"), py::arg("swap"), py::arg("events"))
+           py::arg("device"), py::arg("rematerialize"), py::arg("rdma"), py::arg("exportable"))
       // What torch calls where no Python name leads to it, for tests without a GPU.
       .def("begin_capture",
            [](Self& self, Device device, std::uint64_t id, std::vector<Stream> streams) {

@@ -2,6 +2,7 @@
 // to put it before another allocator than torch's.
 
 #include "runtime/csrc/live/session/cpu_allocator.h"
+#include "runtime/csrc/live/session/named_options.h"
 #include "runtime/csrc/live_cuda/bind_allocator.h"
 #include "runtime/csrc/live_cuda/guest_allocator.h"
 
@@ -35,21 +36,12 @@ void bind_guest(py::module_& m) {
   py::class_<Self> allocator(m, "GuestAllocator");
   bind_requests(allocator);
   allocator
-      .def(py::init([](Bytes budget, c10::DeviceIndex device, const Heuristic& heuristic,
-                       double thrash_limit, ScorerPlace scorer, const std::string& image,
-                       const std::vector<std::string>& recordable, std::uintptr_t native) {
+      .def(py::init([](c10::DeviceIndex device, std::uintptr_t native, const py::kwargs& options) {
              return Self(new GuestAllocator(
                  native ? *reinterpret_cast<Native*>(native) : *caching::allocator.load(),
-                 SessionOptions{.budget = budget,
-                                .heuristic = heuristic,
-                                .recordable = recordable,
-                                .thrash_limit = thrash_limit,
-                                .scorer = scorer,
-                                .image = image},
-                 device, native ? host_work() : current_cuda_work()));
+                 options_of(options), device, native ? host_work() : current_cuda_work()));
            }),
-           py::arg("budget"), py::arg("device"), py::arg("heuristic"), py::arg("thrash_limit"),
-           py::arg("scorer"), py::arg("image"), py::arg("recordable"), py::arg("native") = 0)
+           py::arg("device"), py::arg("native") = 0)
       .def(
           "address",
           [](Self& self) { return reinterpret_cast<std::uintptr_t>(static_cast<Native*>(&*self)); })

@@ -122,6 +122,15 @@ void throw_thrashing(Bytes budget, double ratio, double limit) {
                     " times as long as computing; the limit is ", limit);
 }
 
+void throw_went_on(const std::string& name, Bytes asked, Bytes at_least) {
+  const std::string what = at_least == 0
+                               ? "Free memory of other programs; another budget does not help"
+                               : "Raise the budget to at least " + enough_mib(at_least);
+  DTR_OUT_OF_MEMORY(what, "\n  strict=True: ", name, " asked for ", enough_mib(asked),
+                    ", was refused it, and went on with less memory: last bits of its results may "
+                    "differ. A library such as cuDNN keeps to it in this process: start again");
+}
+
 std::string went_on_without(const std::string& name, Bytes asked, Bytes at_least) {
   const std::string text = c10::str(
       name, " asked for ", enough_mib(asked), ", was refused it, and went on with less memory. ",

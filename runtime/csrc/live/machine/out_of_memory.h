@@ -37,6 +37,8 @@ struct Refusal {
 [[noreturn]] void throw_budget_is_full(const Refusal& refusal);
 [[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);
 [[noreturn]] void throw_thrashing(Bytes budget, double ratio, double limit);
+// Of an operator that caught such an error, in a strict session. `at_least` as went_on_without's.
+[[noreturn]] void throw_went_on(const std::string& name, Bytes asked, Bytes at_least);
 
 // Makes the advice for an error's text, in Python. `at_least`: a budget in bytes that would have
 // served the request. Called with none of our locks held.

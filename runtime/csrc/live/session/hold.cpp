@@ -100,11 +100,13 @@ void Hold::take(c10::ArrayRef<at::Tensor> tensors) {
 
 void Hold::bring_back(Guard& guard) {
   bool any = false;
-  for (const Held& held : values_) {
-    if (held.value()->resident()) continue;
-    session_.bring_back(*held.value(), guard.lock());
+  const auto each = [this](const auto& visit) {
+    for (const Held& held : values_) visit(*held.value());
+  };
+  bring_all_back(each, [&](Value& value) {
+    session_.bring_back(value, guard.lock());
     any = true;
-  }
+  });
   if (any && !apart_) session_.watch_for_thrash();
 }
 

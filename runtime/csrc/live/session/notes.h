@@ -2,7 +2,8 @@
 // and why, and which operators were refused memory, caught the error and went on with less. cuDNN,
 // for example, then takes another algorithm, whose results may differ in their last bits. The
 // program sees no error, so we warn once for each such operator, when it has ended and none of our
-// locks is held. A warning about a replay waits until the program's operator has ended.
+// locks is held. A warning about a replay waits until the program's operator has ended. A strict
+// session raises an error instead, before the program or a value gets the results.
 
 #pragma once
 
@@ -33,6 +34,8 @@ inline constexpr char kUnseenText[] =
 // Its functions may be called in any thread, with our locks held or not. Its mutex is taken last.
 class Notes {
  public:
+  explicit Notes(bool strict) : strict_(strict) {}
+
   // For error texts: which call handed memory out, and where.
   void note_exposure(std::string text) {
     std::lock_guard guard(mutex_);
@@ -51,10 +54,12 @@ class Notes {
     return {stayed_.begin(), stayed_.end()};
   }
 
-  // Call when an operator of this thread succeeded. If it was refused memory, it caught the error.
+  // Call when an operator of this thread succeeded, before its results are used. If it was refused
+  // memory, it caught the error. Throws torch.OutOfMemoryError then if the session is strict.
   void note_caught(const OperatorInfo& info) {
     const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
     if (asked == 0) return;
+    if (strict_) throw_went_on(info.name, asked, at_least);
     forget_refusal();
     std::lock_guard guard(mutex_);
     Bytes& most = caught_[info.name];
@@ -95,6 +100,7 @@ class Notes {
   std::mutex& mutex() { return mutex_; }  // Locked during a fork.
 
  private:
+  const bool strict_;
   mutable std::mutex mutex_;
   std::vector<std::string> exposures_;
   std::set<std::string> stayed_;

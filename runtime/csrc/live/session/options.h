@@ -28,6 +28,8 @@ namespace dtr {
   /* Debug mode: looks for undeclared writes (mutation_detector.h). */                    \
   X(bool, debug, false)                                                                   \
   X(double, thrash_limit, 0) /* thrash_watch.h */                                         \
+  /* Whether an operator that goes on without memory is an error (notes.h). */            \
+  X(bool, strict, false)                                                                  \
   /* Bytes of swap (0: none): in host memory for a device, else a file in swap_folder. */ \
   X(Bytes, swap, 0)                                                                       \
   X(std::string, swap_folder, {})                                                         \

@@ -111,8 +111,8 @@ void Session::recompute(Op& op, Lock& lock) {
   const Meanwhile again(EventLog::cause, cause);
   InOperator::State& thread = InOperator::state;
   const auto outer = std::pair(std::exchange(thread.refused, 0), std::exchange(thread.at_least, 0));
-  const Bytes bytes = replayer_.recompute(op, lock);
-  notes_.note_caught(Recipe::of(op).info());
+  const Bytes bytes =
+      replayer_.recompute(op, lock, [&] { notes_.note_caught(Recipe::of(op).info()); });
   std::tie(thread.refused, thread.at_least) = outer;
   const std::int64_t searching = thread.search_ticks - searched;
   const std::int64_t passed = tally_.costs ? to_ticks(op.cost) : ticks() - begin - searching;

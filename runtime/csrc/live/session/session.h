@@ -107,7 +107,7 @@ class Session final : public Executor {
   // Only the contents of these objects change; the header of each class says what guards them.
   const std::shared_ptr<EventLog> events_{std::make_shared<EventLog>(options_.events)};
   SessionTrace trace_;
-  Notes notes_;
+  Notes notes_{options_.strict};
   Locks locks_{engine_, storages_};
 
   // Guarded by: the engine's mutex

@@ -205,7 +205,7 @@ void Replayer::drop_what_nobody_lacks(Op& op, Results& results, Lock& lock) {
 
 // With several streams, a replay comes after all that they were given, and they go on after it: one
 // may have made what it reads, another may read what it makes.
-Bytes Replayer::recompute(Op& op, Lock& lock) {
+Bytes Replayer::recompute(Op& op, Lock& lock, const std::function<void()>& ran) {
   if (memory_.is_torchs() || storages_.has_dead_tensors()) {
     storages_.bury_with_lock_open(lock);  // What the last one left.
   }
@@ -214,6 +214,7 @@ Bytes Replayer::recompute(Op& op, Lock& lock) {
   Bytes bytes = 0;
   const OperatorInfo& info = Recipe::of(op).info();
   Burial made{replay(op, lock), storages_};
+  ran();
   const Results& results = made.results;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     const Value* value = op.outputs()[i];

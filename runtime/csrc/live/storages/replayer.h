@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <functional>
+
 #include "runtime/csrc/live/machine/under_way.h"
 #include "runtime/csrc/live/recipes/recipe.h"
 #include "runtime/csrc/live/storages/mutation_detector.h"
@@ -19,8 +21,8 @@ class Replayer {
   Replayer(StorageTable& storages, UnderWay& under_way, MutationDetector* detector)
       : storages_(storages), under_way_(under_way), detector_(detector) {}
 
-  // Recomputes the missing outputs of `op`; returns their bytes.
-  Bytes recompute(Op& op, Lock& lock);
+  // Recomputes the missing outputs of `op`; returns their bytes. Calls `ran` before a value gets one.
+  Bytes recompute(Op& op, Lock& lock, const std::function<void()>& ran);
 
   // For tests and debug mode: replays `op`, and returns a text that names the first difference from
   // the outputs in memory, or "". All inputs and outputs of `op` are resident and locked.
