@@ -1,7 +1,7 @@
-"""Libraries that choose among several algorithms by the workspace that each needs, as cuDNN does: one
-that is refused its workspace goes on with another, whose last bits differ. A replay has the room of
-the first run, though the operator that waits for it must lend that of its own arguments. Where the
-budget has not the room even so, a strict scope raises, and tells a budget that has it.
+"""Libraries that choose an algorithm by the workspace that it needs, as cuDNN does: one that is
+refused its workspace takes another, whose last bits differ. A replay has the room of the first run,
+for which the operator that waits for it gives up other arguments. Where the budget lacks the room
+even so, a strict scope raises, and tells a budget that has it.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ WORKSPACE = 8 * MIB
 
 
 class Plans:
-    """The plan that each thread has chosen for each shape, which it keeps to, as cuDNN's are kept."""
+    """What each thread has chosen for each shape, and keeps to, as with cuDNN."""
 
     def __init__(self) -> None:
-        self.forget()
+        self._kept: dict[tuple[int, ...], bool] = {}
 
     def forget(self) -> None:
-        self._chosen = threading.local()
+        self._kept.clear()
 
     def workspace(self, shape: tuple[int, ...]) -> Tensor | None:
-        kept: dict[tuple[int, ...], bool] = self._chosen.__dict__
-        if not kept.get(shape, True):
+        key = (threading.get_ident(), *shape)
+        if not self._kept.get(key, True):
             return None
         try:
             made = torch.empty(WORKSPACE, dtype=torch.uint8)
         except torch.OutOfMemoryError:
             made = None
-        kept[shape] = made is not None
+        self._kept[key] = made is not None
         return made
 
 
@@ -105,9 +105,9 @@ def test_a_budget_that_strict_tells_of_runs_exact() -> None:
     with dtr_alloc.measure():
         expected = trained()
     plans.forget()
-    with pytest.raises(torch.OutOfMemoryError, match="strict=True") as told:
-        with dtr_alloc.rematerialize("12MiB", strict=True):
-            trained()
+    refused = pytest.raises(torch.OutOfMemoryError, match="strict=True")
+    with refused as told, dtr_alloc.rematerialize("12MiB", strict=True):
+        trained()
     budget: int = told.value.suggested_budget  # type: ignore[attr-defined]
     plans.forget()
     with dtr_alloc.rematerialize(budget, strict=True) as session:
@@ -149,12 +149,12 @@ def test_compiled_code_lends_the_memory_of_its_arguments_as_well() -> None:
         made = planned(a, b)
         other = torch.full_like(made, 7)
         assert dtr_alloc.evict(made)
-        (found,) = session._core.holding(
-            [other, made], [], False, 7, lambda: (torch.add(made, other),)
-        )
+        given = [other, made]
+        (found,) = session._core.holding(given, [], False, 7, lambda: (torch.add(*given),))
         assert session.stats().rematerializations == 2
         assert torch.equal(found, expected)
         session.check()
+        given.clear()
         del made, other, found
 
 
