@@ -151,11 +151,12 @@ LIVE_FAULTS = (
         "tests/live/test_strict.py",
     ),
     fault(
-        "hold an operator's arguments while others are brought back",
-        "runtime/csrc/engine/held.h",
-        "    const Waiting waiting(each);\n",
-        "",
-        "tests/live/test_strict.py::test_a_replay_has_the_workspace_of_the_first_run",
+        "hold compiled code's arguments while others are brought back",
+        "runtime/csrc/live/session/hold.cpp",
+        "  bring_all_back(each, [&](Value& value) {\n",
+        "  each([&](Value& value) {\n    if (value.resident()) return;\n",
+        "tests/live/test_strict.py::"
+        "test_compiled_code_lends_the_memory_of_its_arguments_as_well",
     ),
     fault(
         "leave an error as it is that a refusal may have caused",
