@@ -135,6 +135,7 @@ def test_gradients_of_a_random_module(seed: int) -> None:
     assert equal(gradients(run, contextlib.nullcontext()), expected)
 
 
+@pytest.mark.slow  # Inductor compiles for a minute. Above, the same graphs are cut without it.
 @pytest.mark.parametrize("budget", [0.5, 0.0])
 def test_inductors_masks_are_drawn_once_and_not_saved(budget: float) -> None:
     def trained(options: Options | None) -> tuple[list[Tensor], int]:

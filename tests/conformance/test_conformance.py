@@ -20,7 +20,7 @@ from tests.conformance.comparison import Tally, compare
 from tests.conformance.report import RESULTS, compare_with_progress, record
 from tests.conformance.skips import SAMPLE_SKIPS, SKIPS, VERIFY_SKIPS, WITHOUT_ELEMENTS, table
 
-FEW = {"operators": 2, "modules": 2, "optimizers": 3}
+FEW = {"operators": 1, "modules": 2, "optimizers": 3}
 MANY = {"operators": 6, "modules": 12, "optimizers": 12}
 
 

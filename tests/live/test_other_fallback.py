@@ -104,7 +104,10 @@ print(all(same(made, expected) for made in (first, second, third)))
     assert run(program, "never").strip() == "True"
 
 
-@pytest.mark.parametrize("when", ["before", "between", "after"])
+@pytest.mark.parametrize(
+    "when",
+    [pytest.param("before", marks=pytest.mark.slow), "between", "after"],  # Seconds to start each.
+)
 def test_their_mode_outside_of_scopes_sees_what_it_sees_without_us(when: str) -> None:
     alone = f"""{BEGIN}{THEIR_MODE}
 now("between")

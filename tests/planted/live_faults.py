@@ -155,8 +155,7 @@ LIVE_FAULTS = (
         "runtime/csrc/live/session/hold.cpp",
         "  bring_all_back(each, [&](Value& value) {\n",
         "  each([&](Value& value) {\n    if (value.resident()) return;\n",
-        "tests/live/test_strict.py::"
-        "test_compiled_code_lends_the_memory_of_its_arguments_as_well",
+        "tests/live/test_strict.py::test_compiled_code_lends_the_memory_of_its_arguments_as_well",
     ),
     fault(
         "leave an error as it is that a refusal may have caused",

@@ -62,7 +62,8 @@ def needs(*libraries: str) -> None:
     ("name", "share", "libraries"),
     [
         ("plain_loop", 0.6, ()),
-        ("compiled_blocks", 0.6, ()),
+        # tests/compiled has such blocks.
+        pytest.param("compiled_blocks", 0.6, (), marks=pytest.mark.slow),
         ("hugging_face_trainer", 0.5, ("transformers", "accelerate")),
         ("lightning_callback", 0.6, ("lightning",)),
     ],
@@ -91,9 +92,9 @@ def test_the_cells_of_the_notebook_run_and_run_again() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ddp",
         "fsdp2",
         # To start the processes; tests/sharded/test_sharded.py has such programs.
+        pytest.param("ddp", marks=pytest.mark.slow),
         pytest.param("tensor_parallel", marks=pytest.mark.slow),
         pytest.param("pipeline", marks=pytest.mark.slow),
     ],
