@@ -257,10 +257,12 @@ def allocator(
     chosen = resolve_live(heuristic)
     place = native_scorer(scorer)
     kept = number_kept(events)
-    if kept and not rematerialize:
-        raise ValueError(
-            "events with rematerialize=False: nobody keeps them; leave one of them out"
-        )
+    for given, name, why in (
+        (kept, "events", "nobody keeps them"),
+        (strict, "strict", "no operator is watched"),
+    ):
+        if given and not rematerialize:
+            raise ValueError(f"{name} with rematerialize=False: {why}; leave one of them out")
     check_thrash_limit(thrash_limit)
     vouched = libraries.checked(recordable)
     _refuse_without_cuda(budget, memory)

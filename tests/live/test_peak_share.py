@@ -181,7 +181,7 @@ def test_the_budget_holds_from_the_second_step_on_where_optimizers_step_in_a_row
     with dtr_alloc.rematerialize("60%") as session:
         kept = list(two_optimizers_in_a_row(1))
     needed = 5 * sum(p.nbytes for p in kept)  # With gradients, state, and what Adam makes besides.
-    assert 0.8 * needed < (session.stats().budget_bytes or 0) < needed
+    assert 0.7 * needed < (session.stats().budget_bytes or 0) < needed
 
 
 def test_a_budget_that_the_program_sets_itself_stays() -> None:

@@ -182,3 +182,33 @@ def test_what_would_go_on_without_raises_and_nothing_is_lost(replayed: bool) -> 
         assert torch.equal(again, 4 * x)
         session.check()
         del made, again
+
+
+def scope_that_ends_without_room(strict: bool) -> Tensor:
+    with dtr_alloc.rematerialize("32MiB", strict=strict) as session:
+        made = planned(torch.randn(64, 64), torch.randn(64, 64))
+        session.resize("2MiB")
+        assert dtr_alloc.evict(made)
+    return made
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_scopes_end_that_lifts_the_budget_tells_of_it(strict: bool) -> None:
+    with pytest.warns(UserWarning, match="planned::product asked for 8.00 MiB"):
+        scope_that_ends_without_room(strict)
+
+
+@pytest.mark.filterwarnings("ignore:planned")
+@pytest.mark.parametrize("strict", [False, True])
+def test_debug_mode_tells_of_a_second_run_that_went_on_without(strict: bool) -> None:
+    a, b = torch.randn(1024, 512), torch.randn(512, 1024)
+    with dtr_alloc.rematerialize("14MiB", strict=strict, debug=True) as session:
+        refused: Any = pytest.raises(torch.OutOfMemoryError, match="strict=True")
+        with refused if strict else contextlib.nullcontext():
+            planned(a, b)  # Again beside its first result, which leaves no room.
+        assert "product went on without it" in session.summary()
+
+
+def test_an_allocator_that_watches_no_operator_refuses_strict() -> None:
+    with pytest.raises(ValueError, match="strict with rematerialize=False"):
+        dtr_alloc.allocator("64MiB", rematerialize=False, strict=True)

@@ -111,9 +111,16 @@ class EvictionModel:
         self.evict_value(self._least(free))
         return True
 
+    def waiting_values(self) -> list[Value]:
+        """What only waiting recomputations and operators hold."""
+        return [value for value in self.candidates if value.locks and value.locks == value.waiting]
+
+    def waiting_bytes(self) -> int:
+        return sum(value.size for value in self.waiting_values())
+
     def evict_waiting(self) -> bool:
-        """Of what only waiting recomputations hold, unless they have run too often."""
-        waiting = [v for v in self.candidates if v.locks and v.locks == v.waiting]
+        """One of them, unless they have run too often."""
+        waiting = self.waiting_values()
         if self.rematerializations - self.runs_before > 100 * self.records()[1] or not waiting:
             return False
         self.evaluations += len(waiting)

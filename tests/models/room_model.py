@@ -43,7 +43,8 @@ def make_room(model: EvictionModel, asked: int, page_price: int) -> int | None:
         offset = model.pool.allocate(asked, _core.Fit.remap)
         if offset is not None:
             return offset
-        if not model.evict_waiting():
+        least = model.pool.live() - model.waiting_bytes()
+        if least + asked > model.pool.budget or not model.evict_waiting():
             return model.pool.allocate(asked, _core.Fit.beyond)
 
 

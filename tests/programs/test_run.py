@@ -201,6 +201,24 @@ def test_nothing_else_takes_the_budget_away(tmp_path: Path, text: str, told: str
     assert all(part in done.stderr for part in told.split("{}"))
 
 
+def test_what_goes_on_without_memory_is_an_error_where_it_shall_be(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path,
+        "import contextlib, torch\n"
+        "@torch.library.custom_op('modest::double', mutates_args=())\n"
+        "def double(x: torch.Tensor) -> torch.Tensor:\n"
+        "    with contextlib.suppress(torch.OutOfMemoryError):\n"
+        "        torch.empty(1 << 30, dtype=torch.uint8)\n"
+        "    return x * 2\n"
+        "print(double(torch.ones(2)).sum().item())\n",
+    )
+    done = ran(folder, *RUN, "--budget", "1MiB", "program.py")
+    assert (done.returncode, done.stdout) == (0, "4.0\n")
+    done = ran(folder, *RUN, "--budget", "1MiB", "--strict", "program.py")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "strict=True: modest::double asked for 1024.00 MiB" in done.stderr
+
+
 def test_the_workers_of_a_data_loader_are_counted(tmp_path: Path) -> None:
     folder = written(
         tmp_path,

@@ -63,8 +63,9 @@ void Eviction::evict_victim(Value& victim, Shed shed) {
 }
 
 // A recomputation that goes deep holds the other inputs of every operator on its way, for as long
-// as it takes: with bad luck they fill the budget. Where nothing else is left they may go, and are
-// brought back before their operator runs (materialize). What is given up on the way to what was
+// as it takes: with bad luck they fill the budget. So do the other arguments of the program's
+// operator (bring_all_back). Where nothing else is left they may go, and are brought back before
+// their operator runs. What is given up on the way to what was
 // given up can multiply: there is an end to it when each recipe has run kPatience times on average.
 bool Eviction::evict_waiting() {
   constexpr std::int64_t kPatience = 100;
@@ -99,6 +100,15 @@ Bytes Eviction::locked_bytes() const {
   for (std::size_t row = 0; row < columns_.count(); ++row) {
     const Value& value = *columns_.value(row);
     sum += value.locks ? value.size : 0;
+  }
+  return sum;
+}
+
+Bytes Eviction::waiting_bytes() const {
+  Bytes sum = 0;
+  for (std::size_t row = 0; row < columns_.count(); ++row) {
+    const Value& value = *columns_.value(row);
+    sum += value.locks > 0 && value.locks == value.waiting ? round_to_granule(value.size) : 0;
   }
   return sum;
 }

@@ -51,6 +51,7 @@ class Eviction {
   Selector& selector() { return selector_; }
   const Selector& selector() const { return selector_; }
   Bytes locked_bytes() const;
+  Bytes waiting_bytes() const;    // Of values that only waiting operators lock.
   Bytes evictable_bytes() const;  // What evict_all() would free in the pool.
 
  private:

@@ -68,6 +68,9 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
   Eviction& eviction = engine.eviction();
   const bool windows = engine.heuristic().selection == Selection::kWindow;
   const auto scattered = [&] { return pool.live() + round_to_granule(asked) <= pool.budget(); };
+  const auto enough_waits = [&] {
+    return pool.live() - eviction.waiting_bytes() + round_to_granule(asked) <= pool.budget();
+  };
   const auto cheap = [&] { return !pages_are_expensive(pool, engine.stats(), prices); };
   while (true) {
     const bool moving = may_evict && scattered() && cheap();
@@ -84,7 +87,7 @@ Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& pri
     if (windows && evict_window(eviction.cheapest_window(pool, asked), engine)) continue;
     if (eviction.evict_one()) continue;
     if (Block* block = take(Fit::kRemap, true)) return block;
-    if (!eviction.evict_waiting()) return take(Fit::kBeyond, true);
+    if (!enough_waits() || !eviction.evict_waiting()) return take(Fit::kBeyond, true);
   }
 }
 

@@ -23,7 +23,8 @@ void bind_torch_cuda(py::module_& m) {
              options.page_uses = {rdma, exportable};
              return Self(new CudaAllocator(options, device, rematerialize));
            }),
-           py::arg("device"), py::arg("rematerialize"), py::arg("rdma"), py::arg("exportable"))
+           py::kw_only(), py::arg("device"), py::arg("rematerialize"), py::arg("rdma"),
+           py::arg("exportable"))
       // What torch calls where no Python name leads to it, for tests without a GPU.
       .def("begin_capture",
            [](Self& self, Device device, std::uint64_t id, std::vector<Stream> streams) {

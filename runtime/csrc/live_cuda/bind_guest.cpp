@@ -41,7 +41,7 @@ void bind_guest(py::module_& m) {
                  native ? *reinterpret_cast<Native*>(native) : *caching::allocator.load(),
                  options_of(options), device, native ? host_work() : current_cuda_work()));
            }),
-           py::arg("device"), py::arg("native") = 0)
+           py::kw_only(), py::arg("device"), py::arg("native") = 0)
       .def(
           "address",
           [](Self& self) { return reinterpret_cast<std::uintptr_t>(static_cast<Native*>(&*self)); })

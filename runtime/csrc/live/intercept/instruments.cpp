@@ -32,14 +32,14 @@ void Interception::verify_repeats(const Call& call, Op& op, Lock& lock) {
   if (!is_first && call.bytes < 2 * largest->second) return;
   const Bytes before = is_first ? -1 : std::exchange(largest->second, call.bytes);
   std::string different;
-  bool refused = false;
+  bool failed = false;
   try {
     different = difference(op, lock);
-    refused = InOperator::state.refused > 0;  // And made, perhaps, by another algorithm.
   } catch (const c10::OutOfMemoryError&) {
-    refused = true;
+    failed = true;
   }
-  if (refused) {
+  if (InOperator::state.refused > 0) {
+    if (!failed) session_.notes().note_caught(info);  // The operator may keep to its algorithm.
     forget_refusal();
     tally_.repeated[&info] = before;
     return;

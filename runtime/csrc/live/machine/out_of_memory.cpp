@@ -123,9 +123,10 @@ void throw_thrashing(Bytes budget, double ratio, double limit) {
 }
 
 void throw_went_on(const std::string& name, Bytes asked, Bytes at_least) {
-  const std::string what = at_least == 0
-                               ? "Free memory of other programs; another budget does not help"
-                               : "Raise the budget to at least " + enough_mib(at_least);
+  const std::string what =
+      at_least == 0 ? "Leave strict=True out, or free memory of other programs: no budget is known "
+                      "that would do"
+                    : "Raise the budget to at least " + enough_mib(at_least);
   DTR_OUT_OF_MEMORY(what, "\n  strict=True: ", name, " asked for ", enough_mib(asked),
                     ", was refused it, and went on with less memory: last bits of its results may "
                     "differ. A library such as cuDNN keeps to it in this process: start again");

@@ -21,10 +21,11 @@ Reading::Reading(Session& session, c10::ArrayRef<at::Tensor> tensors) : session_
     if (Value* value = StorageTable::value_of(tensor))
       held_.emplace_back(session_.engine(), *value);
   }
+  const auto each = [this](const auto& visit) {
+    for (const Held& held : held_) visit(*held.value());
+  };
   try {
-    for (const Held& held : held_) {
-      if (!held.value()->resident()) session_.bring_back(*held.value(), guard.lock());
-    }
+    bring_all_back(each, [&](Value& value) { session_.bring_back(value, guard.lock()); });
   } catch (...) {
     held_.clear();  // While the lock is held.
     throw;

@@ -1,9 +1,10 @@
-// Reads the options of a session from the named arguments of a Python call. All that open a session
-// read them so, and hence an option is listed only once (options.h).
+// Reads the options of a session from the named arguments of a Python call. Every binding that opens
+// a session uses this, so options.h alone lists the options.
 
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "runtime/csrc/live/session/options.h"
 

@@ -3,7 +3,8 @@
 // for example, then takes another algorithm, whose results may differ in their last bits. The
 // program sees no error, so we warn once for each such operator, when it has ended and none of our
 // locks is held. A warning about a replay waits until the program's operator has ended. A strict
-// session raises an error instead, before the program or a value gets the results.
+// session also raises an error, before the program or a value gets the results. Where we catch that
+// error ourselves, as when a scope's end tries again without the budget, the warning remains.
 
 #pragma once
 
@@ -59,15 +60,17 @@ class Notes {
   void note_caught(const OperatorInfo& info) {
     const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
     if (asked == 0) return;
+    {
+      std::lock_guard guard(mutex_);
+      Bytes& most = caught_[info.name];
+      if (most == 0) {
+        untold_.push_back(went_on_without(info.name, asked, at_least));
+        some_untold_ = true;
+      }
+      most = std::max(most, asked);
+    }
     if (strict_) throw_went_on(info.name, asked, at_least);
     forget_refusal();
-    std::lock_guard guard(mutex_);
-    Bytes& most = caught_[info.name];
-    if (most == 0) {
-      untold_.push_back(went_on_without(info.name, asked, at_least));
-      some_untold_ = true;
-    }
-    most = std::max(most, asked);
   }
   std::map<std::string, Bytes> caught() const {  // Each operator's largest refused request.
     std::lock_guard guard(mutex_);
