@@ -1,8 +1,8 @@
 """How steady is the choice near a program's floor? ResNet-50 at a quarter of its activations.
 
-At 25 % the first stage's backward pass has room for little but gradients: its layers, and a few of
-those behind them. Then small differences of times or of the budget change which inputs of a block
-stay, and so how often the layers before them run again. Five trainings are recorded, each in a
+At 25 % the first stage's backward pass has little room beside its gradients. Then small differences
+of times or of the budget change which blocks' inputs stay, and so how often the layers before them
+run again. Five trainings are recorded, each in a
 process of its own, so that nothing but measured times differs between them. Each is simulated at
 budgets half a percent apart, by the default and with the square root of the size in the score. The
 share is that of unavoidable.py: in the last three of six steps, over the operators' own time.
@@ -28,9 +28,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "suppor
 import unavoidable
 from measurement import origin, provenance, write_json
 
-import dtr_alloc
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, resolve_live
-from dtr_alloc.runtime.simulate.rules import live
 from dtr_alloc.runtime.simulate.simulator import Simulator
 
 TRACES, SHARE = 5, 0.25
@@ -50,19 +48,12 @@ def record(model: str) -> unavoidable.Task:
 
 def again(task: unavoidable.Task, heuristic: Heuristic) -> list[float | None]:
     """What is recomputed at each budget; None where it is refused."""
-    steps = Simulator(task.trace)
-    end = unavoidable.ends(task.trace)[-1 - unavoidable.FORETOLD]
-    earlier = Simulator(dtr_alloc.Trace(task.trace.instructions[: end + 1]))
-    stays = task.gradient_bytes + task.optimizer_bytes
-    rules = live(heuristic)
-    found: list[float | None] = []
-    for near in NEARLY:
-        budget = int(near * (SHARE * task.activation_bytes + stays))
-        whole, first = steps.run(budget, rules), earlier.run(budget, rules)
-        own = whole.base_compute - first.base_compute
-        ok = whole.status == first.status == "ok"
-        found.append((whole.total_compute - first.total_compute) / own - 1 if ok else None)
-    return found
+    steps, earlier = Simulator(task.trace), unavoidable.before_foretold(task.trace)
+    budget = SHARE * task.activation_bytes + task.gradient_bytes + task.optimizer_bytes
+    return [
+        unavoidable.in_foretold_steps(steps, earlier, int(near * budget), heuristic)
+        for near in NEARLY
+    ]
 
 
 def line(trace: int, name: str, shares: list[float | None]) -> str:

@@ -47,7 +47,7 @@ from dtr_alloc.demo import MODELS, Job
 from dtr_alloc.runtime.bounding.bound import Bounder
 from dtr_alloc.runtime.bounding.knapsack import least_again_ns
 from dtr_alloc.runtime.bounding.stages import prove
-from dtr_alloc.runtime.heuristic import DEFAULT
+from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic
 from dtr_alloc.runtime.simulate.rules import live
 from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace.format import (
@@ -182,9 +182,7 @@ def cells(task: Task, shares: tuple[float, ...], seconds: float) -> list[Cell]:
     bounder = Bounder(last_step(task.trace), task.model)
     base = bounder.simulator.baseline.compute
     steps = Simulator(task.trace)
-    earlier = Simulator(
-        dtr_alloc.Trace(task.trace.instructions[: ends(task.trace)[-1 - FORETOLD] + 1])
-    )
+    earlier = before_foretold(task.trace)
     found = []
     for share in shares:
         room = int(share * task.activation_bytes) + task.gradient_bytes
@@ -198,9 +196,16 @@ def cells(task: Task, shares: tuple[float, ...], seconds: float) -> list[Cell]:
     return found
 
 
-def in_foretold_steps(steps: Simulator, earlier: Simulator, budget: int) -> float | None:
-    """What the default recomputes in the steps that are not among the earlier ones."""
-    rules = live(DEFAULT)
+def before_foretold(trace: dtr_alloc.Trace) -> Simulator:
+    """Of the steps before those by which a heuristic is judged."""
+    return Simulator(dtr_alloc.Trace(trace.instructions[: ends(trace)[-1 - FORETOLD] + 1]))
+
+
+def in_foretold_steps(
+    steps: Simulator, earlier: Simulator, budget: int, heuristic: str | Heuristic = DEFAULT
+) -> float | None:
+    """What is recomputed in the steps that are not among the earlier ones."""
+    rules = live(heuristic)
     all_steps, first = steps.run(budget, rules), earlier.run(budget, rules)
     if not all_steps.status == first.status == "ok":
         return None

@@ -148,14 +148,14 @@ LIVE_FAULTS = (
                 "  ran();\n  return bytes;\n",
             ),
         ),
-        "tests/live/test_strict.py",
+        "tests/live/test_strict.py::test_what_would_go_on_without_raises_and_nothing_is_lost",
     ),
     fault(
         "hold compiled code's arguments while others are brought back",
         "runtime/csrc/live/session/hold.cpp",
         "  bring_all_back(each, [&](Value& value) {\n",
         "  each([&](Value& value) {\n    if (value.resident()) return;\n",
-        "tests/live/test_strict.py::test_compiled_code_lends_the_memory_of_its_arguments_as_well",
+        "tests/live/test_strict.py::test_a_replay_has_the_workspace_of_the_first_run",
     ),
     fault(
         "leave an error as it is that a refusal may have caused",

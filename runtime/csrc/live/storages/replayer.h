@@ -21,7 +21,8 @@ class Replayer {
   Replayer(StorageTable& storages, UnderWay& under_way, MutationDetector* detector)
       : storages_(storages), under_way_(under_way), detector_(detector) {}
 
-  // Recomputes the missing outputs of `op`; returns their bytes. Calls `ran` before a value gets one.
+  // Recomputes the missing outputs of `op`; returns their bytes. Calls `ran` when the operator has
+  // run, before a value gets its result.
   Bytes recompute(Op& op, Lock& lock, const std::function<void()>& ran);
 
   // For tests and debug mode: replays `op`, and returns a text that names the first difference from
