@@ -175,6 +175,7 @@ def test_what_would_go_on_without_raises_and_nothing_is_lost(replayed: bool) -> 
         assert WORKSPACE <= error.needed < WORKSPACE + MIB
         assert error.operator.endswith("::add.Tensor" if replayed else "::double")
         assert dtr_alloc.is_evicted(made)
+        assert not torch.zeros(1).any()  # And no warning comes of what the error told.
         session.check()
         session.resize(error.needed + MIB)
         again = made + double(x)

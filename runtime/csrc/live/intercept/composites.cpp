@@ -84,6 +84,7 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   try {
     run(*session, info, keys, stack);
   } catch (const c10::OutOfMemoryError& error) {
+    session->notes().told_by_error();
     rethrow_with_advice(error, info.name);
   }
 }

@@ -120,6 +120,7 @@ void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::S
     Interception(*session).execute(info, keys, stack);
   } catch (const c10::OutOfMemoryError& error) {
     if (!outermost) throw;
+    session->notes().told_by_error();
     rethrow_with_advice(error, info.name);
   } catch (c10::Error& error) {
     if (outermost) add_refusal(error);

@@ -72,6 +72,10 @@ class Notes {
     if (strict_) throw_went_on(info.name, asked, at_least);
     forget_refusal();
   }
+  // Call when an error reaches the program. In a strict session it tells what waits to be told.
+  void told_by_error() {
+    if (strict_) take_untold();
+  }
   std::map<std::string, Bytes> caught() const {  // Each operator's largest refused request.
     std::lock_guard guard(mutex_);
     return caught_;
