@@ -125,7 +125,7 @@ class _Watch:
     @contextmanager
     def __call__(self, scope: Session | None) -> Iterator[None]:
         def mark() -> None:
-            if torch.cuda.is_initialized():
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()
             self.marks.append((time.perf_counter_ns(), scope.stats() if scope else None))
 

@@ -55,7 +55,7 @@ def train(steps: int = 3, synchronize: Callable[[], object] = lambda: None) -> l
     losses = []
     for _ in range(steps):
         loss = model(torch.linspace(0, 1, 4096 * 128).view(4096, 128)).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         synchronize()
@@ -115,9 +115,9 @@ def test_a_measure_and_another_scope_do_not_nest(given: list[PretendedAllocator]
         with pytest.raises(ValueError, match="there is no budget to change"):
             session.resize("1MiB")
     measure()
-    session = dtr_alloc.current_session()
-    assert session is not None
-    session.close()
+    left = dtr_alloc.current_session()
+    assert left is not None
+    left.close()
     assert dtr_alloc.current_session() is None
 
 

@@ -12,7 +12,7 @@ def card(driver: str) -> Card:
 def test_an_engine_answers_with_the_bytes_that_a_trainer_gives_and_takes_again(
     fake_driver: str,
 ) -> None:
-    traded(card(fake_driver), turns=3)
+    traded(card(fake_driver), turns=2)
 
 
 def test_a_card_has_no_room_for_an_engine_while_a_trainer_gives_nothing(fake_driver: str) -> None:

@@ -7,6 +7,7 @@ the broker tells each what the other holds, so a card of which more is asked tha
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import dtr_alloc
 from dtr_alloc import Session
 from dtr_alloc.runtime.scope.instruments import instrumented
-from tests.fake_cuda.driver import FakeCuda
+from tests.fake_cuda.driver import ROOT, FakeCuda
 from tests.gpu.programs import deterministic, digest
 
 
@@ -175,7 +176,9 @@ class Broker(AbstractContextManager["Broker"]):
     def start(self, program: Callable[[Card, Connection], None]) -> None:
         here, there = self._context.Pipe()
         process = self._context.Process(target=program, args=(self._card, there), daemon=True)
+        sys.path.append(str(ROOT))  # The process imports this module.
         process.start()
+        sys.path.remove(str(ROOT))
         self._processes.callback(process.join)
         self._processes.callback(process.terminate)
         there.close()  # So that the end of a program is the end of its messages.
