@@ -28,9 +28,9 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import dtr_alloc
 from dtr_alloc.pool.size import short_size
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
+from dtr_alloc.runtime.scope import cuda_allocator
 from dtr_alloc.runtime.scope.out_of_memory import needed
 from dtr_alloc.runtime.scope.record import Recording, recorded
 from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
@@ -230,7 +230,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
 @contextmanager
 def _on_cuda(within: str | None) -> Iterator[Session]:
     """Of a script on a device, whose memory is the limit: a budget above it is never reached."""
-    chosen = dtr_alloc.allocator(within or "1TiB")
+    chosen = cuda_allocator.allocator(within or "1TiB")
     torch.cuda.memory.change_current_allocator(chosen)
     chosen.free(chosen.allocate(1))  # Which makes the session.
     session = chosen.session

@@ -12,6 +12,7 @@ import torch
 
 import dtr_alloc
 from dtr_alloc import _core
+from dtr_alloc.runtime.scope import cuda_allocator
 from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 
@@ -100,6 +101,7 @@ def pretend(to_set: Set = setattr) -> list[PretendedAllocator]:
     to_set(torch.cuda, "current_device", lambda: 0)
     to_set(torch.cuda.memory, "change_current_allocator", change)
     to_set(dtr_alloc, "allocator", PretendedAllocator)
+    to_set(cuda_allocator, "allocator", PretendedAllocator)
     to_set(_core, "CudaAllocator", object)
     to_set(_core, "GuestAllocator", PretendedGuest)
     return given
