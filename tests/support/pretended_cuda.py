@@ -41,6 +41,7 @@ class PretendedGuest:
         if self._session is None:
             made = _core.Session(**self._options)
             made.enter()
+            _core.record_this_thread(False)  # Only the thread that opens a scope is in it.
             self._session = made
         return size
 
