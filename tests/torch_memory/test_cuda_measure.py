@@ -11,18 +11,21 @@ import torch
 
 import dtr_alloc
 from dtr_alloc.runtime.scope.instruments import instrumented
+from tests.fake_cuda.driver import FakeCuda
 from tests.native_stand_in.native import Native
 from tests.torch_memory.conftest import MIB
 
 
 @pytest.fixture(autouse=True)
-def torchs(native: Native, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The stand-in is what torch has."""
+def torchs(native: Native, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in is what torch has. A session that has served stays, and keeps its context."""
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     native.install()
     with instrumented(native=native.address):
         yield
+    while cuda.count("contexts"):
+        cuda.call("cuDevicePrimaryCtxRelease_v2", 0)
 
 
 def test_a_measure_counts_what_was_there_before_and_leaves_torch_its_allocator(
@@ -34,9 +37,9 @@ def test_a_measure_counts_what_was_there_before_and_leaves_torch_its_allocator(
     optimizer = torch.optim.SGD([torch.ones(1)])
     with dtr_alloc.measure(device="cuda") as session:
         assert native.installed != native.address
-        for _ in range(2):
+        for number in (2, 3):
             assert native.hold(5 * MIB, native.installed)
-            native.drop(2)
+            native.drop(number)
             optimizer.step()
         assert native.hold(2 * MIB, native.installed)
         session.check()
