@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from rich.table import Table
 
 from dtr_alloc.pool.size import format_size, short_size
@@ -81,9 +82,11 @@ def suggestion(plan: Plan, slowdown: float) -> str:
     bytes_ = plan.smallest.budget_bytes
     assert bytes_ is not None
     more = (_swap(plan) if plan.link else "") + _heuristic(plan)
+    size = short_size(bytes_)
+    on_cuda = f', on CUDA dtr_alloc.allocator("{size}")' * torch.cuda.is_available()
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
-        f'({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize("{short_size(bytes_)}"{more})'
+        f'({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize("{size}"{more}){on_cuda}'
     )
 
 

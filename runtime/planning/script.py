@@ -6,7 +6,8 @@ registered with atexit run. What it prints is held back, and shown where it fail
 has DTR_ALLOC_PLANNING=1, for scripts that would rather not write a checkpoint each time.
 
 A script that opens a scope itself is profiled in its first one, so that what lies outside of it
-stays outside; its budget is not obeyed. Else all of the script is in a scope.
+stays outside; its budget is not obeyed. Else all of the script is in a scope. Where torch finds a
+CUDA device, it has the CUDA allocator instead, to the end of its process.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.pool.size import short_size
 from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
+from dtr_alloc.runtime.scope import cuda_allocator
 from dtr_alloc.runtime.scope.out_of_memory import needed
 from dtr_alloc.runtime.scope.record import Recording, recorded
 from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
@@ -123,6 +125,8 @@ class _Watch:
     @contextmanager
     def __call__(self, scope: Session | None) -> Iterator[None]:
         def mark() -> None:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
             self.marks.append((time.perf_counter_ns(), scope.stats() if scope else None))
 
         def stepped(*_: object) -> None:
@@ -179,7 +183,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
             with watch(None):
                 yield closed  # It counts nothing: this is plain torch.
             return
-        opened = rematerialize(within, recordable=recordable)
+        opened = _on_cuda(within) if on_cuda else rematerialize(within, recordable=recordable)
         with opened as scope, recorded(recording), watch(scope):
             yield scope
 
@@ -194,6 +198,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
             yield scope
 
     own_scope = options["own_scope"]
+    on_cuda = torch.cuda.is_available() and not own_scope
     with (
         scopes_of_scripts(first_only if own_scope else refuse),
         elsewhere.watch(),
@@ -213,12 +218,24 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
         return None
     if recording.trace is not None and not any(map(_computes, recording.trace.instructions)):
         told = f" ({elsewhere})" if elsewhere.processes else ""
+        told += "; for a program on the CPU set CUDA_VISIBLE_DEVICES=" * on_cuda
         return {
             "problem": f"computes nothing in its first process, and a plan follows no other{told}"
         }
     if recording.trace is not None:
         recording.trace.save(log)
     return {"opens_scope": False, **watch.figures()}
+
+
+@contextmanager
+def _on_cuda(within: str | None) -> Iterator[Session]:
+    """Of a script on a device, whose memory is the limit: a budget above it is never reached."""
+    chosen = cuda_allocator.allocator(within or "1TiB")
+    torch.cuda.memory.change_current_allocator(chosen)
+    chosen.free(chosen.allocate(1))  # Which makes the session.
+    session = chosen.session
+    assert session is not None
+    yield session
 
 
 def _computes(item: Instruction) -> bool:

@@ -67,8 +67,12 @@ _before: dict[bool, _Seen] = {}
 class Adviser:
     """Answers for one scope, whose decisions follow some rules."""
 
-    def __init__(self, core: _core.Session, rules: Rules, *, swap: bool = False) -> None:
+    def __init__(
+        self, core: _core.Session, rules: Rules, *, swap: bool = False, call: str = "rematerialize"
+    ) -> None:
+        """`call`: what a budget is given to."""
         self._core = core
+        self.call = call
         self._rules = rules
         self._swap = swap
         self._known: tuple[Any, str] | None = None  # The last search.

@@ -28,6 +28,8 @@ from dtr_alloc.runtime.heuristic import (
     native_scorer,
     resolve_live,
 )
+from dtr_alloc.runtime.scope import instruments
+from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.current import CudaScope
 from dtr_alloc.runtime.scope.memory_history import number_kept
 from dtr_alloc.runtime.scope.scope import Memory, check_thrash_limit
@@ -35,6 +37,7 @@ from dtr_alloc.runtime.scope.serving import Service
 from dtr_alloc.runtime.scope.session import Session
 from dtr_alloc.runtime.scope.steps import Steps
 from dtr_alloc.runtime.scope.swapping import host_swap
+from dtr_alloc.runtime.simulate.rules import live
 
 if TYPE_CHECKING:
     from torch.cuda.memory import _CUDAAllocator as _Base
@@ -183,6 +186,55 @@ class Guest(Allocator):
         self._service.end(self._guest.remove)
 
 
+class Counted:
+    """What the scope of `measure` opens on CUDA: torch's own allocator, with a session before it
+    that counts. It comes and goes at any time. Torch does not tell when memory is freed, so there
+    is no trace to simulate; and its books go on afterwards, so the figures are kept.
+    """
+
+    def __init__(self, device: str | torch.device, *, timeline: bool, events: bool) -> None:
+        """Raises ValueError or RuntimeError as `measure` does."""
+        if events:
+            raise ValueError(
+                f'events with device "{device}": the memory is torch\'s, and torch.cuda.memory.'
+                "_record_memory_history() keeps them; leave events out"
+            )
+        number = _device_number(device)
+        _refuse_without_cuda(f'dtr_alloc.measure(device="{device}")', "dtr_alloc.measure()")
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._device = torch.cuda.current_device() if number is None else number
+        options: dict[str, Any] = {"device": self._device, "record": False, "timeline": timeline}
+        options["heuristic"] = resolve_live(DEFAULT)._native()
+        self._guest = _core.GuestAllocator(**options, **instruments.options())
+        self.scope = CudaScope(self._guest, Steps())
+
+    def session(self) -> Session:
+        """What the program gets, once `enter` was called."""
+        core = self._guest.session()
+        assert core is not None
+        adviser = Adviser(core, live(), call="allocator")
+        return Session(core, self.scope.steps, measured=adviser)
+
+    def enter(self) -> None:
+        """Raises RuntimeError where a scope is open."""
+        self._guest.install()
+        self._guest.free(self._guest.allocate(1, self._device, 0))  # Makes the session.
+        self.session().reset_peak()
+        _core.record_this_thread(True)
+
+    def leave(self) -> tuple[int, int]:
+        """Whatever was begun; again, too. Nothing was evicted, so nothing comes back."""
+        if self._guest.installed():
+            if front := self.scope.front and self.scope.front():
+                front._last = front.stats()
+            self._guest.remove()
+        return 0, 0
+
+    def take_untold(self) -> list[str]:
+        """As a session's."""
+        return self.session()._core.take_untold()
+
+
 def allocator(
     budget: int | str | None = None,
     device: int | str | torch.device | None = None,
@@ -265,7 +317,11 @@ def allocator(
             raise ValueError(f"{name} with rematerialize=False: {why}; leave one of them out")
     check_thrash_limit(thrash_limit)
     vouched = libraries.checked(recordable)
-    _refuse_without_cuda(budget, memory)
+    same = "" if memory == "pool" else ', memory="torch"'
+    some = "8GiB" if budget is None else budget
+    _refuse_without_cuda(
+        "dtr_alloc.allocator()", f'dtr_alloc.rematerialize({some!r}, device="cpu"{same})'
+    )
     if memory == "pool":
         _refuse_if_late()
     from dtr_alloc.kernels import ahead
@@ -288,13 +344,11 @@ def allocator(
     return Allocator(core, size, number, Steps(), serves=rematerialize)
 
 
-def _refuse_without_cuda(budget: int | str | None, memory: Memory) -> None:
-    same = "" if memory == "pool" else ', memory="torch"'
-    some = "8GiB" if budget is None else budget
-    on_cpu = f'on CPU use `with dtr_alloc.rematerialize({some!r}, device="cpu"{same}):`'
+def _refuse_without_cuda(call: str, scope: str) -> None:
+    on_cpu = f"on CPU use `with {scope}:`"
     if torch.version.cuda is None:
         raise RuntimeError(
-            f"dtr_alloc.allocator() serves CUDA devices, and torch {torch.__version__} is built "
+            f"{call} serves CUDA devices, and torch {torch.__version__} is built "
             f"without CUDA: install a CUDA build of torch and build dtr_alloc again; {on_cpu}"
         )
     if not hasattr(_core, "CudaAllocator"):

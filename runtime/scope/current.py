@@ -61,8 +61,9 @@ class _Recorded:
 class OpenScope(ABC):
     """A scope while it is open, and the threads that have joined it."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, adviser: Adviser | None = None) -> None:
         self.steps = steps
+        self.adviser = adviser
         self.front: weakref.ref[Session] | None = None  # What the program has of it.
         self._told = False
         # No lock: what an exception of a signal's handler left locked would stay so.
@@ -84,7 +85,7 @@ class OpenScope(ABC):
 
     def advise(self, at_least: int) -> str:
         """What an error adds that asks for at least so many bytes."""
-        return ""
+        return "" if self.adviser is None else self.adviser.advise(at_least)
 
     def step(self) -> None:
         """Marks that an optimizer's step has ended."""
@@ -169,9 +170,8 @@ class CpuScope(OpenScope):
     """The scope of `rematerialize` or `measure`."""
 
     def __init__(self, core: _core.Session, adviser: Adviser, steps: Steps) -> None:
-        super().__init__(steps)
+        super().__init__(steps, adviser)
         self.core = core
-        self._adviser = adviser
 
     def session(self) -> _core.Session:
         return self.core
@@ -184,12 +184,9 @@ class CpuScope(OpenScope):
         with contextlib.suppress(torch.OutOfMemoryError):
             self.core.bring_back_for_child()
 
-    def advise(self, at_least: int) -> str:
-        return self._adviser.advise(at_least)
-
 
 class CudaScope(OpenScope):
-    """What the CUDA allocator serves."""
+    """What a CUDA allocator serves, or `measure` counts."""
 
     def __init__(self, allocator: _core.CudaAllocator | _core.GuestAllocator, steps: Steps) -> None:
         super().__init__(steps)

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,11 +23,13 @@ from dtr_alloc.pool.size import format_size
 from dtr_alloc.runtime.adapters import dispatch_key
 from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.scope import current
-from dtr_alloc.runtime.scope.advice import Adviser
-from dtr_alloc.runtime.scope.current import CpuScope, CudaScope
+from dtr_alloc.runtime.scope.current import CudaScope, OpenScope
 from dtr_alloc.runtime.scope.hooks import watch_program
 from dtr_alloc.runtime.scope.session import Session
-from dtr_alloc.runtime.scope.steps import Steps, level_of_the_program
+from dtr_alloc.runtime.scope.steps import level_of_the_program
+
+if TYPE_CHECKING:
+    from dtr_alloc.runtime.scope.cuda_allocator import Counted
 
 
 class Opening(AbstractContextManager[Session]):
@@ -36,13 +39,13 @@ class Opening(AbstractContextManager[Session]):
     """
 
     def __init__(
-        self, core: _core.Session, session: Callable[[], Session], adviser: Adviser, steps: Steps
+        self, core: _core.Session | Counted, session: Callable[[], Session], scope: OpenScope
     ) -> None:
         """`session` makes what the program gets. It leads back here, so it is not kept here."""
         self._core = core
         self._session = session
-        self._adviser = adviser
-        self._scope = CpuScope(core, adviser, steps)
+        self._scope = scope
+        self._adviser = scope.adviser
         self._undo = Undo()
         self._waited = False
 
@@ -50,10 +53,11 @@ class Opening(AbstractContextManager[Session]):
         """Raises RuntimeError where a scope is open."""
         if isinstance(current.scope(), CudaScope):
             raise RuntimeError(
-                "dtr_alloc.allocator() serves this process already, and there is one session in a "
-                "process: CPU tensors cannot have a scope beside it"
+                "dtr_alloc.allocator() or measure() on CUDA serves this process already, and there "
+                "is one session in a process: no scope can open beside it"
             )
-        self._adviser.watch()
+        if self._adviser is not None:
+            self._adviser.watch()
         dispatch_key.share_key(self._undo)
         self._core.enter()
         current.begin(self._scope)
@@ -76,7 +80,8 @@ class Opening(AbstractContextManager[Session]):
         if current.scope() is self._scope:
             current.end()
         self._undo.close()
-        self._adviser.keep(failed=error is not None)
+        if self._adviser is not None:
+            self._adviser.keep(failed=error is not None)
         if error is None:
             for text in self._core.take_untold():
                 _warn(text, None)

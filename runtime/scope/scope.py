@@ -25,7 +25,7 @@ from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, insist
 from dtr_alloc.runtime.scope import current, out_of_memory
 from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
-from dtr_alloc.runtime.scope.current import Member, OpenScope
+from dtr_alloc.runtime.scope.current import CpuScope, Member, OpenScope
 from dtr_alloc.runtime.scope.memory_history import number_kept
 from dtr_alloc.runtime.scope.opening import Opening
 from dtr_alloc.runtime.scope.peak_share import PeakShare, whole_machine
@@ -178,15 +178,15 @@ def rematerialize(
         share = PeakShare(asked, size, core, adviser.peak_bytes)
     steps = Steps(share)
     session = partial(Session, core, steps)
-    return Opening(core, session, adviser, steps)
+    return Opening(core, session, CpuScope(core, adviser, steps))
 
 
 @used_once
 def measure(
     *, device: str | torch.device = "cpu", timeline: bool = False, events: bool | int = False
 ) -> AbstractContextManager[Session]:
-    """Runs the body as plain torch does, but counts its memory: CPU tensors come from a pool,
-    nothing is ever evicted.
+    """Runs the body as plain torch does, but counts its memory. Nothing is evicted. CPU tensors
+    come from a pool. On CUDA they stay torch's, and those from before the body count, too.
 
     ``session.stats().peak_bytes`` is what the body needs without a budget, and
     ``session.summary()`` says how much of it a budget may save, and which budget to try. An
@@ -194,13 +194,14 @@ def measure(
     body would run.
 
     Args:
-        device: ``"cpu"``.
-        timeline: keep the pool's bytes in use after every operator.
-        events: keep what happens to memory, as ``rematerialize`` does.
+        device: ``"cpu"`` or a CUDA device, where the peak is torch's, which begins anew.
+        timeline: keep the bytes in use after every operator.
+        events: keep what happens to memory, as ``rematerialize`` does; on the CPU alone.
 
     Raises:
         ValueError: another device, or `events` is no number of them.
-        RuntimeError: a scope is already open in this process.
+        RuntimeError: a scope is already open in this process, or there is no CUDA, or memory of
+            CUDA that is not torch's own.
 
     Example:
         >>> import torch
@@ -209,6 +210,11 @@ def measure(
         >>> session.stats().peak_bytes
         8192
     """
+    if str(device).startswith("cuda"):
+        from dtr_alloc.runtime.scope.cuda_allocator import Counted
+
+        counted = Counted(device, timeline=timeline, events=bool(events))
+        return Opening(counted, counted.session, counted.scope)
     _check_device(device)
     core = _core.Session(
         heuristic=resolve_live(DEFAULT)._native(),
@@ -218,7 +224,8 @@ def measure(
         **_testing.options(),
     )
     steps, adviser = Steps(), Adviser(core, live())
-    return Opening(core, partial(Session, core, steps, measured=adviser), adviser, steps)
+    session = partial(Session, core, steps, measured=adviser)
+    return Opening(core, session, CpuScope(core, adviser, steps))
 
 
 def _first_budget(asked: int | Share | None, within: Size | None, swap: object) -> int | None:

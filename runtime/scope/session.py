@@ -83,6 +83,7 @@ class Session:
     scope is left."""
 
     _scope: Scope | None = None  # Which `with` has entered, and `close` leaves.
+    _last: SessionStats | None = None  # Of a scope whose memory goes on without it.
 
     def __init__(
         self, core: _core.Session, steps: Steps, *, measured: Adviser | None = None
@@ -94,6 +95,8 @@ class Session:
 
     def stats(self) -> SessionStats:
         """The figures up to now."""
+        if self._last is not None:
+            return self._last
         now = self._core.stats()
         names = (field.name for field in fields(SessionStats) if field.name != "budget_bytes")
         figures = {name: getattr(now, name) for name in names}

@@ -86,7 +86,7 @@ def _advice(s: SessionStats, steps: Steps, measured: Adviser) -> Iterator[Row]:
     why = "six tenths of the activations, and what must stay"
     if found is not None:
         why = "enough for what was measured, by a simulation"
-    yield "try", size, f'rematerialize("{size}"): {why}'
+    yield "try", size, f'{measured.call}("{size}"): {why}'
 
 
 def _times(s: SessionStats) -> Iterator[Row]:

@@ -17,23 +17,11 @@ from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.trace.format import Call
-from tests.fake_cuda import operator_work
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.fake_cuda.operator_work import Speed, operators_work
 
 US = 1000
 MS = 1000 * US
-
-
-@pytest.fixture
-def timed(cuda: FakeCuda) -> FakeCuda:
-    cuda.timed()
-    return cuda
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return operator_work.build(tmp_path_factory.mktemp("operator_work"))
 
 
 # The clocks

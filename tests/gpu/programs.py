@@ -67,10 +67,8 @@ def swap(device: str, budget: int | None, **options: Any) -> Watched:
         torch.cuda.memory.change_current_allocator(allocator)
         core = allocator._core
         return Watched(device, lambda: allocator.session, lambda: core.pool_stats(0))
-    memory = options.get("memory", "pool")
-    opened = (
-        dtr_alloc.measure() if budget is None else dtr_alloc.rematerialize(budget, memory=memory)
-    )
+    kept = {name: options[name] for name in ("memory", "events") if name in options}
+    opened = dtr_alloc.measure() if budget is None else dtr_alloc.rematerialize(budget, **kept)
     session = _scopes.enter_context(opened)
     return Watched(device, lambda: session, lambda: session._core.pool_stats())
 

@@ -109,6 +109,11 @@ def test_compiled_blocks_between_evicted_ones_train_as_without_dtr_alloc(device:
     assert_exact(compiled, device, 0.85, backend)
 
 
+@pytest.mark.gpu
+def test_blocks_compiled_by_our_backend_train_as_without_dtr_alloc() -> None:
+    assert_exact(compiled, "cuda", 0.85, "dtr_alloc")
+
+
 doubled: Any = None  # triton_kernel's: imported late, since Triton may be absent.
 
 
