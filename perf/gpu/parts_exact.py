@@ -84,9 +84,19 @@ def demo(work: Work) -> None:
         list(pool.map(lambda model: compare(work, model, [], budgets), MODELS))
 
 
+def unet(work: Work) -> None:
+    """Its convolutions were once refused their workspace there; strict, that is an error."""
+    compare(work, "unet", [], (("dtr_alloc", 0.3), ("strict", 0.3)))
+
+
 def exact(work: Work) -> None:
-    if work.cuda:
-        extra: list[object] = ["--batch", 4, "--steps", 4]
-        compare(work, "gpt1b", extra, (*BUDGETS, *SWAP_BUDGETS))
-    else:
-        compare(work, "gpt-tiny", ["--batch", 8, "--steps", 2], (BUDGETS[2], SWAP_BUDGETS[0]))
+    one_gpt(work, (*BUDGETS, *SWAP_BUDGETS) if work.cuda else (BUDGETS[2], SWAP_BUDGETS[0]))
+
+
+def over_torch(work: Work) -> None:
+    one_gpt(work, (("torch", 0.7), ("torch", 0.5)))
+
+
+def one_gpt(work: Work, budgets: tuple[tuple[str, float | None], ...]) -> None:
+    model, batch, steps = ("gpt1b", 4, 4) if work.cuda else ("gpt-tiny", 8, 2)
+    compare(work, model, ["--batch", batch, "--steps", steps], budgets)
