@@ -112,7 +112,7 @@ class Report:
             call = self.document["calls"][part["call"]]
             commit = f"{str(call.get('commit'))[:12]}{', changed' if call.get('dirty') else ''}"
             lines.append(f"{name}: {part['state']}, {part['date']}, commit {commit}")
-            lines += [f"  {key}: {part[key]}" for key in ("failed",) if key in part]
+            lines += [f"  failed: {part['failed']}"] if "failed" in part else []
             lines += [f"  {label:<40} {r['line']}" for label, r in part["results"].items()]
         skipped = self.document["calls"][self._call].get("skipped", {})
         lines += [f"{name}: skipped in the last call: {why}" for name, why in skipped.items()]

@@ -85,7 +85,7 @@ class Memory:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             self._before = _used()
         elif way in OPTIONS:
-            swap = {"swap": 1 << 30, "swap_anywhere": True} if way == "swap" else {}
+            swap: dict[str, Any] = {"swap": 1 << 30, "swap_anywhere": True} if way == "swap" else {}
             budget = limit or (LARGEST_BUDGET if way == "guest" else None)
             scope = dtr_alloc.rematerialize(budget, **swap, **OPTIONS[way])
             self._session = self._scope.enter_context(scope)

@@ -24,6 +24,7 @@ import work
 from report import Report, earlier
 from work import Part, Work
 
+from tests.support import gpu_parts
 from tests.support.fences import ROOT
 from tests.support.gpu_parts import ENV, SLOW, call, finds, part, script
 
@@ -101,7 +102,7 @@ def test_two_calls_of_the_planned_length_run_what_is_worth_most_and_name_the_res
     """Each part takes a share of its limit; those beside one another run at once."""
     times = [0.0]
     clock = SimpleNamespace(monotonic=lambda: max(times))
-    for module in (run, report, work):
+    for module in (run, report, work, gpu_parts):
         monkeypatch.setattr(module, "time", clock)
     ran: list[str] = []
 
@@ -258,7 +259,7 @@ def test_a_test_that_has_passed_once_does_not_run_again(tmp_path: Path) -> None:
 def test_an_allocator_that_is_not_installed_is_named_as_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts_memory.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(Work, "script", lambda *given, **named: {"nanoseconds": 9.0})
     given = Report(tmp_path, {})
     given.begin("allocators")

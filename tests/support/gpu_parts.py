@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def call(
 ) -> Any:
     """Runs parts as one call does; returns the exit code and what gpu.json says then."""
     report = Report(out, {"commit": "0123456789abcdef", "dirty": False}, before)
-    deadline = run.time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     code = run.run(chosen, Work(report, "", "cpu", deadline, ENV, missing=missing))
     return code, json.loads((out / "gpu.json").read_text())
 
