@@ -239,7 +239,10 @@ call(Path({str(tmp_path)!r}), [part("done", finds(3)), part("killed", body, 60)]
     assert document["replaced"] == []
 
 
-def test_a_test_that_has_passed_once_does_not_run_again(tmp_path: Path) -> None:
+def test_a_test_that_has_passed_once_does_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_tests, "ROOT", tmp_path)
     file = tmp_path / "test_two.py"
 
     def counts(second: str) -> Any:
@@ -247,7 +250,7 @@ def test_a_test_that_has_passed_once_does_not_run_again(tmp_path: Path) -> None:
         given = Report(tmp_path, {})
         given.begin("tests", missing=True)
         deadline = time.monotonic() + 100
-        parts_tests.tests(Work(given, "tests", "cpu", deadline, ENV, named=(str(file),)))
+        parts_tests.tests(Work(given, "tests", "cpu", deadline, ENV, named=(file.name,)))
         given.end("tests", "done")
         return given.results("tests")["tests/gpu"]
 
