@@ -39,19 +39,20 @@ PARTS = (
 )
 
 
-def chosen(only: str | None) -> list[Part]:
-    """The parts that are named, in our order.
+def chosen(only: str | None, before: Any = None, missing: bool = False) -> list[Part]:
+    """The parts that are named, in our order. Of what is missing, parts come last that earlier
+    calls (`before`, the report's `parts`) gave all of their time: they may hang.
 
     Raises:
         ValueError: A name that no part has.
     """
-    if only is None:
-        return list(PARTS)
-    names = [name for name in only.split(",") if name]
     known = [part.name for part in PARTS]
+    names = known if only is None else [name for name in only.split(",") if name]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no part is named {', '.join(unknown)}; there are {', '.join(known)}")
-    return [part for part in PARTS if part.name in names]
+    spent = {name: old.get("seconds", 0) * missing for name, old in (before or {}).items()}
+    found = [part for part in PARTS if part.name in names]
+    return sorted(found, key=lambda part: spent.get(part.name, 0) > 0.9 * part.limit)
 
 
 def turns(parts: list[Part]) -> Iterator[list[Part]]:
@@ -62,7 +63,7 @@ def turns(parts: list[Part]) -> Iterator[list[Part]]:
 
 
 def seconds(part: Part, before: Any, missing: bool) -> float:
-    """What it will take, by what earlier calls say of it (the report's `parts`)."""
+    """What it will take, by what earlier calls say of it."""
     old = before.get(part.name, {})
     spent: float = old.get("seconds", 0)
     needs = 1.2 * spent if old.get("state") == "done" else part.limit - spent * missing

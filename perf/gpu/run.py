@@ -104,15 +104,15 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     begin = time.monotonic()
     arguments = arguments_of()
-    try:
-        chosen = parts.chosen(arguments.only)
-    except ValueError as error:
-        sys.exit(f"run.py: {error}")
+    seconds, missing = 60 * arguments.minutes, arguments.missing
     out = arguments.out or Path(os.environ.get("OUT") or RESULTS)
     before = RESULTS / "gpu.json" if arguments.device == "cuda" else None
-    seconds, missing = 60 * arguments.minutes, arguments.missing
+    old = earlier(out / "gpu.json", before)["parts"]
+    try:
+        chosen = parts.chosen(arguments.only, old, missing)
+    except ValueError as error:
+        sys.exit(f"run.py: {error}")
     if arguments.list:
-        old = earlier(out / "gpu.json", before)["parts"]
         for part, needs, why in parts.planned(chosen, old, missing, arguments.device, seconds):
             print(f"{part.name:<10} {needs:4.0f} s  {f'skipped: {why}' if why else part.question}")
         return 0

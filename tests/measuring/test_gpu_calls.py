@@ -59,6 +59,13 @@ def test_parts_run_in_the_order_of_their_worth_however_they_are_named() -> None:
     assert [p.name for p in parts.chosen(None)][: len(OF_WORTH)] == OF_WORTH
 
 
+def test_what_had_all_of_its_time_and_did_not_end_comes_last_among_what_is_missing() -> None:
+    before = {"tests": {"state": "unfinished", "seconds": 88}, "unet": {"seconds": 20}}
+    late = [p.name for p in parts.chosen("tests,unet,remap", before, missing=True)]
+    assert late == ["unet", "remap", "tests"]
+    assert parts.chosen(None, before, missing=False) == list(parts.PARTS)
+
+
 def test_the_list_says_what_a_call_has_time_for_and_why_not_for_the_rest(tmp_path: Path) -> None:
     rows = [
         re.split(r"  +", line)

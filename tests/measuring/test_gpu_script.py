@@ -128,7 +128,7 @@ from measurement import write_json
 write_json(Path(sys.argv[-1]), {"figure": 4})
 sys.exit("it broke as it ended")
 """
-    found = run_script(script(tmp_path, text), [], 20, ENV)
+    found = run_script(script(tmp_path, text), [], 60, ENV)
     assert found == {"figure": 4, "failed": "it broke as it ended"}
     assert trouble_of(found) == "FAILED: it broke as it ended"
 
