@@ -24,11 +24,12 @@ def now() -> str:
 
 def earlier(*files: Path | None) -> dict[str, Any]:
     """What the first of these files that is there holds; an empty document if none is."""
-    empty: dict[str, Any] = {"calls": {}, "parts": {}, "replaced": [], "passed": []}
+    found: dict[str, Any] = {"calls": {}, "parts": {}, "replaced": [], "passed": []}
     for file in files:
         if file is not None and file.exists():
-            return empty | json.loads(file.read_text())
-    return empty
+            found |= json.loads(file.read_text())
+            break
+    return found
 
 
 class Report:
