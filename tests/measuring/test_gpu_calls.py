@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import parts
+import parts_exact
 import parts_memory
 import parts_tests
 import pytest
@@ -244,6 +245,29 @@ call(Path({str(tmp_path)!r}), [part("done", finds(3)), part("killed", body, 60)]
     assert document["parts"]["killed"]["results"]["first"]["call"] == "1"
     assert document["calls"]["2"]["skipped"] == {"done": "already measured"}
     assert document["replaced"] == []
+
+
+def test_where_a_budget_is_missing_it_is_compared_with_eager_run_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def trained(script: str, arguments: list[str], *_: object) -> dict[str, Any]:
+        ran.append(" ".join(arguments[4:]))
+        found = {"checksums": {"loss": "1"}, "persistent_bytes": 1, "held_peak_bytes": 9}
+        whole = "--memory" not in arguments or len(ran) > 4 or "torch" in arguments
+        return found if whole else {"unfinished": "killed"}
+
+    monkeypatch.setattr(work, "run_script", trained)
+    budgets = (("torch", 0.5), ("dtr_alloc", 0.5))
+    exact = part("exact", lambda given: parts_exact.compare(given, "gpt", [], budgets))
+    assert call(tmp_path, [exact])[0] == 1
+    code, document = call(tmp_path, [exact], missing=True)
+    assert code == 0
+    assert [line.partition(" --memory")[0] for line in ran[4:]] == ["", "", "--way dtr_alloc"]
+    lines = {name: found["line"] for name, found in document["parts"]["exact"]["results"].items()}
+    for way, ratio in budgets:
+        assert lines[f"gpt {way} {ratio}"].startswith("bit for bit, 1")
 
 
 def test_a_test_that_has_passed_once_does_not_run_again(
