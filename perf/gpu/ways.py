@@ -3,7 +3,7 @@
     stock       torch's caching allocator, which may hold so much and no more
     expandable  the same with expandable segments (run.py sets the variable that chooses them)
     checkpoint  stock, each block of the model checkpointed
-    selective   stock, each block checkpointed but for what is dear
+    selective   stock, each block checkpointed but for what is expensive
     dtr_alloc   the budget is the memory
     strict      dtr_alloc, where an operator that is refused memory raises (exactness.md)
     torch       dtr_alloc with this budget over torch's allocator (torch_memory.md)

@@ -72,7 +72,7 @@ class Notes {
     if (strict_) throw_went_on(info.name, asked, at_least);
     forget_refusal();
   }
-  // Call when an error reaches the program. In a strict session it tells what waits to be told.
+  // Call when an error reaches the program. In a strict session it says what a warning would.
   void told_by_error() {
     if (strict_) take_untold();
   }
