@@ -79,15 +79,20 @@ def _for_fake_tensors(operator: Any, theirs: Callable[..., Any]) -> Callable[...
 def _watch_registrations(undo: Undo) -> None:
     library: Any = torch.library.Library
 
-    def taking(register: Callable[..., None]) -> Callable[..., None]:
+    def taking(register: Callable[..., None], is_ours: Callable[..., bool]) -> Callable[..., None]:
         @functools.wraps(register)
-        def and_take_key(*args: Any, **kwargs: Any) -> None:
-            register(*args, **kwargs)
-            _core.take_key()
+        def and_take_key(self: Any, *args: Any, **kwargs: Any) -> None:
+            register(self, *args, **kwargs)
+            if is_ours(self, *args, **kwargs):
+                _core.take_key()
 
         return and_take_key
 
-    for name in ("impl", "_register_fake"):
+    def is_on_key(self: Any, _op: Any, _fn: Any, dispatch_key: str = "", **_: Any) -> bool:
+        return (dispatch_key or self.dispatch_key) == "Fake"
+
+    registering = {"impl": is_on_key, "_register_fake": lambda *_, **__: True}
+    for name, is_ours in registering.items():
         register = getattr(library, name)
         undo.callback(setattr, library, name, register)
-        setattr(library, name, taking(register))
+        setattr(library, name, taking(register, is_ours))

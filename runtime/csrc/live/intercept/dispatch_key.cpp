@@ -52,8 +52,22 @@ void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   redispatch_below(op, keys, stack);
 }
 
+// Ours, which looks its operator up once.
+class Intercepting : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    const OperatorInfo* info = info_.load(std::memory_order_acquire);
+    if (!info || info->gone) info_.store(info = &operator_info(op), std::memory_order_release);
+    intercept(*info, keys, stack);
+  }
+
+ private:
+  std::atomic<const OperatorInfo*> info_ = nullptr;
+};
+
 // Takes the place of a kernel that somebody else has for one operator.
-class Shared final : public c10::OperatorKernel {
+class Shared final : public Intercepting {
  public:
   Shared(c10::KernelFunction theirs, bool passes) : theirs_(std::move(theirs)), passes_(passes) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -61,7 +75,7 @@ class Shared final : public c10::OperatorKernel {
     const bool is_theirs = is_for_others(op, *stack);
     if (is_theirs && !theirs_.isFallthrough()) return theirs_.callBoxed(op, keys, stack);
     if (is_theirs || passes_) return redispatch_below(op, keys, stack);
-    intercept(op, keys, stack);
+    Intercepting::operator()(op, keys, stack);
   }
 
  private:
@@ -69,14 +83,19 @@ class Shared final : public c10::OperatorKernel {
   bool passes_;
 };
 
+template <class Kernel>
+c10::KernelFunction boxed(std::unique_ptr<Kernel> kernel) {
+  return c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
+}
+
 c10::KernelFunction kernel_for(bool passes) {
-  if (!passes) return c10::KernelFunction::makeFromBoxedFunction<&intercept>();
+  if (!passes) return boxed(std::make_unique<Intercepting>());
   return others_have_key() ? c10::KernelFunction::makeFromBoxedFunction<&pass>()
                            : c10::KernelFunction::makeFallthrough();
 }
 
 c10::KernelFunction shared(const c10::KernelFunction& theirs, bool passes) {
-  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Shared>(theirs, passes));
+  return boxed(std::make_unique<Shared>(theirs, passes));
 }
 
 // Operators of ours, of which none may be intercepted by name: their kernels are registered with
@@ -117,12 +136,13 @@ class Kernels final : public c10::OpRegistrationListener {
   void take(const Operator& one) {
     auto& entry = entry_of(one.handle);
     const auto& dispatcher = c10::Dispatcher::singleton();
-    const c10::KernelFunction ours = kernel_for(one.passes);
     if (!entry.hasKernelForDispatchKey(kKey)) {
-      entry.registerKernel(dispatcher, kKey, ours, std::nullopt, nullptr, "dtr_alloc");
+      entry.registerKernel(dispatcher, kKey, kernel_for(one.passes), std::nullopt, nullptr,
+                           "dtr_alloc");
       return;
     }
     auto& front = const_cast<c10::KernelFunction&>(entry.kernelForDispatchKey(kKey));
+    const c10::KernelFunction& ours = one.passes ? kernel_for(true) : intercepting_;
     if (is(front, ours) || is(front, shared_)) return;
     const bool passed = one.passes && (front.isFallthrough() || is(front, pass_));
     front = passed ? ours : shared(front, one.passes);
@@ -135,7 +155,7 @@ class Kernels final : public c10::OpRegistrationListener {
 
   std::vector<Operator> all_;
   const c10::KernelFunction pass_ = c10::KernelFunction::makeFromBoxedFunction<&pass>();
-  const c10::KernelFunction shared_ = shared({}, false);
+  const c10::KernelFunction intercepting_ = kernel_for(false), shared_ = shared({}, false);
 };
 
 Kernels* kernels = nullptr;  // The dispatcher's, for as long as the process lives.

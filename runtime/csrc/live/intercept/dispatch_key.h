@@ -30,8 +30,6 @@ namespace dtr {
 // own kernels by then.
 void register_interception();
 
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-
 // Whether somebody else has a fallback on the key. Costs two loads.
 inline bool others_have_key() {
   return c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey);

@@ -106,10 +106,6 @@ void set_in_optimizer(bool inside) {
     recorder->mark(TraceRecorder::kOptimizing);
 }
 
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  intercept(operator_info(op), keys, stack);
-}
-
 void intercept(const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (others_have_key() && hand_over(info.handle, keys, stack)) return;
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
@@ -354,7 +350,7 @@ void Interception::record(Call& call, OperatorCall& engaged, const torch::jit::S
   Op* op = Recipe::record(engine_, call.info, call.keys, stack, call.arguments,
                           std::move(call.random), switches);
   if (!op) return;
-  Recipe::of(*op).made_at = EventLog::cause.site;
+  if (session_.events().keeps()) Recipe::of(*op).made_at = EventLog::cause.site;
   engaged.begin(*op);
   if (!call.info.shape_only) link_reads(call, *op);
   for (Value* source : call.sources) {

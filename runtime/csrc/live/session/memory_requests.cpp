@@ -15,7 +15,7 @@ namespace dtr {
 
 void* MemoryRequests::allocate(std::size_t bytes, Stream stream) {
   const auto asked = static_cast<Bytes>(bytes);
-  if (Scope::lost_key()) notes_.note_unseen(asked);
+  if (device_.work && Scope::lost_key()) notes_.note_unseen(asked);  // The host's allocator looks.
   const bool fails = allocations_to_failure_ > 0 && --allocations_to_failure_ == 0;
   std::string shortage;  // What the machine said, where it has less than the budget.
   Block* block = fails ? nullptr : take(asked, Fit::kCommitted, stream, shortage);

@@ -104,7 +104,7 @@ void StorageTable::point(c10::StorageImpl* storage, Value& value, Block* block) 
 
 void StorageTable::own(Value& value, Block* block) {
   set_owner(*block, &value);
-  events_.note(EventLog::Kind::kEvictable, memory_.data(block));
+  if (events_.keeps()) events_.note(EventLog::Kind::kEvictable, memory_.data(block));
 }
 
 void StorageTable::detach(c10::StorageImpl* storage, Block* block) {
