@@ -139,7 +139,7 @@ if torch.version.cuda and headers is None and not TORCHES:
     )
 with_cuda = headers is not None
 # Contracted, a product is not rounded, and two processors could choose two victims.
-flags = ["-std=c++20", "-O3", "-g0", "-Wall", "-fvisibility=hidden", "-ffp-contract=off"]
+flags = ["-std=c++20", "-O3", "-g0", "-Wall", "-fvisibility=hidden", "-ffp-contract=off", "-fno-plt"]
 
 # `make asan-torch`: the same module under a sanitizer of the compiler's.
 sanitizer = [f"-fsanitize={name}" for name in os.environ.get("DTR_SANITIZE", "").split(",") if name]
