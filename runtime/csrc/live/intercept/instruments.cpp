@@ -15,12 +15,12 @@
 namespace dtr {
 
 void Interception::apply_instruments(Op* kept, Lock& lock) {
-  if (options_.verify && kept) {
+  if (session_.options().verify && kept) {
     const std::string different = difference(*kept, lock);
     TORCH_CHECK(different.empty(), "verify: a replay differs from the first run: ", different);
   }
-  if (options_.evict_always) engine_.eviction().evict_all();
-  if (options_.swap_always) engine_.eviction().move_all();
+  if (session_.options().evict_always) session_.engine().eviction().evict_all();
+  if (session_.options().swap_always) session_.engine().eviction().move_all();
 }
 
 // Debug mode runs an operator twice: its first call, and each that is twice as large as the largest
@@ -28,7 +28,7 @@ void Interception::apply_instruments(Op* kept, Lock& lock) {
 // next call is.
 void Interception::verify_repeats(const Call& call, Op& op, Lock& lock) {
   const OperatorInfo& info = call.info;
-  const auto [largest, is_first] = tally_.repeated.try_emplace(&info, call.bytes);
+  const auto [largest, is_first] = session_.tally().repeated.try_emplace(&info, call.bytes);
   if (!is_first && call.bytes < 2 * largest->second) return;
   const Bytes before = is_first ? -1 : std::exchange(largest->second, call.bytes);
   std::string different;
@@ -41,7 +41,7 @@ void Interception::verify_repeats(const Call& call, Op& op, Lock& lock) {
   if (InOperator::state.refused > 0) {
     if (!failed) session_.notes().note_caught(info);  // The operator may keep to its algorithm.
     forget_refusal();
-    tally_.repeated[&info] = before;
+    session_.tally().repeated[&info] = before;
     return;
   }
   TORCH_CHECK(different.empty(), "debug mode: ", info.name,
@@ -55,15 +55,16 @@ std::string Interception::difference(Op& op, Lock& lock) {
   if (Recipe::of(op).info().uninitialized) return "";
   std::vector<Held> held;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
-    if (op.outputs()[i]) held.emplace_back(engine_, *op.outputs()[i]);
+    if (op.outputs()[i]) held.emplace_back(session_.engine(), *op.outputs()[i]);
   }
-  for (std::uint32_t i = 0; i < op.use_count; ++i) held.emplace_back(engine_, *op.uses()[i].value);
+  for (std::uint32_t i = 0; i < op.use_count; ++i)
+    held.emplace_back(session_.engine(), *op.uses()[i].value);
   lock.unlock();
   Turn turn(session_.locks());
   lock.lock();
   for (std::uint32_t i = 0; i < op.use_count; ++i) session_.bring_back(*op.uses()[i].value, lock);
   std::string different = session_.replayer().difference(op, lock);
-  ++tally_.verified;
+  ++session_.tally().verified;
   return different;
 }
 

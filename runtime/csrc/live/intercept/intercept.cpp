@@ -143,9 +143,9 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (call.recording) snapshot(call, *stack);
 
   const bool engages = needs_engine(call);
-  const bool meets = !engages && call.here && requests_.may_be_new();
+  const bool meets = !engages && call.here && session_.requests().may_be_new();
   Guard guard(session_.locks(), engages || meets || session_.scope().joined() > 0);
-  OperatorCall engaged(engine_);
+  OperatorCall engaged(session_.engine());
   if (engages || meets) begin(call, engaged, engages, *stack, guard.lock());
   // The other process may wait for what another thread of this one is about to do.
   if (info.waits) turn.reset();
@@ -155,25 +155,28 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 }
 
 inline bool Interception::records(const Call& call) const {
-  return options_.record && call.recordable && (detector_ || !makes_too_little(call));
+  return session_.options().record && call.recordable &&
+         (session_.detector() || !makes_too_little(call));
 }
 
 inline bool Interception::needs_engine(const Call& call) const {
-  return options_.record && (call.recording || call.tracked || call.info.writes);
+  return session_.options().record && (call.recording || call.tracked || call.info.writes);
 }
 
 // It writes, or it draws, or may draw.
 inline bool Interception::takes_turn(const Call& call) const {
   const OperatorInfo& info = call.info;
-  return options_.record && (info.writes || info.random || (info.others && call.recording));
+  return session_.options().record &&
+         (info.writes || info.random || (info.others && call.recording));
 }
 
 inline void Interception::begin(Call& call, OperatorCall& engaged, bool engages,
                                 const torch::jit::Stack& stack, Lock& lock) {
   try {
-    engages ? prepare(call, engaged, stack, lock) : requests_.meet_this_stream();
+    engages ? prepare(call, engaged, stack, lock) : session_.requests().meet_this_stream();
   } catch (...) {
-    swap_.adopt_what_was_written(call);  // Nothing was: what has no reader may move as before.
+    session_.swap().adopt_what_was_written(
+        call);  // Nothing was: what has no reader may move as before.
     arm_again(call);
     throw;
   }
@@ -210,13 +213,15 @@ bool Interception::recordable(Call& call, const torch::jit::Stack& stack) const 
 
 bool Interception::differs_in_each_run(const Call& call, const torch::jit::Stack& stack,
                                        DeterministicMode mode) const {
-  return call.info.unordered.differs(call.stacked_arguments(stack), device_.work != nullptr, mode);
+  return call.info.unordered.differs(call.stacked_arguments(stack),
+                                     session_.device().work != nullptr, mode);
 }
 
 // Whatever the operator.
 inline bool Interception::may_record(const Call& call) const {
-  if (!options_.record && !trace_.recorder()) return false;
-  return call.here && !call.foreign && !call.handled && !requests_.capturing() && !Hold::here();
+  if (!session_.options().record && !session_.trace().recorder()) return false;
+  return call.here && !call.foreign && !call.handled && !session_.requests().capturing() &&
+         !Hold::here();
 }
 
 void Interception::gather(Call& call, const torch::jit::Stack& stack) const {
@@ -224,7 +229,7 @@ void Interception::gather(Call& call, const torch::jit::Stack& stack) const {
   const c10::ArrayRef<c10::IValue> first = call.stacked_arguments(stack);
   const bool names_device = info.device >= 0 && first[info.device].isDevice();
   const c10::Device device = names_device ? first[info.device].toDevice() : c10::Device(c10::kCPU);
-  call.here = device.type() == device_.device.type();
+  call.here = device.type() == session_.device().device.type();
   for (std::uint64_t bits = info.tensors; bits; bits &= bits - 1) {
     TensorArgument argument{.argument = static_cast<std::uint8_t>(__builtin_ctzll(bits))};
     argument.written = info.is(info.writes, argument.argument);
@@ -241,29 +246,30 @@ void Interception::gather(Call& call, const torch::jit::Stack& stack) const {
 
 void Interception::add_argument(Call& call, TensorArgument& argument) const {
   const c10::TensorImpl& tensor = *argument.tensor;
-  const bool here = tensor.device() == device_.device;
+  const bool here = tensor.device() == session_.device().device;
   call.here |= here;
-  if (!device_.holds(tensor) || (argument.written && !here)) {
+  if (!session_.device().holds(tensor) || (argument.written && !here)) {
     // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
     call.foreign = true;
     const bool has_memory = tensor.has_storage() && tensor.unsafe_storage();
-    if (!has_memory || !trace_.tracks(storage_of(tensor))) return;
+    if (!has_memory || !session_.trace().tracks(storage_of(tensor))) return;
   }
   argument.storage = storage_of(tensor);
-  argument.armed = is_armed(argument.storage) && !StorageTable::tracked(argument.storage);
+  const bool tracked = StorageTable::tracked(argument.storage);
+  argument.armed = !tracked && is_armed(argument.storage);
   if (argument.armed && call.info.shares) disarm(argument.storage);
   call.bytes += bytes_of(argument.storage);
-  call.tracked |= !call.info.shape_only && StorageTable::tracked(argument.storage);
+  call.tracked |= tracked && !call.info.shape_only;
   call.arguments.push_back(argument);
 }
 
 void Interception::prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack,
                            Lock& lock) {
   if (call.tracked) prepare_reads(call, engaged, lock);
-  if (requests_.capturing()) call.recording = false;  // One that began meanwhile.
+  if (session_.requests().capturing()) call.recording = false;  // One that began meanwhile.
   if (call.info.writes) prepare_writes(call, engaged, lock);
   // What it reads may be new from another stream.
-  if (call.here && !call.tracked) requests_.meet_this_stream();
+  if (call.here && !call.tracked) session_.requests().meet_this_stream();
   if (call.recording) record(call, engaged, stack);
 }
 
@@ -272,14 +278,14 @@ void Interception::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) 
     argument.value = StorageTable::value_of(argument.storage);
     if (!argument.value) continue;
     engaged.argument(*argument.value);
-    used(engine_, *argument.value);
+    used(session_.engine(), *argument.value);
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
-  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);
+  if (session_.constants().some_absent()) keep_what_rests_on_absent(call, engaged);
   if (call.recording || call.info.shares) cut_histories(call, engaged);
-  if (!device_.work || !requests_.follow_stream()) return;
+  if (!session_.device().work || !session_.requests().follow_stream()) return;
   for (const TensorArgument& argument : call.arguments) {
-    if (argument.value) requests_.read_on_stream(*argument.value);
+    if (argument.value) session_.requests().read_on_stream(*argument.value);
   }
 }
 
@@ -289,7 +295,7 @@ void Interception::cut_histories(Call& call, OperatorCall& engaged) {
     if (!value || is_lost(*value)) continue;
     if (call.info.shares) {
       make_constant(call, engaged, *value);
-    } else if (engine_.histories().outweighed(*value) && !held_elsewhere(call, *value)) {
+    } else if (session_.engine().histories().outweighed(*value) && !held_elsewhere(call, *value)) {
       settle(call, engaged, *value);
     }
   }
@@ -300,7 +306,7 @@ void Interception::keep_what_rests_on_absent(Call& call, OperatorCall& engaged) 
   for (const TensorArgument& argument : call.arguments) {
     Value* value = argument.value;
     if (!value || is_lost(*value)) continue;
-    if (engine_.histories().rests_on_absent(*value)) settle(call, engaged, *value);
+    if (session_.engine().histories().rests_on_absent(*value)) settle(call, engaged, *value);
   }
 }
 
@@ -317,13 +323,13 @@ void Interception::bring_arguments_back(Call& call, OperatorCall& engaged, Lock&
 }
 
 void Interception::settle(Call& call, OperatorCall& engaged, Value& value) {
-  engine_.settle(value);
+  session_.engine().settle(value);
   if (value.constant()) make_constant(call, engaged, value);
 }
 
 // An argument becomes an ordinary tensor, which the operator then reads.
 void Interception::make_constant(Call& call, OperatorCall& engaged, Value& value) {
-  if (!value.constant()) engine_.freeze(value);
+  if (!value.constant()) session_.engine().freeze(value);
   for (TensorArgument& argument : call.arguments) {
     if (argument.value != &value) continue;
     argument.value = nullptr;
@@ -332,7 +338,7 @@ void Interception::make_constant(Call& call, OperatorCall& engaged, Value& value
 }
 
 void Interception::record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack) {
-  const bool times = device_.work && at::globalContext().benchmarkCuDNN();
+  const bool times = session_.device().work && at::globalContext().benchmarkCuDNN();
   if (times && call.info.handle.schema().name().find("convolution") != std::string::npos) {
     TORCH_WARN_ONCE(
         "torch.backends.cudnn.benchmark is on: cuDNN then times several algorithms in each thread "
@@ -340,14 +346,14 @@ void Interception::record(Call& call, OperatorCall& engaged, const torch::jit::S
         "thread is autograd's. Results may differ in the last bits. They are exact with "
         "torch.backends.cudnn.benchmark = False");
   }
-  if (detector_) verify_constants(call);
+  if (session_.detector()) verify_constants(call);
   const Switches::Number switches = session_.locks().under_way.switches();
   // What recordable() saw may have been a replay's of another thread.
   if (call.info.unordered.ever() &&
       differs_in_each_run(call, stack, Switches::deterministic(switches))) {
     return;
   }
-  Op* op = Recipe::record(engine_, call.info, call.keys, stack, call.arguments,
+  Op* op = Recipe::record(session_.engine(), call.info, call.keys, stack, call.arguments,
                           std::move(call.random), switches);
   if (!op) return;
   if (session_.events().keeps()) Recipe::of(*op).made_at = EventLog::cause.site;
@@ -365,9 +371,10 @@ void Interception::link_reads(Call& call, Op& op) {
     TensorArgument& argument = call.arguments[i];
     if (argument.scratch || argument.inlined()) continue;
     Value& source = source_of(call, i);
-    engine_.read(op, use++, source);
+    session_.engine().read(op, use++, source);
     argument.armed |= kSeesRawAccess && !argument.value;
-    if (detector_ && source.constant()) detector_->watch(source, argument.tensor);
+    if (session_.detector() && source.constant())
+      session_.detector()->watch(source, argument.tensor);
   }
 }
 
@@ -375,29 +382,29 @@ void Interception::link_reads(Call& call, Op& op) {
 Value& Interception::source_of(const Call& call, std::size_t i) {
   if (Value* source = call.source(i)) return *source;
   const TensorArgument& argument = call.arguments[i];
-  return argument.value ? *argument.value : constants_.of(argument.storage);
+  return argument.value ? *argument.value : session_.constants().of(argument.storage);
 }
 
 void Interception::verify_constants(const Call& call) {
   for (const TensorArgument& argument : call.arguments) {
-    const Value* constant = argument.value ? nullptr : constants_.find(argument.storage);
-    if (constant) detector_->verify(*constant, call.info);
+    const Value* constant = argument.value ? nullptr : session_.constants().find(argument.storage);
+    if (constant) session_.detector()->verify(*constant, call.info);
   }
 }
 
 // The operator itself. The engine's lock is open.
 void Interception::run(Call& call, torch::jit::Stack* stack) {
-  if (TraceRecorder* recorder = trace_.recorder()) {
+  if (TraceRecorder* recorder = session_.trace().recorder()) {
     for (const TensorArgument& argument : call.arguments) {
       call.held.push_back(share(argument.storage));
     }
-    trace_.begin(call, *recorder);
+    session_.trace().begin(call, *recorder);
   }
-  if (!detector_) return run_timed(call, stack);
-  const MutationDetector::Arguments seen = detector_->look(call.info, call.arguments);
+  if (!session_.detector()) return run_timed(call, stack);
+  const MutationDetector::Arguments seen = session_.detector()->look(call.info, call.arguments);
   run_timed(call, stack);
   try {
-    detector_->compare(call.info, seen);
+    session_.detector()->compare(call.info, seen);
   } catch (const std::exception&) {
     call.undeclared = std::current_exception();
   }
@@ -405,13 +412,14 @@ void Interception::run(Call& call, torch::jit::Stack* stack) {
 
 void Interception::run_timed(Call& call, torch::jit::Stack* stack) {
   // Of a nested tensor torch tells no shape. By a logical clock no time counts.
-  if (call.here && !call.foreign && !options_.logical_clock) {
+  if (call.here && !call.foreign && !session_.options().logical_clock) {
     call.cost = cost_key(call, *stack);
-    if (tally_.costs && !requests_.capturing()) {
-      call.sample = tally_.costs->begin(call.cost, device_.current_stream(), tally_.steps);
+    if (session_.tally().costs && !session_.requests().capturing()) {
+      call.sample = session_.tally().costs->begin(call.cost, session_.device().current_stream(),
+                                                  session_.tally().steps);
     }
   }
-  const Pool* pool = call.sample.first ? memory_.pool() : nullptr;
+  const Pool* pool = call.sample.first ? session_.memory().pool() : nullptr;
   const std::int64_t page_calls = pool ? pool->page_calls() : 0;
   InOperator::State& thread = InOperator::state;
   const std::int64_t start = ticks(), search = thread.search_ticks;
@@ -428,7 +436,7 @@ void Interception::run_timed(Call& call, torch::jit::Stack* stack) {
   if (!call.sample.first) return;
   const bool paged = pool && pool->page_calls() != page_calls;
   const bool disturbed = thread.search_ticks != search || paged;
-  tally_.costs->end(call.sample, device_.current_stream(), disturbed);
+  session_.tally().costs->end(call.sample, session_.device().current_stream(), disturbed);
 }
 
 }  // namespace dtr

@@ -92,17 +92,6 @@ class Interception {
   std::string difference(Op& op, Lock& lock);
 
   Session& session_;
-  const SessionOptions& options_ = session_.options();
-  const SessionDevice& device_ = session_.device();
-  Memory& memory_ = session_.memory();
-  Engine& engine_ = session_.engine();
-  StorageTable& storages_ = session_.storages();
-  Constants& constants_ = session_.constants();
-  MemoryRequests& requests_ = session_.requests();
-  SessionSwap& swap_ = session_.swap();
-  SessionTrace& trace_ = session_.trace();
-  MutationDetector* const detector_ = session_.detector();  // Null outside debug mode.
-  Tally& tally_ = session_.tally();
 };
 
 void set_in_optimizer(bool inside);  // Notes whether this thread runs an optimizer's step.

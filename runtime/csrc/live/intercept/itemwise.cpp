@@ -70,14 +70,14 @@ Bytes sum_of_bytes(const c10::ArrayRef<c10::IValue> arguments) {
 bool Interception::execute_itemwise(const OperatorInfo& info, c10::DispatchKeySet keys,
                                     torch::jit::Stack* stack) {
   constexpr int kShare = 8;  // Of the budget: less than that may well be read at once.
-  if (!swap_.is_there() || !info.itemwise) return false;
+  if (!session_.swap().is_there() || !info.itemwise) return false;
   const std::vector<c10::IValue> arguments(stack->end() - info.arguments, stack->end());
   const std::size_t items = arguments[0].toListRef().size();
   if (items < 2 || !have_all(arguments, items)) return false;
   const at::Tensor& first = arguments[0].toListRef()[0].toTensor();
-  if (!device_.holds(*first.unsafeGetTensorImpl())) return false;
-  if (device_.work && !have_one_way(info, arguments)) return false;
-  if (sum_of_bytes(arguments) <= memory_.budget() / kShare) return false;
+  if (!session_.device().holds(*first.unsafeGetTensorImpl())) return false;
+  if (session_.device().work && !have_one_way(info, arguments)) return false;
+  if (sum_of_bytes(arguments) <= session_.memory().budget() / kShare) return false;
   c10::List<at::Tensor> made;
   for (std::size_t item = 0; item < items; ++item) {
     torch::jit::Stack one;

@@ -31,27 +31,27 @@ bool is_shared(const at::TensorBase& tensor) {
 // Why no recipe of another library's operator would be right, for all that is known; or null.
 const char* Interception::distrusts(const OperatorInfo& info) const {
   if (info.obstacle) return info.obstacle;
-  if (info.promised || is_named(options_.recordable, info.name)) return nullptr;
+  if (info.promised || is_named(session_.options().recordable, info.name)) return nullptr;
   return "has no pt2_compliant_tag; `recordable` vouches for it";
 }
 
 bool Interception::library_keeps(const at::Tensor& result) const {
   const c10::TensorImpl& tensor = *result.unsafeGetTensorImpl();
-  return device_.holds(tensor) && worth_evicting(tensor) && is_shared(result);
+  return session_.device().holds(tensor) && worth_evicting(tensor) && is_shared(result);
 }
 
 // An operator that draws may put the generator back, as torch.random.fork_rng does, so a library's
 // gets a state in any case: the last one, where the generator has not moved since.
 void Interception::snapshot(Call& call, const torch::jit::Stack& stack) {
   if (!call.info.others) {
-    call.random = Recipe::snapshot(call.info, stack, device_);
+    call.random = Recipe::snapshot(call.info, stack, session_.device());
     if (!call.info.listed || !call.info.random) return;  // A compiled graph may draw from both.
   } else {
-    at::Generator generator = device_.generator(device_.device);
+    at::Generator generator = session_.device().generator(session_.device().device);
     std::lock_guard guard(generator.mutex());
     call.random = session_.random_state(generator);
   }
-  if (device_.device.is_cpu()) return;
+  if (session_.device().device.is_cpu()) return;
   at::Generator host = at::detail::getDefaultCPUGenerator();
   std::lock_guard guard(host.mutex());
   call.host_random = std::make_unique<RandomState>(host);
@@ -76,10 +76,11 @@ void Interception::tell_what_stays(Call& call, const torch::jit::Stack& stack, b
   if (call.info.listed && call.recordable && !call.stays && lacks_recipe) {
     call.stays = "writes a tensor of over 64 KiB, or two tensors over one memory";
   }
-  if (!call.stays || !options_.record) return;
+  if (!call.stays || !session_.options().record) return;
   bool worth = false;
-  call.for_each_result(
-      stack, [&](const c10::TensorImpl& tensor) { worth |= call.makes_value(device_, tensor); });
+  call.for_each_result(stack, [&](const c10::TensorImpl& tensor) {
+    worth |= call.makes_value(session_.device(), tensor);
+  });
   if (worth) session_.notes().note_stayed(call.info.name + ": " + call.stays);
 }
 

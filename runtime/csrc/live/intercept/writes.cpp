@@ -49,11 +49,11 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
     if (value && value->movable()) {
       // Constant while it is written: recipes that read it get what was there as those of any
       // constant.
-      swap_.note_movable(call, argument.storage);
+      session_.swap().note_movable(call, argument.storage);
       make_constant(call, engaged, *value);
     }
     if (argument.value && call.info.fresh) {
-      swap_.note_movable(call, argument.storage);
+      session_.swap().note_movable(call, argument.storage);
       freeze_written(argument, engaged);
     }
     if (argument.value) {
@@ -67,7 +67,7 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
     const bool keeps = argument.written && !argument.value && !call.source(i);
-    if (keeps) constants_.keep_content(argument.storage, lock);
+    if (keeps) session_.constants().keep_content(argument.storage, lock);
   }
 }
 
@@ -75,7 +75,7 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
 // a batch. Of running statistics (operators.cpp) there is no copy either.
 void Interception::freeze_written(TensorArgument& argument, OperatorCall& engaged) {
   Value* value = std::exchange(argument.value, nullptr);
-  if (value->producer && value->home && value->resident()) engine_.freeze(*value);
+  if (value->producer && value->home && value->resident()) session_.engine().freeze(*value);
   engaged.release(*value);
 }
 
@@ -91,10 +91,10 @@ void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Loc
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const TensorArgument& argument = call.arguments[i];
     if (!argument.writes_constant() || call.sources[i]) continue;
-    Value& constant = constants_.of(argument.storage);
+    Value& constant = session_.constants().of(argument.storage);
     engaged.hold(constant);
-    constants_.give_copy(constant, lock);
-    constants_.keep_content(argument.storage, lock);  // What lies over the same memory.
+    session_.constants().give_copy(constant, lock);
+    session_.constants().keep_content(argument.storage, lock);  // What lies over the same memory.
     read_everywhere(call, engaged, constant, i);
   }
 }
@@ -103,7 +103,7 @@ void Interception::copy_written_constants(Call& call, OperatorCall& engaged, Loc
 // a recipe for each write, and all that these read.
 bool Interception::long_written(Value& value) {
   if (value.version >= kLongestWriteChain) return true;
-  return value.version > 0 && engine_.histories().outweighed(value, 1);
+  return value.version > 0 && session_.engine().histories().outweighed(value, 1);
 }
 
 }  // namespace dtr

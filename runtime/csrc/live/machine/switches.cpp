@@ -236,9 +236,9 @@ struct Image {
     type = c10::get_default_dtype_as_scalartype();
   }
   bool is_of(Context& context) const {
-    return std::memcmp(fields.data(), begin(context), fields.size()) == 0 &&
-           std::ranges::all_of(precisions, [](auto& one) { return *one.first == one.second; }) &&
-           type == c10::get_default_dtype_as_scalartype();
+    bool same = type == c10::get_default_dtype_as_scalartype();
+    for (const auto& [at, before] : precisions) same &= *at == before;
+    return same && std::memcmp(fields.data(), begin(context), fields.size()) == 0;
   }
 
  private:
@@ -292,9 +292,10 @@ void change(Switches::Number from, Switches::Number to) {
 }  // namespace
 
 Switches::Number Switches::now() {
+  static at::Context& context = at::globalContext();
   KnownStates& known = known_states();
-  if (!known.all.empty() && known.image.is_of(at::globalContext())) return known.last;
-  known.image.take(at::globalContext());
+  if (!known.all.empty() && known.image.is_of(context)) return known.last;
+  known.image.take(context);
   const State state = read_all();
   const auto found = std::ranges::find(known.all, state);
   known.last = static_cast<Number>(found - known.all.begin());

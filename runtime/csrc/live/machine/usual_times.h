@@ -9,10 +9,11 @@
 
 #pragma once
 
+#include <c10/util/flat_hash_map.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 
 namespace dtr {
 
@@ -25,8 +26,8 @@ class UsualTimes {
 
   // Notes that a run took `ticks` in the program's step `step`, and returns the usual time.
   std::int64_t of(Key key, std::int64_t ticks, std::int64_t step) {
-    if (known_.size() >= kMost && !known_.contains(key)) known_.clear();
-    const auto [at, is_new] = known_.try_emplace(key, Known{.least = ticks, .step = step});
+    if (known_.size() >= kMost && known_.find(key) == known_.end()) known_.clear();
+    const auto [at, is_new] = known_.emplace(key, Known{.least = ticks, .step = step});
     Known& known = at->second;
     if (is_new || known.runs == kRuns) return known.least;
     if (known.step != step) {
@@ -45,7 +46,7 @@ class UsualTimes {
     std::int64_t step;
     int steps = 1, runs = 1;
   };
-  std::unordered_map<Key, Known> known_;
+  ska::flat_hash_map<Key, Known> known_;
 };
 
 }  // namespace dtr

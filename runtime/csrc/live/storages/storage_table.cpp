@@ -21,14 +21,6 @@ const char kLostText[] =
 
 }  // namespace
 
-bool StorageTable::tracked(const c10::StorageImpl* storage) {
-  return pointer_of(storage).get_deleter() == &storage_died;
-}
-
-Value* StorageTable::value_of(const c10::StorageImpl* storage) {
-  return tracked(storage) ? static_cast<Value*>(pointer_of(storage).get_context()) : nullptr;
-}
-
 Value* StorageTable::value_of(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = storage_of(tensor);
   return storage ? value_of(storage) : nullptr;

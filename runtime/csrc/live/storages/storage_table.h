@@ -83,8 +83,12 @@ class StorageTable {
         events_(events) {}
 
   // Needs no lock: a tracked storage has the same deleter whether it is evicted or not.
-  static bool tracked(const c10::StorageImpl* storage);
-  static Value* value_of(const c10::StorageImpl* storage);  // Null if it is not tracked.
+  static bool tracked(const c10::StorageImpl* storage) {
+    return pointer_of(storage).get_deleter() == &storage_died;
+  }
+  static Value* value_of(const c10::StorageImpl* storage) {  // Null if it is not tracked.
+    return tracked(storage) ? static_cast<Value*>(pointer_of(storage).get_context()) : nullptr;
+  }
   static Value* value_of(const at::Tensor& tensor);
   // Returns the block of an untracked storage in this session's memory, else null.
   Block* block_of(const c10::StorageImpl* storage) const;
