@@ -138,8 +138,9 @@ if torch.version.cuda and headers is None and not TORCHES:
         "building without dtr_alloc.allocator(); set CUDA_HOME to a toolkit for it"
     )
 with_cuda = headers is not None
+flags = ["-std=c++20", "-O3", "-g0", "-Wall", "-fvisibility=hidden", "-fno-plt"]
 # Contracted, a product is not rounded, and two processors could choose two victims.
-flags = ["-std=c++20", "-O3", "-g0", "-Wall", "-fvisibility=hidden", "-ffp-contract=off", "-fno-plt"]
+flags += ["-ffp-contract=off"]
 
 # `make asan-torch`: the same module under a sanitizer of the compiler's.
 sanitizer = [f"-fsanitize={name}" for name in os.environ.get("DTR_SANITIZE", "").split(",") if name]
