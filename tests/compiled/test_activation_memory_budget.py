@@ -20,7 +20,7 @@ from dtr_alloc.runtime.adapters import compiled_code
 from dtr_alloc.runtime.adapters.compile_backend import backend
 from tests.compiled.test_compiled_programs import OPERATIONS
 from tests.compiled.test_compiled_regions import of_torch
-from tests.support.exactness import assert_exact_within
+from tests.support.exactness import assert_exact_within, scope
 from tests.support.fences import ROOT, fences
 from tests.support.own_process import printed
 
@@ -113,10 +113,7 @@ def test_gradients_are_those_without_it(block: Block, way: str, budget: float) -
     assert equal(gradients(run, around), expected)
 
 
-@pytest.mark.usefixtures("by_operators")
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100))
-def test_gradients_of_a_random_module(seed: int) -> None:
+def random_block(seed: int) -> tuple[Block, Options]:
     dice = torch.Generator().manual_seed(seed)
 
     def draw(most: int) -> int:
@@ -129,10 +126,30 @@ def test_gradients_of_a_random_module(seed: int) -> None:
             x = step(x, w).tanh() + w * 0
         return x
 
+    return block, {OPTION: draw(10) / 10}
+
+
+def assert_gradients_are_those_without_either_budget(seed: int) -> None:
+    block, options = random_block(seed)
     expected = gradients(torch.compile(block, backend="dtr_alloc"), contextlib.nullcontext())
-    options: Options = {OPTION: draw(10) / 10}
     run = torch.compile(block, backend="dtr_alloc", options=options)
     assert equal(gradients(run, contextlib.nullcontext()), expected)
+    with scope(None, evict_always=True) as session:
+        assert equal(gradients(run, contextlib.nullcontext()), expected)
+        assert session.stats().evictions > 0
+
+
+@pytest.mark.usefixtures("by_operators")
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300))
+def test_gradients_of_a_random_block(seed: int) -> None:
+    assert_gradients_are_those_without_either_budget(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_gradients_of_a_random_block_by_inductor(seed: int) -> None:
+    assert_gradients_are_those_without_either_budget(seed)
 
 
 @pytest.mark.slow  # Inductor compiles for a minute. Above, the same graphs are cut without it.
