@@ -120,13 +120,16 @@ def measured(name: str, make: Callable[[], Workload]) -> dict[str, Any]:
         raise RuntimeError(f"{name} did not do the same on the fake driver as on the host")
     stays = (host.tensor_tracked == 1) & (device.tensor_tracked == 0)
     counts = Counter(device.op_name[op] for op in device.tensor_op[stays])
+    memory = np.arange(len(stays))  # Several writes in place are results in the same memory.
+    for tensor in np.flatnonzero(device.tensor_in_place >= 0):
+        memory[tensor] = memory[device.tensor_in_place[tensor]]
     simulator = Simulator(host)
     budget = smallest(simulator)
     on_device = smallest(Simulator(device)) if stays.any() else budget
     return {
         "model": name,
         "stays": {operator: count / STEPS for operator, count in counts.items()},
-        "stays_bytes": int(device.tensor_size[stays].sum()) / STEPS,
+        "stays_bytes": int(device.tensor_size[np.unique(memory[stays])].sum()) / STEPS,
         "peak_bytes": simulator.baseline.peak_bytes,
         "budget_bytes": budget,
         "on_device_bytes": on_device,
