@@ -109,6 +109,13 @@ def smallest(simulator: Simulator) -> int:
     return high
 
 
+def results(schedule: Schedule) -> tuple[Any, Any, Any]:
+    """Of each result of an operator the operator, its bytes, and whether it can be evicted."""
+    made = ~schedule.op_constant[schedule.tensor_op]
+    names = np.array(schedule.op_name)[schedule.tensor_op]
+    return names[made], schedule.tensor_size[made], schedule.tensor_tracked[made]
+
+
 def measured(name: str, make: Callable[[], Workload]) -> dict[str, Any]:
     """A model's row: bytes, and the results a step that only a device keeps, by operator.
 
@@ -116,24 +123,25 @@ def measured(name: str, make: Callable[[], Workload]) -> dict[str, Any]:
         RuntimeError: the traces differ in more than what can be recomputed.
     """
     host, device = recorded(make, False), recorded(make, True)
-    if host.op_name != device.op_name or not np.array_equal(host.tensor_size, device.tensor_size):
+    (names, sizes, tracked), (same_names, same_sizes, on_device) = results(host), results(device)
+    if not (np.array_equal(names, same_names) and np.array_equal(sizes, same_sizes)):
         raise RuntimeError(f"{name} did not do the same on the fake driver as on the host")
-    stays = (host.tensor_tracked == 1) & (device.tensor_tracked == 0)
-    counts = Counter(device.op_name[op] for op in device.tensor_op[stays])
-    memory = np.arange(len(stays))  # Several writes in place are results in the same memory.
+    stays = (tracked == 1) & (on_device == 0)
+    memory = np.arange(len(device.tensor_size))  # Several writes in place are in the same.
     for tensor in np.flatnonzero(device.tensor_in_place >= 0):
         memory[tensor] = memory[device.tensor_in_place[tensor]]
+    kept = np.unique(memory[~device.op_constant[device.tensor_op]][stays])
     simulator = Simulator(host)
     budget = smallest(simulator)
-    on_device = smallest(Simulator(device)) if stays.any() else budget
+    larger = smallest(Simulator(device)) if stays.any() else budget
     return {
         "model": name,
-        "stays": {operator: count / STEPS for operator, count in counts.items()},
-        "stays_bytes": int(device.tensor_size[np.unique(memory[stays])].sum()) / STEPS,
+        "stays": {one: count / STEPS for one, count in Counter(names[stays].tolist()).items()},
+        "stays_bytes": int(device.tensor_size[kept].sum()) / STEPS,
         "peak_bytes": simulator.baseline.peak_bytes,
         "budget_bytes": budget,
-        "on_device_bytes": on_device,
-        "rise": on_device / budget - 1,
+        "on_device_bytes": larger,
+        "rise": larger / budget - 1,
     }
 
 
