@@ -311,7 +311,12 @@ def test_below_the_floor_stock_does_not_run_where_the_anchors_told_how_large_a_m
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    monkeypatch.setattr(Work, "script", lambda _, name, *given, **named: ran.append(name) or {})
+
+    def told(_: Work, name: str, *arguments: object, **more: object) -> dict[str, Any]:
+        ran.append(name)
+        return {}
+
+    monkeypatch.setattr(Work, "script", told)
     given = Report(tmp_path, {})
     given.begin("anchors")
     given.begin("floor")
