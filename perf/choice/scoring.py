@@ -3,7 +3,8 @@
 Rows are drawn over many orders of magnitude. For each number of rows: the C++ scorer row by row, as
 it was before it had vectors; the C++ scorer of the engine, which also chooses the victim; and where
 there is a GPU, the engine's way there, from columns in the host's memory to a victim. Figures are
-nanoseconds for each score, the least of some rounds in which the ways take turns.
+nanoseconds for each score, the least of some rounds in which the ways take turns. The GPU's are
+also told over a copy of the bytes that it reads, which is the fastest that they could come.
 
     python perf/choice/scoring.py --out perf/results/scoring.json
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ ROWS = tuple(10**power for power in range(2, 8))
 CLOCK = 1 << 41
 ROUNDS = 7
 CPP_LIMIT_NS = 2.0
+COPY_LIMIT = 1.25  # Times a copy, among the most rows: 80 % of its bandwidth.
 
 
 def drawn(count: int) -> ScoreColumns:
@@ -70,11 +73,30 @@ def as_the_engine(columns: ScoreColumns, rows: int) -> list[Measurement]:
     image = ahead.image()
     repeat = max(3, 1_000_000 // rows)
     found = []
-    for name, heuristic in (("", PRESETS["dtr"]), (", a power", Heuristic(size_exp=0.7))):
+    ways = (("", PRESETS["dtr"], 33), (", a power", Heuristic(size_exp=0.7), 53))
+    for name, heuristic, row_bytes in ways:  # As much of a row does the kernel read.
         native = heuristic._native()
-        seconds = min(columns.time_choices(native, CLOCK, repeat, False, image) for _ in range(3))
-        found.append(_score(f"engine's GPU{name}", rows, 1e9 * seconds / (rows * repeat)))
+        total = min(columns.time_choices(native, CLOCK, repeat, False, image) for _ in range(3))
+        found.append(_score(f"engine's GPU{name}", rows, 1e9 * total / (rows * repeat)))
+        over = total / repeat / copy_seconds(rows * row_bytes)
+        limit = COPY_LIMIT if rows == ROWS[-1] else None
+        way = f"engine's GPU{name} over a copy: {rows:,} rows"
+        found.append(Measurement(way, over, "x", limit))
     return found
+
+
+def copy_seconds(size: int) -> float:
+    """The least time in which so many bytes of page-locked memory come to the GPU."""
+    source = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(size, dtype=torch.uint8, device="cuda")
+    least = float("inf")
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        least = min(least, time.perf_counter() - begin)
+    return least
 
 
 def _score(way: str, rows: int, ns: float) -> Measurement:

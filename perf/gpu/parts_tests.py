@@ -87,6 +87,8 @@ def tell(work: Work, output: Path, state: str) -> None:
         found["unfinished"] = "killed: time was up" if state == "killed" else "was running"
     elif not counts:
         found["failed"] = output.read_text(errors="replace")[-2000:] or "pytest said nothing"
+    elif bad:
+        found["failed"] = f"{len(bad)} of {len(seen)} tests did not pass"
     line = ", ".join(f"{count} {end.lower()}" for end, count in sorted(counts.items()))
     if state == "unfinished":
         work.report.put(work.part, "tests/gpu", found, line)

@@ -17,6 +17,7 @@ from typing import Any
 import parts
 import parts_exact
 import parts_memory
+import parts_speed
 import parts_tests
 import pytest
 import report
@@ -286,7 +287,9 @@ def test_a_test_that_has_passed_once_does_not_run_again(
         given.end("tests", "done")
         return given.results("tests")["tests/gpu"]
 
-    assert counts("assert False")["counts"] == {"PASSED": 1, "FAILED": 1}
+    first = counts("assert False")
+    assert first["counts"] == {"PASSED": 1, "FAILED": 1}
+    assert first["failed"] == "1 of 2 tests did not pass"  # So the part is not whole.
     assert counts("pass")["counts"] == {"PASSED": 1}
     assert counts("pass")["line"] == "none: all have passed in earlier calls"
 
@@ -302,3 +305,23 @@ def test_an_allocator_that_is_not_installed_is_named_as_skipped(
     lines = {name: found["line"] for name, found in given.results("allocators").items()}
     assert lines["throughput cupy"] == "skipped: CuPy is not installed"
     assert lines["throughput dtr_alloc"].strip() == "9 ns to allocate and free"
+
+
+def test_below_the_floor_stock_does_not_run_where_the_anchors_told_how_large_a_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def told(_: Work, name: str, *arguments: object, **more: object) -> dict[str, Any]:
+        ran.append(name)
+        return {}
+
+    monkeypatch.setattr(Work, "script", told)
+    given = Report(tmp_path, {})
+    given.begin("anchors")
+    given.begin("floor")
+    floor = Work(given, "floor", "cuda", time.monotonic() + 99, ENV)
+    parts_speed.floor(floor)
+    given.put("anchors", "gpt1b stock", {"runs": {"1x": {"parameters": 1 << 30}}}, "")
+    parts_speed.floor(floor)
+    assert ran == ["gpt1b speed stock", "gpt1b swap half of what cannot be recomputed"]
