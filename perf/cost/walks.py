@@ -48,10 +48,6 @@ def ender() -> Callable[[], object]:
     return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step
 
 
-def add_to(kept: list[Tensor], one: Tensor, other: Tensor | int) -> None:
-    kept.append(torch.add(one, other))
-
-
 def roomy(count: int, found: Times) -> None:
     written, arrays = torch.ones(ITEMS), np.ones((count, ITEMS), np.float32)
     kept: list[list[Tensor]] = []
@@ -86,14 +82,15 @@ def full(count: int, found: Times, of: str) -> None:
         for step in range(STEPS):
             other, changed = (base, " of a new tape") if step % 4 == 3 else (1, "")
             for which in (" of a new step", changed, "", "", "", ""):
-                took = us(partial(add_to, kept, base, other))
+                took = us(
+                    partial(lambda kept, *two: kept.append(torch.add(*two)), kept, base, other)
+                )
                 if step >= STEPS // 2:  # Both tapes are known by now.
                     found[f"an eviction{which}, all made of {of}"].append(took)
             end()
         before = session.stats().evictions
-        took = us(partial(torch.empty, 128 * ITEMS))
-        each = took / (session.stats().evictions - before)
-        found[f"an eviction of many at once, all made of {of}"].append(each)
+        took = us(partial(torch.empty, 128 * ITEMS)) / (session.stats().evictions - before)
+        found[f"an eviction of many at once, all made of {of}"].append(took)
         del kept  # Leaving the scope would bring all of them back.
 
 
