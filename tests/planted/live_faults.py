@@ -6,8 +6,8 @@ LIVE_FAULTS = (
     fault(
         "hold an operator to cost what it took this time",
         "runtime/csrc/live/intercept/results.cpp",
-        "usual ? tally_.usual.of(call.cost, call.kernel_ticks, tally_.steps) : call.kernel_ticks",
-        "usual ? call.kernel_ticks : call.kernel_ticks",
+        "usual ? session_.tally().usual.of(call.cost, call.kernel_ticks, session_.tally().steps)",
+        "usual ? call.kernel_ticks",
         "tests/engine/test_usual_times.py::test_steps_that_do_the_same_evict_the_same",
         tries=5,  # On a quiet machine times are alike.
     ),
@@ -57,7 +57,7 @@ LIVE_FAULTS = (
             ),
             Edit(
                 "runtime/csrc/live/intercept/writes.cpp",
-                "    constants_.give_copy(constant, lock);\n",
+                "    session_.constants().give_copy(constant, lock);\n",
                 "",
             ),
             Edit(
@@ -112,7 +112,7 @@ LIVE_FAULTS = (
     fault(
         "let go what was read while its parameters were elsewhere",
         "runtime/csrc/live/intercept/intercept.cpp",
-        "  if (constants_.some_absent()) keep_what_rests_on_absent(call, engaged);\n",
+        "  if (session_.constants().some_absent()) keep_what_rests_on_absent(call, engaged);\n",
         "",
         "tests/sharded/test_sharded_parameters.py",
     ),

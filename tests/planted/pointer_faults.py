@@ -52,8 +52,7 @@ POINTER_FAULTS = (
     fault(
         "watch a constant only until an operator takes its address",
         "runtime/csrc/live/intercept/intercept.cpp",
-        "  argument.armed = is_armed(argument.storage) && "
-        "!StorageTable::tracked(argument.storage);\n",
+        "  argument.armed = !tracked && is_armed(argument.storage);\n",
         "",
         READER,
     ),

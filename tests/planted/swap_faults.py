@@ -35,7 +35,7 @@ SWAP_FAULTS = (
     fault(
         "take a whole list at once where swap has its items",
         "runtime/csrc/live/intercept/itemwise.cpp",
-        "if (!swap_.is_there() || !info.itemwise) return false;",
+        "if (!session_.swap().is_there() || !info.itemwise) return false;",
         "return false;",
         "tests/swap/test_swapped_values.py::test_lists_are_gone_through_item_by_item_where_they_would_fill_the_budget",
     ),

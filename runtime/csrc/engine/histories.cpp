@@ -9,12 +9,13 @@ namespace dtr {
 
 Histories::Resting Histories::resting_on(const Value& constant, Bytes enough, Busy busy) const {
   Resting found;
+  const auto over = [&] { return found.bytes >= enough || (!found.idle && busy == Busy::kStops); };
   std::unordered_set<const Value*> seen{&constant};
   std::vector<const Value*> frontier{&constant};
-  while (!frontier.empty() && found.bytes < enough && (found.idle || busy == Busy::kCounts)) {
+  while (!frontier.empty() && !over()) {
     const Value* value = frontier.back();
     frontier.pop_back();
-    for (const Use* use = value->uses; use; use = use->next) {
+    for (const Use* use = value->uses; use && !over(); use = use->next) {  // It may have thousands.
       for (std::uint32_t i = 0; i < use->op->output_count; ++i) {
         const Value* output = use->op->outputs()[i];
         if (!output || !seen.insert(output).second) continue;
