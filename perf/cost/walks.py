@@ -7,6 +7,27 @@ step, and as the first after a change of tape, where the step is another than fo
 evicts many. Results are of nothing, of one tensor that is kept, or of one that was dropped.
 Microseconds of processor time: of rounds the median of their medians.
 
+The walks of the C++ that may be long: over what, and when. What changed bounds none but those that
+say so.
+
+    Selector::choose_among_all, fill: candidates; a victim; 2 % of the time, then a sample
+    choose_waiting, waiting_bytes: candidates; a victim when nothing else is left
+    Needs::catch_up: candidates, the step's accesses; the first victim of a step or tape
+    Needs::least_behind: values made from one; its first use after catch_up; one of them comes back
+    Lineages::forget_ahead, leads_on: values made from one; it is lost, comes back or is dropped
+    Histories::resting_on: values made from a constant; a write to it, a victim;
+        it ends where more than the constant's size rests on it
+    Histories::walk, Orphans::next: recipes, orphans; a use, a victim; 256 of them
+    cheapest_window: blocks; a victim of "window", or on a device
+    Holes::best_fit, site_after_moves: holes without pages; a request when all pages are taken
+    Constants::over: constants in libraries' memory; a write to a constant
+    shed_sometimes: constants; their number has doubled; what changed bounds it
+    Needs::due: values in a device's swap; an operator, if one is needed soon
+    TraceRecorder::untrack: copies of constants; a tensor dies in measure()'s first steps
+    commit: the program's values; a scope ends; what changed bounds it
+    return_all: the same, for each missing one; a fork
+    evictable_bytes, clear_pages: candidates, blocks; a smaller budget
+
     python perf/cost/walks.py [--quick] [--out perf/results/walks.json]
 """
 
