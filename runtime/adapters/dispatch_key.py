@@ -9,8 +9,8 @@ Source: HigherOrderOperator in torch/_ops.py (2.11 to 2.15), whose list of keys 
 operators that are made later.
 
 Another library may give an ordinary operator a kernel on the key, and the dispatcher calls the one
-that came last. Ours goes before it as a scope opens, and after each registration from Python while
-one is open. Costs some 100 us a scope.
+that came last. Ours goes before it as a scope opens, and after each registration on the key from
+Python while one is open. Costs some 100 us a scope.
 """
 
 from __future__ import annotations
@@ -78,21 +78,13 @@ def _for_fake_tensors(operator: Any, theirs: Callable[..., Any]) -> Callable[...
 
 def _watch_registrations(undo: Undo) -> None:
     library: Any = torch.library.Library
+    register = library.impl
 
-    def taking(register: Callable[..., None], is_ours: Callable[..., bool]) -> Callable[..., None]:
-        @functools.wraps(register)
-        def and_take_key(self: Any, *args: Any, **kwargs: Any) -> None:
-            register(self, *args, **kwargs)
-            if is_ours(self, *args, **kwargs):
-                _core.take_key()
+    @functools.wraps(register)
+    def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        register(self, op_name, fn, dispatch_key, **options)
+        if (dispatch_key or self.dispatch_key) == "Fake":
+            _core.take_key()
 
-        return and_take_key
-
-    def is_on_key(self: Any, _op: Any, _fn: Any, dispatch_key: str = "", **_: Any) -> bool:
-        return (dispatch_key or self.dispatch_key) == "Fake"
-
-    registering = {"impl": is_on_key, "_register_fake": lambda *_, **__: True}
-    for name, is_ours in registering.items():
-        register = getattr(library, name)
-        undo.callback(setattr, library, name, register)
-        setattr(library, name, taking(register, is_ours))
+    undo.callback(setattr, library, "impl", register)
+    library.impl = impl

@@ -67,12 +67,19 @@ def _library() -> None:
     made.register_autograd(lambda _, gradient: gradient)
 
 
+def attention(x: Tensor, dropout: float) -> Tensor:
+    q = x.view(1, 2, 64, 32)
+    made = F.scaled_dot_product_attention(q, q.sin(), q.cos(), dropout_p=dropout)
+    return made.view(64, 64)
+
+
 BLOCKS: dict[str, Block] = {
     "dropout": lambda x, w: F.dropout(x * w.sum(), 0.3).sin(),
     "perceptron": lambda x, w: (x + F.dropout(F.gelu(x @ w), 0.2)) @ w,
     "two draws": lambda x, w: (x @ w * torch.rand_like(x)).tanh() + torch.randn_like(x) * w.sin(),
     "an operator that does not say so": lambda x, w: (noise(x @ w).sin() @ w).cos(),
     "no draw": lambda x, w: (x @ w).sin() @ w.cos(),
+    "attention": lambda x, w: attention(x @ w, 0.2) @ w,
 }
 
 
@@ -87,6 +94,28 @@ def gradients(block: Block, around: contextlib.AbstractContextManager[Any]) -> l
 
 def equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(map(torch.equal, some, others))
+
+
+@pytest.mark.usefixtures("by_operators")
+def test_attention_without_dropout_is_computed_again() -> None:
+    """Torch's tags say that attention draws, whatever its dropout."""
+
+    def block(x: Tensor, w: Tensor) -> Tensor:
+        return attention(x @ w, 0.0).tanh() @ w.sin()
+
+    def saved(options: Options | None) -> tuple[list[Tensor], int]:
+        run = torch.compile(block, backend="dtr_alloc", options=options)
+        x, w = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+        with dtr_alloc.measure() as session:
+            made = run(x, w)
+            bytes_saved = session.stats().live_bytes
+            del made
+        return gradients(run, contextlib.nullcontext()), bytes_saved
+
+    expected, all_of_it = saved(None)
+    found, kept = saved({OPTION: 0.0})
+    assert equal(found, expected)
+    assert kept < 0.5 * all_of_it
 
 
 WAYS = ("configuration", "option", "region")

@@ -227,8 +227,8 @@ with dtr_alloc.rematerialize("1MiB") as session:
     x = torch.ones(8)
     library = torch.library.Library("late", "FRAGMENT")
     library.define("double(Tensor x) -> Tensor")
-    library.impl("double", lambda x: x * 2, "CPU")
-    library.impl("double", torch.empty_like, "Fake")
+    library.impl(op_name="double", fn=lambda x: x * 2, dispatch_key="CPU")
+    library.impl("double", fn=torch.empty_like, dispatch_key="Fake")
     y = torch.ops.late.double(x)
     print(y.tolist() == [2] * 8, session.stats().operators)
 """

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "runtime/csrc/engine/make_room.h"
+#include "runtime/csrc/live/machine/profiler.h"
 
 namespace dtr {
 namespace {
@@ -105,20 +106,14 @@ void* DeviceMemory::allocate(std::size_t bytes, Stream stream) {
   }
   Block* block = pool.find(data);
   if (routed) graphs.adopt(block, stream);
-  if (c10::memoryProfilingEnabled()) {
-    c10::reportMemoryUsageToProfiler(data, block->size, pool.live(), pool.stats().committed,
-                                     c10::Device(c10::kCUDA, device));
-  }
+  tell_profiler(pool, *block, block->size, c10::Device(c10::kCUDA, device));
   return data;
 }
 
 void DeviceMemory::free(void* data) {
   Block* block = pool.find(data);
   TORCH_CHECK(block, "no live block of dtr_alloc starts at ", data, ": it was freed before");
-  if (c10::memoryProfilingEnabled()) {
-    c10::reportMemoryUsageToProfiler(data, -block->size, pool.live() - block->size,
-                                     pool.stats().committed, c10::Device(c10::kCUDA, device));
-  }
+  tell_profiler(pool, *block, -block->size, c10::Device(c10::kCUDA, device));
   if (!graphs.empty() && graphs.keep(block)) return;
   if (session) session->freed(data);
   pool.free(block);

@@ -155,6 +155,7 @@ class Kernels final : public c10::OpRegistrationListener {
 
   std::vector<Operator> all_;
   const c10::KernelFunction pass_ = c10::KernelFunction::makeFromBoxedFunction<&pass>();
+  // To compare with.
   const c10::KernelFunction intercepting_ = kernel_for(false), shared_ = shared({}, false);
 };
 

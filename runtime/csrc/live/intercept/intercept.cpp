@@ -175,8 +175,8 @@ inline void Interception::begin(Call& call, OperatorCall& engaged, bool engages,
   try {
     engages ? prepare(call, engaged, stack, lock) : session_.requests().meet_this_stream();
   } catch (...) {
-    session_.swap().adopt_what_was_written(
-        call);  // Nothing was: what has no reader may move as before.
+    // Nothing was: what has no reader may move as before.
+    session_.swap().adopt_what_was_written(call);
     arm_again(call);
     throw;
   }

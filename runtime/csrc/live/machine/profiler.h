@@ -13,7 +13,8 @@ namespace dtr {
 
 // A block has just been made (`change` is its size), or will be freed next (its size, negative).
 inline void tell_profiler(Memory& memory, const Block& block, Bytes change, c10::Device device) {
-  static std::atomic<bool> told = false;  // Of some block: a thread's profiler costs 10 ns to ask.
+  // Whether of any block. Till then no free is told, and a thread's profiler not asked (10 ns).
+  static std::atomic<bool> told = false;
   if (change < 0 && !told.load(std::memory_order_relaxed)) return;
   if (!c10::memoryProfilingEnabled() || !memory.pool()) [[likely]]
     return;

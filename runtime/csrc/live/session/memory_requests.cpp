@@ -15,7 +15,8 @@ namespace dtr {
 
 void* MemoryRequests::allocate(std::size_t bytes, Stream stream) {
   const auto asked = static_cast<Bytes>(bytes);
-  if (device_.work && Scope::lost_key()) notes_.note_unseen(asked);  // The host's allocator looks.
+  // The host's allocator has looked itself.
+  if (!device_.device.is_cpu() && Scope::lost_key()) notes_.note_unseen(asked);
   const bool fails = allocations_to_failure_ > 0 && --allocations_to_failure_ == 0;
   std::string shortage;  // What the machine said, where it has less than the budget.
   Block* block = fails ? nullptr : take(asked, Fit::kCommitted, stream, shortage);
