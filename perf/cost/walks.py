@@ -3,12 +3,12 @@
 Beside so many kept results of 1 KiB: opening a scope (the tensors outlived the one before), leaving
 it (they become ordinary), an operator, the end of a step, and a write beside results of NumPy's
 arrays. In a budget that the results fill, each operator evicts one: as usual, as the first of a
-step, and as the first after a change of tape, where the step is another than foretold. Then one
+step, and as the first after a change of tape, where the step is another than predicted. Then one
 evicts many. Results are of nothing, of one tensor that is kept, or of one that was dropped.
 Microseconds of processor time: of rounds the median of their medians.
 
-The walks of the C++ that may be long: over what, and when. What changed bounds none but those that
-say so.
+The walks of the C++ that may be long: over what, and when. Where a last part says so, the walk ends
+early, or is no longer than what changed.
 
     Selector::choose_among_all, fill: candidates; a victim; 2 % of the time, then a sample
     choose_waiting, waiting_bytes: candidates; a victim when nothing else is left
@@ -21,10 +21,10 @@ say so.
     cheapest_window: blocks; a victim of "window", or on a device
     Holes::best_fit, site_after_moves: holes without pages; a request when all pages are taken
     Constants::over: constants in libraries' memory; a write to a constant
-    shed_sometimes: constants; their number has doubled; what changed bounds it
+    shed_sometimes: constants; their number has doubled; what changed
     Needs::due: values in a device's swap; an operator, if one is needed soon
     TraceRecorder::untrack: copies of constants; a tensor dies in measure()'s first steps
-    commit: the program's values; a scope ends; what changed bounds it
+    commit: the program's values; a scope ends; what changed
     return_all: the same, for each missing one; a fork
     evictable_bytes, clear_pages: candidates, blocks; a smaller budget
 

@@ -118,9 +118,8 @@ class _Cut:
             if not (again := _drawn_again(*parts)):
                 break
             for node in _nodes(graph):
-                results = [node] if _is_tensor(node) else filter(_is_tensor, node.users)
-                for result in results if node.name in again else ():
-                    result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                if node.name in again and isinstance(node.meta.get("val"), torch.Tensor):
+                    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
                 node.meta.get("custom", {}).pop("_region_activation_memory_budget", None)
         return parts
 
@@ -133,16 +132,13 @@ def _drawn_again(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) 
         for node in _nodes(backward)
         if isinstance(node.target, torch._ops.OpOverload)
         and _may_draw(node.target)
-        and _argument(node, "dropout_p") != 0
+        and _argument(node, "dropout_p") != 0  # Attention's tag says that it draws in any case.
         and (node.name in ran or torch.Tag.nondeterministic_seeded in node.target.tags)
     }
 
 
-def _is_tensor(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def _argument(node: torch.fx.Node, name: str) -> Any:
+    """None where the operator has no argument of that name."""
     for place, one in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if one.name == name:
             default = node.args[place] if place < len(node.args) else one.default_value

@@ -52,7 +52,7 @@ void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   redispatch_below(op, keys, stack);
 }
 
-// Ours, which looks its operator up once.
+// Our kernel of an operator, whose facts it looks up once.
 class Intercepting : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -155,7 +155,7 @@ class Kernels final : public c10::OpRegistrationListener {
 
   std::vector<Operator> all_;
   const c10::KernelFunction pass_ = c10::KernelFunction::makeFromBoxedFunction<&pass>();
-  // To compare with.
+  // To compare with: each operator has its own.
   const c10::KernelFunction intercepting_ = kernel_for(false), shared_ = shared({}, false);
 };
 

@@ -13,7 +13,7 @@ namespace dtr {
 
 // A block has just been made (`change` is its size), or will be freed next (its size, negative).
 inline void tell_profiler(Memory& memory, const Block& block, Bytes change, c10::Device device) {
-  // Whether of any block. Till then no free is told, and a thread's profiler not asked (10 ns).
+  // Whether of any block. Until then a free does not ask the thread's profiler, which takes 10 ns.
   static std::atomic<bool> told = false;
   if (change < 0 && !told.load(std::memory_order_relaxed)) return;
   if (!c10::memoryProfilingEnabled() || !memory.pool()) [[likely]]
