@@ -21,10 +21,10 @@ WRONG = 1e-3
 """From this error on. Another order of additions came to 2e-7, other masks to 0.09 and more."""
 
 
-def whole(job: Job) -> Job:
-    """The job with all of its model compiled by Inductor; parameters keep their names. Torch 2.13's
+def whole(job: Job, backend: str = "inductor", **options: Any) -> Job:
+    """The job with all of its model compiled; parameters keep their names. Torch 2.13's
     `job.model.compile()` leaves an nn.Sequential out."""
-    model: Any = torch.compile(job.model)
+    model: Any = torch.compile(job.model, backend=backend, options=options or None)
     return replace(job, loss=lambda _, batch: job.loss(model, batch))
 
 
