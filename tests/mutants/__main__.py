@@ -170,13 +170,9 @@ def verdict(
     return "", " ".join(states)
 
 
-def equivalents() -> dict[str, str]:
-    """Faults that change no result, by their keys, and why; a blank line is between two."""
-    found = {}
-    for entry in filter(None, EQUIVALENT.read_text().strip().split("\n\n")):
-        key, _, reason = entry.partition("\n")
-        found[key] = reason.strip()
-    return found
+def equivalents() -> set[str]:
+    """The keys of faults that change no result; the line below each says why."""
+    return set(EQUIVALENT.read_text().splitlines()[::2])
 
 
 @functools.cache
@@ -278,7 +274,7 @@ def main() -> int:
         for key, (by, of) in known.get("verdicts", {}).items()
         if (TREE / key.partition(": ")[0].partition(" (")[0]).exists()
     }
-    same = set(equivalents())
+    same = equivalents()
     holds = {key for key, (by, of) in told.items() if by and of == state(by.partition("::")[0])}
     waiting = {n: fault for n, fault in planted.items() if fault.key not in same | holds}
     with ThreadPoolExecutor(options.jobs) as pool:

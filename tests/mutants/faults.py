@@ -90,10 +90,11 @@ def faults(root: Path, count: int, seed: int) -> list[Fault]:
 
 
 def once_missed(root: Path) -> list[Fault]:
-    """Those that an audit planted by hand and no test of its day noticed."""
+    """Those that an audit planted by hand and no test of its day noticed, each with the line below
+    that says what it breaks."""
     found = []
-    for entry in (Path(__file__).parent / "once_missed.txt").read_text().strip().split("\n\n"):
-        place, texts = entry.splitlines()[0].split(": ", 1)
+    for entry in Path(__file__).with_name("once_missed.txt").read_text().splitlines()[::2]:
+        place, texts = entry.split(": ", 1)
         path, nth = PLACE.fullmatch(place).groups(default="1")  # type: ignore[union-attr]
         old, new = texts.split(" -> ")
         lines = (root / path).read_text().splitlines()
